@@ -1,0 +1,57 @@
+"""What can go wrong, as sentences for people: which input, what was wrong with it, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GepcError(Exception):
+    """Base of every error this library raises on purpose; the command line prints it without a traceback."""
+
+
+class InputError(GepcError, ValueError):
+    """An image, a folder or a file is not what was expected."""
+
+
+class OptionError(GepcError, TypeError):
+    """An option is unknown, misspelt or has a value that makes no sense."""
+
+
+class NotFittedError(GepcError, RuntimeError):
+    """A detector was asked for a score before `fit`."""
+
+
+class BackboneError(GepcError, RuntimeError):
+    """A network cannot be loaded, or answered something that is not a noise prediction."""
+
+
+class StorageError(GepcError, OSError):
+    """A file could not be written; what was there before is untouched."""
+
+
+class ValueRangeWarning(UserWarning):
+    """A float array looks as if it were not in [-1, 1]."""
+
+
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """A half sentence that lists the valid names, nearest first: `did you mean 'kde'? (kde, mvn, raw)`."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}(valid: {', '.join(names)})"
+
+
+def check_choice(option: str, value: object, valid: Iterable[str]) -> None:
+    """Raise `OptionError` unless `value` is one of `valid`."""
+    names = list(valid)
+    if value not in names:
+        raise OptionError(f"unknown {option} {value!r}; {nearest(value, names)}")
+
+
+def check_names(what: str, given: Iterable[str], valid: Iterable[str]) -> None:
+    """Raise `OptionError` naming the first of `given` that is not in `valid`."""
+    names = list(valid)
+    for name in given:
+        if name not in names:
+            raise OptionError(f"{what} has no option {name!r}; {nearest(name, names)}")

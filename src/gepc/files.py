@@ -1,0 +1,68 @@
+"""Files that are whole or absent: written beside their final name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gepc.errors import InputError, StorageError
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a path beside `path`; on success it replaces `path` at once, on any failure it is removed.
+
+    A full disk or a missing permission becomes a `StorageError` that names the final file.
+    """
+    final = Path(path)
+    draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        yield draft
+        with open(draft, "rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(draft, final)
+    except GeneratorExit:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write {final}: {error.strerror or error}; the file is as it was before") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file; a missing or broken one is an `InputError` that names it."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not a readable JSON file: {error}") from error
+
+
+def sha256(*paths: str | os.PathLike[str]) -> str:
+    """Hexadecimal SHA-256 of the files' bytes, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as handle:
+            while chunk := handle.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
