@@ -39,7 +39,9 @@ def check_alphas_cumprod(alphas_cumprod: npt.ArrayLike) -> FloatArray:
     if abar.size == 0 or not np.isfinite(abar).all():
         raise InputError("alphas_cumprod must hold at least one finite number")
     if abar.max() >= 1.0 or abar.min() < 0.0 or (np.diff(abar) > 0).any():
-        raise InputError("alphas_cumprod must fall from below 1 towards 0 as the timestep grows; check its order and range")
+        raise InputError(
+            "alphas_cumprod must fall from below 1 towards 0 as the timestep grows; check its order and range"
+        )
     abar.setflags(write=False)
     return abar
 
@@ -134,7 +136,9 @@ class Levels:
         abar = np.asarray(alphas_cumprod, dtype=np.float64)
         if self.scale == "index":
             if max(self.values) >= len(abar):
-                raise OptionError(f"level index {max(self.values):g} does not exist: the schedule ends at {len(abar) - 1}")
+                raise OptionError(
+                    f"level index {max(self.values):g} does not exist: the schedule ends at {len(abar) - 1}"
+                )
             return tuple(sorted({int(value) for value in self.values}))
         if self.scale == "sqrt_abar":
             axis, targets = np.sqrt(abar), np.asarray(self.values)

@@ -1,0 +1,1 @@
+"""Making a small backbone where there is none."""

@@ -31,7 +31,9 @@ class Progress:
     data: str = ""
 
 
-def save(folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def save(
+    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
     """Write weights, their average, the optimiser's moments and the progress; the previous file stays until then."""
     from safetensors.torch import save_file
 
@@ -60,7 +62,9 @@ def read_progress(folder: Path) -> Progress | None:
         raise InputError(f"{path} is not a training checkpoint of this library: {error}") from error
 
 
-def restore(folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+def restore(
+    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
     """Put the tensors of the checkpoint back, bit for bit."""
     import torch
     from safetensors.torch import load_file

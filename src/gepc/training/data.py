@@ -68,7 +68,9 @@ class Draw:
     noise: npt.NDArray[np.float32]
 
 
-def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int, rank: int = 0) -> Draw:
+def draw(
+    recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int, rank: int = 0
+) -> Draw:
     """The batch of `step` on process `rank`; epochs are seeded permutations, cut into batches across processes."""
     rng = np.random.default_rng([recipe.seed, step, rank, 1])
     size = recipe.batch_size
@@ -92,7 +94,9 @@ def _epoch_slice(seed: int, count: int, start: int, size: int, rank: int) -> npt
     return picked
 
 
-def low_noise_table(recipe: Recipe, alphas_cumprod: npt.NDArray[np.float64], entries: int = 4096) -> npt.NDArray[np.int64]:
+def low_noise_table(
+    recipe: Recipe, alphas_cumprod: npt.NDArray[np.float64], entries: int = 4096
+) -> npt.NDArray[np.int64]:
     """Timesteps at `entries` values of rho, evenly spaced in log rho: a uniform pick is log-uniform in rho."""
     log_rho = 0.5 * np.log(1.0 / alphas_cumprod - 1.0)
     low, high = np.log(recipe.rho_range)
@@ -114,4 +118,4 @@ def sample_timesteps(
 
 def fingerprint(images: Image) -> str:
     """A short hash of the training images, so that a run is not resumed on other data."""
-    return hashlib.blake2b(np.ascontiguousarray(images[:: max(1, len(images) // 256)]), digest_size=8).hexdigest()
+    return hashlib.blake2b(images[:: max(1, len(images) // 256)].tobytes(), digest_size=8).hexdigest()

@@ -81,19 +81,17 @@ class _Run:
         self.accelerator = Accelerator(mixed_precision=recipe.mixed_precision)
         torch.manual_seed(recipe.seed)
         self.net = build_net(recipe, self.images.shape[-1])
-        self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.net.to(memory_format=torch.channels_last)
         self.abar = alphas_cumprod(recipe)
         self.table = low_noise_table(recipe, self.abar)
-        optimizer = torch.optim.AdamW(
-            self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
+        optimizer = torch.optim.AdamW(self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         self.model, self.optimizer = self.accelerator.prepare(self.net, optimizer)
         self.forward: Callable[..., Any] = torch.compile(self.model) if recipe.compile else self.model
         self.ema = EMAModel(self.net.parameters(), decay=recipe.ema_decay, foreach=True)
         self.progress = self._resume_or_start()
 
     def _resume_or_start(self) -> Progress:
-        mark = {"recipe": self.recipe.as_dict(), "data": fingerprint(self.images)}
+        mark: dict[str, Any] = {"recipe": self.recipe.as_dict(), "data": fingerprint(self.images)}
         found = checkpoint.read_progress(self.folder)
         if found is None:
             if self.out.exists() and any(self.out.iterdir()) and not (self.folder / "run.json").exists():
@@ -252,7 +250,7 @@ def _stop_on_signals() -> Iterator[list[bool]]:
     """Ctrl-C and SIGTERM end the run after the step under way, with a checkpoint."""
     stopping = [False]
 
-    def stop(signum: int, frame: object) -> None:
+    def stop(_signum: int, _frame: object) -> None:
         stopping[0] = True
 
     try:

@@ -44,7 +44,10 @@ def build_scheduler(recipe: Recipe) -> DDPMScheduler:
         return DDPMScheduler(num_train_timesteps=recipe.diffusion_steps, beta_schedule="squaredcos_cap_v2")
     scale = 1000.0 / recipe.diffusion_steps
     return DDPMScheduler(
-        num_train_timesteps=recipe.diffusion_steps, beta_schedule="linear", beta_start=scale * 1e-4, beta_end=scale * 0.02
+        num_train_timesteps=recipe.diffusion_steps,
+        beta_schedule="linear",
+        beta_start=scale * 1e-4,
+        beta_end=scale * 0.02,
     )
 
 
@@ -64,4 +67,6 @@ def save_folder(net: UNet2DModel, recipe: Recipe, out: Path) -> None:
     net.save_config(out)
     build_scheduler(recipe).save_pretrained(out)
     with replacing(out / "diffusion_pytorch_model.safetensors") as draft:
-        save_file({name: tensor.contiguous() for name, tensor in net.state_dict().items()}, draft, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in net.state_dict().items()}, draft, metadata={"format": "pt"}
+        )

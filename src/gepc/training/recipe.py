@@ -64,7 +64,9 @@ class Recipe:
         }
         for name, wrong in problems.items():
             if wrong:
-                extra = f" (each width must be a multiple of norm_groups={self.norm_groups})" if name == "channels" else ""
+                extra = (
+                    f" (each width must be a multiple of norm_groups={self.norm_groups})" if name == "channels" else ""
+                )
                 raise OptionError(f"recipe: {name}={getattr(self, name)} makes no sense{extra}")
 
     @property

@@ -1,0 +1,5 @@
+"""`python -m gepc` is `gepc`."""
+
+from gepc.cli import main
+
+main()
