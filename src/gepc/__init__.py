@@ -21,12 +21,32 @@ if TYPE_CHECKING:
     from gepc.backbones.load import list_backbones as list_backbones
     from gepc.backbones.load import load_backbone as load_backbone
     from gepc.backbones.schedule import Levels as Levels
+    from gepc.detector import Detector as Detector
+    from gepc.errors import GepcError as GepcError
+    from gepc.groups import Action as Action
+    from gepc.groups import Group as Group
+    from gepc.groups import register_action as register_action
+    from gepc.images import Preprocessing as Preprocessing
+    from gepc.methods import GEPC as GEPC
+    from gepc.methods import create_detector as create_detector
+    from gepc.methods import list_detectors as list_detectors
+    from gepc.storage import load_detector as load_detector
 
 _HOME = {
+    "Action": "gepc.groups",
     "Backbone": "gepc.backbones.base",
+    "Detector": "gepc.detector",
+    "GEPC": "gepc.methods",
+    "GepcError": "gepc.errors",
+    "Group": "gepc.groups",
     "Levels": "gepc.backbones.schedule",
+    "Preprocessing": "gepc.images",
+    "create_detector": "gepc.methods",
     "list_backbones": "gepc.backbones.load",
+    "list_detectors": "gepc.methods",
     "load_backbone": "gepc.backbones.load",
+    "load_detector": "gepc.storage",
+    "register_action": "gepc.groups",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +19,18 @@ from gepc.errors import InputError, StorageError
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path beside `path`; on success it replaces `path` at once, on any failure it is removed.
 
-    A full disk or a missing permission becomes a `StorageError` that names the final file.
+    A full disk or a missing permission becomes a `StorageError` that names the final file. The file gets the mode of
+    any new file (0666 less the umask), whatever the writer set.
     """
     final = Path(path)
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
+        mode = _mode_of_new_file(draft)
         yield draft
         with open(draft, "rb+") as handle:
             os.fsync(handle.fileno())
+        draft.chmod(mode)
         os.replace(draft, final)
     except GeneratorExit:
         raise
@@ -35,6 +39,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+def _mode_of_new_file(path: Path) -> int:
+    """What the umask leaves of 0666, found by making a file: asking for the umask would change it for all threads."""
+    path.touch(exist_ok=False)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    path.unlink()
+    return mode
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -19,7 +19,7 @@ Pixels = npt.NDArray[Any]
 Image = npt.NDArray[np.float32]
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm", ".npy")
-FITS = ("resize", "crop", "exact")
+RESIZES = ("stretch", "crop", "exact")
 _DTYPE_RANGE = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -103,7 +103,7 @@ class ArrayImages:
 
 
 class ItemImages:
-    """A list of arrays or anything with `len` and indexing, such as a torch Dataset; a label beside the image is dropped."""
+    """A list of arrays, a torch Dataset, anything with `len` and indexing; a label beside the image is dropped."""
 
     def __init__(self, items: Any) -> None:
         self._items = items
@@ -213,8 +213,8 @@ class Preprocessing:
         a float array is [-1, 1].
     size:
         (H, W) to bring every image to; None keeps the images' own size, which must then be the same for all.
-    fit:
-        `resize` (bilinear with antialiasing, aspect ratio not kept), `crop` (the shorter side is resized, the middle
+    resize:
+        `stretch` (bilinear with antialiasing, aspect ratio not kept), `crop` (the shorter side is resized, the middle
         kept) or `exact` (another size is an error).
     channels:
         1 or 3. Grey is repeated to three channels; colour becomes its luma for one.
@@ -222,11 +222,11 @@ class Preprocessing:
 
     value_range: tuple[float, float] | None = None
     size: tuple[int, int] | None = None
-    fit: str = "resize"
+    resize: str = "stretch"
     channels: int = 3
 
     def __post_init__(self) -> None:
-        check_choice("fit", self.fit, FITS)
+        check_choice("resize", self.resize, RESIZES)
         if self.channels not in (1, 3):
             raise OptionError(f"channels must be 1 or 3, got {self.channels}")
         if self.value_range is not None:
@@ -274,19 +274,19 @@ class Preprocessing:
     def _to_size(self, image: Image, name: str) -> Image:
         if self.size is None or image.shape[:2] == self.size:
             return image
-        if self.fit == "exact":
+        if self.resize == "exact":
             height, width = self.size
             raise InputError(
                 f"{name} is {image.shape[0]}x{image.shape[1]} but {height}x{width} is expected; "
-                "give size= and fit='resize' or 'crop' to bring all images to one size"
+                "give size= (and resize='stretch' or 'crop') to bring all images to one size"
             )
-        if self.fit == "crop":
+        if self.resize == "crop":
             image = _crop_to_aspect(image, self.size)
         return _resize(image, self.size)
 
     def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
         """The same with the size fixed to that of a first image, when none was asked for."""
-        return self if self.size is not None else replace(self, size=(shape[-2], shape[-1]), fit="exact")
+        return self if self.size is not None else replace(self, size=(shape[-2], shape[-1]), resize="exact")
 
 
 def _range_of(pixels: Pixels, name: str) -> tuple[float, float]:
@@ -335,7 +335,7 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None, lo
 
 
 def load_all(images: Images, preprocessing: Preprocessing) -> tuple[Image, Preprocessing]:
-    """Every image as one (N, C, H, W) array; the first one that cannot be read or differs in size is an `InputError`."""
+    """Every image as one (N, C, H, W) array; one that cannot be read or differs in size is an `InputError`."""
     if len(images) == 0:
         raise InputError("there are no images")
     warn_about_range(images, preprocessing.value_range)

@@ -1,0 +1,352 @@
+"""A detector: extractor, level selection, calibrator and conformal reference behind one small interface."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc import conformal, selection
+from gepc.backbones.base import Backbone
+from gepc.batching import Chunk, Forgive, chunks
+from gepc.calibrators import Aggregation, Calibrator, create_calibrator
+from gepc.conformal import Guarantee
+from gepc.errors import InputError, NotFittedError, OptionError
+from gepc.extractors.base import Batch, Cost, Extractor, Table
+from gepc.images import Preprocessing, open_images, warn_about_range
+from gepc.maps import Map, MapPool, combine
+from gepc.noise import generator
+
+Array = npt.NDArray[np.float64]
+OnProgress = Callable[[int], None]
+MINIMUM_FIT = 8
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a detector says of one image; `error` is set and the rest NaN where the image could not be scored."""
+
+    index: int
+    name: str
+    score: float
+    p_value: float
+    error: str | None = None
+
+
+class Detector:
+    """Is this image out of distribution, how sure are we, and where?
+
+    Parameters
+    ----------
+    backbone : the network that predicts noise.
+    extractor : the method, with its parameters.
+    calibration : calibrator name; None takes the method's usual one.
+    keep, weights : how many levels the selection keeps (None: all), and `inv_cv` or `uniform` weights.
+    aggregate, fuse : how levels and features are put together; see `gepc.calibrators.Aggregation`.
+    value_range, size, resize : see `gepc.images.Preprocessing`; the size defaults to the backbone's.
+    calibration_share : share of the ID images held out for p-values.
+    batch_size : images handed to the network at once; bounds the memory, does not change a score.
+    seed : the noise is a function of this seed and of each image's content.
+
+    Fitted state
+    ------------
+    levels_, kept_, weights_, cv_ : candidate timesteps, the kept ones, their weights, CV of every candidate.
+    calibrator_, calibration_scores_ : the fitted calibrator and the sorted conformal reference.
+    map_scale_ : v_global, the common scale of maps; None for a method without maps.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        extractor: Extractor,
+        *,
+        calibration: str | None = None,
+        keep: int | None = None,
+        weights: str = "inv_cv",
+        aggregate: str = "wmean",
+        fuse: str = "sum",
+        value_range: tuple[float, float] | None = None,
+        size: int | tuple[int, int] | None = None,
+        resize: str = "stretch",
+        calibration_share: float = 1 / 3,
+        batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(backbone, Backbone):
+            raise OptionError(
+                f"backbone must be a gepc.Backbone, got {type(backbone).__name__}; see gepc.load_backbone"
+            )
+        self.backbone = backbone
+        self.extractor = extractor
+        self.calibration = calibration
+        self.keep = keep
+        self.weights = weights
+        self.aggregate = aggregate
+        self.fuse = fuse
+        self.value_range = value_range
+        self.size = size
+        self.resize = resize
+        self.calibration_share = calibration_share
+        self.batch_size = batch_size
+        self.seed = seed
+        self._check_options()
+
+    def _check_options(self) -> None:
+        create_calibrator(self.calibration_name)
+        self._aggregation()
+        self._preprocessing()
+        if self.weights not in selection.WEIGHTINGS:
+            raise OptionError(f"weights must be one of {', '.join(selection.WEIGHTINGS)}, got {self.weights!r}")
+        if not 0.0 < self.calibration_share < 1.0:
+            raise OptionError(f"calibration_share must be between 0 and 1, got {self.calibration_share}")
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be at least 1, got {self.batch_size}")
+        levels = self.extractor.timesteps(self.backbone)
+        if self.keep is not None and not 1 <= self.keep <= len(levels):
+            raise OptionError(
+                f"keep must be between 1 and {len(levels)}, the number of distinct levels here; got {self.keep}"
+            )
+
+    @property
+    def calibration_name(self) -> str:
+        """The calibrator in use."""
+        return self.extractor.calibration if self.calibration is None else self.calibration
+
+    def _aggregation(self) -> Aggregation:
+        return Aggregation(self.fuse, self.aggregate)
+
+    def _preprocessing(self) -> Preprocessing:
+        size = self.backbone.image_size if self.size is None else self.size
+        if isinstance(size, int):
+            size = (size, size)
+        preprocessing = Preprocessing(self.value_range, size, self.resize, self.backbone.channels)
+        if size is not None:
+            self.backbone.check_size(*size)
+        return preprocessing
+
+    # --- fitting -------------------------------------------------------------------------------------------------
+
+    def fit(self, images: Any, calibration_images: Any = None, on_progress: OnProgress | None = None) -> Detector:
+        """Choose levels, fit the calibrator and the conformal reference on in-distribution images alone.
+
+        A share of `images` is held out for the p-values, chosen by the images' content and the seed; with
+        `calibration_images` those are the reference and all of `images` are fitted on. Files that cannot be read are
+        left out with a warning.
+        """
+        levels = self.extractor.timesteps(self.backbone)
+        pool = MapPool() if hasattr(self.extractor, "maps") else None
+        table, keys, preprocessing = self._fit_table(images, levels, self._preprocessing(), pool, on_progress)
+        columns = self.extractor.columns(table)
+        if calibration_images is None:
+            fitting, held_out = self._split(keys)
+        else:
+            fitting, held_out = np.arange(len(keys)), np.empty(0, dtype=np.int64)
+        self._check_enough(len(fitting), keys)
+        picked = selection.select(columns[fitting, :, self.extractor.base_column], self.keep, self.weights)
+        kept = list(picked.kept)
+        calibrator = create_calibrator(self.calibration_name).fit(columns[fitting][:, kept])
+        if calibration_images is None:
+            reference = columns[held_out][:, kept]
+        else:
+            timesteps = tuple(levels[position] for position in kept)
+            reference = self.extractor.columns(
+                self._fit_table(calibration_images, timesteps, preprocessing, None, on_progress)[0]
+            )
+        scores = calibrator.score(reference, picked.weights, self._aggregation())
+        conformal.check_calibration_scores(scores)
+
+        self.preprocessing_ = preprocessing
+        self.levels_ = np.asarray(levels)
+        self.kept_ = np.asarray([levels[position] for position in kept])
+        self.weights_ = picked.weights
+        self.cv_ = picked.cv
+        self.calibrator_: Calibrator = calibrator
+        self.calibration_scores_: Array = np.sort(scores)
+        self.n_fit_ = len(fitting)
+        self.map_scale_ = pool.v_global(picked.kept, picked.weights) if pool is not None else None
+        return self
+
+    def _fit_table(
+        self,
+        source: Any,
+        levels: tuple[int, ...],
+        preprocessing: Preprocessing,
+        pool: MapPool | None,
+        on_progress: OnProgress | None,
+    ) -> tuple[Table, list[bytes], Preprocessing]:
+        images = open_images(source)
+        if len(images) == 0:
+            raise InputError("there are no in-distribution images to fit on")
+        warn_about_range(images, self.value_range)
+        tables: list[Table] = []
+        keys: list[bytes] = []
+        unreadable: list[str] = []
+        for chunk in chunks(images, preprocessing, self.batch_size, Forgive.UNREADABLE):
+            unreadable += [error for _, _, error in chunk.failures]
+            if on_progress is not None:
+                on_progress(len(chunk))
+            if not chunk.indices:
+                continue
+            preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
+            batch = self._batch(chunk)
+            if pool is None:
+                tables.append(self.extractor.extract(self.backbone, batch, levels))
+            else:
+                table, maps = self.extractor.maps(self.backbone, batch, levels)  # type: ignore[attr-defined]
+                tables.append(table)
+                for key, field in zip(chunk.keys, maps, strict=True):
+                    pool.add(key, field)
+            keys += chunk.keys
+        if not tables:
+            raise InputError(f"none of the {len(images)} images can be read; the first: {unreadable[0]}")
+        if unreadable:
+            message = f"{len(unreadable)} of {len(images)} images left out; the first: {unreadable[0]}"
+            warnings.warn(message, UserWarning, stacklevel=3)
+        return _concatenate(tables), keys, preprocessing
+
+    def _split(self, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""
+        rank = [(generator(self.seed, key, "split").random(), key) for key in keys]
+        order = sorted(range(len(keys)), key=rank.__getitem__)
+        held_out = max(1, round(len(keys) * self.calibration_share))
+        return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
+
+    def _check_enough(self, count: int, keys: list[bytes]) -> None:
+        if count < MINIMUM_FIT:
+            raise InputError(
+                f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
+                "(some hundreds for a useful false-alarm rate)"
+            )
+        if len(set(keys)) == 1:
+            raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
+
+    # --- scoring -------------------------------------------------------------------------------------------------
+
+    def score(self, images: Any) -> Array:
+        """One number per image, float64, higher = more out of distribution."""
+        return np.asarray([result.score for result in self.results(images, Forgive.NONE)], dtype=np.float64)
+
+    decision_function = score
+
+    def p_value(self, images: Any) -> Array:
+        """p = (1 + #{calibration >= score})/(n + 1): how usual it is for an ID image to look at least this unusual."""
+        return np.asarray([result.p_value for result in self.results(images, Forgive.NONE)], dtype=np.float64)
+
+    def predict(self, images: Any, alpha: float = 0.05) -> npt.NDArray[np.bool_]:
+        """True where the image is called out of distribution at false-alarm rate `alpha`."""
+        self.guarantee(alpha)
+        return np.asarray(self.p_value(images) <= alpha)
+
+    def guarantee(self, alpha: float = 0.05) -> Guarantee:
+        """What may be promised at this false-alarm rate with the calibration images at hand."""
+        self._check_fitted()
+        return Guarantee.at(alpha, len(self.calibration_scores_))
+
+    def results(
+        self, images: Any, forgive: Forgive = Forgive.ALL, on_progress: OnProgress | None = None
+    ) -> Iterator[Result]:
+        """Results one by one, in order, in constant memory; a bad image is a result with a reason."""
+        self._check_fitted()
+        opened = open_images(images)
+        warn_about_range(opened, self.value_range)
+        for chunk in chunks(opened, self.preprocessing_, self.batch_size, forgive):
+            results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
+            if chunk.indices:
+                scores = self._score(self.extractor.extract(self.backbone, self._batch(chunk), tuple(self.kept_)))
+                p_values = conformal.p_values(scores, self.calibration_scores_)
+                results += map(Result, chunk.indices, chunk.names, scores.tolist(), p_values.tolist())
+            yield from sorted(results, key=lambda result: result.index)
+            if on_progress is not None:
+                on_progress(len(chunk))
+
+    def _score(self, table: Table) -> Array:
+        return self.calibrator_.score(self.extractor.columns(table), self.weights_, self._aggregation())
+
+    def score_map(self, images: Any) -> Map:
+        """(N, H, W): where the image disagrees, m = sum_t w_t mean_g mean_c r_g^2 / b_t.
+
+        Divide by `map_scale_` to show several on one scale. With mean pooling and raw calibration its spatial mean is the score itself.
+        """
+        self._check_fitted()
+        if not hasattr(self.extractor, "maps"):
+            raise OptionError(f"the method {self.extractor.name!r} has no maps")
+        found = []
+        for chunk in chunks(open_images(images), self.preprocessing_, self.batch_size, Forgive.NONE):
+            _, maps = self.extractor.maps(self.backbone, self._batch(chunk), tuple(self.kept_))
+            found.append(combine(maps, self.weights_))
+        if not found:
+            height, width = self.preprocessing_.size or (0, 0)
+            return np.empty((0, height, width), dtype=np.float32)
+        return np.concatenate(found)
+
+    def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
+        """The method's table at every candidate level: name -> (N, levels[, g]).
+
+        Needs no fit. `noise` (levels, N, C, H, W) replaces the drawn one. The mean over the axes after the levels is the paper's scalar feature.
+        """
+        levels = self.extractor.timesteps(self.backbone)
+        preprocessing = getattr(self, "preprocessing_", None) or self._preprocessing()
+        opened = open_images(images)
+        if len(opened) == 0:
+            raise InputError("there are no images")
+        warn_about_range(opened, self.value_range)
+        fields = None if noise is None else np.asarray(noise)
+        if fields is not None and (fields.ndim != 5 or fields.shape[:2] != (len(levels), len(opened))):
+            raise InputError(
+                f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(opened)}, ...), got {fields.shape}"
+            )
+        tables = []
+        for chunk in chunks(opened, preprocessing, self.batch_size, Forgive.NONE):
+            batch = self._batch(chunk)
+            if fields is not None:
+                part = fields[:, chunk.indices]
+                batch.fixed_noise = {(t, 0): part[position] for position, t in enumerate(levels)}
+            tables.append(self.extractor.extract(self.backbone, batch, levels))
+        return _concatenate(tables)
+
+    def cost(self) -> Cost:
+        """Network passes per image: on the kept levels once fitted, on `keep` levels before."""
+        size = self._preprocessing().size or (32, 32)
+        if self.is_fitted:
+            return self.extractor.cost(self.backbone, self.preprocessing_.size or size, len(self.kept_))
+        return self.extractor.cost(self.backbone, size, self.keep)
+
+    def fit_cost(self) -> Cost:
+        """Network passes per image while fitting, on every candidate level."""
+        return self.extractor.cost(self.backbone, self._preprocessing().size or (32, 32))
+
+    def _batch(self, chunk: Chunk) -> Batch:
+        images = chunk.stacked()
+        self.backbone.check_size(*images.shape[2:])
+        return Batch(images, chunk.keys, self.seed, self.batch_size)
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` has been called."""
+        return hasattr(self, "calibration_scores_")
+
+    def _check_fitted(self) -> None:
+        if not self.is_fitted:
+            raise NotFittedError(f"this {self.extractor.name} detector is not fitted yet; call fit(id_images) first")
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write `detector.json` and `state.safetensors`, both or none."""
+        from gepc.storage import save_detector
+
+        self._check_fitted()
+        save_detector(self, folder)
+
+    def __repr__(self) -> str:
+        state = f"fitted on {self.n_fit_}+{len(self.calibration_scores_)}" if self.is_fitted else "not fitted"
+        return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
+
+
+def _concatenate(tables: list[Table]) -> Table:
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}

@@ -1,0 +1,1 @@
+"""Detection methods: one file and one decorator each."""

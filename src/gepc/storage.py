@@ -1,0 +1,171 @@
+"""A detector on disk: a folder with `detector.json` for people and `state.safetensors` for numbers. No pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gepc._version import __version__
+from gepc.backbones.base import Backbone
+from gepc.calibrators import create_calibrator
+from gepc.errors import BackboneError, InputError, OptionError, StorageError
+from gepc.files import read_json, write_json
+from gepc.images import Preprocessing
+from gepc.options import build
+
+if TYPE_CHECKING:
+    from gepc.detector import Detector
+
+SCHEMA = 1
+DESCRIPTION, STATE = "detector.json", "state.safetensors"
+STATED_ALPHA = 0.05
+
+
+def is_detector(folder: str | os.PathLike[str]) -> bool:
+    """Whether `folder` holds a saved detector."""
+    return (Path(folder) / DESCRIPTION).is_file()
+
+
+def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
+    """Write the folder beside its final place, then rename: it is whole or absent, and an old one stays until then."""
+    from safetensors.numpy import save_file
+
+    final = Path(folder)
+    if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
+        raise InputError(f"{final} exists and is not a detector folder; give another place")
+    draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        draft.mkdir(parents=True)
+        save_file(_state(detector), draft / STATE)
+        write_json(draft / DESCRIPTION, describe(detector))
+        _swap(draft, final)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write {final}: {error.strerror or error}; what was there is untouched") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _swap(draft: Path, final: Path) -> None:
+    if not final.exists():
+        os.replace(draft, final)
+        return
+    old = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.old")
+    os.replace(final, old)
+    try:
+        os.replace(draft, final)
+    except OSError:
+        os.replace(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def describe(detector: Detector) -> dict[str, Any]:
+    """All of a fitted detector that a person may want to read, and that loading needs besides the arrays."""
+    from gepc.methods import options_of
+
+    n = len(detector.calibration_scores_)
+    guarantee = None
+    with contextlib.suppress(OptionError):
+        guarantee = detector.guarantee(STATED_ALPHA).as_dict()
+    return {
+        "schema": SCHEMA,
+        "method": detector.extractor.name,
+        "options": options_of(detector),
+        "preprocessing": dataclasses.asdict(detector.preprocessing_),
+        "backbone": detector.backbone.describe(),
+        "fitted": {
+            "timesteps": detector.levels_.tolist(),
+            "cv": detector.cv_.tolist(),
+            "kept": detector.kept_.tolist(),
+            "weights": detector.weights_.tolist(),
+            "map_scale": detector.map_scale_,
+            "fit_images": detector.n_fit_,
+            "calibration_images": n,
+        },
+        "cost": {"forward": detector.cost().forward, "jvp": detector.cost().jvp},
+        "guarantee": guarantee,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"gepc": __version__, "python": platform.python_version()}
+    for package in ("numpy", "torch", "diffusers", "safetensors"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _state(detector: Detector) -> dict[str, Any]:
+    arrays = {f"calibrator/{name}": value for name, value in detector.calibrator_.state().items()}
+    arrays["calibration_scores"] = detector.calibration_scores_
+    return {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+
+
+def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | None = None) -> Detector:
+    """Load a saved detector. Its backbone is loaded from where it came from, or given, and must be the same weights."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = Path(folder)
+    if not is_detector(folder):
+        raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
+    description = read_json(folder / DESCRIPTION)
+    if description.get("schema") != SCHEMA:
+        raise InputError(f"{folder} has schema {description.get('schema')!r}; this version reads {SCHEMA}")
+    try:
+        arrays = load_file(folder / STATE)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder / STATE} is missing or damaged: {error}") from error
+    try:
+        return _assemble(description, arrays, _find_backbone(description["backbone"], backbone, folder))
+    except KeyError as error:
+        raise InputError(f"{folder} is incomplete: {error} is missing") from error
+
+
+def _find_backbone(stored: dict[str, Any], given: Backbone | str | None, folder: Path) -> Backbone:
+    from gepc.backbones.load import load_backbone
+
+    if given is None and stored["source"] is None:
+        raise BackboneError(
+            f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
+            "pass it: load_detector(folder, backbone)"
+        )
+    backbone = load_backbone(stored["source"] if given is None else given)
+    if stored["sha256"] is not None and backbone.sha256 is not None and stored["sha256"] != backbone.sha256:
+        raise BackboneError(
+            f"{folder} was fitted with other weights than {backbone.source}: sha256 {stored['sha256'][:12]}... "
+            f"expected, found {backbone.sha256[:12]}...; fit again or pass the right backbone"
+        )
+    return backbone
+
+
+def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Backbone) -> Detector:
+    from gepc.methods import create_detector
+
+    fitted = description["fitted"]
+    detector = create_detector(description["method"], backbone, **description["options"])
+    detector.preprocessing_ = build(Preprocessing, description["preprocessing"], "preprocessing")
+    detector.levels_ = np.asarray(fitted["timesteps"])
+    detector.kept_ = np.asarray(fitted["kept"])
+    detector.weights_ = np.asarray(fitted["weights"])
+    detector.cv_ = np.asarray(fitted["cv"])
+    detector.map_scale_ = fitted["map_scale"]
+    detector.n_fit_ = fitted["fit_images"]
+    state = {
+        name.removeprefix("calibrator/"): value for name, value in arrays.items() if name.startswith("calibrator/")
+    }
+    detector.calibrator_ = create_calibrator(detector.calibration_name).restore(state)
+    detector.calibration_scores_ = arrays["calibration_scores"]
+    return detector
