@@ -270,7 +270,8 @@ class Detector:
     def score_map(self, images: Any) -> Map:
         """(N, H, W): where the image disagrees, m = sum_t w_t mean_g mean_c r_g^2 / b_t.
 
-        Divide by `map_scale_` to show several on one scale. With mean pooling and raw calibration its spatial mean is the score itself.
+        Divide by `map_scale_` to show several on one scale. With mean pooling and raw calibration its spatial mean is
+        the score itself.
         """
         self._check_fitted()
         if not hasattr(self.extractor, "maps"):
@@ -287,7 +288,8 @@ class Detector:
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
         """The method's table at every candidate level: name -> (N, levels[, g]).
 
-        Needs no fit. `noise` (levels, N, C, H, W) replaces the drawn one. The mean over the axes after the levels is the paper's scalar feature.
+        Needs no fit. `noise` (levels, N, C, H, W) replaces the drawn one. The mean over the axes after the levels is
+        the paper's scalar feature.
         """
         levels = self.extractor.timesteps(self.backbone)
         preprocessing = getattr(self, "preprocessing_", None) or self._preprocessing()
@@ -309,16 +311,19 @@ class Detector:
             tables.append(self.extractor.extract(self.backbone, batch, levels))
         return _concatenate(tables)
 
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """(H, W) of what the network sees; 32x32 is assumed where only the first image will tell."""
+        preprocessing = self.preprocessing_ if self.is_fitted else self._preprocessing()
+        return preprocessing.size or (32, 32)
+
     def cost(self) -> Cost:
         """Network passes per image: on the kept levels once fitted, on `keep` levels before."""
-        size = self._preprocessing().size or (32, 32)
-        if self.is_fitted:
-            return self.extractor.cost(self.backbone, self.preprocessing_.size or size, len(self.kept_))
-        return self.extractor.cost(self.backbone, size, self.keep)
+        return self.extractor.cost(self.backbone, self.input_size, len(self.kept_) if self.is_fitted else self.keep)
 
     def fit_cost(self) -> Cost:
         """Network passes per image while fitting, on every candidate level."""
-        return self.extractor.cost(self.backbone, self._preprocessing().size or (32, 32))
+        return self.extractor.cost(self.backbone, self.input_size)
 
     def _batch(self, chunk: Chunk) -> Batch:
         images = chunk.stacked()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import warnings
+import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +35,27 @@ class Record:
     error: str | None = None
 
 
-class Images(Protocol):
+class Images(ABC):
     """A collection of images that is read one at a time."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Record: ...
+    @abstractmethod
+    def __getitem__(self, index: int) -> Record: ...
 
 
 def open_images(source: Any) -> Images:
-    """Accept what users have: a 4-D array or tensor, a folder, a file, a list of files or arrays, a torch Dataset."""
+    """Accept what users have: a 4-D array or tensor, a folder, a file, a list of files or arrays, a torch Dataset.
+
+    An `.npz` archive or a 4-D `.npy` file is an array of images; `data.npz:test_x` names the array.
+    """
+    if isinstance(source, Images):
+        return source
     if isinstance(source, (str, os.PathLike)):
+        archive, _, key = str(source).partition(".npz")
+        if key.startswith(":") or str(source).endswith(".npz"):
+            return ArrayImages(read_npz(Path(f"{archive}.npz"), key.removeprefix(":") or None))
         return FileImages.below(Path(source))
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         return ArrayImages(_as_numpy(source))
@@ -55,6 +67,23 @@ def open_images(source: Any) -> Images:
         f"cannot read images from {type(source).__name__}; "
         "give a folder, a list of files, an (N,C,H,W) or (N,H,W,C) array or tensor, or a Dataset"
     )
+
+
+def read_npz(path: Path, key: str | None = None, usual: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
+    """One array of an `.npz` archive: the one named, or the only one, or the first that has a usual name."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = list(archive.files)
+            if key is None:
+                key = names[0] if len(names) == 1 else next((name for name in usual if name in names), None)
+            if key in names:
+                return np.asarray(archive[key])
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not a plain .npz archive: {error}") from error
+    wanted = f"no array {key!r}" if key else "several arrays"
+    raise InputError(f"{path} holds {wanted}; say which with {path.name}:NAME ({', '.join(names)})")
 
 
 def iterate(images: Images) -> Iterator[Record]:
@@ -80,7 +109,7 @@ def _channels_last(shape: tuple[int, ...], what: str) -> bool:
     return last
 
 
-class ArrayImages:
+class ArrayImages(Images):
     """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array."""
 
     def __init__(self, array: Pixels) -> None:
@@ -102,7 +131,7 @@ class ArrayImages:
         return Record(str(index), self._array[index])
 
 
-class ItemImages:
+class ItemImages(Images):
     """A list of arrays, a torch Dataset, anything with `len` and indexing; a label beside the image is dropped."""
 
     def __init__(self, items: Any) -> None:
@@ -125,7 +154,7 @@ class ItemImages:
         return Record(str(index), pixels)
 
 
-class FileImages:
+class FileImages(Images):
     """Image files, read when asked for. A file that cannot be read is a record with a reason, not an exception."""
 
     def __init__(self, paths: Sequence[Path]) -> None:

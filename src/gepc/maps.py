@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from gepc.errors import InputError
+from gepc.files import replacing
+from gepc.images import Image, Images
+
+if TYPE_CHECKING:
+    from gepc.detector import Detector
 
 Map = npt.NDArray[np.float32]
 POOL_SIZE = 64
@@ -38,3 +48,58 @@ class MapPool:
 def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:
     """sum_t w_t m_t for (N, levels, H, W)."""
     return np.asarray(np.einsum("nlhw,l->nhw", levels, weights), dtype=np.float32)
+
+
+def write_maps(
+    detector: Detector, images: Images, out: Path, on_progress: Callable[[int], None] | None = None
+) -> list[dict[str, Any]]:
+    """For every image `NAME.npy` (the raw map) and `NAME.png` (the image beside its overlay) in `out`.
+
+    All pictures share the scale 0 ... map_scale_ (v_global). Returns one entry per image for `metadata.json`.
+    """
+    from gepc.images import iterate
+
+    out.mkdir(parents=True, exist_ok=True)
+    entries: list[dict[str, Any]] = []
+    for index, record in enumerate(iterate(images)):
+        entry: dict[str, Any] = {"path": record.name, "map": None, "picture": None, "error": record.error}
+        if record.pixels is not None:
+            try:
+                field = detector.score_map([record.pixels])[0]
+            except InputError as error:
+                entry["error"] = str(error)
+            else:
+                stem = f"{index:06d}_{_safe(Path(record.name).stem)}"
+                shown = detector.preprocessing_(record.pixels)
+                _write_map(out, stem, field, shown, detector.map_scale_ or 1.0)
+                entry |= {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean())}
+        entries.append(entry)
+        if on_progress is not None:
+            on_progress(1)
+    return entries
+
+
+def _write_map(out: Path, stem: str, field: Map, image: Image, scale: float) -> None:
+    from PIL import Image as PILImage
+
+    with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
+        np.save(handle, field)
+    grey = np.repeat(image, 3, axis=0)[:3] if image.shape[0] == 1 else image
+    picture = ((grey.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0)
+    both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
+    enlarge = max(1, 256 // image.shape[1])
+    pixels = (both * 255.0).round().astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
+    with replacing(out / f"{stem}.png") as draft:
+        PILImage.fromarray(pixels).save(draft, format="PNG")
+
+
+def overlay(picture: npt.NDArray[np.floating[Any]], field: Map, scale: float, strength: float = 0.75) -> Any:
+    """An (H, W, 3) picture in [0, 1] under its map: transparent at 0, dark red to yellow at `scale` and above."""
+    level = np.clip(field / scale, 0.0, 1.0)[..., None]
+    heat = np.concatenate([np.clip(2.0 * level, 0.3, 1.0), np.clip(2.0 * level - 0.8, 0.0, 1.0), 0.1 * level], axis=2)
+    opacity = strength * level
+    return picture * (1.0 - opacity) + heat * opacity
+
+
+def _safe(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]

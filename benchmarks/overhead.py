@@ -1,0 +1,95 @@
+"""What everything around the network costs, as ratios measured in one run.
+
+    python benchmarks/overhead.py [--backbone celeba32-tiny] [--images 256] [--repeats 5]
+
+1. time of `score` over the time of the same number of bare network passes at the best batch size (target 1.05);
+2. speed-up of `score` over a literal reading of the paper, (1 + |G|) passes with the identity evaluated (target 8/7).
+
+The three are timed in turn, `repeats` times, and the median of each is taken, so that a slow moment of the machine hits
+all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+import gepc
+
+
+def bare_passes(backbone: gepc.Backbone, passes: int, rows: int) -> None:
+    """That many image passes, `rows` at a time, and nothing else."""
+    x = torch.randn(rows, 3, 32, 32)
+    for _ in range(passes // rows):
+        backbone.eps(x, 10)
+
+
+def literal_score(detector: gepc.GEPC, images: np.ndarray, rows: int) -> None:
+    """The same feature as the paper writes it: a reference pass and one pass for each of the |G| elements."""
+    backbone, group = detector.backbone, detector.extractor.group
+    x0 = torch.from_numpy(images.astype(np.float32) / 127.5 - 1.0).permute(0, 3, 1, 2)
+    for chunk in x0.split(rows):
+        for t in detector.kept_:
+            abar = backbone.alphas_cumprod[t]
+            x_t = abar**0.5 * chunk + (1 - abar) ** 0.5 * torch.randn(chunk.shape)
+            score = backbone.score(x_t, int(t))
+            residuals = []
+            for element in group:
+                residual = element.inverse(backbone.score(element.apply(x_t), int(t))) - score
+                residuals.append(
+                    detector.extractor.pooling(residual.square()) / detector.extractor.pooling(score.square())
+                )
+            torch.stack(residuals).mean(0)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def best_rows(backbone: gepc.Backbone) -> int:
+    """The batch size with the least time per image."""
+    sizes = (16, 32, 64, 128)
+    bare_passes(backbone, 64, 64)
+    return min(
+        sizes, key=lambda rows: min(seconds(lambda rows=rows: bare_passes(backbone, 256, rows)) for _ in range(2))
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+
+    backbone = gepc.load_backbone(options.backbone)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (options.images, 32, 32, 3), dtype=np.uint8)
+    detector = gepc.GEPC(backbone, levels=(0.9979, 0.99), keep=2).fit(images[:48])
+    passes = detector.cost().forward * options.images
+    rows = best_rows(backbone)
+
+    times: dict[str, list[float]] = {"score": [], "bare": [], "literal": []}
+    for _ in range(options.repeats):
+        times["bare"].append(seconds(lambda: bare_passes(backbone, passes, rows)))
+        times["score"].append(seconds(lambda: detector.score(images)))
+        times["literal"].append(seconds(lambda: literal_score(detector, images, 64)))
+    median = {name: statistics.median(values) for name, values in times.items()}
+
+    print(f"{torch.get_num_threads()} threads, {options.images} images of 32x32, {passes} passes, bare batch {rows}")
+    print(f"bare pass          {1000 * median['bare'] / passes:8.2f} ms per image")
+    print(f"score / bare       {median['score'] / median['bare']:8.3f}   (target at most 1.05)")
+    print(f"literal / score    {median['literal'] / median['score']:8.3f}   (target at least {8 / 7:.3f})")
+
+
+if __name__ == "__main__":
+    main()
