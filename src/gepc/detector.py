@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc import conformal, selection
+from gepc import selection
 from gepc.backbones.base import Backbone
 from gepc.batching import Chunk, Forgive, chunks
 from gepc.calibrators import Aggregation, Calibrator, create_calibrator
-from gepc.conformal import Guarantee
-from gepc.errors import InputError, NotFittedError, OptionError
+from gepc.conformal import Guarantee, Reference, group_labels
+from gepc.discovery import discoveries
+from gepc.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.extractors.base import Batch, Cost, Extractor, Table
-from gepc.images import Preprocessing, open_images, warn_about_range
+from gepc.images import Images, Preprocessing, open_images, warn_about_range
 from gepc.maps import Map, MapPool, combine
 from gepc.noise import generator
 
@@ -36,6 +37,16 @@ class Result:
     score: float
     p_value: float
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What fitting knows of a collection: the table, and the key and place of every image in it."""
+
+    table: Table
+    keys: list[bytes]
+    indices: npt.NDArray[np.int64]
+    preprocessing: Preprocessing
 
 
 class Detector:
@@ -56,7 +67,7 @@ class Detector:
     Fitted state
     ------------
     levels_, kept_, weights_, cv_ : candidate timesteps, the kept ones, their weights, CV of every candidate.
-    calibrator_, calibration_scores_ : the fitted calibrator and the sorted conformal reference.
+    calibrator_, reference_, calibration_scores_ : the fitted calibrator, the conformal reference and its scores.
     map_scale_ : v_global, the common scale of maps; None for a method without maps.
     """
 
@@ -131,60 +142,68 @@ class Detector:
 
     # --- fitting -------------------------------------------------------------------------------------------------
 
-    def fit(self, images: Any, calibration_images: Any = None, on_progress: OnProgress | None = None) -> Detector:
+    def fit(
+        self,
+        images: Any,
+        calibration_images: Any = None,
+        groups: Sequence[str] | str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Detector:
         """Choose levels, fit the calibrator and the conformal reference on in-distribution images alone.
 
         A share of `images` is held out for the p-values, chosen by the images' content and the seed; with
         `calibration_images` those are the reference and all of `images` are fitted on. Files that cannot be read are
-        left out with a warning.
+        left out with a warning. `groups`, a label for each reference image or "folder", makes the p-values valid
+        within every group (Mondrian calibration): an image is then compared with the reference of its own group.
         """
         levels = self.extractor.timesteps(self.backbone)
-        pool = MapPool() if hasattr(self.extractor, "maps") else None
-        table, keys, preprocessing = self._fit_table(images, levels, self._preprocessing(), pool, on_progress)
-        columns = self.extractor.columns(table)
-        if calibration_images is None:
-            fitting, held_out = self._split(keys)
-        else:
-            fitting, held_out = np.arange(len(keys)), np.empty(0, dtype=np.int64)
-        self._check_enough(len(fitting), keys)
+        pool = MapPool() if self.extractor.has_maps else None
+        method = self.extractor.for_fitting()
+        seen = self._look_at(method, open_images(images), levels, self._preprocessing(), pool, on_progress)
+        columns = self.extractor.columns(seen.table)
+        fitting, held_out = self._split(seen.keys, calibration_images is None)
+        self._check_enough(len(fitting), seen.keys)
         picked = selection.select(columns[fitting, :, self.extractor.base_column], self.keep, self.weights)
         kept = list(picked.kept)
+        timesteps = tuple(levels[position] for position in kept)
         calibrator = create_calibrator(self.calibration_name).fit(columns[fitting][:, kept])
         if calibration_images is None:
-            reference = columns[held_out][:, kept]
+            source, indices = open_images(images), seen.indices[held_out]
+            keys = [seen.keys[position] for position in held_out]
+            reference = self.extractor.as_scored(columns[held_out][:, kept], keys, self.seed)
         else:
-            timesteps = tuple(levels[position] for position in kept)
-            reference = self.extractor.columns(
-                self._fit_table(calibration_images, timesteps, preprocessing, None, on_progress)[0]
-            )
+            source = open_images(calibration_images)
+            again = self._look_at(self.extractor, source, timesteps, seen.preprocessing, None, on_progress)
+            reference, indices = self.extractor.columns(again.table), again.indices
+            _check_disjoint(seen.keys, again.keys)
         scores = calibrator.score(reference, picked.weights, self._aggregation())
-        conformal.check_calibration_scores(scores)
 
-        self.preprocessing_ = preprocessing
+        self.reference_ = Reference.of(scores, group_labels(groups, source, indices))
+        self.preprocessing_ = seen.preprocessing
         self.levels_ = np.asarray(levels)
-        self.kept_ = np.asarray([levels[position] for position in kept])
+        self.kept_ = np.asarray(timesteps)
         self.weights_ = picked.weights
         self.cv_ = picked.cv
         self.calibrator_: Calibrator = calibrator
-        self.calibration_scores_: Array = np.sort(scores)
         self.n_fit_ = len(fitting)
         self.map_scale_ = pool.v_global(picked.kept, picked.weights) if pool is not None else None
         return self
 
-    def _fit_table(
+    def _look_at(
         self,
-        source: Any,
+        method: Extractor,
+        images: Images,
         levels: tuple[int, ...],
         preprocessing: Preprocessing,
         pool: MapPool | None,
         on_progress: OnProgress | None,
-    ) -> tuple[Table, list[bytes], Preprocessing]:
-        images = open_images(source)
+    ) -> _Seen:
         if len(images) == 0:
             raise InputError("there are no in-distribution images to fit on")
         warn_about_range(images, self.value_range)
         tables: list[Table] = []
         keys: list[bytes] = []
+        indices: list[int] = []
         unreadable: list[str] = []
         for chunk in chunks(images, preprocessing, self.batch_size, Forgive.UNREADABLE):
             unreadable += [error for _, _, error in chunk.failures]
@@ -195,25 +214,26 @@ class Detector:
             preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
             batch = self._batch(chunk)
             if pool is None:
-                tables.append(self.extractor.extract(self.backbone, batch, levels))
+                tables.append(method.extract(self.backbone, batch, levels))
             else:
-                table, maps = self.extractor.maps(self.backbone, batch, levels)  # type: ignore[attr-defined]
+                table, maps = method.maps(self.backbone, batch, levels)
                 tables.append(table)
                 for key, field in zip(chunk.keys, maps, strict=True):
                     pool.add(key, field)
             keys += chunk.keys
+            indices += chunk.indices
         if not tables:
             raise InputError(f"none of the {len(images)} images can be read; the first: {unreadable[0]}")
         if unreadable:
             message = f"{len(unreadable)} of {len(images)} images left out; the first: {unreadable[0]}"
             warnings.warn(message, UserWarning, stacklevel=3)
-        return _concatenate(tables), keys, preprocessing
+        return _Seen(_concatenate(tables), keys, np.asarray(indices), preprocessing)
 
-    def _split(self, keys: list[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _split(self, keys: list[bytes], hold_out: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""
         rank = [(generator(self.seed, key, "split").random(), key) for key in keys]
         order = sorted(range(len(keys)), key=rank.__getitem__)
-        held_out = max(1, round(len(keys) * self.calibration_share))
+        held_out = max(1, round(len(keys) * self.calibration_share)) if hold_out else 0
         return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
     def _check_enough(self, count: int, keys: list[bytes]) -> None:
@@ -233,36 +253,74 @@ class Detector:
 
     decision_function = score
 
-    def p_value(self, images: Any) -> Array:
-        """p = (1 + #{calibration >= score})/(n + 1): how usual it is for an ID image to look at least this unusual."""
-        return np.asarray([result.p_value for result in self.results(images, Forgive.NONE)], dtype=np.float64)
+    def p_value(self, images: Any, groups: Sequence[str] | str | None = None, ties: str = "conservative") -> Array:
+        """p = (1 + #{calibration >= score})/(n + 1): how usual it is for an ID image to look at least this unusual.
 
-    def predict(self, images: Any, alpha: float = 0.05) -> npt.NDArray[np.bool_]:
-        """True where the image is called out of distribution at false-alarm rate `alpha`."""
-        self.guarantee(alpha)
-        return np.asarray(self.p_value(images) <= alpha)
+        With `ties="random"` equal scores are ordered by a number drawn from the image's content, and p is uniform.
+        A detector fitted with groups needs the group of every image.
+        """
+        results = self.results(images, Forgive.NONE, groups, ties)
+        return np.asarray([result.p_value for result in results], dtype=np.float64)
+
+    def predict(
+        self,
+        images: Any,
+        alpha: float = 0.05,
+        confidence: float | None = None,
+        groups: Sequence[str] | str | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """True where the image is called out of distribution at false-alarm rate `alpha`.
+
+        The rate holds on average over calibration sets; with `confidence`, for the one at hand with that probability.
+        """
+        source = open_images(images)
+        limits = self._reference().limits(alpha, confidence, group_labels(groups, source, np.arange(len(source))))
+        return np.asarray(self.p_value(source, groups) <= limits)
+
+    def flag(
+        self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Sequence[str] | str | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Flag images of a batch so that on average at most a share `fdr` of the flags is false (`gepc.discovery`)."""
+        return discoveries(self.p_value(images, groups), fdr, procedure)
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What may be promised at this false-alarm rate with the calibration images at hand."""
-        self._check_fitted()
-        return Guarantee.at(alpha, len(self.calibration_scores_))
+        """What may be promised at this false-alarm rate with the calibration images at hand (of the smallest group)."""
+        return Guarantee.at(alpha, self._reference().smallest)
+
+    @property
+    def calibration_scores_(self) -> Array:
+        """The scores of all calibration images, sorted."""
+        return self._reference().scores
 
     def results(
-        self, images: Any, forgive: Forgive = Forgive.ALL, on_progress: OnProgress | None = None
+        self,
+        images: Any,
+        forgive: Forgive = Forgive.ALL,
+        groups: Sequence[str] | str | None = None,
+        ties: str = "conservative",
+        on_progress: OnProgress | None = None,
     ) -> Iterator[Result]:
         """Results one by one, in order, in constant memory; a bad image is a result with a reason."""
-        self._check_fitted()
+        reference = self._reference()
+        check_choice("ties", ties, ("conservative", "random"))
         opened = open_images(images)
         warn_about_range(opened, self.value_range)
+        labels = group_labels(groups, opened, np.arange(len(opened)))
+        reference.check(labels)
         for chunk in chunks(opened, self.preprocessing_, self.batch_size, forgive):
             results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
             if chunk.indices:
                 scores = self._score(self.extractor.extract(self.backbone, self._batch(chunk), tuple(self.kept_)))
-                p_values = conformal.p_values(scores, self.calibration_scores_)
+                uniform = None if ties == "conservative" else self._tie_breakers(chunk)
+                own = None if labels is None else labels[chunk.indices]
+                p_values = reference.p_values(scores, own, uniform)
                 results += map(Result, chunk.indices, chunk.names, scores.tolist(), p_values.tolist())
             yield from sorted(results, key=lambda result: result.index)
             if on_progress is not None:
                 on_progress(len(chunk))
+
+    def _tie_breakers(self, chunk: Chunk) -> Array:
+        return np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
 
     def _score(self, table: Table) -> Array:
         return self.calibrator_.score(self.extractor.columns(table), self.weights_, self._aggregation())
@@ -274,10 +332,13 @@ class Detector:
         the score itself.
         """
         self._check_fitted()
-        if not hasattr(self.extractor, "maps"):
-            raise OptionError(f"the method {self.extractor.name!r} has no maps")
+        if not self.extractor.has_maps:
+            names = ", ".join(self.extractor.column_names)
+            raise OptionError(f"the method {self.extractor.name!r} has no maps of {names}")
+        opened = open_images(images)
+        warn_about_range(opened, self.value_range)
         found = []
-        for chunk in chunks(open_images(images), self.preprocessing_, self.batch_size, Forgive.NONE):
+        for chunk in chunks(opened, self.preprocessing_, self.batch_size, Forgive.NONE):
             _, maps = self.extractor.maps(self.backbone, self._batch(chunk), tuple(self.kept_))
             found.append(combine(maps, self.weights_))
         if not found:
@@ -323,7 +384,7 @@ class Detector:
 
     def fit_cost(self) -> Cost:
         """Network passes per image while fitting, on every candidate level."""
-        return self.extractor.cost(self.backbone, self.input_size)
+        return self.extractor.for_fitting().cost(self.backbone, self.input_size)
 
     def _batch(self, chunk: Chunk) -> Batch:
         images = chunk.stacked()
@@ -335,7 +396,11 @@ class Detector:
     @property
     def is_fitted(self) -> bool:
         """Whether `fit` has been called."""
-        return hasattr(self, "calibration_scores_")
+        return hasattr(self, "reference_")
+
+    def _reference(self) -> Reference:
+        self._check_fitted()
+        return self.reference_
 
     def _check_fitted(self) -> None:
         if not self.is_fitted:
@@ -351,6 +416,18 @@ class Detector:
     def __repr__(self) -> str:
         state = f"fitted on {self.n_fit_}+{len(self.calibration_scores_)}" if self.is_fitted else "not fitted"
         return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
+
+
+def _check_disjoint(fitted: list[bytes], reference: list[bytes]) -> None:
+    """The false-alarm guarantee needs calibration images that fitting has not seen."""
+    shared = set(fitted) & set(reference)
+    if shared:
+        warnings.warn(
+            f"{len(shared)} calibration images are among the images fitted on, so p-values are not guaranteed; "
+            "calibrate with other images",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _concatenate(tables: list[Table]) -> Table:

@@ -56,6 +56,8 @@ def open_images(source: Any) -> Images:
         archive, _, key = str(source).partition(".npz")
         if key.startswith(":") or str(source).endswith(".npz"):
             return ArrayImages(read_npz(Path(f"{archive}.npz"), key.removeprefix(":") or None))
+        if _is_stack(Path(source)):
+            return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
         return FileImages.below(Path(source))
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         return ArrayImages(_as_numpy(source))
@@ -72,7 +74,7 @@ def open_images(source: Any) -> Images:
 def read_npz(path: Path, key: str | None = None, usual: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
     """One array of an `.npz` archive: the one named, or the only one, or the first that has a usual name."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as archive:
             names = list(archive.files)
             if key is None:
                 key = names[0] if len(names) == 1 else next((name for name in usual if name in names), None)
@@ -84,6 +86,16 @@ def read_npz(path: Path, key: str | None = None, usual: tuple[str, ...] = ("x", 
         raise InputError(f"{path} is not a plain .npz archive: {error}") from error
     wanted = f"no array {key!r}" if key else "several arrays"
     raise InputError(f"{path} holds {wanted}; say which with {path.name}:NAME ({', '.join(names)})")
+
+
+def _is_stack(path: Path) -> bool:
+    """Whether this is a `.npy` file of many images."""
+    if path.suffix.lower() != ".npy":
+        return False
+    try:
+        return bool(np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4)
+    except (OSError, ValueError, EOFError):
+        return False
 
 
 def iterate(images: Images) -> Iterator[Record]:
@@ -146,12 +158,21 @@ class ItemImages(Images):
             item = item[0]
         if isinstance(item, dict):
             item = item.get("image", item.get("pixel_values", item))
-        pixels = _as_numpy(item)
-        if pixels.ndim == 3 and not _channels_last(pixels.shape, f"image {index}"):
-            pixels = pixels.transpose(1, 2, 0)
-        if pixels.ndim not in (2, 3):
-            raise InputError(f"image {index} has shape {pixels.shape}; give (H,W), (C,H,W) or (H,W,C)")
-        return Record(str(index), pixels)
+        try:
+            return Record(str(index), _pixels_of(item, f"image {index}"))
+        except InputError as error:
+            return Record(str(index), error=str(error))
+
+
+def _pixels_of(item: Any, name: str) -> Pixels:
+    if hasattr(item, "convert") and hasattr(item, "mode"):  # a PIL picture
+        return _decode(item)
+    pixels = _as_numpy(item)
+    if pixels.ndim not in (2, 3):
+        raise InputError(f"{name} has shape {pixels.shape}; give (H,W), (C,H,W) or (H,W,C)")
+    if pixels.ndim == 3 and not _channels_last(pixels.shape, name):
+        pixels = pixels.transpose(1, 2, 0)
+    return pixels
 
 
 class FileImages(Images):
@@ -195,6 +216,8 @@ def read_pixels(path: str | os.PathLike[str]) -> Pixels:
         with PILImage.open(path) as picture:
             picture.load()
             return _decode(picture)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
     except UnidentifiedImageError as error:
@@ -265,6 +288,8 @@ class Preprocessing:
             object.__setattr__(self, "value_range", (low, high))
         if self.size is not None:
             object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
+            if min(self.size) < 1:
+                raise OptionError(f"size must be (height, width) of at least 1, got {self.size}")
 
     def __call__(self, pixels: Pixels, name: str = "image") -> Image:
         """One image as contiguous float32 (C, H, W) in [-1, 1]."""

@@ -30,14 +30,14 @@ class MapPool:
         self._heap: list[tuple[int, Map]] = []
 
     def add(self, key: bytes, levels: Map) -> None:
-        """Offer one image's maps per level (levels, H, W); the smallest keys stay."""
+        """Offer one image's maps per level (levels, H, W); the smallest keys stay, as copies of their own."""
         rank = -int.from_bytes(key, "big")
         if any(rank == known for known, _ in self._heap):
             return
         if len(self._heap) < self._capacity:
-            heapq.heappush(self._heap, (rank, levels))
+            heapq.heappush(self._heap, (rank, levels.copy()))
         elif rank > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (rank, levels))
+            heapq.heapreplace(self._heap, (rank, levels.copy()))
 
     def v_global(self, kept: tuple[int, ...], weights: npt.NDArray[np.float64]) -> float:
         """median over ID maps of the 0.99 quantile: the common scale for pictures."""
@@ -46,8 +46,12 @@ class MapPool:
 
 
 def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:
-    """sum_t w_t m_t for (N, levels, H, W)."""
-    return np.asarray(np.einsum("nlhw,l->nhw", levels, weights), dtype=np.float32)
+    """sum_t w_t m_t for (N, levels, H, W), over the levels where an image was looked at; the others are NaN."""
+    seen = ~np.isnan(levels[:, :, 0, 0])
+    share = seen * weights
+    share /= share.sum(axis=1, keepdims=True)
+    fields = np.where(seen[:, :, None, None], levels, 0.0)
+    return np.asarray(np.einsum("nlhw,nl->nhw", fields, share), dtype=np.float32)
 
 
 def write_maps(

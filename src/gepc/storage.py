@@ -17,6 +17,7 @@ import numpy as np
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
 from gepc.calibrators import create_calibrator
+from gepc.conformal import Reference
 from gepc.errors import BackboneError, InputError, OptionError, StorageError
 from gepc.files import read_json, write_json
 from gepc.images import Preprocessing
@@ -74,7 +75,6 @@ def describe(detector: Detector) -> dict[str, Any]:
     """All of a fitted detector that a person may want to read, and that loading needs besides the arrays."""
     from gepc.methods import options_of
 
-    n = len(detector.calibration_scores_)
     guarantee = None
     with contextlib.suppress(OptionError):
         guarantee = detector.guarantee(STATED_ALPHA).as_dict()
@@ -91,7 +91,8 @@ def describe(detector: Detector) -> dict[str, Any]:
             "weights": detector.weights_.tolist(),
             "map_scale": detector.map_scale_,
             "fit_images": detector.n_fit_,
-            "calibration_images": n,
+            "calibration_images": len(detector.calibration_scores_),
+            "groups": list(detector.reference_.by_group),
         },
         "cost": {"forward": detector.cost().forward, "jvp": detector.cost().jvp},
         "guarantee": guarantee,
@@ -109,7 +110,8 @@ def _versions() -> dict[str, str]:
 
 def _state(detector: Detector) -> dict[str, Any]:
     arrays = {f"calibrator/{name}": value for name, value in detector.calibrator_.state().items()}
-    arrays["calibration_scores"] = detector.calibration_scores_
+    for position, scores in enumerate(detector.reference_.by_group.values()):
+        arrays[f"reference/{position}"] = scores
     return {name: np.ascontiguousarray(value) for name, value in arrays.items()}
 
 
@@ -167,5 +169,6 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
         name.removeprefix("calibrator/"): value for name, value in arrays.items() if name.startswith("calibrator/")
     }
     detector.calibrator_ = create_calibrator(detector.calibration_name).restore(state)
-    detector.calibration_scores_ = arrays["calibration_scores"]
+    groups = fitted["groups"]
+    detector.reference_ = Reference({label: arrays[f"reference/{place}"] for place, label in enumerate(groups)})
     return detector

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +26,9 @@ DetectorArgument = Annotated[Path, typer.Argument(help="A detector folder writte
 BackboneOption = Annotated[
     str | None, typer.Option(help="Use this backbone instead of the one the detector was fitted with.")
 ]
+GroupsOption = Annotated[
+    str | None, typer.Option(help="Calibrate within groups: `folder`, or a file with one label per image.")
+]
 BatchSizeOption = Annotated[int | None, typer.Option(min=1, help="Images handed to the network at once.")]
 
 
@@ -37,6 +42,7 @@ def fit(
     method: Annotated[str, typer.Option(help="The detection method.")] = "gepc",
     preset: Annotated[str | None, typer.Option(help="A named set of the method's options.")] = None,
     calibration_images: Annotated[str | None, typer.Option(help="Images for the p-values, besides the others.")] = None,
+    groups: GroupsOption = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option of the method or detector.")
     ] = None,
@@ -54,7 +60,8 @@ def fit(
     total = len(collection) + (len(reference) if reference is not None else 0)
     _estimate(detector, total, detector.fit_cost().forward, detector.fit_cost().jvp)
     with progress("fitting", total) as advance:
-        detector.fit(collection, reference, on_progress=advance)
+        labels = _read_groups(groups, reference if reference is not None else collection)
+        detector.fit(collection, reference, labels, on_progress=advance)
     detector.save(out)
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(
@@ -70,30 +77,39 @@ def score(
     images: ImagesArgument,
     out: Annotated[Path | None, typer.Option(help="A CSV file; standard output without it.")] = None,
     alpha: Annotated[float, typer.Option(help="False-alarm rate of the verdict.")] = 0.05,
+    confidence: Annotated[
+        float | None, typer.Option(help="Hold the rate for these calibration images with this probability.")
+    ] = None,
+    fdr: Annotated[float | None, typer.Option(help="Flag so that this share of the flags is false, at most.")] = None,
+    procedure: Annotated[str, typer.Option(help="With --fdr: bh or storey.")] = "bh",
+    groups: GroupsOption = None,
     backbone: BackboneOption = None,
     batch_size: BatchSizeOption = None,
 ) -> None:
     """Score images: one row each with score, p-value, alarm, and the reason where a file could not be scored.
 
+    The alarm is p <= alpha for each image by itself; with `--fdr` it is a flag among all images of the run.
+
     Example: `gepc score det photos/new --out scores.csv --alpha 0.01`
     """
     loaded, collection = _open(detector, images, backbone, batch_size)
-    guarantee = loaded.guarantee(alpha)
+    labels = _read_groups(groups, collection)
+    rule = _Rule(loaded, alpha, confidence, fdr, procedure)
     cost = loaded.cost()
     _estimate(loaded, len(collection), cost.forward, cost.jvp)
     with progress("scoring", len(collection)) as advance:
-        results = loaded.results(collection, on_progress=advance)
-        if out is None:
-            rows = [_row(result, alpha) for result in results]
-            say(",".join(COLUMNS))
-            for row in rows:
-                say(",".join(_quote(value) for value in row))
-        else:
-            rows = _write_csv(out, results, alpha)
-    alarms = sum(row[3] == "true" for row in rows)
-    failures = sum(bool(row[4]) for row in rows)
-    note(f"{len(rows)} images, {alarms} alarms at alpha {alpha:g}, {failures} could not be scored" + _place(out))
-    note(f"guarantee: {guarantee}")
+        results = list(loaded.results(collection, groups=labels, on_progress=advance))
+    alarms = rule.alarms(results, labels)
+    rows = [_row(result, alarm) for result, alarm in zip(results, alarms, strict=True)]
+    if out is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *rows])
+    else:
+        with replacing(out) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:
+            csv.writer(handle).writerows([COLUMNS, *rows])
+    failures = sum(result.error is not None for result in results)
+    place = "" if out is None else f"; {out}"
+    note(f"{len(rows)} images, {sum(alarms)} alarms, {failures} could not be scored{place}")
+    note(f"guarantee: {rule.statement()}")
 
 
 @app.command(name="map")
@@ -149,27 +165,65 @@ def _estimate(detector: Detector, images: int, forward: int, jvp: int, quick: in
     note(f"{images} images x {forward + jvp} passes = {images * (forward + jvp):,} network passes, about {duration}")
 
 
-def _row(result: Result, alpha: float) -> tuple[str, ...]:
+class _Rule:
+    """Which rows alarm, and what may be said of the alarms."""
+
+    def __init__(
+        self, detector: Detector, alpha: float, confidence: float | None, fdr: float | None, procedure: str
+    ) -> None:
+        from gepc.discovery import discoveries
+
+        self.detector, self.alpha, self.confidence = detector, alpha, confidence
+        self.fdr, self.procedure = fdr, procedure
+        if fdr is not None:
+            discoveries([0.5], fdr, procedure)  # refuses a bad rate before any work
+        elif not detector.reference_.grouped:
+            detector.reference_.limits(alpha, confidence, None)
+
+    def alarms(self, results: list[Result], labels: Sequence[str] | str | None) -> list[bool]:
+        import numpy as np
+
+        from gepc.conformal import group_labels
+        from gepc.discovery import discoveries
+        from gepc.images import FileImages
+
+        scored = np.array([result.error is None for result in results], dtype=bool)
+        p = np.array([result.p_value for result in results])
+        flags = np.zeros(len(results), dtype=bool)
+        if self.fdr is not None:
+            flags[scored] = discoveries(p[scored], self.fdr, self.procedure)
+        else:
+            names = FileImages([Path(result.name) for result in results])
+            own = group_labels(labels, names, np.arange(len(results)))
+            limits = self.detector.reference_.limits(self.alpha, self.confidence, own)
+            flags[scored] = (p <= limits)[scored]
+        return [bool(flag) for flag in flags]
+
+    def statement(self) -> str:
+        if self.fdr is not None:
+            return f"on average at most {self.fdr:g} of the flags are false ({self.procedure})"
+        if self.confidence is not None:
+            return (
+                f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
+                "of in-distribution images raise an alarm"
+            )
+        return str(self.detector.guarantee(self.alpha))
+
+
+def _read_groups(groups: str | None, images: Images) -> list[str] | str | None:
+    """`folder`, or a text file with one label per image in the order of the images."""
+    if groups is None or groups == "folder":
+        return groups
+    try:
+        labels = Path(groups).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--groups is 'folder' or a text file with one label per line; {groups}: {error}") from error
+    if len(labels) != len(images):
+        raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
+    return labels
+
+
+def _row(result: Result, alarm: bool) -> tuple[str, ...]:
     if result.error is not None:
         return (result.name, "", "", "", result.error)
-    alarm = "true" if result.p_value <= alpha else "false"
-    return (result.name, f"{result.score:.9g}", f"{result.p_value:.9g}", alarm, "")
-
-
-def _write_csv(out: Path, results: Any, alpha: float) -> list[tuple[str, ...]]:
-    rows = []
-    with replacing(out) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle)
-        writer.writerow(COLUMNS)
-        for result in results:
-            rows.append(_row(result, alpha))
-            writer.writerow(rows[-1])
-    return rows
-
-
-def _quote(value: str) -> str:
-    return '"' + value.replace('"', '""') + '"' if any(mark in value for mark in ',"\n') else value
-
-
-def _place(out: Path | None) -> str:
-    return "" if out is None else f"; {out}"
+    return (result.name, f"{result.score:.9g}", f"{result.p_value:.9g}", str(alarm).lower(), "")

@@ -1,0 +1,206 @@
+"""fit, score, map, watch and selfcheck through the real command line."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from toys import as_uint8, pictures
+
+
+@dataclass
+class Run:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def gepc(place, monkeypatch, capsys):
+    """The command line inside this process, which spares the import of torch; `fresh_gepc` is the real thing."""
+    from gepc.cli.app import run
+
+    def call(*arguments: object) -> Run:
+        monkeypatch.chdir(place)
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        return Run(code, *capsys.readouterr())
+
+    return call
+
+
+def fresh_gepc(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gepc", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_net):
+    """A folder with a backbone, ID images, new images (one damaged), and a detector fitted by the command line."""
+    from diffusers import DDPMScheduler
+
+    root = tmp_path_factory.mktemp("cli")
+    tiny_net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    for folder, count, seed in (("normal", 66, 0), ("new", 6, 1)):
+        (root / folder).mkdir()
+        for index, picture in enumerate(as_uint8(pictures(count, 16, seed=seed))):
+            Image.fromarray(picture).save(root / folder / f"{index:02d}.png")
+    (root / "new" / "broken.png").write_bytes((root / "new" / "00.png").read_bytes()[:60])
+    fitted = fresh_gepc("fit", "normal", "--out", "det", "--backbone", "net", "--set", "levels=0.99,0.97,0.9", cwd=root)
+    assert fitted.returncode == 0, fitted.stderr
+    assert "14F+0J per image" in fitted.stdout
+    assert "guarantee" in fitted.stdout
+    return root
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_score_writes_a_row_for_every_file_and_a_reason_for_the_damaged_one(place, gepc):
+    run = fresh_gepc("score", "det", "new", "--out", "scores.csv", "--alpha", "0.1", cwd=place)
+    assert run.returncode == 0, run.stderr
+    assert "7 images" in run.stderr
+    rows = _rows((place / "scores.csv").read_text())
+    assert [Path(row["path"]).name for row in rows] == [*(f"{i:02d}.png" for i in range(6)), "broken.png"]
+    for row in rows[:6]:
+        assert (row["alarm"] == "true") == (float(row["p_value"]) <= 0.1)
+    assert rows[6]["score"] == ""
+    assert "broken.png is damaged" in rows[6]["error"]
+
+
+def test_standard_output_is_the_same_table(place, gepc):
+    gepc("score", "det", "new", "--out", "again.csv")
+    assert gepc("score", "det", "new").stdout == (place / "again.csv").read_text()
+
+
+def test_the_python_library_gives_the_same_scores(place, gepc):
+    import gepc as library
+
+    rows = _rows(gepc("score", "det", "new", "--batch-size", "2").stdout)
+    detector = library.load_detector(place / "det", str(place / "net"))
+    found = detector.score([place / "new" / f"{i:02d}.png" for i in range(6)])
+    assert np.allclose(found, [float(row["score"]) for row in rows[:6]], rtol=1e-5)
+
+
+def test_fdr_and_confidence_change_the_alarms_only(place, gepc):
+    plain = _rows(gepc("score", "det", "new", "--alpha", "0.2").stdout)
+    flagged = gepc("score", "det", "new", "--fdr", "0.3")
+    assert "at most 0.3 of the flags are false" in flagged.stderr
+    assert [row["score"] for row in _rows(flagged.stdout)] == [row["score"] for row in plain]
+    safe = gepc("score", "det", "new", "--alpha", "0.3", "--confidence", "0.9")
+    assert safe.returncode == 0, safe.stderr
+    assert "with probability 0.9" in safe.stderr
+
+
+def test_groups_by_folder(place, gepc):
+    for index, label in enumerate(["day", "night"] * 12):
+        (place / "groups" / label).mkdir(parents=True, exist_ok=True)
+        picture = as_uint8(pictures(1, 16, seed=50 + index))[0]
+        Image.fromarray(picture).save(place / "groups" / label / f"{index}.png")
+    options = ["--backbone", "net", "--set", "levels=0.99,0.9", "--groups", "folder"]
+    assert gepc("fit", "groups", "--out", "grouped", *options).returncode == 0
+    scored = gepc("score", "grouped", "groups", "--alpha", "0.5", "--groups", "folder")
+    assert scored.returncode == 0, scored.stderr
+    refused = gepc("score", "grouped", "new")
+    assert refused.returncode == 2
+    assert "give groups=" in refused.stderr
+
+
+def test_map_writes_pictures_arrays_and_metadata(place, gepc):
+    run = gepc("map", "det", "new", "--out", "maps")
+    assert run.returncode == 0, run.stderr
+    metadata = json.loads((place / "maps" / "metadata.json").read_text())
+    assert metadata["scale"] > 0
+    good = [entry for entry in metadata["images"] if entry["error"] is None]
+    assert len(good) == 6
+    for entry in good:
+        field = np.load(place / "maps" / entry["map"])
+        assert field.shape == (16, 16)
+        with Image.open(place / "maps" / entry["picture"]) as picture:
+            assert picture.size == (512, 256)
+    assert gepc("map", "det", "new", "--out", "new").returncode == 2
+
+
+def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
+    folder, log = place / "incoming", place / "log.csv"
+    folder.mkdir()
+    command = [sys.executable, "-m", "gepc", "watch", "det", "incoming", "--out", "log.csv", "--interval", "0.1"]
+    process = subprocess.Popen(
+        command, cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
+    )
+    try:
+        for index, picture in enumerate(as_uint8(pictures(8, 16, seed=9))):
+            Image.fromarray(picture).save(folder / f"{index}.png")
+            os.utime(folder / f"{index}.png", (time.time() - 60 + index,) * 2)
+        deadline = time.monotonic() + 100
+        while (not log.exists() or len(_rows(log.read_text())) < 1) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finished = gepc("watch", "det", "incoming", "--out", "log.csv", "--once")
+    assert finished.returncode == 0, finished.stderr
+    rows = _rows(log.read_text())
+    assert sorted(Path(row["path"]).name for row in rows) == [f"{i}.png" for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fit", "nowhere", "--out", "x", "--backbone", "net"], "nowhere does not exist"),
+        (["fit", "normal", "--out", "x", "--backbone", "net", "--method", "gepx"], "did you mean 'gepc'"),
+        (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "kep=2"], "did you mean 'keep'"),
+        (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "keep"], "key=value"),
+        (["fit", "normal", "--out", "net", "--backbone", "net", "--set", "levels=0.9,0.99"], "not a detector folder"),
+        (["score", "normal", "new"], "no detector.json"),
+        (["score", "det", "new", "--alpha", "0.0001"], "needs at least 9999 calibration images"),
+        (["score", "det", "new", "--alpha", "2"], "between 0 and 1"),
+        (["score", "det", "new", "--fdr", "0"], "between 0 and 1"),
+        (["score", "det", "new", "--alfa", "0.1"], "--alfa"),
+        (["score", "det"], "IMAGES"),
+        (["watch", "det", "nowhere", "--out", "l.csv"], "nowhere is not a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(place, gepc, arguments, sentence):
+    before = sorted(path.name for path in place.iterdir())
+    run = gepc(*arguments)
+    assert run.returncode == 2
+    assert sentence.lower() in run.stderr.lower()
+    assert "Traceback" not in run.stderr
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+def test_bad_input_leaves_no_traceback_in_a_fresh_process_either(place):
+    run = fresh_gepc("score", "det", "nowhere", cwd=place)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "error: nowhere does not exist; give a folder of images, an image file or an array\n"
+
+
+def test_selfcheck_passes(gepc):
+    run = gepc("selfcheck")
+    assert run.returncode == 0
+    assert "0 failed" in run.stdout
+
+
+@pytest.mark.parametrize("command", ["fit", "score", "map", "watch", "selfcheck", "info", "convert", "train"])
+def test_help_shows_an_example(gepc, command):
+    run = gepc(command, "--help")
+    assert run.returncode == 0
+    assert f"gepc {command}" in run.stdout.split("Example", 1)[1]
