@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gepc.backbones.base import Backbone
@@ -125,8 +125,13 @@ def detector_options() -> list[str]:
 
 def options_of(detector: Detector) -> dict[str, Any]:
     """All parameters as plain JSON values: `create_detector(method, backbone, **these)` builds the detector again."""
-    values = {**detector.extractor.options(), **{name: getattr(detector, name) for name in detector_options()}}
-    return {name: _plain(value) for name, value in values.items()}
+    own = {name: getattr(detector, name) for name in detector_options()}
+    return plain_options({**detector.extractor.options(), **own})
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as JSON values: levels as text, a group as the names of its elements, tuples as lists."""
+    return {name: _plain(value) for name, value in options.items()}
 
 
 def _plain(value: Any) -> Any:

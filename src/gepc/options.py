@@ -45,6 +45,10 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
         if len(inner) != len(items):
             raise OptionError(f"{where} must have {len(inner)} values, got {len(items)}")
         return tuple(coerce(kind, item, where) for kind, item in zip(inner, items, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise OptionError(f"{where} must be a mapping, got {value!r}")
+        return {key: coerce(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(typing.cast(type[Any], hint), value, where)
     return _coerce_plain(hint, value, where)

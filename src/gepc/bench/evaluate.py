@@ -1,0 +1,117 @@
+"""From feature tables to scores and metrics: every variant of the detector is arithmetic on the same tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.bench.collect import Collection
+from gepc.bench.protocol import Protocol
+from gepc.calibrators import Aggregation, create_calibrator
+from gepc.extractors.base import Table
+from gepc.extractors.gepc import PER_ELEMENT, GepcExtractor
+from gepc.metrics import Detection, auroc, detection
+from gepc.selection import Selection, select
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to put a table's numbers together. None means: as many, or all."""
+
+    features: tuple[str, ...] = ("s",)
+    keep: int | None = 2
+    weights: str = "inv_cv"
+    calibration: str = "kde"
+    fuse: str = "mean"
+    elements: tuple[str, ...] | None = None
+    timesteps: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a variant says of ID-test and of each OOD-test set, and which timesteps it kept with which weights."""
+
+    inside: Array
+    outside: dict[str, Array]
+    kept: tuple[int, ...]
+    selection: Selection
+
+
+class Bench:
+    """A protocol, its backbone and the collected tables."""
+
+    def __init__(self, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
+        self.protocol, self.backbone, self.collection = protocol, backbone, collection
+        self.extractor: GepcExtractor = protocol.extractor()
+
+    @property
+    def main(self) -> Variant:
+        """The protocol's own detector."""
+        protocol = self.protocol
+        return Variant(("s",), protocol.keep, protocol.weights, protocol.calibration)
+
+    def candidates(self, name: str) -> tuple[int, ...]:
+        """Candidate timesteps when `name` is in-distribution."""
+        return self.protocol.levels_for(name).timesteps(self.backbone.alphas_cumprod)
+
+    def columns(self, name: str, split: str, seed: int, variant: Variant, timesteps: Sequence[int]) -> Array:
+        """(N, levels, features) of one split under a variant."""
+        table = self.collection.parts[name, split, seed].at(timesteps)
+        return np.stack([self._feature(table, feature, variant.elements) for feature in variant.features], axis=2)
+
+    def _feature(self, table: Table, feature: str, elements: Iterable[str] | None) -> Array:
+        values = table[feature]
+        if elements is not None and feature in PER_ELEMENT:
+            names = self.extractor.group.names
+            values = values[:, :, [0, *(names.index(element) for element in elements)]]
+        return self.extractor.reduce(feature, values)
+
+    def scores(self, name: str, variant: Variant, seed: int) -> Scores:
+        """Fit on ID-train alone, score ID-test and every OOD-test set."""
+        timesteps = variant.timesteps or self.candidates(name)
+        train = self.columns(name, "train", seed, variant, timesteps)
+        keep = None if variant.keep is None else min(variant.keep, len(timesteps))
+        base = variant.features.index("s") if "s" in variant.features else 0
+        picked = select(train[:, :, base], keep, variant.weights)
+        kept = list(picked.kept)
+        calibrator = create_calibrator(variant.calibration).fit(train[:, kept])
+        aggregation = Aggregation(over_features=variant.fuse)
+
+        def score(other: str) -> Array:
+            columns = self.columns(other, "test", seed, variant, timesteps)
+            return calibrator.score(columns[:, kept], picked.weights, aggregation)
+
+        outside = {other: score(other) for other in self.protocol.pairs[name]}
+        return Scores(score(name), outside, tuple(timesteps[position] for position in kept), picked)
+
+    def detections(self, variant: Variant, seed: int) -> dict[tuple[str, str], Detection]:
+        """All metrics of every pair."""
+        found = {}
+        for name, others in self.protocol.pairs.items():
+            scores = self.scores(name, variant, seed)
+            found.update({(name, other): detection(scores.inside, scores.outside[other]) for other in others})
+        return found
+
+    def aurocs(
+        self, variant: Variant, symmetric: bool = False, only: str | None = None
+    ) -> dict[tuple[str, str], float]:
+        """AUROC of every pair (of one ID set), averaged over seeds; `symmetric` takes max(a, 1 - a) of each seed."""
+        pairs = self.protocol.pairs if only is None else {only: self.protocol.pairs[only]}
+        runs = []
+        for seed in self.protocol.seeds:
+            run = {}
+            for name, others in pairs.items():
+                scores = self.scores(name, variant, seed)
+                run.update({(name, other): auroc(scores.inside, scores.outside[other]) for other in others})
+            runs.append({pair: max(value, 1 - value) if symmetric else value for pair, value in run.items()})
+        return {pair: float(np.mean([run[pair] for run in runs])) for pair in runs[0]}
+
+    def raw(self, elements: tuple[str, ...] | None = None, timesteps: tuple[int, ...] | None = None) -> Variant:
+        """The raw transported gap: no calibration, the levels the main detector keeps or those given."""
+        return replace(self.main, calibration="raw", elements=elements, timesteps=timesteps, weights="uniform")

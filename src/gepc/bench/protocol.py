@@ -1,0 +1,109 @@
+"""What a benchmark runs on, as plain data from a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gepc.backbones.schedule import Levels
+from gepc.errors import InputError, OptionError, nearest
+from gepc.extractors.gepc import PAPER_LEVELS, GepcExtractor
+from gepc.options import build, read_yaml
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: its name for `gepc.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`), and its name in tables."""
+
+    dataset: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A benchmark. ID-train chooses levels and fits; ID-test and OOD-test are only evaluated.
+
+    Parameters
+    ----------
+    datasets : short name -> source.
+    pairs : ID short name -> OOD short names.
+    levels : ID short name -> candidate levels; `default` for the others.
+    train_images, test_images : how many of each set, drawn with `subset_seed`.
+    features : computed in the one pass; the first is the main detector's.
+    seeds : noise seeds; the main table gives the mean and the spread over them.
+    """
+
+    datasets: dict[str, Source]
+    pairs: dict[str, tuple[str, ...]]
+    backbone: str = "celeba32-tiny"
+    size: int = 32
+    levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
+    train_images: int = 2000
+    test_images: int = 1000
+    features: tuple[str, ...] = ("s", "cos", "pair", "b")
+    pool: str = "topk"
+    topk: float = 0.3
+    group: str = "paper"
+    keep: int = 2
+    weights: str = "inv_cv"
+    calibration: str = "kde"
+    seeds: tuple[int, ...] = (0,)
+    subset_seed: int = 0
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.pairs:
+            raise OptionError("protocol: pairs names no in-distribution set")
+        for name, others in self.pairs.items():
+            for known in (name, *others):
+                if known not in self.datasets:
+                    raise OptionError(f"protocol: pairs names {known!r}; {nearest(known, self.datasets)}")
+            if name in others:
+                raise OptionError(f"protocol: {name!r} is its own out-of-distribution set")
+        if "s" not in self.features:
+            raise OptionError("protocol: features must hold 's'")
+        if min(self.train_images, self.test_images) < 20:
+            raise OptionError("protocol: train_images and test_images must be at least 20")
+        self.extractor()
+
+    def extractor(self) -> GepcExtractor:
+        """The one-pass extractor; its own levels are not used."""
+        return GepcExtractor(features=self.features, pool=self.pool, topk=self.topk, group=self.group)  # type: ignore[arg-type]
+
+    def levels_for(self, name: str) -> Levels:
+        """Candidate levels when `name` is in-distribution."""
+        return Levels(self.levels.get(name, self.levels.get("default", PAPER_LEVELS)))
+
+    def label(self, name: str) -> str:
+        """The data set's name in tables."""
+        return self.datasets[name].label or name
+
+    @property
+    def pair_list(self) -> list[tuple[str, str]]:
+        """All (ID, OOD) pairs in order."""
+        return [(name, other) for name, others in self.pairs.items() for other in others]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+def builtin_protocols() -> dict[str, Path]:
+    """The protocols that ship with the package, by name."""
+    folder = Path(str(resources.files("gepc") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> Protocol:
+    """Read a protocol from a YAML file or by the name of one that ships with the package."""
+    path, known = Path(config), builtin_protocols()
+    if not path.is_file():
+        if path.stem not in known:
+            raise InputError(
+                f"{config} is neither a YAML file nor a protocol of the package; {nearest(path.stem, known)}"
+            )
+        path = known[path.stem]
+    return build(Protocol, {**read_yaml(path), **(overrides or {})}, "protocol")

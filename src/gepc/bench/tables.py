@@ -1,0 +1,98 @@
+"""Tables of results: one structure, written as Markdown, CSV, JSON and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table with a name for files, a title, and a note on what the reader must know. None is shown as a dash."""
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"table {self.name}: a row has {len(row)} cells under {len(self.header)} headings")
+
+    def shown(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[show(cell) for cell in row] for row in self.rows]
+
+    def markdown(self) -> str:
+        """A GitHub table with its title and note."""
+        lines = [f"### {self.title}", "", _bar(self.header), _bar(["---"] * len(self.header))]
+        lines += [_bar(row) for row in self.shown()]
+        return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
+
+    def csv(self) -> str:
+        """Full precision, empty for None."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.header)
+        writer.writerows([["" if cell is None else cell for cell in row] for row in self.rows])
+        return text.getvalue()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, full precision."""
+        rows = [dict(zip(self.header, row, strict=True)) for row in self.rows]
+        return {"name": self.name, "title": self.title, "note": self.note, "rows": rows}
+
+    def latex(self) -> str:
+        """A booktabs table."""
+        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.shown()]
+        head = " & ".join(map(_tex, self.header)) + r" \\"
+        columns = "l" + "c" * (len(self.header) - 1)
+        return "\n".join(
+            [
+                r"\begin{table}[t]",
+                r"  \centering",
+                rf"  \caption{{{_tex(self.title)}. {_tex(self.note)}}}",
+                rf"  \begin{{tabular}}{{{columns}}}",
+                r"    \toprule",
+                f"    {head}",
+                r"    \midrule",
+                *(f"    {line}" for line in body),
+                r"    \bottomrule",
+                r"  \end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+def show(cell: Cell) -> str:
+    """A number with three decimals, a dash for nothing."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.3f}"
+    return str(cell)
+
+
+def as_json(tables: Sequence[ResultTable], about: dict[str, Any]) -> str:
+    """All tables and what they were measured on, as one JSON text."""
+    return json.dumps({"about": about, "tables": [table.as_dict() for table in tables]}, indent=2) + "\n"
+
+
+def _bar(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in text.replace("\\", "/"))
