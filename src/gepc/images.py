@@ -6,10 +6,12 @@ import math
 import os
 import warnings
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,11 @@ Image = npt.NDArray[np.float32]
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm", ".npy")
 RESIZES = ("stretch", "crop", "exact")
+# what numpy raises for an array file that is cut short, altered, or holds Python objects
+DAMAGED_ARRAY = (
+    *(OSError, ValueError, EOFError, NotImplementedError, OverflowError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, TokenError),
+)
 _DTYPE_RANGE = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
@@ -82,8 +89,8 @@ def read_npz(path: Path, key: str | None = None, usual: tuple[str, ...] = ("x", 
                 return np.asarray(archive[key])
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is not a plain .npz archive: {error}") from error
+    except DAMAGED_ARRAY as error:
+        raise InputError(f"{path} is not a whole, plain .npz archive: {error}") from error
     wanted = f"no array {key!r}" if key else "several arrays"
     raise InputError(f"{path} holds {wanted}; say which with {path.name}:NAME ({', '.join(names)})")
 
@@ -378,8 +385,8 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None, lo
     """Warn when float images hold no negative value: they are read as [-1, 1] and are perhaps in [0, 1]."""
     if value_range is not None:
         return
-    records = [images[index] for index in range(min(len(images), look_at))]
-    floats = [r.pixels for r in records if r.pixels is not None and r.pixels.dtype.kind == "f" and r.pixels.size]
+    first = [images[index].pixels for index in range(min(len(images), look_at))]
+    floats = [p for p in first if p is not None and p.size and p.dtype.kind == "f" and np.isfinite(p).all()]
     if floats and not any((pixels < 0).any() for pixels in floats):
         warnings.warn(
             "float images without a negative value are read as [-1, 1]; if they are in [0, 1], pass value_range=(0, 1)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from gepc.backbones.base import Backbone
 from gepc.calibrators import create_calibrator
 from gepc.conformal import Reference
 from gepc.errors import BackboneError, InputError, OptionError, StorageError
-from gepc.files import read_json, write_json
+from gepc.files import read_json, replacing, write_json
 from gepc.images import Preprocessing
 from gepc.options import build
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
 STATED_ALPHA = 0.05
+# of a backbone's description: where it lies and runs, and what is compared by itself
+_MAY_DIFFER = {"source", "sha256", "load_options", "device", "precision", "parameters", "family"}
 
 
 def is_detector(folder: str | os.PathLike[str]) -> bool:
@@ -38,6 +41,7 @@ def is_detector(folder: str | os.PathLike[str]) -> bool:
 
 def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
     """Write the folder beside its final place, then rename: it is whole or absent, and an old one stays until then."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     final = Path(folder)
@@ -46,13 +50,14 @@ def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         draft.mkdir(parents=True)
-        save_file(_state(detector), draft / STATE)
+        with replacing(draft / STATE) as part:
+            save_file(_state(detector), part)
         write_json(draft / DESCRIPTION, describe(detector))
         _swap(draft, final)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(f"cannot write {final}: {error.strerror or error}; what was there is untouched") from error
+    except (OSError, SafetensorError) as error:
+        cause = (isinstance(error, StorageError) and error.__cause__) or error
+        reason = getattr(cause, "strerror", None) or cause
+        raise StorageError(f"cannot write {final}: {reason}; what was there is untouched") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -124,8 +129,9 @@ def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | Non
     if not is_detector(folder):
         raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
     description = read_json(folder / DESCRIPTION)
-    if description.get("schema") != SCHEMA:
-        raise InputError(f"{folder} has schema {description.get('schema')!r}; this version reads {SCHEMA}")
+    schema = description.get("schema") if isinstance(description, dict) else None
+    if schema != SCHEMA:
+        raise InputError(f"{folder} has schema {schema!r}; this version reads {SCHEMA}")
     try:
         arrays = load_file(folder / STATE)
     except (OSError, SafetensorError) as error:
@@ -144,12 +150,19 @@ def _find_backbone(stored: dict[str, Any], given: Backbone | str | None, folder:
             f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
             "pass it: load_detector(folder, backbone)"
         )
-    backbone = load_backbone(stored["source"] if given is None else given)
+    backbone = load_backbone(stored["source"], **stored["load_options"]) if given is None else load_backbone(given)
     if stored["sha256"] is not None and backbone.sha256 is not None and stored["sha256"] != backbone.sha256:
         raise BackboneError(
             f"{folder} was fitted with other weights than {backbone.source}: sha256 {stored['sha256'][:12]}... "
             f"expected, found {backbone.sha256[:12]}...; fit again or pass the right backbone"
         )
+    found = json.loads(json.dumps(backbone.describe()))
+    for name, value in stored.items():
+        if name not in _MAY_DIFFER and name in found and found[name] != value:
+            raise BackboneError(
+                f"{folder} was fitted with a backbone whose {name} is {value!r}, this one has {found[name]!r}; "
+                "fit again or pass the right backbone: load_detector(folder, backbone)"
+            )
     return backbone
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,9 +33,13 @@ class Backbone(ABC):
     image_size : (H, W) the net was made for, or None where any multiple of `size_multiple` will do.
     forward_count, jvp_count : F and J, counted per image since the last `reset_counts`.
     source, sha256 : where it was loaded from and the hash of its weights; None for objects made in Python.
+    load_options : what `load_backbone` was given besides the source, to load the same again.
+    parameters : how many weights the network has; None where that is not known.
+    device, dtype : where a caller must put `x`, and as what.
     """
 
     family = "custom"
+    learned_variance = False
 
     def __init__(
         self,
@@ -52,6 +58,8 @@ class Backbone(ABC):
         self.dtype: torch.dtype = torch.float32
         self.source: str | None = None
         self.sha256: str | None = None
+        self.parameters: int | None = None
+        self.load_options: dict[str, Any] = {}
         self.forward_count = 0
         self.jvp_count = 0
 
@@ -108,17 +116,27 @@ class Backbone(ABC):
         import torch
 
         if isinstance(t, torch.Tensor) and t.ndim > 0:
-            return t.to(x.device)
-        index = int(t)
+            if t.shape != (len(x),) or t.is_floating_point():
+                raise InputError(
+                    f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}"
+                )
+            if len(t):
+                self._check_index(int(t.min()))
+                self._check_index(int(t.max()))
+            return t.to(device=x.device, dtype=torch.int64)
+        self._check_index(int(t))
+        return torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
+
+    def _check_index(self, index: int) -> None:
         if not 0 <= index < self.n_steps:
             raise InputError(f"timestep {index} is outside the schedule, 0 to {self.n_steps - 1}")
-        return torch.full((len(x),), index, dtype=torch.int64, device=x.device)
 
     def _per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         import torch
 
-        values = torch.as_tensor(table, device="cpu")[self._timesteps(x, t).cpu()]
-        return values.to(device=x.device, dtype=x.dtype).reshape(-1, *([1] * (x.ndim - 1)))
+        # `tolist`, not `numpy`: it also works inside `jvp`
+        values = torch.from_numpy(table[self._timesteps(x, t).tolist()])
+        return values.to(x.dtype).to(x.device).reshape(-1, *([1] * (x.ndim - 1)))
 
     def _check_answer(self, answer: torch.Tensor, x: torch.Tensor) -> None:
         import torch
@@ -147,12 +165,27 @@ class Backbone(ABC):
                 f"{what} of {height}x{width} do not fit this backbone: both sides must be multiples of {multiple}"
             )
 
+    def settings(self) -> dict[str, Any]:
+        """The choices beside weights and schedule that change an answer, as plain values (label, precision, ...)."""
+        return {}
+
+    @property
+    def fingerprint(self) -> str | None:
+        """SHA-256 over weights, schedule and settings: equal where answers are equal. None without a weights file."""
+        if self.sha256 is None:
+            return None
+        digest = hashlib.sha256(self.alphas_cumprod.tobytes())
+        digest.update(json.dumps([self.family, self.sha256, self.settings()], sort_keys=True).encode())
+        return digest.hexdigest()
+
     def describe(self) -> dict[str, Any]:
         """What `gepc info` prints, as plain values."""
         return {
             "family": self.family,
             "source": self.source,
             "sha256": self.sha256,
+            "load_options": self.load_options,
+            "parameters": self.parameters,
             "channels": self.channels,
             "image_size": None if self.image_size is None else list(self.image_size),
             "size_multiple": self.size_multiple,
@@ -163,7 +196,8 @@ class Backbone(ABC):
 
     def __repr__(self) -> str:
         size = "any size" if self.image_size is None else "x".join(map(str, self.image_size))
-        return f"<{type(self).__name__} {self.source or self.family}: {self.channels} channels, {size}, {self.n_steps} steps>"
+        name = f"{type(self).__name__} {self.source or self.family}"
+        return f"<{name}: {self.channels} channels, {size}, {self.n_steps} steps>"
 
     @staticmethod
     def from_callable(
@@ -172,11 +206,15 @@ class Backbone(ABC):
         channels: int = 3,
         image_size: int | tuple[int, int] | None = None,
         size_multiple: int = 1,
+        device: str | torch.device | None = None,
     ) -> Backbone:
-        """A backbone from any function eps(x, t), where t (N,) holds indices into `alphas_cumprod`."""
+        """A backbone from any function eps(x, t), where t (N,) holds indices into `alphas_cumprod`.
+
+        A `torch.nn.Module` is put in eval mode; `device` defaults to where its parameters are, else to the CPU.
+        """
         from gepc.backbones.callables import CallableBackbone
 
-        return CallableBackbone(eps, alphas_cumprod, channels, image_size, size_multiple)
+        return CallableBackbone(eps, alphas_cumprod, channels, image_size, size_multiple, device)
 
     @staticmethod
     def from_denoiser(
@@ -185,11 +223,13 @@ class Backbone(ABC):
         channels: int = 3,
         image_size: int | tuple[int, int] | None = None,
         size_multiple: int = 1,
+        device: str | torch.device | None = None,
     ) -> Backbone:
         """A backbone from D(y, sigma), an estimate of x_0 from y = x_0 + sigma noise (EDM, VE, blind denoisers).
 
-        `sigmas` are the noise levels to offer, ascending, in units where images lie in [-1, 1].
+        `sigmas` are the noise levels to offer, ascending, in units where images lie in [-1, 1]; D gets one per image,
+        shape (N,). A denoiser that is blind to the level is `lambda y, sigma: net(y)`.
         """
         from gepc.backbones.callables import DenoiserBackbone
 
-        return DenoiserBackbone(denoiser, sigmas, channels, image_size, size_multiple)
+        return DenoiserBackbone(denoiser, sigmas, channels, image_size, size_multiple, device)

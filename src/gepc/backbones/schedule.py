@@ -148,7 +148,7 @@ class Levels:
         return tuple(sorted({int(np.argmin(np.abs(axis - target))) for target in targets}))
 
     def __str__(self) -> str:
-        return f"{self.scale}:" + ",".join(f"{value:g}" for value in self.values)
+        return f"{self.scale}:" + ",".join(repr(value) for value in self.values)
 
 
 def sub_schedule(alphas_cumprod: npt.ArrayLike, timesteps: Sequence[int]) -> FloatArray:

@@ -1,0 +1,1 @@
+"""OpenAI's improved-diffusion and guided-diffusion checkpoints, as diffusers networks."""

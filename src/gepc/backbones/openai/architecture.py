@@ -1,0 +1,253 @@
+"""OpenAI's UNet, read off the names and shapes of its tensors.
+
+    input_blocks.0.0                  first convolution
+    input_blocks.i.0 [.1]             residual block [attention], `num_res_blocks` per level, then what halves the size
+    middle_block.0 .1 .2              residual block, attention, residual block
+    output_blocks.i.0 [.1] [.1 or .2] residual block on (what comes, skip), [attention], [what doubles the size]
+    out.0, out.2                      norm, last convolution
+
+A level ends with a strided convolution (`op`), with a residual block that pools (`resblock_updown`), or with a pooling
+that has no tensors (`conv_resample=False`) and so leaves a gap in the numbering.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gepc.backbones.weights import Shape
+from gepc.errors import BackboneError
+
+T = TypeVar("T")
+
+GROUPS = 32
+CONV, RESBLOCK, ATTENTION, DOWN, UP = "conv", "resblock", "attention", "op", "conv_up"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything about a net that its tensors show.
+
+    widths : channels of each level, finest first. attention : whether each level has it.
+    resampling : "conv", "resblock" or "plain". classes : None for an unconditional net.
+    """
+
+    channels: int
+    out_channels: int
+    model_channels: int
+    widths: tuple[int, ...]
+    res_blocks: int
+    attention: tuple[bool, ...]
+    scale_shift: bool
+    resampling: str
+    classes: int | None
+
+    @property
+    def time_channels(self) -> int:
+        """Width of the embedded timestep."""
+        return 4 * self.model_channels
+
+    @property
+    def learned_variance(self) -> bool:
+        """Whether the net answers a variance beside its prediction."""
+        return self.out_channels == 2 * self.channels
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of the network: where OpenAI and diffusers keep it, what it is, channels in and out."""
+
+    source: str
+    target: str
+    kind: str
+    inward: int
+    outward: int
+
+    @property
+    def in_decoder(self) -> bool:
+        """Whether it lies behind the middle."""
+        return self.source.startswith("output_blocks")
+
+
+def parts(net: Architecture) -> Iterator[Part]:
+    """The pieces of the network in the order of computation (first and last convolutions and time embedding aside)."""
+    skips = [net.widths[0]]
+    width, index, last = net.widths[0], 1, len(net.widths) - 1
+    for level, out in enumerate(net.widths):
+        home = f"down_blocks.{level}"
+        for layer in range(net.res_blocks):
+            yield Part(f"input_blocks.{index}.0", f"{home}.resnets.{layer}", RESBLOCK, width, out)
+            width = out
+            if net.attention[level]:
+                yield Part(f"input_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
+            skips.append(out)
+            index += 1
+        if level < last:
+            yield from _resample(net, f"input_blocks.{index}.0", f"{home}.downsamplers.0", DOWN, out)
+            skips.append(out)
+            index += 1
+    yield Part("middle_block.0", "mid_block.resnets.0", RESBLOCK, width, width)
+    yield Part("middle_block.1", "mid_block.attentions.0", ATTENTION, width, width)
+    yield Part("middle_block.2", "mid_block.resnets.1", RESBLOCK, width, width)
+    index = 0
+    for level in range(last, -1, -1):
+        home, out = f"up_blocks.{last - level}", net.widths[level]
+        for layer in range(net.res_blocks + 1):
+            yield Part(f"output_blocks.{index}.0", f"{home}.resnets.{layer}", RESBLOCK, width + skips.pop(), out)
+            width = out
+            if net.attention[level]:
+                yield Part(f"output_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
+            if level and layer == net.res_blocks:
+                place = 2 if net.attention[level] else 1
+                yield from _resample(net, f"output_blocks.{index}.{place}", f"{home}.upsamplers.0", UP, out)
+            index += 1
+
+
+def _resample(net: Architecture, source: str, target: str, kind: str, width: int) -> Iterator[Part]:
+    if net.resampling == "resblock":
+        yield Part(source, target, RESBLOCK, width, width)
+    elif net.resampling == "conv":
+        yield Part(source, target, kind, width, width)
+
+
+def expected_shapes(net: Architecture) -> dict[str, Shape]:
+    """The name and shape of every tensor of such a net, in the order of computation."""
+    time, width = net.time_channels, net.widths[0]
+    shapes = _layer("time_embed.0", time, net.model_channels) | _layer("time_embed.2", time, time)
+    if net.classes is not None:
+        shapes["label_emb.weight"] = (net.classes, time)
+    shapes |= _layer("input_blocks.0.0", width, net.channels, 3, 3)
+    for part in parts(net):
+        shapes |= {f"{part.source}.{name}": shape for name, shape in _part_shapes(part, net).items()}
+    return shapes | _layer("out.0", width) | _layer("out.2", net.out_channels, width, 3, 3)
+
+
+def _part_shapes(part: Part, net: Architecture) -> dict[str, Shape]:
+    a, b = part.inward, part.outward
+    if part.kind == ATTENTION:
+        return _layer("norm", b) | _layer("qkv", 3 * b, b, 1) | _layer("proj_out", b, b, 1)
+    if part.kind in (DOWN, UP):
+        return _layer("op" if part.kind == DOWN else "conv", b, b, 3, 3)
+    shapes = _layer("in_layers.0", a) | _layer("in_layers.2", b, a, 3, 3)
+    shapes |= _layer("emb_layers.1", (1 + net.scale_shift) * b, net.time_channels)
+    shapes |= _layer("out_layers.0", b) | _layer("out_layers.3", b, b, 3, 3)
+    return shapes if a == b else shapes | _layer("skip_connection", b, a, 1, 1)
+
+
+def _layer(name: str, *shape: int) -> dict[str, Shape]:
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
+    """What the tensors show. A single missing or misshapen tensor does not mislead: everything is put to the vote."""
+    if not any(name.startswith("output_blocks.") for name in shapes):
+        raise BackboneError(f"{path} has no output_blocks: it is an encoder (a classifier), not a noise predictor")
+    shapes = {name: shape for name, shape in shapes.items() if shape}
+    blocks = _block_kinds(shapes)
+    levels, res_blocks, resampling = _levels(blocks, path)
+    steps = res_blocks + 1
+    widths, attention = [], []
+    for level in range(levels):
+        encoder = [("input_blocks", 1 + level * steps + layer) for layer in range(res_blocks)]
+        decoder = [("output_blocks", (levels - 1 - level) * steps + layer) for layer in range(steps)]
+        names = [f"{section}.{index}.0" for section, index in encoder + decoder]
+        widths.append(_vote(_widths(shapes, names), f"the width of level {level}", path))
+        attention.append(any(blocks.get(f"{section}.{index}.1") == ATTENTION for section, index in encoder + decoder))
+    channels, out_channels = _image_channels(shapes, path)
+    return Architecture(
+        channels=channels,
+        out_channels=out_channels,
+        model_channels=_vote(_model_channels(shapes), "num_channels", path),
+        widths=tuple(widths),
+        res_blocks=res_blocks,
+        attention=tuple(attention),
+        scale_shift=_vote(_scale_shifts(shapes), "use_scale_shift_norm", path),
+        resampling=resampling,
+        classes=shapes["label_emb.weight"][0] if "label_emb.weight" in shapes else None,
+    )
+
+
+def _block_kinds(shapes: Iterable[str]) -> dict[str, str]:
+    """`input_blocks.3.1` -> what it is, by the names of the tensors in it."""
+    kinds = {"norm": ATTENTION, "qkv": ATTENTION, "proj_out": ATTENTION, "op": DOWN, "conv": UP}
+    blocks: dict[str, str] = {}
+    for name in shapes:
+        found = re.match(r"((?:input_blocks|output_blocks)\.\d+\.\d+)\.(\w+)", name)
+        if found:
+            known = RESBLOCK if found[2] in ("in_layers", "emb_layers", "out_layers", "skip_connection") else CONV
+            blocks[found[1]] = kinds.get(found[2], known)
+    return blocks
+
+
+def _levels(blocks: Mapping[str, str], path: Path) -> tuple[int, int, str]:
+    """How many levels, residual blocks per level, and how sizes change."""
+    count = 1 + max(int(name.split(".")[1]) for name in blocks if name.startswith("output_blocks."))
+    ups = {}
+    for name, kind in blocks.items():
+        section, index, place = name.split(".")
+        if section == "output_blocks" and place != "0" and kind in (UP, RESBLOCK):
+            ups[int(index)] = kind
+    if ups:
+        resampling = "resblock" if RESBLOCK in ups.values() else "conv"
+        ends = sorted(ups)
+    else:
+        numbers = {int(name.split(".")[1]) for name in blocks if name.startswith("input_blocks.")}
+        gaps = [index for index in range(1, max(numbers)) if index not in numbers]
+        resampling = "plain" if gaps else "conv"
+        ends = [index - 1 for index in gaps]
+    levels = len(ends) + 1
+    res_blocks = count // levels - 1
+    if count % levels or res_blocks < 1 or ends != [(i + 1) * (res_blocks + 1) - 1 for i in range(levels - 1)]:
+        raise BackboneError(
+            f"{path} is not an OpenAI UNet: its {count} output_blocks do not fall into {levels} levels of equal depth "
+            f"(sizes change after output_blocks {', '.join(map(str, ends)) or 'none'})"
+        )
+    return levels, res_blocks, resampling
+
+
+def _widths(shapes: Mapping[str, Shape], blocks: Iterable[str]) -> Iterator[int]:
+    for block in blocks:
+        for tensor in ("in_layers.2.weight", "in_layers.2.bias", "out_layers.0.weight", "out_layers.3.bias"):
+            if f"{block}.{tensor}" in shapes:
+                yield shapes[f"{block}.{tensor}"][0]
+
+
+def _model_channels(shapes: Mapping[str, Shape]) -> Iterator[int]:
+    for name in ("time_embed.0.bias", "time_embed.2.bias", "time_embed.0.weight", "time_embed.2.weight"):
+        if name in shapes:
+            yield shapes[name][0] // 4
+
+
+def _scale_shifts(shapes: Mapping[str, Shape]) -> Iterator[bool]:
+    for name in shapes:
+        norm = name.replace("emb_layers.1", "out_layers.0")
+        if name.endswith(".emb_layers.1.bias") and norm in shapes:
+            yield shapes[name][0] == 2 * shapes[norm][0]
+
+
+def _image_channels(shapes: Mapping[str, Shape], path: Path) -> tuple[int, int]:
+    first, last = shapes.get("input_blocks.0.0.weight"), shapes.get("out.2.bias") or shapes.get("out.2.weight")
+    if last is None:
+        width = shapes.get("out.0.bias", ("M",))[0]
+        raise BackboneError(f"{path}: tensor out.2.weight is missing, expected shape (C or 2C, {width}, 3, 3)")
+    if first is None or len(first) != 4:
+        width = shapes.get("input_blocks.0.0.bias", ("M",))[0]
+        found = "is missing" if first is None else f"has shape {first}"
+        raise BackboneError(f"{path}: tensor input_blocks.0.0.weight {found}, expected shape ({width}, C, 3, 3)")
+    if first[1] == last[0] == 6 or last[0] not in (first[1], 2 * first[1]):
+        raise BackboneError(
+            f"{path}: input_blocks.0.0.weight takes {first[1]} channels and out.2.weight answers {last[0]}; a noise "
+            "predictor answers C or 2C channels to C (an upsampler takes a second image and cannot serve)"
+        )
+    return first[1], last[0]
+
+
+def _vote(values: Iterable[T], what: str, path: Path) -> T:
+    ranked = Counter(values).most_common(1)
+    if not ranked:
+        raise BackboneError(f"{path} is not an OpenAI UNet: no tensor shows {what}")
+    return ranked[0][0]

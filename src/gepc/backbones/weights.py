@@ -1,0 +1,165 @@
+"""Reading tensors from files other people made: no code is run, no second copy is held, errors name file and tensor."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from gepc.errors import BackboneError, InputError
+from gepc.files import read_json
+
+Shape = tuple[int, ...]
+WRAPPERS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict", "model", "model_state_dict", "net")
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """What a `.safetensors` or PyTorch file holds, mapped into memory rather than read.
+
+    PyTorch files are opened with `weights_only=True`: one that carries code is refused before anything runs.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    if path.stat().st_size == 0:
+        raise BackboneError(f"{path} is empty")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    if not isinstance(content, Mapping):
+        raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict (names and tensors)")
+    return dict(content)
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise BackboneError(f"{path} is cut short or is not a safetensors file: {error}") from error
+
+
+def _read_torch(path: Path) -> Any:
+    with open(path, "rb") as handle:
+        start = handle.read(64)
+    is_zip, is_pickle = start.startswith(b"PK"), start.startswith(b"\x80")
+    if not (is_zip or is_pickle):
+        raise BackboneError(f"{path} is not a PyTorch checkpoint: it begins with {start[:24]!r}")
+    if is_zip:
+        _check_archive(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        raise BackboneError(_refusal(path, str(error))) from error
+    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, IndexError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BackboneError(f"{path} is cut short or damaged: {reason}; copy or download it again") from error
+
+
+def _check_archive(path: Path) -> None:
+    if not zipfile.is_zipfile(path):
+        raise BackboneError(f"{path} is cut short: its table of contents, at the end, is missing; download it again")
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise BackboneError(f"{path} is a TorchScript program, which carries code; gepc takes only a state dict")
+
+
+def _refusal(path: Path, message: str) -> str:
+    found = re.search(r"GLOBAL (\S+)", message)
+    if found is None:
+        return f"{path} is a pickle, but not one that torch.save wrote"
+    return (
+        f"{path} was refused before anything ran: it is a pickle that carries code ({found[1].rstrip('.')}), not only "
+        "tensors. Ask its author for torch.save(model.state_dict(), ...) or a safetensors file"
+    )
+
+
+def unwrap(content: Mapping[str, Any], landmarks: Sequence[str], path: Path) -> dict[str, torch.Tensor]:
+    """The state dict in `content`: the content itself, or an entry of it, with a name that ends in a landmark.
+
+    Checkpoints wrap it as {"model": ...}, {"state_dict": ...} or {"ema": ...} (averaged weights are taken first) and
+    prefix its names with `module.` or the like; that prefix is cut off.
+    """
+    for entry in [content, *(content.get(key) for key in WRAPPERS)]:
+        if not isinstance(entry, Mapping):
+            continue
+        for landmark in landmarks:
+            for name in map(str, entry):
+                if name == landmark or name.endswith(f".{landmark}"):
+                    return _without_prefix(entry, name.removesuffix(landmark), path)
+    names = ", ".join(map(str, list(content)[:4]))
+    hint = "; this is diffusers' layout: give the folder with its config.json" if "conv_in.weight" in content else ""
+    raise BackboneError(f"{path} is not an OpenAI UNet: it holds {names}, but no tensor {landmarks[0]}{hint}")
+
+
+def _without_prefix(entry: Mapping[str, Any], prefix: str, path: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in entry.items():
+        short = name[len(prefix) :] if name.startswith(prefix) else name
+        if not isinstance(value, torch.Tensor):
+            raise BackboneError(f"{path}: {name} is a {type(value).__name__}, not a tensor")
+        tensors[short] = value
+    return tensors
+
+
+def check_shapes(path: Path | str, given: Mapping[str, torch.Tensor], expected: Mapping[str, Shape]) -> None:
+    """Every expected tensor is there, in its shape, and no other."""
+    wrong = [name for name in expected if name in given and tuple(given[name].shape) != expected[name]]
+    if wrong:
+        name = wrong[0]
+        raise BackboneError(
+            f"{path}: tensor {name} has shape {tuple(given[name].shape)}, expected {expected[name]}{_others(wrong)}"
+        )
+    missing = [name for name in expected if name not in given]
+    if missing:
+        name = missing[0]
+        raise BackboneError(f"{path}: tensor {name} is missing, expected shape {expected[name]}{_others(missing)}")
+    surplus = [name for name in given if name not in expected]
+    if surplus:
+        name = surplus[0]
+        raise BackboneError(
+            f"{path}: tensor {name} of shape {tuple(given[name].shape)} has no place in this network{_others(surplus)}"
+        )
+
+
+def _others(names: Sequence[str]) -> str:
+    return f" (and {len(names) - 1} more of that kind)" if len(names) > 1 else ""
+
+
+def place(net: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make `tensors` the parameters of `net` (built on the meta device): assigned, not copied."""
+    net.load_state_dict(dict(tensors), strict=True, assign=True)
+    net.requires_grad_(False)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a diffusers model's weights: one, or the shards that its index lists."""
+    for name in ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"):
+        for stem in (name, _variant(name, "fp16")):
+            if (folder / stem).is_file():
+                return [folder / stem]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
+    raise InputError(f"{folder} holds no weights: expected diffusion_pytorch_model.safetensors (or .bin)")
+
+
+def _variant(name: str, variant: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}.{variant}.{suffix}"
+
+
+def read_all(files: Sequence[Path], rename: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
+    """The tensors of all `files` together, under their new names."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in files:
+        tensors.update({rename(name): tensor for name, tensor in read_tensors(path).items()})
+    return tensors

@@ -1,0 +1,175 @@
+"""`gepc info` and `gepc convert`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gepc import load_backbone
+from gepc.backbones.openai.architecture import Architecture, expected_shapes
+from gepc.cli.app import run
+
+NET = Architecture(
+    channels=3,
+    out_channels=6,
+    model_channels=32,
+    widths=(32, 64),
+    res_blocks=1,
+    attention=(False, True),
+    scale_shift=True,
+    resampling="conv",
+    classes=None,
+)
+SETTINGS = {
+    "image_size": 16,
+    "num_heads": 4,
+    "noise_schedule": "cosine",
+    "diffusion_steps": 4000,
+    "rescale_timesteps": "true",
+}
+
+
+@pytest.fixture(autouse=True)
+def _commands() -> None:
+    import gepc.cli  # noqa: F401 - registers the commands
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "ema.pt"
+    torch.save({name: 0.1 * torch.randn(shape) for name, shape in expected_shapes(NET).items()}, path)
+    return path
+
+
+def settings(**changes: Any) -> list[str]:
+    return [word for key, value in {**SETTINGS, **changes}.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_convert_then_info(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made" / "folder"
+    assert run(["convert", str(checkpoint), "--out", str(out), *settings()]) == 0
+    captured = capsys.readouterr()
+    assert "called with t*1000/4000" in captured.err
+    assert f"tensors in {out}" in captured.out
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "diffusion_pytorch_model.safetensors",
+        "gepc.json",
+        "scheduler_config.json",
+    ]
+    assert [path.name for path in out.parent.iterdir()] == ["folder"]
+    origin = json.loads((out / "gepc.json").read_text())["converted_from"]
+    assert origin["file"] == "ema.pt"
+    assert origin["options"]["num_heads"] == 4
+
+    assert run(["info", str(out)]) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "family      openai",
+        f"parameters  {sum(math.prod(shape) for shape in expected_shapes(NET).values()):,}",
+        "channels    3",
+        "size        16x16",
+        "predicts    epsilon and a variance",
+        "schedule    squaredcos_cap_v2, 4000 timesteps",
+        "called with t*1000/T",
+        "28 passes per image (the paper counts 32)",
+    ):
+        assert line in text
+    timesteps = [line.split()[1] for line in text.splitlines() if line.strip().startswith("0.99")]
+    assert timesteps == ["5", "15", "136", "172", "5", "86", "172", "332"]
+
+
+def test_info_as_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", str(checkpoint), "--json", *settings(diffusion_steps=1000)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["sha256"] == load_backbone(checkpoint, config={**SETTINGS, "rescale_timesteps": True}).sha256
+    assert facts["cost"]["passes_per_image"] == 28
+    assert facts["cost"]["seconds_per_image"] == pytest.approx(28 * facts["cost"]["seconds_per_pass"])
+    assert facts["timesteps"] == 1000
+
+
+def test_timing_is_not_counted(checkpoint: Path) -> None:
+    from gepc.cli.backbones import seconds_per_pass
+
+    backbone = load_backbone(checkpoint, config={**SETTINGS, "rescale_timesteps": True})
+    assert seconds_per_pass(backbone, (16, 16), patience=0.0) > 0
+    assert backbone.forward_count == 0
+
+
+def test_convert_says_when_plain_diffusers_loads_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "folder"
+    assert run(["convert", str(checkpoint), "--out", str(out), *settings(diffusion_steps=1000)]) == 0
+    assert "plain diffusers loads it too" in capsys.readouterr().err
+
+
+def test_options_from_a_file_and_from_settings(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("\n".join(f"{key}: {value}" for key, value in SETTINGS.items()))
+    out = tmp_path / "folder"
+    command = ["convert", str(checkpoint), "--out", str(out), "--config", str(tmp_path / "options.yaml")]
+    assert run([*command, "--set", "num_heads=2"]) == 0
+    assert json.loads((out / "config.json").read_text())["attention_head_dim"] == 32
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--preset", "improved-cifar"], "did you mean 'improved-cifar10'"),
+        (["--preset", "improved-cifar10"], "contradicts the tensors"),
+        (["--preset", "improved-cifar10", "--config", "x.yaml"], "either --preset or --config"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["--set", "num_haeds=4"], "did you mean 'num_heads'"),
+        (["--set", "num_heads"], "--set takes key=value"),
+        ([], "do not show image_size"),
+    ],
+)
+def test_bad_options_are_one_sentence_and_no_folder(
+    checkpoint: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["convert", str(checkpoint), "--out", str(tmp_path / "folder"), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["ema.pt"]
+
+
+def test_an_existing_folder_is_left_alone(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "folder"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    assert run(["convert", str(checkpoint), "--out", str(out), *settings()]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_a_failure_leaves_nothing_behind(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import safetensors.torch
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    assert run(["convert", str(checkpoint), "--out", str(tmp_path / "folder"), *settings()]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ema.pt"]
+
+
+def test_info_on_something_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "./nowhere"]) == 2
+    assert capsys.readouterr().err == "error: ./nowhere does not exist\n"
+
+
+@pytest.mark.parametrize("command", ["info", "convert"])
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert f"Example: gepc {command}" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,61 @@
+"""What the tests share: one thread, exact repetition, a tiny network and where the real data lies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from diffusers import UNet2DModel
+
+    from gepc import Backbone
+
+sys.path.insert(0, str(Path(__file__).parent))  # toys.py and literal_gepc.py, which are imported by name
+torch.set_num_threads(1)
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=30)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Real images, in the folder that GEPC_DATA names."""
+    if "GEPC_DATA" not in os.environ:
+        pytest.skip("real images need the environment variable GEPC_DATA, the folder that holds celeba32.npz")
+    return Path(os.environ["GEPC_DATA"])
+
+
+@pytest.fixture(scope="session")
+def tiny_net() -> UNet2DModel:
+    """A random UNet for 16x16 colour images, with attention, in eval mode."""
+    from diffusers import UNet2DModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = UNet2DModel(
+            sample_size=16,
+            block_out_channels=(8, 16),
+            layers_per_block=1,
+            norm_num_groups=4,
+            attention_head_dim=8,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        )
+    return net.eval()
+
+
+@pytest.fixture
+def tiny_unet(tiny_net: UNet2DModel) -> Backbone:
+    """The tiny network as a backbone on the paper's schedule, its counters at zero."""
+    import gepc
+    from gepc.backbones.schedule import cosine_alphas_cumprod
+
+    def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return tiny_net(x, t).sample
+
+    return gepc.Backbone.from_callable(eps, cosine_alphas_cumprod(4000), channels=3, image_size=16)

@@ -1,0 +1,45 @@
+"""Small things to test with: a network of one convolution, and smooth random pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import gepc
+from gepc.backbones.schedule import cosine_alphas_cumprod
+
+LEVELS = (0.999, 0.99, 0.97, 0.9)
+
+
+def toy_backbone(channels: int = 3, image_size: int | tuple[int, int] | None = 8) -> gepc.Backbone:
+    """tanh of a fixed random convolution that grows stronger to the right: equivariant under nothing."""
+    weights = np.random.default_rng(5).standard_normal((channels, channels, 3, 3)) / 3.0
+    kernel = torch.from_numpy(weights).float()
+
+    def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        strength = torch.linspace(0.7, 1.3, x.shape[-1]) * (1.0 + t[:, None, None, None] / 1000.0)
+        return torch.tanh(torch.nn.functional.conv2d(x, kernel, padding=1) * strength)
+
+    return gepc.Backbone.from_callable(eps, cosine_alphas_cumprod(1000), channels, image_size)
+
+
+def toy_detector(backbone: gepc.Backbone | None = None, **options: object) -> gepc.GEPC:
+    """GEPC on the toy network, at levels that its schedule tells apart."""
+    return gepc.GEPC(toy_backbone() if backbone is None else backbone, **{"levels": LEVELS, **options})  # type: ignore[arg-type]
+
+
+def pictures(
+    count: int, size: int | tuple[int, int] = 8, channels: int = 3, seed: int = 0, contrast: float = 0.5
+) -> npt.NDArray[np.float32]:
+    """Smooth random colour fields (N, C, H, W) in [-1, 1]."""
+    height, width = (size, size) if isinstance(size, int) else size
+    rng = np.random.default_rng(seed)
+    rough = rng.standard_normal((count, channels, height, width))
+    smooth = sum(np.roll(rough, (dy, dx), (2, 3)) for dy in range(2) for dx in range(2)) / 2.0
+    return np.tanh(contrast * smooth).astype(np.float32)
+
+
+def as_uint8(images: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """(N, C, H, W) in [-1, 1] as (N, H, W, C) bytes."""
+    return np.rint((images.transpose(0, 2, 3, 1) + 1.0) * 127.5).astype(np.uint8)
