@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gepc.backbones.load import list_backbones as list_backbones
     from gepc.backbones.load import load_backbone as load_backbone
     from gepc.backbones.schedule import Levels as Levels
+    from gepc.datasets import list_datasets as list_datasets
+    from gepc.datasets import open_dataset as open_dataset
     from gepc.detector import Detector as Detector
     from gepc.errors import GepcError as GepcError
     from gepc.groups import Action as Action
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from gepc.methods import GEPC as GEPC
     from gepc.methods import create_detector as create_detector
     from gepc.methods import list_detectors as list_detectors
+    from gepc.monitor import Monitor as Monitor
     from gepc.storage import load_detector as load_detector
 
 _HOME = {
@@ -42,6 +45,9 @@ _HOME = {
     "Levels": "gepc.backbones.schedule",
     "Preprocessing": "gepc.images",
     "create_detector": "gepc.methods",
+    "list_datasets": "gepc.datasets",
+    "open_dataset": "gepc.datasets",
+    "Monitor": "gepc.monitor",
     "list_backbones": "gepc.backbones.load",
     "list_detectors": "gepc.methods",
     "load_backbone": "gepc.backbones.load",

@@ -1,0 +1,10 @@
+"""Data sets as their owners distribute them, read from wherever a user keeps them. Nothing is ever downloaded.
+
+from gepc.datasets import list_datasets, open_dataset
+
+images = open_dataset("cifar10", "data", "test", limit=1000, seed=0)
+"""
+
+from gepc.datasets.registry import DatasetSpec, find_dataset, list_datasets, open_dataset, register
+
+__all__ = ["DatasetSpec", "find_dataset", "list_datasets", "open_dataset", "register"]

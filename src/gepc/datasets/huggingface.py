@@ -1,0 +1,98 @@
+"""Hugging Face data sets that are on this machine already: `hf:NAME` or `hf:NAME:CONFIGURATION`.
+
+Looked for below the root first, as `NAME/` with all splits written by `save_to_disk` or cloned from the hub, then in
+the cache that the `datasets` library keeps. The library is an extra, and it is kept off the network while it looks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gepc.datasets.registry import register
+from gepc.errors import InputError
+from gepc.images import Images, Record
+
+COLUMNS = ("image", "img", "pixel_values")
+_SWITCHES = (
+    ("datasets.config", "HF_DATASETS_OFFLINE"),
+    ("datasets.config", "HF_HUB_OFFLINE"),
+    ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
+)
+
+
+@register(
+    "hf",
+    layout="a folder of that name, all splits written by save_to_disk or cloned from the hub; or the data set in the "
+    "cache of the datasets library, where its own load_dataset puts it",
+    home="https://huggingface.co/datasets",
+    by_name=True,
+)
+def hugging_face(root: Path, split: str, name: str) -> Images:
+    """The split of that name; images are decoded when asked for."""
+    try:
+        library = import_module("datasets")
+    except ImportError as error:
+        raise InputError("hf needs the package `datasets`: pip install datasets") from error
+    path, _, configuration = name.partition(":")
+    try:
+        with _offline():
+            table = _load(library, root / path, path, configuration or None)
+    except Exception as error:  # whatever the reader of that data set raises
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{path} is neither below {root} nor in the cache: {reason}") from error
+    if split not in table:
+        raise InputError(f"{path} has no {split} split but {', '.join(map(str, table)) or 'none'}")
+    return _Rows(table[split], split)
+
+
+def _load(library: Any, folder: Path, name: str, configuration: str | None) -> Any:
+    """The mapping from splits to tables."""
+    if (folder / "dataset_dict.json").is_file():
+        return library.load_from_disk(str(folder))
+    return library.load_dataset(str(folder) if folder.is_dir() else name, configuration)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """The library's own offline switches, on for a while."""
+    modules = [(sys.modules.get(module), switch) for module, switch in _SWITCHES]
+    before = [(module, switch, getattr(module, switch)) for module, switch in modules if hasattr(module, switch)]
+    try:
+        for module, switch, _ in before:
+            setattr(module, switch, True)
+        yield
+    finally:
+        for module, switch, value in before:
+            setattr(module, switch, value)
+
+
+class _Rows(Images):
+    """The image column of a table; a row that cannot be decoded is a record with the reason."""
+
+    def __init__(self, table: Any, split: str) -> None:
+        columns = list(table.column_names)
+        found = [column for column in COLUMNS if column in columns]
+        if not found:
+            raise InputError(f"no column is called {', '.join(COLUMNS)}; there are {', '.join(columns)}")
+        self._table, self._column, self._split = table, found[0], split
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]
+        name = f"{self._split}/{index}"
+        try:
+            picture = self._table[index][self._column]
+            if hasattr(picture, "convert") and picture.mode not in ("L", "RGB", "I;16"):
+                picture = picture.convert("L" if picture.mode in ("1", "LA") else "RGB")
+            return Record(name, np.asarray(picture))
+        except Exception as error:  # noqa: BLE001  (whatever the decoder raises)
+            return Record(name, error=f"{name} cannot be decoded: {error}")

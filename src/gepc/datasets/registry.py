@@ -1,0 +1,129 @@
+"""Which data sets are known, what layout each expects on disk, and how a subset of one is chosen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TypeVar
+
+import numpy as np
+
+from gepc import noise
+from gepc.datasets.collection import choose
+from gepc.errors import InputError, OptionError, check_choice, nearest
+from gepc.images import Images
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One family of data sets: what must lie on disk, where to get it, and the function that reads it.
+
+    `read` takes (root, split). With `by_name` it takes (root, split, name), the name being what follows the colon in
+    `hf:NAME`; the others take what follows a colon as a path below the root.
+    """
+
+    family: str
+    layout: str
+    home: str
+    read: Callable[..., Images]
+    by_name: bool = False
+
+    def open(self, root: Path, split: str, rest: str) -> Images:
+        """The whole split; what is wrong on disk is an `InputError` that also says what layout was expected."""
+        if self.by_name and not rest:
+            raise OptionError(f"{self.family} needs a name: write {self.family}:NAME")
+        place = root if self.by_name else root / rest
+        try:
+            if self.by_name:
+                return self.read(place, split, rest)
+            if not place.exists():
+                raise InputError(f"{place} does not exist")
+            return self.read(place, split)
+        except (InputError, OSError) as error:
+            home = f"; it is never downloaded, get it from {self.home}" if self.home else ""
+            raise InputError(
+                f"{self.family}, {split} split: {error}. Expected in {place}: {self.layout}{home}"
+            ) from error
+
+
+R_ = TypeVar("R_", bound=Callable[..., Images])
+_DATASETS: dict[str, DatasetSpec] = {}
+
+
+def register(family: str, layout: str, home: str = "", by_name: bool = False) -> Callable[[R_], R_]:
+    """Function decorator: make a reader known as a data set. `layout` is a phrase for people, used in errors."""
+
+    def add(read: R_) -> R_:
+        if family in _DATASETS:
+            raise OptionError(f"a data set named {family!r} exists already")
+        _DATASETS[family] = DatasetSpec(family, layout, home, read, by_name)
+        return read
+
+    return add
+
+
+def _known() -> dict[str, DatasetSpec]:
+    """Every registered data set; the modules of this folder register themselves when they are first imported."""
+    package = import_module("gepc.datasets")
+    for module in iter_modules(package.__path__, "gepc.datasets."):
+        import_module(module.name)
+    return _DATASETS
+
+
+def list_datasets() -> list[str]:
+    """Names of the data sets; `hf` takes a name after a colon, the others may take a path."""
+    return sorted(_known())
+
+
+def find_dataset(name: str) -> DatasetSpec:
+    """What is known about a data set: its layout, its home, its reader."""
+    family, known = name.partition(":")[0], _known()
+    if family not in known:
+        raise OptionError(f"unknown data set {family!r}; {nearest(family, known)}")
+    return known[family]
+
+
+def open_dataset(
+    name: str, root: str | os.PathLike[str], split: str, limit: int | None = None, seed: int | None = None
+) -> Images:
+    """The images of one split of a data set, read when they are asked for.
+
+    Parameters
+    ----------
+    name:
+        One of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`),
+        `hf:NAME` is a Hugging Face data set.
+    root:
+        The folder that holds the data set's own folder or archive, or that folder or archive itself.
+    split:
+        `train` or `test`, the owners' partition: the two are read from different files, so that no subset of one
+        meets a subset of the other.
+    limit:
+        Keep at most this many images. Without a seed they are the first ones.
+    seed:
+        Draw the `limit` images at random instead, as a function of (name, split, seed) and of the number of images
+        alone: where the data lies, its form and the other data sets do not matter. They come in the data set's order,
+        and a larger limit keeps those of a smaller one.
+
+    An image that cannot be decoded is a record with an `error`; a missing or damaged archive is an `InputError`.
+    """
+    check_choice("split", split, SPLITS)
+    for option, value, least in (("limit", limit, 1), ("seed", seed, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise OptionError(f"{option} must be a whole number of at least {least}, or None; got {value!r}")
+    images = find_dataset(name).open(Path(root), split, name.partition(":")[2])
+    if limit is None or limit >= len(images):
+        return images
+    return choose(images, range(limit) if seed is None else _draw(name, split, seed, len(images), limit))
+
+
+def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]:
+    """The `limit` lowest of `count` random numbers; raw ones, whose stream no release of numpy may change."""
+    numbers = noise.generator(seed, f"{name}|".encode(), f"subset of {split}").bit_generator.random_raw(count)
+    return sorted(int(index) for index in np.argsort(numbers, kind="stable")[:limit])
