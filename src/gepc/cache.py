@@ -17,7 +17,7 @@ import numpy as np
 
 from gepc.backbones.base import Backbone
 from gepc.extractors.base import Batch, Extractor, Table
-from gepc.files import replacing
+from gepc.files import write_arrays
 
 
 class FeatureCache:
@@ -47,10 +47,7 @@ class FeatureCache:
             return known
         self.misses += 1
         table = extractor.extract(backbone, batch, (timestep,))
-        from safetensors.numpy import save_file
-
-        with replacing(path) as draft:
-            save_file({name: np.ascontiguousarray(values) for name, values in table.items()}, draft)
+        write_arrays(path, table)
         return table
 
     def _path(self, backbone: Backbone, extractor: Extractor, batch: Batch, timestep: int) -> Path:

@@ -55,6 +55,21 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content`, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_bytes(content)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
+    """Write numpy arrays as a safetensors file, whole or not at all."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    # not save_file: it reports a failed write as an error of its own, which says nothing of the disk
+    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")

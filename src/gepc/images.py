@@ -26,7 +26,7 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif",
 RESIZES = ("stretch", "crop", "exact")
 # what numpy raises for an array file that is cut short, altered, or holds Python objects
 DAMAGED_ARRAY = (
-    *(OSError, ValueError, EOFError, NotImplementedError, OverflowError, MemoryError),
+    *(OSError, ValueError, TypeError, EOFError, NotImplementedError, OverflowError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, TokenError),
 )
 _DTYPE_RANGE = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
@@ -90,7 +90,7 @@ def read_npz(path: Path, key: str | None = None, usual: tuple[str, ...] = ("x", 
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
     except DAMAGED_ARRAY as error:
-        raise InputError(f"{path} is not a whole, plain .npz archive: {error}") from error
+        raise InputError(f"{path} is not a whole, plain .npz archive") from error
     wanted = f"no array {key!r}" if key else "several arrays"
     raise InputError(f"{path} holds {wanted}; say which with {path.name}:NAME ({', '.join(names)})")
 

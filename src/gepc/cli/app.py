@@ -43,7 +43,7 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line; bad input is one sentence and exit code 2, never a traceback."""
     warnings.showwarning = show_warning
     try:
-        app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, standalone_mode=False)
     except GepcError as error:
         note(f"error: {error}")
         return 2
@@ -60,7 +60,7 @@ def run(arguments: list[str] | None = None) -> int:
             note(f"error: {error.format_message()}")
             return 2
         raise
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:

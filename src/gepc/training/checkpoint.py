@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gepc.errors import InputError
-from gepc.files import replacing
+from gepc.files import write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,11 @@ NAME = "checkpoint.safetensors"
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """Where a run stands.
+
+    `losses` are those since the last row of the loss log; `cpu_seconds` is the CPU time of the main process.
+    `optimizer_step` falls behind `step` when fp16 overflows and an update is skipped; None means that it did not.
+    """
 
     step: int = 0
     seconds: float = 0.0
@@ -29,23 +33,34 @@ class Progress:
     grad_scale: float | None = None
     recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
     data: str = ""
+    losses: list[float] = dataclasses.field(default_factory=list)
+    optimizer_step: int | None = None
+    grad_scale_age: int = 0
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file of torch tensors, whole or not at all."""
+    from safetensors.torch import save
+
+    # not save_file: it reports a failed write as an error of its own, which says nothing of the disk
+    write_bytes(path, save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, metadata))
 
 
 def save(
     folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> None:
     """Write weights, their average, the optimiser's moments and the progress; the previous file stays until then."""
-    from safetensors.torch import save_file
-
     tensors: dict[str, torch.Tensor] = {}
     for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
-        tensors[f"net/{name}"] = parameter.detach().contiguous().cpu()
-        tensors[f"ema/{name}"] = average.contiguous().cpu()
+        tensors[f"net/{name}"] = parameter
+        tensors[f"ema/{name}"] = average
+        state = optimizer.state[parameter]
         for moment in ("exp_avg", "exp_avg_sq"):
-            if moment in optimizer.state[parameter]:
-                tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].contiguous().cpu()
-    with replacing(folder / NAME) as draft:
-        save_file(tensors, draft, metadata={"progress": json.dumps(dataclasses.asdict(progress))})
+            if moment in state:
+                tensors[f"{moment}/{name}"] = state[moment]
+                progress.optimizer_step = int(state["step"])
+    progress.ema_step = ema.optimization_step
+    write_tensors(folder / NAME, tensors, {"progress": json.dumps(dataclasses.asdict(progress))})
 
 
 def read_progress(folder: Path) -> Progress | None:
@@ -56,9 +71,9 @@ def read_progress(folder: Path) -> Progress | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as archive:
+        with safe_open(path, framework="np") as archive:
             return Progress(**json.loads(archive.metadata()["progress"]))
-    except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not a training checkpoint of this library: {error}") from error
 
 
@@ -70,13 +85,14 @@ def restore(
     from safetensors.torch import load_file
 
     tensors = load_file(folder / NAME)
+    updates = progress.step if progress.optimizer_step is None else progress.optimizer_step
     with torch.no_grad():
         for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
             parameter.copy_(tensors[f"net/{name}"])
             average.copy_(tensors[f"ema/{name}"])
             if f"exp_avg/{name}" in tensors:
                 optimizer.state[parameter] = {
-                    "step": torch.tensor(float(progress.step)),
+                    "step": torch.tensor(float(updates)),
                     "exp_avg": torch.empty_like(parameter).copy_(tensors[f"exp_avg/{name}"]),
                     "exp_avg_sq": torch.empty_like(parameter).copy_(tensors[f"exp_avg_sq/{name}"]),
                 }

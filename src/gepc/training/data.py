@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.errors import InputError
-from gepc.images import Image, Preprocessing, load_all, open_images
+from gepc.images import Image, Images, Preprocessing, iterate, load_all, open_images, read_npz
 from gepc.training.recipe import Recipe
 
 MINIMUM_IMAGES = 16
@@ -22,39 +24,39 @@ def load_training_images(data: str | Path, recipe: Recipe) -> tuple[Image, Image
     A folder of images or an `.npz` with `train_x`. A `test_x` part is never read: the held-out images are the last
     `recipe.held_out` of a seeded shuffle of the training part.
     """
-    images = _load(Path(data), recipe)
-    if len(images) < MINIMUM_IMAGES:
-        raise InputError(f"{data} has {len(images)} images; training needs at least {MINIMUM_IMAGES}")
+    is_archive = Path(data).suffix == ".npz"
+    collection = open_images(read_npz(Path(data), usual=("train_x", "x", "images")) if is_archive else Path(data))
+    if len(collection) < MINIMUM_IMAGES:
+        raise InputError(
+            f"too few images in {data}: {len(collection)}; training needs at least {MINIMUM_IMAGES}, better thousands"
+        )
+    images = _load(collection, str(data), recipe)
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
         raise InputError(
-            f"images of {height}x{width} do not fit a net with strides of {recipe.stride}; set image_size to a multiple of it"
+            f"images of {height}x{width} do not fit this net, whose sides are multiples of {recipe.stride}; "
+            f"set image_size, for instance --set image_size={max(1, width // recipe.stride) * recipe.stride}"
         )
     order = np.random.default_rng(recipe.seed).permutation(len(images))
     held = min(recipe.held_out, len(images) // 4)
     return images[order[: len(images) - held]], images[order[len(images) - held :]]
 
 
-def _load(path: Path, recipe: Recipe) -> Image:
+def _load(collection: Images, where: str, recipe: Recipe) -> Image:
     size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
-    preprocessing = Preprocessing(size=size, channels=recipe.image_channels)
-    if path.suffix == ".npz":
-        return load_all(open_images(_read_npz(path)), preprocessing)[0]
-    return load_all(open_images(path), preprocessing)[0]
-
-
-def _read_npz(path: Path) -> npt.NDArray[np.generic]:
+    preprocessing = Preprocessing(value_range=recipe.value_range, size=size, channels=recipe.image_channels)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = list(archive.files)
-            for name in ("train_x", "x", "images"):
-                if name in names:
-                    return np.asarray(archive[name])
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a plain .npz archive: {error}") from error
-    raise InputError(f"{path} has no array train_x, x or images; it holds {', '.join(names) or 'nothing'}")
+        return load_all(collection, preprocessing)[0]
+    except InputError as error:
+        sizes = Counter(record.pixels.shape[:2] for record in iterate(collection) if record.pixels is not None)
+        if size is not None or len(sizes) < 2:
+            raise
+        counts = ", ".join(f"{count} of {rows}x{columns}" for (rows, columns), count in sizes.most_common(3))
+        more = ", ..." if len(sizes) > 3 else ""
+        raise InputError(
+            f"the images in {where} have {len(sizes)} different sizes ({counts}{more}); "
+            "set image_size to bring all to one, for instance --set image_size=32"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,18 @@ class Draw:
     timesteps: npt.NDArray[np.int64]
     noise: npt.NDArray[np.float32]
 
+    def part(self, index: int, parts: int) -> Draw:
+        """The `index`-th of `parts` equal parts: what one of several devices sees of the batch."""
+        return Draw(*(getattr(self, field.name)[index::parts] for field in fields(self)))
 
-def draw(
-    recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int, rank: int = 0
-) -> Draw:
-    """The batch of `step` on process `rank`; epochs are seeded permutations, cut into batches across processes."""
-    rng = np.random.default_rng([recipe.seed, step, rank, 1])
+
+def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int) -> Draw:
+    """The batch of `step`; epochs are seeded permutations of the `count` images, cut into batches."""
+    rng = np.random.default_rng([recipe.seed, step, 0, 1])
     size = recipe.batch_size
     flips = {"flip_x": recipe.flips in ("horizontal", "both"), "flip_y": recipe.flips in ("vertical", "both")}
     return Draw(
-        indices=_epoch_slice(recipe.seed, count, step * size, size, rank),
+        indices=_epoch_slice(recipe.seed, count, step * size, size),
         flip_x=(rng.random(size) < 0.5) & flips["flip_x"],
         flip_y=(rng.random(size) < 0.5) & flips["flip_y"],
         timesteps=sample_timesteps(recipe, table, rng, size),
@@ -84,14 +88,18 @@ def draw(
     )
 
 
-def _epoch_slice(seed: int, count: int, start: int, size: int, rank: int) -> npt.NDArray[np.int64]:
+def _epoch_slice(seed: int, count: int, start: int, size: int) -> npt.NDArray[np.int64]:
     positions = np.arange(start, start + size)
     picked = np.empty(size, dtype=np.int64)
     for epoch in np.unique(positions // count):
         here = positions // count == epoch
-        order = np.random.default_rng([seed, int(epoch), rank, 2]).permutation(count)
-        picked[here] = order[positions[here] % count]
+        picked[here] = _epoch_order(seed, count, int(epoch))[positions[here] % count]
     return picked
+
+
+@lru_cache(maxsize=2)
+def _epoch_order(seed: int, count: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch, 0, 2]).permutation(count)
 
 
 def low_noise_table(

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import csv
 import math
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gepc.errors import InputError, OptionError
+from gepc.errors import GepcError, InputError, OptionError
 from gepc.files import read_json, write_json
 from gepc.images import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import Progress
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
+from gepc.training.loss_log import LOG_EVERY, LossLog, Row
 from gepc.training.net import alphas_cumprod, build_net, save_folder
+from gepc.training.process import Clock, Speed, only_writer, remove_drafts, stop_on_signals
 from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import Accelerator
 
 RUN_FOLDER = "training"
-LOG_EVERY = 20
-LOG_FIELDS = ("step", "loss", "learning_rate", "images_per_second", "seconds", "cpu_seconds")
+MAY_CHANGE = ("steps", "checkpoint_every", "compile", "mixed_precision")
 
 
 @dataclass(frozen=True)
 class Tick:
-    """What a progress display needs to know."""
+    """What a progress display needs to know after a step; the loss is the mean since the last row of the log."""
 
     step: int
     total: int
@@ -60,27 +60,85 @@ def train(
     """Train until `recipe.steps` steps (or `minutes` minutes, in all) are done; a run in `out` is taken up again.
 
     The batch of a step depends on (seed, step) alone, so an interrupted and resumed run equals an uninterrupted one
-    bit for bit on one machine; with `minutes` the learning rate follows the clock, and only the weights are exact.
+    bit for bit on the same machine. With `minutes` the learning rate follows the clock, and no two runs are the same.
     """
-    run = _Run(recipe, Path(data), Path(out), minutes)
-    with _stop_on_signals() as stopping:
-        run.loop(on_tick, stopping)
+    run = Run(recipe, data, out, minutes)
+    run.loop(on_tick)
     return run.progress
 
 
-class _Run:
-    """One process of one run."""
+class Run:
+    """One process of one run: reads the images, builds the net, and takes up what `out` holds of the same run.
 
-    def __init__(self, recipe: Recipe, data: Path, out: Path, minutes: float | None) -> None:
+    Attributes
+    ----------
+    progress : where the run stands.
+    resumed_from : the step that it was taken up at, 0 for a new run.
+    images, held_out : the training and held-out images, (N, C, H, W) in [-1, 1].
+    is_main : whether this is the process that writes and reports.
+    """
+
+    def __init__(self, recipe: Recipe, data: str | Path, out: str | Path, minutes: float | None = None) -> None:
+        if minutes is not None and not minutes > 0:
+            raise OptionError(f"minutes must be positive, got {minutes:g}")
+        self.recipe, self.out, self.folder, self.minutes = recipe, Path(out), Path(out) / RUN_FOLDER, minutes
+        self.images, self.held_out = load_training_images(data, recipe)
+        mark: dict[str, Any] = {"recipe": recipe.as_dict(), "data": fingerprint(self.images)}
+        found = self._find_run(mark)
+        self._build()
+        if found is None:
+            self.progress = Progress(recipe=mark["recipe"], data=mark["data"])
+        else:
+            self.progress = found
+            self._restore()
+        self.resumed_from = self.progress.step
+        self.accelerator.wait_for_everyone()
+        if self.is_main:
+            write_json(self.folder / "run.json", mark)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and reports; the others only compute."""
+        return bool(self.accelerator.is_main_process)
+
+    def _find_run(self, mark: dict[str, Any]) -> Progress | None:
+        """The progress of this run in the output folder; anything else that lies there is refused."""
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"{self.out} is a file; give a folder for --out")
+        found = checkpoint.read_progress(self.folder)
+        if found is not None:
+            self._check_same_run({"recipe": found.recipe, "data": found.data}, mark)
+            found.recipe = mark["recipe"]
+        elif (self.folder / "run.json").exists():
+            self._check_same_run(read_json(self.folder / "run.json"), mark)
+        elif self.out.exists() and any(self.out.iterdir()):
+            raise InputError(f"{self.out} is not empty and not a training run; give another --out folder")
+        return found
+
+    def _check_same_run(self, found: dict[str, Any], mark: dict[str, Any]) -> None:
+        theirs = {**Recipe().as_dict(), **found.get("recipe", {})}
+        changed = [
+            f"{name} ({theirs[name]}, not {value})"
+            for name, value in mark["recipe"].items()
+            if name not in MAY_CHANGE and theirs[name] != value
+        ]
+        if changed:
+            raise InputError(
+                f"{self.out} holds a run with another {', '.join(changed)}; "
+                "give another --out folder, or the recipe of that run to go on with it"
+            )
+        if found.get("data") != mark["data"]:
+            raise InputError(f"{self.out} holds a run on other images; give another --out folder")
+
+    def _build(self) -> None:
         import torch
-        from accelerate import Accelerator
         from diffusers.training_utils import EMAModel
 
-        self.recipe, self.out, self.folder, self.minutes = recipe, out, out / RUN_FOLDER, minutes
-        self.images, self.held_out = load_training_images(data, recipe)
-        self.accelerator = Accelerator(mixed_precision=recipe.mixed_precision)
-        torch.manual_seed(recipe.seed)
-        self.net = build_net(recipe, self.images.shape[-1])
+        recipe = self.recipe
+        self.accelerator = _accelerator(recipe)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            self.net = build_net(recipe, *self.images.shape[2:])
         self.net.to(memory_format=torch.channels_last)
         self.abar = alphas_cumprod(recipe)
         self.table = low_noise_table(recipe, self.abar)
@@ -88,74 +146,76 @@ class _Run:
         self.model, self.optimizer = self.accelerator.prepare(self.net, optimizer)
         self.forward: Callable[..., Any] = torch.compile(self.model) if recipe.compile else self.model
         self.ema = EMAModel(self.net.parameters(), decay=recipe.ema_decay, foreach=True)
-        self.progress = self._resume_or_start()
 
-    def _resume_or_start(self) -> Progress:
-        mark: dict[str, Any] = {"recipe": self.recipe.as_dict(), "data": fingerprint(self.images)}
-        found = checkpoint.read_progress(self.folder)
-        if found is None:
-            if self.out.exists() and any(self.out.iterdir()) and not (self.folder / "run.json").exists():
-                raise InputError(f"{self.out} is not empty and not a training run; give another --out folder")
-            if (self.folder / "run.json").exists():
-                self._check_same_run(read_json(self.folder / "run.json"), mark)
-            if self.accelerator.is_main_process:
-                write_json(self.folder / "run.json", mark)
-            return Progress(**mark)
-        self._check_same_run({"recipe": found.recipe, "data": found.data}, mark)
-        found.recipe = mark["recipe"]
-        checkpoint.restore(self.folder, self.net, self.ema, _plain(self.optimizer), found)
-        if found.grad_scale is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.update(found.grad_scale)
-        return found
+    def _restore(self) -> None:
+        checkpoint.restore(self.folder, self.net, self.ema, _plain(self.optimizer), self.progress)
+        scaler = self.accelerator.scaler
+        if scaler is not None and self.progress.grad_scale is not None:
+            scale = {"scale": self.progress.grad_scale, "_growth_tracker": self.progress.grad_scale_age}
+            scaler.load_state_dict({**scaler.state_dict(), **scale})
 
-    def _check_same_run(self, found: dict[str, Any], mark: dict[str, Any]) -> None:
-        may_change = {"steps", "checkpoint_every", "compile"}
-        changed = [
-            name
-            for name, value in mark["recipe"].items()
-            if name not in may_change and found.get("recipe", {}).get(name) != value
-        ]
-        if changed:
-            raise InputError(f"{self.out} holds a run with another {', '.join(changed)}; give another --out folder")
-        if found.get("data") != mark["data"]:
-            raise InputError(f"{self.out} holds a run on other images; give another --out folder")
+    def loop(self, on_tick: Callable[[Tick], None] | None = None) -> bool:
+        """Step until the run is finished (True) or a signal asks it to stop (False), and leave its state on disk.
 
-    def loop(self, on_tick: Callable[[Tick], None] | None, stopping: list[bool]) -> None:
-        """Steps until done or asked to stop; the last good state is on disk whatever happens."""
-        start = time.monotonic() - self.progress.seconds
-        cpu_start = time.process_time() - self.progress.cpu_seconds
-        begun, first = time.monotonic(), self.progress.step
-        log = _LossLog(self.folder / "loss.csv", self.progress.step) if self.accelerator.is_main_process else None
-        window: list[float] = []
+        Whatever else ends it, the files of the last checkpoint stay. `on_tick` is called in the main process only.
+        """
+        with stop_on_signals() as stopping, only_writer(self.folder) if self.is_main else nullcontext():
+            if self.is_main:
+                remove_drafts(self.out, self.folder)
+            finished = self._steps(on_tick, stopping)
+            self._save()
+        if self.accelerator.num_processes > 1:
+            self.accelerator.end_training()
+        return finished
+
+    def _steps(self, on_tick: Callable[[Tick], None] | None, stopping: list[bool]) -> bool:
+        log = LossLog(self.folder, self.progress.step) if self.is_main else None
+        clock, speed = Clock(self.progress.seconds, self.progress.cpu_seconds), Speed()
         self.model.train()
-        while not stopping[0] and self._fraction() < 1.0:
-            window.append(self._step())
+        while self._fraction() < 1.0:
+            if any(self._agree(float(stopping[0]))):
+                return False
+            self.progress.losses.append(self._step())
             self.progress.step += 1
-            self.progress.seconds = time.monotonic() - start
-            self.progress.cpu_seconds = time.process_time() - cpu_start
-            speed = (self.progress.step - first) / max(1e-9, time.monotonic() - begun)
+            (self.progress.seconds,) = self._agree(clock.seconds)
+            self.progress.cpu_seconds = clock.cpu_seconds
+            tick = self._tick(speed.after_step())
             if self.progress.step % LOG_EVERY == 0:
-                images_per_second = speed * self.recipe.batch_size * self.accelerator.num_processes
-                loss = float(np.mean(window))
-                window.clear()
+                self.progress.losses = []
                 if log is not None:
-                    log.row(self.progress, loss, self.optimizer.param_groups[0]["lr"], images_per_second)
-                if on_tick is not None:
-                    on_tick(self._tick(loss, images_per_second, speed))
-            if self.progress.step % self.recipe.checkpoint_every == 0:
+                    log.append(self._row(tick))
+            if on_tick is not None and self.is_main:
+                on_tick(tick)
+            if self.progress.step % self.recipe.checkpoint_every == 0 and self._fraction() < 1.0:
                 self._save()
-        self._save()
+        return True
 
     def _fraction(self) -> float:
         if self.minutes is not None:
             return self.progress.seconds / (60.0 * self.minutes)
         return self.progress.step / self.recipe.steps
 
-    def _tick(self, loss: float, images_per_second: float, speed: float) -> Tick:
+    def _agree(self, *values: float) -> list[float]:
+        """The mean of each value over all processes, so that all of them decide alike."""
+        import torch
+
+        if self.accelerator.num_processes == 1:
+            return list(values)
+        together = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        means: list[float] = self.accelerator.reduce(together, "mean").tolist()
+        return means
+
+    def _tick(self, steps_per_second: float) -> Tick:
         done = max(1e-9, self._fraction())
-        total = self.recipe.steps if self.minutes is None else max(self.progress.step, round(self.progress.step / done))
-        left = (total - self.progress.step) / max(1e-9, speed)
-        return Tick(self.progress.step, total, loss, images_per_second, left)
+        step = self.progress.step
+        total = self.recipe.steps if self.minutes is None else max(step, round(step / done))
+        left = (total - step) / steps_per_second
+        loss = float(np.mean(self.progress.losses))
+        return Tick(step, total, loss, steps_per_second * self.recipe.batch_size, left)
+
+    def _row(self, tick: Tick) -> Row:
+        rate = self.optimizer.param_groups[0]["lr"]
+        return Row(tick.step, tick.loss, rate, tick.images_per_second, self.progress.seconds, self.progress.cpu_seconds)
 
     def _step(self) -> float:
         import torch
@@ -163,29 +223,38 @@ class _Run:
         rate = learning_rate(self.recipe, self.progress.step, self._fraction())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = draw(
-            self.recipe,
-            len(self.images),
-            self.images.shape[1:],
-            self.table,
-            self.progress.step,
-            self.accelerator.process_index,
+        batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.progress.step)
+        noisy, timesteps, noise = self._noised(
+            batch.part(self.accelerator.process_index, self.accelerator.num_processes)
         )
-        noisy, timesteps, noise = self._noised(batch)
         with self.accelerator.autocast():
-            predicted = self.forward(noisy, timesteps, return_dict=False)[0]
+            predicted = self._predict(noisy, timesteps)
         loss = torch.nn.functional.mse_loss(predicted.float(), noise)
-        if not torch.isfinite(loss):
+        (mean_loss,) = self._agree(float(loss.detach()))
+        if not math.isfinite(mean_loss):
             raise OptionError(
-                f"the loss became {loss.item()} at step {self.progress.step}; lower learning_rate and resume: "
-                "the last good checkpoint is kept"
+                f"the loss became {mean_loss} at step {self.progress.step}; start again in another folder with a "
+                "lower learning_rate. The last good checkpoint is kept"
             )
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.net.parameters(), self.recipe.gradient_clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.ema.step(self.net.parameters())
-        return float(loss.detach())
+        return mean_loss
+
+    def _predict(self, noisy: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+        """eps(x_t, t). Compilation only saves time: where it is not possible the run goes on without."""
+        try:
+            predicted: torch.Tensor = self.forward(noisy, timesteps, return_dict=False)[0]
+        except RuntimeError as error:
+            if self.forward is self.model or not _is_compiler_error(error):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"the net cannot be compiled and trains more slowly ({reason})", stacklevel=2)
+            self.forward = self.model
+            predicted = self.forward(noisy, timesteps, return_dict=False)[0]
+        return predicted
 
     def _noised(self, batch: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise."""
@@ -204,62 +273,50 @@ class _Run:
         )
 
     def _save(self) -> None:
-        if not self.accelerator.is_main_process:
+        """The checkpoint, then the folder of averaged weights; each file is whole at any time."""
+        if not self.is_main:
             return
-        self.progress.ema_step = self.ema.optimization_step
-        if self.accelerator.scaler is not None:
-            self.progress.grad_scale = float(self.accelerator.scaler.get_scale())
+        scaler = self.accelerator.scaler
+        if scaler is not None:
+            self.progress.grad_scale = float(scaler.get_scale())
+            self.progress.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
         checkpoint.save(self.folder, self.net, self.ema, _plain(self.optimizer), self.progress)
-        self.ema.store(self.net.parameters())
-        self.ema.copy_to(self.net.parameters())
-        try:
-            save_folder(self.net, self.recipe, self.out)
-        finally:
-            self.ema.restore(self.net.parameters())
+        save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
+
+
+def _accelerator(recipe: Recipe) -> Accelerator:
+    """The devices of this run, as `accelerate launch` or `torchrun` set them; alone, the GPU or else the CPU."""
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise GepcError("training needs accelerate; install it with: pip install 'gepc[train]'") from error
+    import torch
+
+    on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available())
+    precision = recipe.mixed_precision
+    if precision == "auto":
+        precision = "fp16" if torch.cuda.is_available() else "no"
+    if precision == "fp16" and on_cpu:
+        raise OptionError("mixed_precision fp16 needs a GPU and there is none here; set it to auto or no")
+    try:
+        accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision)
+    except ValueError as error:
+        raise OptionError(f"mixed_precision {precision} cannot be used here: {error}") from error
+    if recipe.batch_size % accelerator.num_processes:
+        raise OptionError(
+            f"batch_size={recipe.batch_size} cannot be shared evenly by {accelerator.num_processes} processes; "
+            "set it to a multiple"
+        )
+    return accelerator
+
+
+def _is_compiler_error(error: RuntimeError) -> bool:
+    from torch._dynamo.exc import BackendCompilerFailed  # slow to import, and rarely needed
+
+    return isinstance(error, BackendCompilerFailed)
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
     """The optimiser itself, without accelerate's wrapper."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner
-
-
-class _LossLog:
-    """`loss.csv`, appended to; rows later than the checkpoint that a run resumes from are dropped first."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self._path = path
-        kept: list[dict[str, str]] = []
-        if path.exists():
-            with open(path, newline="", encoding="utf-8") as handle:
-                kept = [row for row in csv.DictReader(handle) if int(row["step"]) <= step]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", newline="", encoding="utf-8") as handle:
-            writer = csv.DictWriter(handle, LOG_FIELDS)
-            writer.writeheader()
-            writer.writerows(kept)
-
-    def row(self, progress: Progress, loss: float, rate: float, images_per_second: float) -> None:
-        values = (progress.step, loss, rate, images_per_second, progress.seconds, progress.cpu_seconds)
-        with open(self._path, "a", newline="", encoding="utf-8") as handle:
-            csv.writer(handle).writerow([values[0], *(f"{value:.6g}" for value in values[1:])])
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM end the run after the step under way, with a checkpoint."""
-    stopping = [False]
-
-    def stop(_signum: int, _frame: object) -> None:
-        stopping[0] = True
-
-    try:
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: the caller keeps its own handlers
-        yield stopping
-        return
-    try:
-        yield stopping
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,21 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.schedule import cosine_alphas_cumprod, linear_alphas_cumprod
+from gepc.files import write_text
+from gepc.training.checkpoint import write_tensors
 from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DDPMScheduler, UNet2DModel
 
 
-def build_net(recipe: Recipe, image_size: int) -> UNet2DModel:
-    """A UNet2DModel; without attention it is fully convolutional."""
+def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
+    """A UNet2DModel for images of height x width; without attention it is fully convolutional."""
     from diffusers import UNet2DModel
 
     deep = len(recipe.channels) - 1
     down = ["AttnDownBlock2D" if recipe.attention and level == deep else "DownBlock2D" for level in range(deep + 1)]
     up = [name.replace("Down", "Up") for name in reversed(down)]
     return UNet2DModel(
-        sample_size=image_size,
+        sample_size=width if height == width else (height, width),
         in_channels=recipe.image_channels,
         out_channels=recipe.image_channels,
         block_out_channels=recipe.channels,
@@ -32,7 +36,7 @@ def build_net(recipe: Recipe, image_size: int) -> UNet2DModel:
         up_block_types=tuple(up),
         norm_num_groups=recipe.norm_groups,
         add_attention=recipe.attention,
-        attention_head_dim=32,
+        attention_head_dim=min(32, recipe.channels[-1]),
     )
 
 
@@ -57,16 +61,14 @@ def alphas_cumprod(recipe: Recipe) -> npt.NDArray[np.float64]:
     return make(recipe.diffusion_steps)
 
 
-def save_folder(net: UNet2DModel, recipe: Recipe, out: Path) -> None:
-    """Write a plain diffusers folder: `config.json`, the weights, `scheduler_config.json`. Weights come last, whole."""
-    from safetensors.torch import save_file
+def save_folder(net: UNet2DModel, averages: Iterable[torch.Tensor], recipe: Recipe, out: Path) -> None:
+    """Write a plain diffusers folder with `averages` (in the order of the net's parameters) for weights.
 
-    from gepc.files import replacing
-
-    out.mkdir(parents=True, exist_ok=True)
-    net.save_config(out)
-    build_scheduler(recipe).save_pretrained(out)
-    with replacing(out / "diffusion_pytorch_model.safetensors") as draft:
-        save_file(
-            {name: tensor.contiguous() for name, tensor in net.state_dict().items()}, draft, metadata={"format": "pt"}
-        )
+    Each file is replaced whole and the configurations never change during a run, so the folder can be loaded at any
+    time, also after a write that failed.
+    """
+    weights = dict(net.state_dict())
+    weights.update((name, average) for (name, _), average in zip(net.named_parameters(), averages, strict=True))
+    write_text(out / "config.json", net.to_json_string())
+    write_text(out / "scheduler_config.json", build_scheduler(recipe).to_json_string())
+    write_tensors(out / "diffusion_pytorch_model.safetensors", weights, {"format": "pt"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,11 @@ class Recipe:
 
     The noise levels of a batch are a mixture: a share `low_noise_share` is log-uniform in rho over `rho_range`
     (where the method looks), the rest uniform in t (so that the net also samples).
+
+    `batch_size` is that of a step over all devices. `image_size` brings every image to that square; None keeps the
+    images' own size, which must be the same for all. `value_range` is what means black and white in float images.
+    `mixed_precision: auto` is fp16 on an NVIDIA or AMD GPU and none elsewhere: bf16 has eight bits, too few for the
+    lowest noise levels, and is emulated on most CPUs.
     """
 
     channels: tuple[int, ...] = (32, 64, 96)
@@ -44,30 +50,47 @@ class Recipe:
     checkpoint_every: int = 250
     held_out: int = 512
     seed: int = 0
+    value_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, ("cosine", "linear"))
         check_choice("flips", self.flips, ("none", "horizontal", "vertical", "both"))
-        check_choice("mixed_precision", self.mixed_precision, ("no", "fp16", "bf16"))
+        check_choice("mixed_precision", self.mixed_precision, ("no", "auto", "fp16", "bf16"))
+        for name, (valid, wanted) in self._requirements().items():
+            if not valid:
+                raise OptionError(f"recipe: {name} must be {wanted}, got {getattr(self, name)}")
+
+    def _requirements(self) -> dict[str, tuple[bool, str]]:
+        """For each field whether its value makes sense, and what would; written so that NaN does not."""
+        groups = max(1, self.norm_groups)
         low, high = self.rho_range
-        problems = {
-            "channels": not self.channels or any(width % self.norm_groups for width in self.channels),
-            "batch_size": self.batch_size < 1,
-            "steps": self.steps < 1,
-            "learning_rate": self.learning_rate <= 0,
-            "low_noise_share": not 0 <= self.low_noise_share <= 1,
-            "rho_range": not 0 < low < high,
-            "ema_decay": not 0 <= self.ema_decay < 1,
-            "image_channels": self.image_channels not in (1, 3),
-            "checkpoint_every": self.checkpoint_every < 1,
-            "held_out": self.held_out < 0,
+        return {
+            "norm_groups": (self.norm_groups >= 1, "at least 1"),
+            "channels": (
+                bool(self.channels) and all(width > 0 and width % groups == 0 for width in self.channels),
+                f"a list of widths that are multiples of norm_groups={self.norm_groups}",
+            ),
+            "layers_per_block": (self.layers_per_block >= 1, "at least 1"),
+            "image_channels": (self.image_channels in (1, 3), "1 or 3"),
+            "image_size": (
+                self.image_size is None or (self.image_size > 0 and self.image_size % self.stride == 0),
+                f"a multiple of {self.stride}, the net's stride",
+            ),
+            "diffusion_steps": (self.diffusion_steps >= 2, "at least 2"),
+            "batch_size": (self.batch_size >= 1, "at least 1"),
+            "steps": (self.steps >= 1, "at least 1"),
+            "learning_rate": (0 < self.learning_rate < math.inf, "positive"),
+            "final_learning_rate": (0 <= self.final_learning_rate < math.inf, "0 or more"),
+            "warmup_steps": (self.warmup_steps >= 0, "0 or more"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
+            "gradient_clip": (self.gradient_clip > 0, "positive"),
+            "ema_decay": (0 <= self.ema_decay < 1, "at least 0 and below 1"),
+            "low_noise_share": (0 <= self.low_noise_share <= 1, "between 0 and 1"),
+            "rho_range": (0 < low < high < math.inf, "two positive numbers, the smaller first"),
+            "checkpoint_every": (self.checkpoint_every >= 1, "at least 1"),
+            "held_out": (self.held_out >= 0, "0 or more"),
+            "seed": (self.seed >= 0, "0 or more"),
         }
-        for name, wrong in problems.items():
-            if wrong:
-                extra = (
-                    f" (each width must be a multiple of norm_groups={self.norm_groups})" if name == "channels" else ""
-                )
-                raise OptionError(f"recipe: {name}={getattr(self, name)} makes no sense{extra}")
 
     @property
     def stride(self) -> int:

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from gepc.cli.app import run
+
+RECIPE = """
+channels: [8, 8]
+norm_groups: 4
+image_channels: 1
+diffusion_steps: 16
+batch_size: 4
+steps: 40
+warmup_steps: 2
+checkpoint_every: 20
+held_out: 8
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return tmp_path / "tiny.yaml"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(5).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", train_x=pixels)
+    return tmp_path / "images.npz"
+
+
+def gepc(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The real command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "gepc", *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_train_from_start_to_end(recipe: Path, data: Path, tmp_path: Path) -> None:
+    from diffusers import DDPMScheduler, UNet2DModel
+
+    out = tmp_path / "backbone"
+    done = gepc("train", recipe, "--data", data, "--out", out, "--set", "channels=[8, 16]")
+    assert done.returncode == 0, done.stderr
+    assert "32 training images of 8x8, 8 held out" in done.stderr
+    assert "step 40/40: loss" in done.stderr
+    assert "noise MSE on 8 held-out images after 40 steps" in done.stdout
+    assert "best linear" in done.stdout
+    assert f"backbone: {out}" in done.stdout
+    assert list(UNet2DModel.from_pretrained(out).config.block_out_channels) == [8, 16]
+    assert DDPMScheduler.from_pretrained(out).config.num_train_timesteps == 16
+    names = {path.name for path in (out / "training").iterdir()}
+    assert names == {"checkpoint.safetensors", "held_out.json", "loss.csv", "loss.png", "run.json", "samples.png"}
+    assert len((out / "training" / "loss.csv").read_text().splitlines()) == 1 + 40 // 20
+
+
+def test_bad_input_is_one_sentence_in_a_real_process(recipe: Path, tmp_path: Path) -> None:
+    done = gepc("train", recipe, "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "nowhere does not exist" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def complaint(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Runs the command here and returns its one sentence; any exit code but 2 fails."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def of(*arguments: object) -> str:
+        assert run([str(argument) for argument in arguments]) == 2
+        text = capsys.readouterr().err
+        assert text.startswith("error: ")
+        assert text.count("\n") == 1
+        return text
+
+    return of
+
+
+def test_bad_options(complaint, recipe: Path, data: Path, tmp_path: Path) -> None:
+    base = ("--data", data, "--out", tmp_path / "out")
+    assert "did you mean 'quick'" in complaint("train", "quik", *base)
+    assert "did you mean 'batch_size'" in complaint("train", recipe, *base, "--set", "batchsize=3")
+    assert "takes key=value" in complaint("train", recipe, *base, "--set", "steps")
+    assert "steps must be at least 1" in complaint("train", recipe, *base, "--steps", "0")
+    assert "either --steps or --minutes" in complaint("train", recipe, *base, "--steps", "3", "--minutes", "1")
+    assert "minutes must be positive" in complaint("train", recipe, *base, "--minutes", "-1")
+    assert "Missing option '--data'" in complaint("train", recipe, "--out", tmp_path / "out")
+    assert "No such option: --step" in complaint("train", recipe, *base, "--step", "3")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_data(complaint, recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for index in range(20):
+        PILImage.new("L", (8 + index // 18, 8)).save(folder / f"{index}.png")
+    few = tmp_path / "few.npz"
+    np.savez(few, train_x=np.zeros((3, 8, 8, 1), np.uint8))
+    out = ("--out", tmp_path / "out")
+    assert "2 different sizes" in complaint("train", recipe, "--data", folder, *out)
+    assert "--set image_size=32" in complaint("train", recipe, "--data", folder, *out)
+    assert "too few images" in complaint("train", recipe, "--data", few, *out)
+    assert "is not a whole, plain .npz" in complaint("train", recipe, "--data", _text_file(tmp_path / "bad.npz"), *out)
+
+
+def test_bad_output_folder(complaint, recipe: Path, data: Path, tmp_path: Path) -> None:
+    assert "not a training run" in complaint("train", recipe, "--data", data, "--out", tmp_path)
+    assert "is a file" in complaint("train", recipe, "--data", data, "--out", data)
+    assert "cannot write" in complaint("train", recipe, "--data", data, "--out", "/proc/nothing")
+
+
+def _text_file(path: Path) -> Path:
+    path.write_text("no archive")
+    return path
+
+
+def test_resuming_says_so_and_a_finished_run_is_reported_again(
+    recipe: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    command = ["train", str(recipe), "--data", str(data), "--out", str(tmp_path / "out"), "--set", "held_out=0"]
+    assert run([*command, "--steps", "2"]) == 0
+    assert "going on" not in capsys.readouterr().err
+    assert run([*command, "--steps", "4"]) == 0
+    said = capsys.readouterr()
+    assert "holds this run: going on after step 2" in said.err
+    assert "no images are held out" in said.err
+    assert "noise MSE" not in said.out
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "gepc train quick --data photos/" in text
+    assert "celeba32-tiny" in text
