@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 
 .PHONY: demo test lint types check bench docs clean
 

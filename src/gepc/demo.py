@@ -5,25 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc import conformal
+from gepc.backbones.base import Backbone
+from gepc.batching import Forgive
 from gepc.detector import Detector
 from gepc.errors import GepcError
+from gepc.extractors.gepc import GepcExtractor
+from gepc.methods import GEPC
 from gepc.metrics import Detection, detection
 
 Pixels = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.float64]
 OnPasses = Callable[[int], None]
 
-BACKBONE = "celeba32-tiny"
 ALPHA = 0.05
 SIDE = 32
 BATCH_SIZE = 16  # no slower than a larger one on a CPU, and the progress bar moves
-FIT_ROWS, HELD_OUT_ROWS = slice(0, 11), slice(12, 16)  # of 16 rows; the one between keeps the regions apart
+FIT_ROWS, TEST_ROWS = slice(0, 8), slice(9, 16)  # of the 16 rows of patches; the one between keeps the parts apart
 
 
 @dataclass(frozen=True)
@@ -47,15 +51,16 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Amounts:
-    """How many patches to take: to fit on, held out of the same photograph, and of each other photograph."""
+    """How many patches to take: of the in-distribution photograph for each purpose, and of each other photograph."""
 
     fit: int
+    calibration: int
     held_out: int
     other: int
 
 
-FULL = Amounts(176, 64, 60)
-QUICK = Amounts(60, 24, 20)
+FULL = Amounts(128, 59, 53, 60)
+QUICK = Amounts(40, 39, 24, 20)
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,14 @@ class Patches:
 
 @dataclass(frozen=True)
 class Data:
-    """All patches of a run. `fit` and `held_out` come from the same photograph, a row of patches apart."""
+    """All patches of a run.
+
+    `fit` comes from one part of the in-distribution photograph. `calibration` and `held_out` come from another part,
+    where chance alone decides which patch is which: they are exchangeable, as the guarantee assumes.
+    """
 
     fit: Patches
+    calibration: Patches
     held_out: Patches
     others: tuple[Patches, ...]
 
@@ -101,20 +111,22 @@ def load_photograph(photograph: Photograph) -> Pixels:
 
 def load_data(amounts: Amounts = FULL) -> Data:
     """The patches of a run; the same ones every time."""
-    return Data(
-        cut(INSIDE, amounts.fit, FIT_ROWS),
-        cut(INSIDE, amounts.held_out, HELD_OUT_ROWS),
-        tuple(cut(photograph, amounts.other) for photograph in OUTSIDE),
-    )
+    (fit,) = draw(INSIDE, [amounts.fit], FIT_ROWS)
+    calibration, held_out = draw(INSIDE, [amounts.calibration, amounts.held_out], TEST_ROWS)
+    return Data(fit, calibration, held_out, tuple(draw(photograph, [amounts.other])[0] for photograph in OUTSIDE))
 
 
-def cut(photograph: Photograph, count: int, rows: slice = slice(None)) -> Patches:
-    """`count` patches of a grid without overlap, drawn without replacement from the grid's `rows`, in reading order."""
+def draw(photograph: Photograph, counts: Sequence[int], rows: slice = slice(None)) -> list[Patches]:
+    """Sets of so many patches, drawn at random without replacement from the `rows` of a grid without overlap."""
     pixels = load_photograph(photograph)
     grid = np.arange(pixels.shape[0] // SIDE)[rows]
     cells = np.array([(row, column) for row in grid for column in range(pixels.shape[1] // SIDE)])
-    chosen = np.sort(np.random.default_rng(0).permutation(len(cells))[:count])
-    corners = cells[chosen] * SIDE
+    order = np.random.default_rng(0).permutation(len(cells))
+    ends = np.cumsum(counts)
+    return [_cut(photograph, pixels, cells[order[end - n : end]] * SIDE) for n, end in zip(counts, ends, strict=True)]
+
+
+def _cut(photograph: Photograph, pixels: Pixels, corners: npt.NDArray[np.int64]) -> Patches:
     patches = [pixels[top : top + SIDE, left : left + SIDE] for top, left in corners]
     return Patches(photograph, np.stack(patches), corners)
 
@@ -154,11 +166,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class AlarmCheck:
-    """False alarms on held-out in-distribution patches, beside what exchangeable patches would give.
-
-    With k = floor(alpha (n + 1)) the number of alarms among m new patches follows BetaBinomial(m, k, n + 1 - k);
-    `low` and `high` are its 5 % and 95 % quantiles.
-    """
+    """False alarms on held-out in-distribution patches, beside the range that `expected_alarms` gives."""
 
     alpha: float
     alarms: int
@@ -199,6 +207,24 @@ class Demo:
         """The score above which a patch raises an alarm."""
         return conformal.threshold(self.detector.calibration_scores_, self.alpha)
 
+    @property
+    def method(self) -> GepcExtractor:
+        """GEPC with its parameters."""
+        assert isinstance(self.detector.extractor, GepcExtractor)
+        return self.detector.extractor
+
+    @property
+    def paper_passes_per_patch(self) -> int:
+        """Passes to score one patch as the paper counts them, with the identity evaluated."""
+        return self.method.paper_cost(len(self.detector.kept_)).forward
+
+    @property
+    def paper_passes(self) -> int:
+        """Passes of the whole run as the paper counts them."""
+        fitting = self.method.paper_cost(len(self.detector.levels_)).forward * len(self.data.fit)
+        scored = len(self.data.calibration) + sum(len(scored.scores) + len(scored.shown) for scored in self.scored)
+        return fitting + self.paper_passes_per_patch * scored
+
     def pairs(self) -> list[Pair]:
         """Held-out patches against each other photograph."""
         return [
@@ -208,12 +234,9 @@ class Demo:
 
     def false_alarms(self) -> AlarmCheck:
         """The alarms on held-out patches beside their expected range."""
-        from scipy.stats import betabinom
-
-        n, m = len(self.detector.calibration_scores_), len(self.held_out.patches)
-        k = int(np.floor(self.alpha * (n + 1) * (1 + 1e-12)))
-        low, high = betabinom(m, k, n + 1 - k).ppf([0.05, 0.95])
-        return AlarmCheck(self.alpha, self.held_out.alarms(self.alpha), m, int(low), int(high))
+        calibration, count = len(self.detector.calibration_scores_), len(self.held_out.patches)
+        low, high = expected_alarms(self.alpha, calibration, count)
+        return AlarmCheck(self.alpha, self.held_out.alarms(self.alpha), count, low, high)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but pixels and maps, as plain values."""
@@ -222,7 +245,7 @@ class Demo:
             "threshold": self.threshold,
             "pairs": [{"name": pair.name, **vars(pair.detection), "alarms": pair.alarms} for pair in self.pairs()],
             "false_alarms": vars(self.false_alarms()),
-            "passes": self.passes,
+            "passes": {"counted": self.passes, "paper": self.paper_passes},
             "seconds": round(self.seconds, 1),
             "scores": {
                 scored.name: {
@@ -235,35 +258,39 @@ class Demo:
         }
 
 
+def expected_alarms(alpha: float, calibration: int, count: int) -> tuple[int, int]:
+    """The range that holds the number of false alarms among `count` new patches with probability 0.9 or more.
+
+    It is for patches exchangeable with the `calibration` ones and scores without ties: with k = floor(alpha (n + 1))
+    the number follows BetaBinomial(count, k, n + 1 - k), whose 5 % and 95 % quantiles these are.
+    """
+    from scipy.stats import betabinom
+
+    k = int(np.floor(alpha * (calibration + 1) * (1 + 1e-12)))
+    low, high = betabinom(count, k, calibration + 1 - k).ppf([0.05, 0.95])
+    return int(low), int(high)
+
+
+def build_detector(backbone: Backbone) -> GEPC:
+    """GEPC with the library's defaults: nothing is chosen for these photographs."""
+    return GEPC(backbone, batch_size=BATCH_SIZE)
+
+
 def passes_needed(detector: Detector, data: Data) -> int:
     """Network passes that `run` will do with this unfitted detector."""
     scoring, fitting = detector.cost().forward, detector.fit_cost().forward
     mapped = sum(len(_low_middle_high(len(patches))) for patches in data.scored)
-    return fitting * len(data.fit) + scoring * (sum(map(len, data.scored)) + mapped)
-
-
-def seconds_per_pass(detector: Detector) -> float:
-    """How long a pass for one patch takes here, measured on two batches of noise of which the first warms up."""
-    import torch
-
-    backbone = detector.backbone
-    size = backbone.image_size or (SIDE, SIDE)
-    batch = torch.randn((BATCH_SIZE, backbone.channels, *size), generator=torch.Generator().manual_seed(0))
-    batch = batch.to(device=backbone.device, dtype=backbone.dtype)
-    before = backbone.forward_count
-    for _ in range(2):
-        begun = time.perf_counter()
-        backbone.eps(batch, 0).sum().item()
-    backbone.forward_count = before
-    return (time.perf_counter() - begun) / BATCH_SIZE
+    return fitting * len(data.fit) + scoring * (len(data.calibration) + sum(map(len, data.scored)) + mapped)
 
 
 def run(detector: Detector, data: Data, on_passes: OnPasses | None = None) -> Demo:
     """Fit, score and map. `on_passes(count)` is told of network passes as they are done."""
     report = on_passes or (lambda _: None)
     begun, before = time.perf_counter(), detector.backbone.forward_count
-    fitting = detector.fit_cost().forward
-    detector.fit(data.fit.pixels, on_progress=lambda images: report(images * fitting))
+    costs = iter([detector.fit_cost().forward] * len(data.fit) + [detector.cost().forward] * len(data.calibration))
+    detector.fit(
+        data.fit.pixels, data.calibration.pixels, on_progress=lambda images: report(sum(islice(costs, images)))
+    )
     held_out, *others = [_score(detector, patches, report) for patches in data.scored]
     passes = detector.backbone.forward_count - before
     return Demo(detector, data, held_out, tuple(others), passes, time.perf_counter() - begun)
@@ -271,7 +298,9 @@ def run(detector: Detector, data: Data, on_passes: OnPasses | None = None) -> De
 
 def _score(detector: Detector, patches: Patches, report: OnPasses) -> Scored:
     cost = detector.cost().forward
-    results = list(detector.results(patches.pixels, on_progress=lambda images: report(images * cost)))
+    results = list(
+        detector.results(patches.pixels, forgive=Forgive.NONE, on_progress=lambda images: report(images * cost))
+    )
     scores = np.array([result.score for result in results])
     order = np.argsort(scores, kind="stable")
     shown = tuple(int(order[place]) for place in _low_middle_high(len(scores)))

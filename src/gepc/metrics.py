@@ -38,7 +38,7 @@ def aupr(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> float:
 
     inside, outside = _check(id_scores, ood_scores)
     labels = np.concatenate([np.zeros(len(inside)), np.ones(len(outside))])
-    return float(average_precision_score(labels, np.concatenate([inside, outside])))
+    return min(1.0, float(average_precision_score(labels, np.concatenate([inside, outside]))))
 
 
 def fpr_at_tpr(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, tpr: float = 0.95) -> float:

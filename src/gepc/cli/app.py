@@ -85,12 +85,13 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
     task = bar.add_task(label, total=total)
@@ -98,7 +99,7 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
     def advance(count: int) -> None:
         nonlocal shown
-        if not shown and time.monotonic() - begun > 1.0:
+        if not shown and console.is_terminal and time.monotonic() - begun > 1.0:
             bar.start()
             shown = True
         bar.advance(task, count)
