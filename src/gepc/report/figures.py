@@ -72,6 +72,7 @@ def histogram(
     names: tuple[str, str] = ("ID", "OOD"),
     limits: tuple[float, float] | None = None,
     threshold_name: str = "threshold",
+    label: str = "score",
 ) -> Figure:
     """Scores of in-distribution images (one colour) and of others (another), with the threshold of the alarm.
 
@@ -91,7 +92,7 @@ def histogram(
             axes.stairs(share, edges, color=colour, linewidth=1.2, label=_visible(name))
         if threshold is not None:
             axes.axvline(threshold, color=LIGHT["ink"], linewidth=1.0, linestyle=(0, (4, 3)), label=threshold_name)
-        axes.set(xlim=(low, high), ylim=(0.0, None), xlabel="score")
+        axes.set(xlim=(low, high), ylim=(0.0, None), xlabel=label)
         axes.set_ylabel("share of images", rotation_mode="anchor")
         axes.set_xticks(_ticks(low, high, forward))
         axes.set_xticks([], minor=True)
@@ -135,6 +136,9 @@ def _ticks(low: float, high: float, forward: Callable[[Array], Array]) -> list[f
         place = float((forward(np.array(value)) - begin) / (end - begin))
         if low <= value <= high and all(abs(place - other) >= TICK_GAP for other in chosen.values()):
             chosen[value] = place
+    if len(chosen) < 2:  # a narrow range holds no round number: as few digits as tell its ends apart
+        digits = max(0, 1 - int(np.floor(np.log10(high - low))))
+        return [round(float(value), digits) for value in np.linspace(low, high, 5)[1:-1]]
     return sorted(chosen)
 
 
@@ -143,7 +147,7 @@ def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
     from gepc.metrics import auroc
 
     styles = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
-    side = 1.95
+    side = 1.85
     with drawing(PANEL, layout=None) as figure:
         axes = figure.add_axes((0.48 / WIDTH, 0.44 / PANEL, side / WIDTH, side / PANEL))
         axes.plot([0, 1], [0, 1], color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (1, 2)))
@@ -158,7 +162,7 @@ def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
         place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
-        axes.legend(**place, title="AUROC", alignment="left", title_fontsize=8.5, handlelength=1.8, handletextpad=0.5)
+        axes.legend(**place, title="AUROC", alignment="left", title_fontsize=8.5, handlelength=1.6, handletextpad=0.4)
     return figure
 
 
