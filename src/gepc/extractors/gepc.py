@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +30,11 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.errors import OptionError, check_choice
 from gepc.extractors.base import Batch, Columns, Cost, Extractor, Table, register
-from gepc.groups import Action, Group
+from gepc.extractors.residuals import PER_ELEMENT, WITHOUT_GROUP, LevelPass
+from gepc.groups import Group
 from gepc.pooling import Pooling
 
-if TYPE_CHECKING:
-    import torch
-
 FEATURES = ("s", "cos", "pair", "cycle", "x0", "b", "d")
-PER_ELEMENT = ("s", "cos", "x0")
-WITHOUT_GROUP = ("b", "d")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
 PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
 
@@ -59,7 +54,7 @@ class GepcExtractor(Extractor):
     group : which actions to compare; see `Group.of`.
     mc_samples : noise draws to average over.
     group_samples : evaluate only that many random non-identity elements per image and level.
-    level_samples : evaluate only that many random levels per image.
+    level_samples : evaluate only that many random levels per image; fitting looks at all of them.
     """
 
     calibration: ClassVar[str] = "kde"
@@ -146,6 +141,19 @@ class GepcExtractor(Extractor):
         table, maps = self._run(backbone, batch, timesteps, with_maps=True)
         return table, np.stack(maps, axis=1)
 
+    @property
+    def has_maps(self) -> bool:
+        """Not where no feature compares group elements: there is no residual then."""
+        return not set(self.features) <= set(WITHOUT_GROUP)
+
+    def for_fitting(self) -> GepcExtractor:
+        """The same on all levels."""
+        return replace(self, level_samples=None)
+
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """NaN at the levels that `level_samples` leaves out."""
+        return np.where(self._level_masks(keys, seed, columns.shape[1])[:, :, None], columns, np.nan)
+
     def columns(self, table: Table) -> Columns:
         """Mean over the group, and the features side by side."""
         return np.stack([self.reduce(name, table[name]) for name in self.features], axis=2)
@@ -173,12 +181,12 @@ class GepcExtractor(Extractor):
         self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
     ) -> tuple[Table, list[npt.NDArray[np.float32]]]:
         group = self._group_for(batch.size)
-        used = self._level_masks(batch, len(timesteps))
+        used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
         maps: list[npt.NDArray[np.float32]] = []
         for position, t in enumerate(timesteps):
             draws = [
-                _Level(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
+                LevelPass(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
                 for draw in range(self.mc_samples)
             ]
             rows.append({name: np.mean([row[name] for row, _ in draws], axis=0) for name in draws[0][0]})
@@ -193,198 +201,10 @@ class GepcExtractor(Extractor):
             log.info("images of %dx%d are not square: %s left out", *size, ", ".join(dropped))
         return group
 
-    def _level_masks(self, batch: Batch, count: int) -> npt.NDArray[np.bool_]:
+    def _level_masks(self, keys: Sequence[bytes], seed: int, count: int) -> npt.NDArray[np.bool_]:
         if self.level_samples is None or self.level_samples >= count:
-            return np.ones((len(batch), count), dtype=bool)
-        return noise.subsets(batch.seed, batch.keys, count, self.level_samples, "levels")
-
-
-class _Level:
-    """One timestep and one noise draw of a batch.
-
-    Works on eps = -sigma s: every feature but b is a ratio in which sigma cancels.
-    """
-
-    def __init__(
-        self,
-        method: GepcExtractor,
-        backbone: Backbone,
-        batch: Batch,
-        group: Group,
-        t: int,
-        draw: int,
-        used: npt.NDArray[np.bool_],
-        with_maps: bool,
-    ) -> None:
-        import torch
-
-        self.method, self.backbone, self.group, self.t = method, backbone, group, t
-        self.count, self.rows, self.with_maps, self.size = len(batch), batch.rows, with_maps, batch.size
-        self.used = np.flatnonzero(used)
-        self.wanted = set(method.features)
-        x_t, field = batch.noised(backbone, t, draw)
-        pick = torch.from_numpy(self.used).to(x_t.device)
-        self.x_t, self.noise = (x_t, field) if len(self.used) == self.count else (x_t[pick], field[pick])
-        self.chosen = self._choose_elements(batch)
-
-    def _choose_elements(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which images (rows) are compared under which non-identity elements (columns); the same for every draw."""
-        moving, size = len(self.group.moving), self.method.group_samples
-        if self.wanted <= set(WITHOUT_GROUP):
-            return np.zeros((len(self.used), moving), dtype=bool)
-        if size is None or size >= moving:
-            return np.ones((len(self.used), moving), dtype=bool)
-        keys = [batch.keys[int(index)] for index in self.used]
-        return noise.subsets(batch.seed, keys, moving, size, "elements", self.t)
-
-    def run(self) -> tuple[Table, npt.NDArray[np.float32]]:
-        """This level's row of the table, and the map (empty unless asked for)."""
-        self.base = self.backbone.eps(self.x_t, self.t)
-        self.energy = self.method.pooling(self.base.square())
-        if "x0" in self.wanted:
-            self.x0_energy = self._x0_energy()
-        row: dict[str, torch.Tensor] = self._without_group()
-        transported = []
-        field = self.base.new_zeros((len(self.used), *self.size))
-        columns = {name: self._empty(len(self.group)) for name in PER_ELEMENT if name in self.wanted}
-        for values in columns.values():
-            values[:, 0] = 0.0
-        for position, picked, moved in self._transport():
-            gap = (moved - self.base[picked]).square().mean(1)
-            self._compare(columns, position + 1, picked, moved, gap)
-            if self.with_maps:
-                field[picked] += gap / self.energy[picked, None, None]
-            if self.wanted & {"pair", "cycle"}:
-                transported.append((position + 1, picked, moved))
-        row.update(columns)
-        row.update(self._between(transported))
-        table = {name: self._spread(values) for name, values in row.items()}
-        return table, self._finish_map(field)
-
-    def _transport(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(element, images, P_g^-1 eps(P_g x_t)), with as many elements in one network call as `rows` allows."""
-        import torch
-
-        waiting: list[tuple[int, torch.Tensor]] = []
-        for position in range(len(self.group.moving)):
-            picked = torch.from_numpy(np.flatnonzero(self.chosen[:, position])).to(self.x_t.device)
-            if len(picked) == 0:
-                continue
-            if waiting and sum(len(rows) for _, rows in waiting) + len(picked) > self.rows:
-                yield from self._evaluate(waiting)
-                waiting = []
-            waiting.append((position, picked))
-        if waiting:
-            yield from self._evaluate(waiting)
-
-    def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        import torch
-
-        actions: list[Action] = [self.group.moving[position] for position, _ in waiting]
-        whole = len(self.x_t)
-        moved = [
-            action.apply(self.x_t if len(picked) == whole else self.x_t[picked])
-            for action, (_, picked) in zip(actions, waiting, strict=True)
-        ]
-        answers = self.backbone.eps(torch.cat(moved) if len(moved) > 1 else moved[0].contiguous(), self.t)
-        parts = torch.split(answers, [len(picked) for _, picked in waiting])
-        for action, (position, picked), part in zip(actions, waiting, parts, strict=True):
-            yield position, picked, action.inverse(part)
-
-    def _compare(
-        self,
-        columns: dict[str, torch.Tensor],
-        column: int,
-        picked: torch.Tensor,
-        moved: torch.Tensor,
-        gap: torch.Tensor,
-    ) -> None:
-        if "s" in columns:
-            columns["s"][picked, column] = (self.method.pooling.pixels(gap) / self.energy[picked]).double()
-        if "cos" in columns:
-            cosine = self._cosine(moved, self.base[picked])
-            columns["cos"][picked, column] = (1.0 - cosine).double()
-        if "x0" in columns:
-            # x0_g - x0 = -(sigma/sqrt(abar)) (eps_g - eps)
-            abar = float(self.backbone.alphas_cumprod[self.t])
-            pooled = self.method.pooling.pixels(gap) * ((1.0 - abar) / abar)
-            columns["x0"][picked, column] = (pooled / self.x0_energy[picked]).double()
-
-    @staticmethod
-    def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a, b = a.flatten(1), b.flatten(1)
-        norms = (a.square().sum(1) * b.square().sum(1)).sqrt()
-        return (a * b).sum(1) / norms.clamp_min(1e-30)
-
-    def _x0_energy(self) -> torch.Tensor:
-        abar = float(self.backbone.alphas_cumprod[self.t])
-        x0 = (self.x_t - self.base * (1.0 - abar) ** 0.5) / abar**0.5
-        return self.method.pooling(x0.square())
-
-    def _without_group(self) -> dict[str, torch.Tensor]:
-        row: dict[str, torch.Tensor] = {}
-        if "b" in self.wanted:
-            row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
-        if "d" in self.wanted:
-            row["d"] = self.method.pooling((self.base - self.noise).square()).double()
-        return row
-
-    def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """pair and cycle: differences between transported scores, the identity's being the reference itself."""
-        import torch
-
-        if not transported:
-            return {}
-        everyone = torch.arange(len(self.base), device=self.base.device)
-        members = {0: (everyone, self.base), **{column: (rows, moved) for column, rows, moved in transported}}
-        size = len(self.group)
-        lists = {"pair": list(combinations(range(size), 2)), "cycle": [(i, (i + 1) % size) for i in range(size)]}
-        row = {}
-        for name in sorted(self.wanted & set(lists)):
-            values = self._empty(len(lists[name]))
-            for column, (first, second) in enumerate(lists[name]):
-                self._disagreement(values, column, members.get(first), members.get(second))
-            row[name] = values
-        return row
-
-    def _disagreement(
-        self,
-        values: torch.Tensor,
-        column: int,
-        first: tuple[torch.Tensor, torch.Tensor] | None,
-        second: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> None:
-        if first is None or second is None:
-            return
-        import torch
-
-        both = first[0][torch.isin(first[0], second[0])]
-        if len(both) == 0:
-            return
-        a, b = (moved[torch.searchsorted(rows, both)] for rows, moved in (first, second))
-        values[both, column] = (self.method.pooling((a - b).square()) / self.energy[both]).double()
-
-    def _empty(self, width: int) -> torch.Tensor:
-        import torch
-
-        return torch.full((len(self.used), width), torch.nan, dtype=torch.float64, device=self.base.device)
-
-    def _spread(self, values: torch.Tensor) -> npt.NDArray[np.float64]:
-        """Rows of the images used at this level, put back among all; NaN for the others."""
-        out = np.full((self.count, *values.shape[1:]), np.nan)
-        out[self.used] = values.cpu().numpy()
-        return out
-
-    def _finish_map(self, field: torch.Tensor) -> npt.NDArray[np.float32]:
-        """Mean over g, identity included; a random subset of elements is scaled up to the group."""
-        if not self.with_maps:
-            return np.empty(0, dtype=np.float32)
-        evaluated = max(1, int(self.chosen[0].sum())) if len(self.chosen) else 1
-        size = len(self.group)
-        field = field * ((size - 1) / size / evaluated)
-        out = np.zeros((self.count, *self.size), dtype=np.float32)
-        out[self.used] = field.float().cpu().numpy()
-        return out
+            return np.ones((len(keys), count), dtype=bool)
+        return noise.subsets(seed, keys, count, self.level_samples, "levels")
 
 
 def _group_size(pairs: int) -> int:
