@@ -9,11 +9,11 @@ from gepc.monitor import Monitor
 
 def test_unmoved_streams_are_called_drifted_at_most_with_probability_delta():
     rng = np.random.default_rng(1)
-    runs, delta = 300, 0.1
+    runs, delta = 200, 0.1
     called = 0
     for run in range(runs):
         monitor = Monitor(rng.normal(size=80), delta=delta, seed=run)
-        monitor.update_all(rng.normal(size=250))
+        monitor.update_all(rng.normal(size=150))
         called += monitor.drifted
     band = 3 * np.sqrt(delta * (1 - delta) / runs)
     assert called / runs <= delta + band
@@ -23,10 +23,10 @@ def test_capital_is_a_martingale():
     """E M_n = 1 for every n when the stream has not moved: the mean over runs stays within its error."""
     rng = np.random.default_rng(2)
     capitals = []
-    for run in range(2000):
+    for run in range(800):
         monitor = Monitor(rng.normal(size=20), seed=run)
         capitals.append(np.exp([monitor.update(s).log10_capital * np.log(10) for s in rng.normal(size=8)]))
-    mean, error = np.mean(capitals, axis=0), np.std(capitals, axis=0) / np.sqrt(2000)
+    mean, error = np.mean(capitals, axis=0), np.std(capitals, axis=0) / np.sqrt(800)
     assert (np.abs(mean - 1.0) < 4 * error + 1e-12).all()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from gepc.errors import OptionError, nearest
@@ -41,6 +42,7 @@ def _rotation(name: str, quarter_turns: int) -> Action:
     )
 
 
+@cache
 def shift(dx: int, dy: int, name: str | None = None) -> Action:
     """A circular shift by `dx` pixels to the right and `dy` down."""
     return Action(
@@ -90,9 +92,7 @@ _SHIFT = re.compile(r"shift\(\s*(-?\d+)\s*,\s*(-?\d+)\s*\)")
 
 def register_action(action: Action) -> Action:
     """Make a user's action known by name, so that saved detectors can find it again. It must be orthogonal."""
-    check_orthogonal(action)
-    if action.name in _ACTIONS and _ACTIONS[action.name] is not action:
-        raise OptionError(f"an action named {action.name!r} exists already; choose another name")
+    _check(action)
     _ACTIONS[action.name] = action
     return action
 
@@ -109,12 +109,27 @@ def list_groups() -> list[str]:
 
 def find_action(name: str) -> Action:
     """The action of that name; `shift(2,-1)` is a circular shift of 2 pixels right and 1 up."""
-    if name in _ACTIONS:
-        return _ACTIONS[name]
+    known = _known(name)
+    if known is None:
+        raise OptionError(
+            f"unknown group element {name!r}; {nearest(name, [*_ACTIONS, 'shift(dx,dy)'])}; "
+            "one of your own is made known with gepc.register_action"
+        )
+    return known
+
+
+def _known(name: str) -> Action | None:
     match = _SHIFT.fullmatch(name.strip())
-    if match:
-        return shift(int(match[1]), int(match[2]))
-    raise OptionError(f"unknown group element {name!r}; {nearest(name, [*_ACTIONS, 'shift(dx,dy)'])}")
+    return shift(int(match[1]), int(match[2])) if match else _ACTIONS.get(name)
+
+
+def _check(action: Action) -> None:
+    """A name means one action, so that a saved detector finds the one it was fitted with; a new one is tested."""
+    known = _known(action.name)
+    if known is None:
+        check_orthogonal(action)
+    elif known != action:
+        raise OptionError(f"an action named {action.name!r} exists already; choose another name")
 
 
 def check_orthogonal(action: Action) -> None:
@@ -131,6 +146,9 @@ def check_orthogonal(action: Action) -> None:
     for fault, present in faults.items():
         if present:
             raise OptionError(f"group element {action.name!r} is not an orthogonal action: {fault}")
+    wide = x[..., :4, :]
+    if not action.square_only and action.apply(wide).shape != wide.shape:
+        raise OptionError(f"group element {action.name!r} swaps height and width: declare it with square_only=True")
 
 
 @dataclass(frozen=True)
@@ -138,6 +156,10 @@ class Group:
     """A finite set of actions that holds the identity, first. It need not be closed: the paper's set is not."""
 
     actions: tuple[Action, ...]
+
+    def __post_init__(self) -> None:
+        if not self.actions or self.actions[0] != IDENTITY:
+            raise OptionError("a group begins with the identity; Group.of puts it there")
 
     @classmethod
     def of(cls, group: Group | str | Iterable[str | Action]) -> Group:
@@ -152,8 +174,7 @@ class Group:
             group = (group,)
         actions = [item if isinstance(item, Action) else find_action(item) for item in group]
         for item in actions:
-            if _ACTIONS.get(item.name) is not item:
-                check_orthogonal(item)
+            _check(item)
         moving = [item for item in actions if item.name != "id"]
         if not moving:
             raise OptionError("a group needs at least one element besides the identity")

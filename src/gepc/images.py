@@ -385,9 +385,15 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None, lo
     """Warn when float images hold no negative value: they are read as [-1, 1] and are perhaps in [0, 1]."""
     if value_range is not None:
         return
-    first = [images[index].pixels for index in range(min(len(images), look_at))]
-    floats = [p for p in first if p is not None and p.size and p.dtype.kind == "f" and np.isfinite(p).all()]
-    if floats and not any((pixels < 0).any() for pixels in floats):
+    suspicious = False
+    for index in range(min(len(images), look_at)):
+        pixels = images[index].pixels
+        if pixels is None or not pixels.size or pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
+            continue
+        if (pixels < 0).any():
+            return
+        suspicious = True
+    if suspicious:
         warnings.warn(
             "float images without a negative value are read as [-1, 1]; if they are in [0, 1], pass value_range=(0, 1)",
             ValueRangeWarning,

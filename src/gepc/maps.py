@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
+from gepc.errors import InputError, ValueRangeWarning
 from gepc.files import replacing
-from gepc.images import Image, Images
+from gepc.images import Image, Images, iterate, warn_about_range
 
 if TYPE_CHECKING:
     from gepc.detector import Detector
@@ -61,15 +62,16 @@ def write_maps(
 
     All pictures share the scale 0 ... map_scale_ (v_global). Returns one entry per image for `metadata.json`.
     """
-    from gepc.images import iterate
-
+    warn_about_range(images, detector.value_range)
     out.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
     for index, record in enumerate(iterate(images)):
         entry: dict[str, Any] = {"path": record.name, "map": None, "picture": None, "error": record.error}
         if record.pixels is not None:
             try:
-                field = detector.score_map([record.pixels])[0]
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ValueRangeWarning)  # said once for all, above
+                    field = detector.score_map([record.pixels])[0]
             except InputError as error:
                 entry["error"] = str(error)
             else:

@@ -104,7 +104,8 @@ def create_detector(method: str, backbone: Backbone, preset: str | None = None, 
     if method == GepcExtractor.name:
         return GEPC(backbone, **options)
     given = {name: value for name, value in options.items() if name in shared}
-    given.setdefault("keep", extractor_class.keep)
+    for name in ("keep", "weights", "aggregate"):
+        given.setdefault(name, getattr(extractor_class, name))
     extractor = extractor_class(**{name: value for name, value in options.items() if name in own})
     return Detector(backbone, extractor, **given)
 

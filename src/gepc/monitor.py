@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.conformal import p_values
 from gepc.errors import InputError, OptionError
 from gepc.files import read_json, write_json
 
@@ -94,7 +93,7 @@ class Monitor:
         self.scores.append(score)
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
-        p = float(p_values(np.array([score]), self.calibration)[0])
+        p = self._calibrated_p_value(score)
         self._recent.append(p <= self.alpha)
         return self.verdict(p)
 
@@ -108,6 +107,11 @@ class Monitor:
         uniform = np.random.default_rng([self.seed, len(self.scores)]).random()
         bisect.insort(self._past, score)
         return float((above + uniform * (equal + 1)) / len(self._past))
+
+    def _calibrated_p_value(self, score: float) -> float:
+        """(1 + #{calibration >= s})/(n + 1), as the detector gives it."""
+        at_least = len(self.calibration) - int(np.searchsorted(self.calibration, score, side="left"))
+        return (1 + at_least) / (len(self.calibration) + 1)
 
     def _bet(self, p: float) -> None:
         shares = (1.0 - self.jump) * self._shares + self.jump / len(BETS)

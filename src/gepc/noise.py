@@ -15,8 +15,11 @@ from gepc.images import Image
 
 
 def image_key(image: Image) -> bytes:
-    """128 bits of the pixels, quantised to 2^-14 so that float rounding on the way in does not change them."""
-    quantised = np.rint(np.asarray(image, dtype=np.float64) * 16384.0).astype("<i4")
+    """128 bits of the pixels, rounded to 16-bit steps so that float rounding on the way in does not change them.
+
+    The values of 8- and 16-bit pictures are such steps, as far from the edges of rounding as can be.
+    """
+    quantised = np.rint((np.asarray(image, dtype=np.float64) + 1.0) * 32767.5).astype("<i4")
     digest = hashlib.blake2b(quantised.tobytes(), digest_size=16)
     digest.update(repr(quantised.shape).encode())
     return digest.digest()

@@ -20,7 +20,7 @@ from gepc.backbones.base import Backbone
 from gepc.calibrators import create_calibrator
 from gepc.conformal import Reference
 from gepc.errors import BackboneError, InputError, OptionError, StorageError
-from gepc.files import read_json, replacing, write_json
+from gepc.files import read_json, write_arrays, write_json
 from gepc.images import Preprocessing
 from gepc.options import build
 
@@ -41,20 +41,16 @@ def is_detector(folder: str | os.PathLike[str]) -> bool:
 
 def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
     """Write the folder beside its final place, then rename: it is whole or absent, and an old one stays until then."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
         raise InputError(f"{final} exists and is not a detector folder; give another place")
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         draft.mkdir(parents=True)
-        with replacing(draft / STATE) as part:
-            save_file(_state(detector), part)
+        write_arrays(draft / STATE, _state(detector))
         write_json(draft / DESCRIPTION, describe(detector))
         _swap(draft, final)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         cause = (isinstance(error, StorageError) and error.__cause__) or error
         reason = getattr(cause, "strerror", None) or cause
         raise StorageError(f"cannot write {final}: {reason}; what was there is untouched") from error
@@ -117,7 +113,7 @@ def _state(detector: Detector) -> dict[str, Any]:
     arrays = {f"calibrator/{name}": value for name, value in detector.calibrator_.state().items()}
     for position, scores in enumerate(detector.reference_.by_group.values()):
         arrays[f"reference/{position}"] = scores
-    return {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    return arrays
 
 
 def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | None = None) -> Detector:

@@ -13,7 +13,8 @@ from gepc.bench.collect import Collection
 from gepc.bench.protocol import Protocol
 from gepc.calibrators import Aggregation, create_calibrator
 from gepc.extractors.base import Table
-from gepc.extractors.gepc import PER_ELEMENT, GepcExtractor
+from gepc.extractors.gepc import GepcExtractor
+from gepc.extractors.residuals import PER_ELEMENT
 from gepc.metrics import Detection, auroc, detection
 from gepc.selection import Selection, select
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gepc import noise
 from gepc.backbones.base import Backbone
-from gepc.errors import OptionError, nearest
+from gepc.errors import InputError, OptionError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -73,10 +73,19 @@ class Batch:
         import torch
 
         if self.fixed_noise is not None:
-            field = np.asarray(self.fixed_noise[t, draw])
+            field = self._given_noise(t, draw)
         else:
             field = noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw)
         return torch.from_numpy(np.ascontiguousarray(field)).to(device=backbone.device, dtype=backbone.dtype)
+
+    def _given_noise(self, t: int, draw: int) -> npt.NDArray[Any]:
+        given = self.fixed_noise or {}
+        if (t, draw) not in given:
+            raise InputError(f"no noise is given for timestep {t}, draw {draw}; give it, or ask for fewer draws")
+        field = np.asarray(given[t, draw])
+        if field.shape != self.images.shape:
+            raise InputError(f"noise of shape {field.shape} does not fit images of shape {self.images.shape}")
+        return field
 
     def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
@@ -89,12 +98,15 @@ class Extractor(ABC):
     """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
 
     Class attributes say what goes with the method: `calibration`, its usual calibrator; `keep`, how many noise
-    levels the selection keeps (None: all of them); `presets`, named sets of options.
+    levels the selection keeps (None: all of them); `weights` and `aggregate`, how levels are put together; `presets`,
+    named sets of options.
     """
 
     name: ClassVar[str]
     calibration: ClassVar[str] = "kde"
     keep: ClassVar[int | None] = None
+    weights: ClassVar[str] = "uniform"
+    aggregate: ClassVar[str] = "wmean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @abstractmethod
@@ -112,6 +124,28 @@ class Extractor(ABC):
     @abstractmethod
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone."""
+
+    def for_fitting(self) -> Extractor:
+        """The method as fitting needs it: no level of an image left out at random, since levels are being chosen."""
+        return self
+
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """Columns that `for_fitting` gave, with NaN for the levels that scoring those images leaves out."""
+        return columns
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the method says where in the image."""
+        return False
+
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
+        """The table, and a map per level (N, levels, H, W), from the same passes; NaN where a level is left out."""
+        raise OptionError(f"the method {self.name!r} has no maps")
+
+    @property
+    def label(self) -> str:
+        """The method's name in tables, with what its figures depend on besides (a distance, a compressor)."""
+        return self.name
 
     @property
     def column_names(self) -> tuple[str, ...]:
