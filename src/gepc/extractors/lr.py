@@ -1,0 +1,74 @@
+"""Likelihood ratio (LR): what the image holds beyond its background. After Ren et al., NeurIPS 2019.
+
+The paper subtracts the likelihood of a second model, trained on perturbed images. One diffusion model holds both: its
+denoising loss e_t = mean (noise - eps)^2 at low noise is about detail, at all levels about the whole image. Here
+
+    LR = sum_{t in low} w_t e_t / sum_{t in low} w_t - sum_t w_t e_t / sum_t w_t
+
+over levels even in log rho, `low` the given fraction of them from the least noise on, w_t growing with the level's
+rank. Which sign is OOD depends on the ID set, so the density over ID values, two-sided, decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.errors import OptionError
+from gepc.extractors.base import Batch, Columns, Cost, Table, register
+from gepc.extractors.shapes import WholeImage, energy
+
+if TYPE_CHECKING:
+    import torch
+
+    from gepc.extractors.shapes import Features
+
+
+@register("lr")
+@dataclass(frozen=True)
+class LikelihoodRatio(WholeImage):
+    """Losses at `levels`, of which the share `fraction` with the least noise is set against all."""
+
+    calibration: ClassVar[str] = "kde"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())},
+        "light": {},
+    }
+
+    levels: Levels = Levels.rho(*np.geomspace(0.02, 5.0, 16).tolist())
+    fraction: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", Levels.of(self.levels))
+        if not 0.0 < self.fraction < 1.0:
+            raise OptionError(f"fraction is a share of the levels between 0 and 1, got {self.fraction}")
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """One pass a level."""
+        return Cost(forward=len(self._timesteps(backbone)))
+
+    def _timesteps(self, backbone: Backbone) -> Sequence[int]:
+        return self.levels.timesteps(backbone.alphas_cumprod)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """`loss` (N, levels), from the least noise on."""
+        import torch
+
+        losses: list[torch.Tensor] = []
+        for t in self._timesteps(backbone):
+            x_t, field = batch.noised(backbone, t)
+            losses.append(energy(field - backbone.eps(x_t, t)) / field[0].numel())
+        return {"loss": torch.stack(losses, 1)}
+
+    def columns(self, table: Table) -> Columns:
+        """Loss at low noise less loss at all."""
+        loss = table["loss"]
+        weights = np.arange(1.0, loss.shape[2] + 1)
+        low = max(1, round(self.fraction * len(weights)))
+        part = loss[:, :, :low] @ weights[:low] / weights[:low].sum()
+        return np.asarray(part - loss @ weights / weights.sum())[:, :, None]

@@ -1,0 +1,40 @@
+"""Negative log-likelihood by the variational bound, in bits per dimension; the formulas are in `gepc.extractors.vlb`.
+
+Raw and one-sided: an image is OOD where the model finds it unlikely. That inverts for images simpler than the training
+set (SVHN under CIFAR-10). `paper` respaces the schedule to 1000 steps; `light` looks at 32 strata and L_0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gepc.backbones.base import Backbone
+from gepc.extractors.base import Batch, register
+from gepc.extractors.vlb import Bound, bits_per_dim
+
+if TYPE_CHECKING:
+    from gepc.extractors.shapes import Features
+
+
+@register("nll_vlb")
+@dataclass(frozen=True)
+class NllVlb(Bound):
+    """(L_0 + sum_t L_t + L_T)/(D ln 2)."""
+
+    calibration: ClassVar[str] = "raw"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"steps": 1000, "strata": None},
+        "light": {"strata": 32},
+        "full": {"steps": None, "strata": None},
+    }
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Bits per dimension."""
+        return ("bpd",)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """The sum of the terms."""
+        return {"bpd": bits_per_dim(self.terms(backbone, batch).sum(1), batch)}
