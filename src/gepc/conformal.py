@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def threshold(calibration: Array, alpha: float) -> float:
 
 def images_needed(alpha: float) -> int:
     """The fewest calibration images with which p <= alpha can happen: 1/(n + 1) <= alpha."""
-    return math.ceil(1.0 / alpha - 1e-9) - 1
+    return math.ceil(Fraction(1) / Fraction(alpha) - Fraction(1, 10**9)) - 1
 
 
 def check_alpha(alpha: float, n_calibration: int) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from gepc.cli.app import app, note, progress, say
 from gepc.cli.backbones import seconds_per_pass
+from gepc.cli.serve import check_extra, serve_detector
 from gepc.errors import GepcError, InputError, StorageError
 from gepc.files import read_json, write_json, write_text
 
@@ -30,6 +31,7 @@ def demo(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="A third of the patches, a third of the time.")] = False,
     backbone: Annotated[str, typer.Option(help="An embedded name, a diffusers folder, an OpenAI .pt.")] = BACKBONE,
+    serve: Annotated[bool, typer.Option("--serve", help="Then serve the detector's page on this machine.")] = False,
 ) -> None:
     """Fit on patches of one photograph, score patches of others, write a report to look at. Needs no download.
 
@@ -39,6 +41,8 @@ def demo(
     Example: `gepc demo --out demo --quick`
     """
     _check_extras()
+    if serve:
+        check_extra()
     _check_folder(out)
     import gepc
     from gepc import demo as demonstration
@@ -59,6 +63,11 @@ def demo(
     for line in _lines(result):
         say(line)
     say(f"report: {out / REPORT}")
+    if serve:
+        from gepc.serve.settings import Settings
+
+        result.detector.save(out / "detector")
+        serve_detector(out / "detector", Settings(), port=0)
 
 
 def _check_extras() -> None:

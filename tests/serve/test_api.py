@@ -1,0 +1,331 @@
+"""Every endpoint: the answers are the library's, and what is wrong is said in one sentence."""
+
+import base64
+import io
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+from serving import as_form
+
+
+def as_base64(data):
+    return base64.b64encode(data).decode()
+
+
+def test_scores_p_values_and_verdicts_are_the_library_s(client, detector, images, files):
+    answer = client.post("/v1/score", files=as_form(files), data={"alpha": "0.1"})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    results = body["results"]
+    assert [result["index"] for result in results] == list(range(12))
+    assert np.allclose([result["score"] for result in results], detector.score(images), rtol=0, atol=1e-5)
+    assert [result["p_value"] for result in results] == detector.p_value(images).tolist()
+    assert [result["alarm"] for result in results] == detector.predict(images, 0.1).tolist()
+    assert body["alpha"] == 0.1
+    assert body["guarantee"] == str(detector.guarantee(0.1))
+    assert all(result["map"] is None and result["seen"] is None for result in results)
+
+
+def test_json_multipart_and_query_say_the_same(client, files):
+    encoded = [as_base64(files[0]), "data:image/png;base64," + as_base64(files[1])]
+    by_json = client.post("/v1/score", json={"images": encoded, "alpha": 0.2}).json()
+    by_form = client.post("/v1/score?alpha=0.2", files=as_form(files[:2])).json()
+    overruled = client.post("/v1/score?alpha=0.3", json={"images": encoded, "alpha": 0.2}).json()
+    assert by_json == overruled
+    assert by_json["alpha"] == by_form["alpha"] == 0.2
+    for one, other in zip(by_json["results"], by_form["results"], strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+        assert (one["p_value"], one["alarm"]) == (other["p_value"], other["alarm"])
+
+
+def test_without_an_alpha_it_is_0_05_or_the_smallest_possible(client, files):
+    assert client.post("/v1/score", files=as_form(files[:1])).json()["alpha"] == 0.05
+    answer = client.get("/v1/detector").json()
+    assert answer["guarantee"]["alpha"] == 0.05
+    assert answer["smallest_alpha"] == 1 / 21
+
+
+def test_a_bad_image_is_an_error_of_its_own(client, files):
+    answer = client.post("/v1/score", files=as_form([files[0], b"", b"hello", files[1][:70], files[1]]))
+    assert answer.status_code == 200
+    errors = [result["error"] for result in answer.json()["results"]]
+    assert (errors[0], errors[4]) == (None, None)
+    assert [part in error for part, error in zip(("empty", "not an image", "damaged"), errors[1:4], strict=True)]
+    assert answer.json()["results"][1]["score"] is None
+
+
+def test_no_good_image_is_422_with_the_reasons(client):
+    answer = client.post("/v1/score", files=as_form([b"hello", b""]))
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "none of the 2 images could be scored"
+    assert [result["error"] for result in answer.json()["results"]][1] == "the file is empty"
+    one = client.post("/v1/score", json={"images": ["***"]})
+    assert (one.status_code, one.json()["error"]) == (422, "not base64")
+
+
+def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, files):
+    answer = client.post("/v1/score", files=as_form(files[:3]), data={"map": "true", "seen": "true"}).json()
+    fields = detector.score_map(images[:3])
+    scores = detector.score(images[:3])
+    for result, field, score in zip(answer["results"], fields, scores, strict=True):
+        assert result["score"] == pytest.approx(score, abs=1e-5)
+        heat = np.asarray(_picture(result["map"]))
+        assert heat.shape == (16, 16, 4)
+        level = np.clip(field / answer["map_scale"], 0, 1)
+        assert np.abs(heat[..., 3] / 255 - 0.75 * level).max() < 0.01
+        assert np.asarray(_picture(result["seen"])).shape == (16, 16, 3)
+
+
+def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, images, files):
+    from gepc.maps import overlay
+
+    picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
+    field = detector.score_map(images[:1])[0]
+    wanted = overlay(picture, field, detector.map_scale_)
+    heat = np.asarray(Image.open(io.BytesIO(_map(client, files[0], style="heat")))) / 255
+    laid = picture * (1 - heat[..., 3:]) + heat[..., :3] * heat[..., 3:]
+    assert np.abs(laid - wanted).max() < 0.01
+    shown = np.asarray(Image.open(io.BytesIO(_map(client, files[0], style="overlay"))))[8::16, 8::16] / 255
+    assert np.abs(shown - wanted).max() < 0.01
+
+
+def _map(client, data, style):
+    answer = client.post(f"/v1/map?style={style}", files=as_form([data]))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "image/png"
+    assert float(answer.headers["x-gepc-map-scale"]) > 0
+    return answer.content
+
+
+def _picture(uri):
+    return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+
+
+def test_the_detector_says_what_it_is_and_no_path(client, detector, detector_folder):
+    answer = client.get("/v1/detector", params={"alpha": 0.2})
+    body = answer.json()
+    promise = detector.guarantee(0.2)
+    assert body["guarantee"]["low"] == promise.low
+    assert body["guarantee"]["sentence"] == str(promise)
+    assert body["calibration_images"] == 20
+    assert body["input"] == {"height": 16, "width": 16, "channels": 3, "resize": "stretch"}
+    assert body["limits"]["images_per_request"] == 16
+    assert str(detector_folder.parent) not in answer.text
+    assert detector_folder.parent.name not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "status", "words"),
+    [
+        ("?alpha=0.001", None, 422, "needs at least 999 calibration images"),
+        ("?alpha=2", None, 422, "alpha"),
+        ("?alpha=nan", None, 422, "alpha"),
+        ("?alpha=x", None, 422, "alpha"),
+        ("?alfa=0.1", None, 422, "alfa"),
+        ("?group=day", None, 422, "fitted without groups"),
+        ("", {"images": []}, 422, "images"),
+        ("", {}, 422, "images"),
+        ("", {"images": ["eA=="], "alpha": "0.1"}, 422, "alpha"),
+        ("", {"images": ["eA=="], "beta": 1}, 422, "beta"),
+        ("", {"images": "eA=="}, 422, "images"),
+        ("", {"images": ["eA=="] * 17}, 413, "17 images"),
+        ("", [], 422, ""),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(client, files, query, body, status, words):
+    if body is None:
+        answer = client.post(f"/v1/score{query}", files=as_form(files[:1]))
+    else:
+        answer = client.post(f"/v1/score{query}", json=body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+
+
+def test_other_bodies_are_refused(client, files):
+    assert client.post("/v1/score", content=files[0], headers={"content-type": "image/png"}).status_code == 415
+    assert client.post("/v1/score").status_code == 415
+    assert client.post("/v1/score", content=b"{", headers={"content-type": "application/json"}).status_code == 422
+    assert client.post("/v1/score", data={"alpha": "0.1"}, files={"other": b"x"}).status_code == 422
+    assert client.post("/v1/score", files=as_form(files[:1] * 17)).status_code == 413
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        assert client.post("/v1/score", content=b"--y", headers={"content-type": kind}).status_code == 422
+    assert client.post("/v1/map", files=as_form(files[:2])).status_code == 422
+    assert client.post("/v1/map", files=as_form([b"hello"])).json()["error"].startswith("not an image")
+    assert client.get("/v1/score").status_code == 405
+    assert client.get("/v1/nothing").json() == {"error": "Not Found"}
+
+
+def test_names_come_back_without_folders_and_control_characters(client, files):
+    for name, plain in (("../../etc/x.png", "x.png"), ("C:\\photos\\y.png", "y.png"), ("a\u202eb.png", "ab.png")):
+        answer = client.post("/v1/score", files=as_form(files[:1], name)).json()
+        assert answer["results"][0]["name"] == plain
+
+
+def test_groups_have_their_own_reference(serve, detector_folder, files, images):
+    import gepc
+
+    folder = detector_folder.with_name("grouped")
+    client, detector = serve(folder), gepc.load_detector(folder)
+    refused = client.post("/v1/score", files=as_form(files[:1]))
+    assert refused.status_code == 422
+    assert "say which with group" in refused.json()["error"]
+    assert "no calibration image" in client.post("/v1/score?group=dusk", files=as_form(files[:1])).json()["error"]
+    answer = client.post("/v1/score", files=as_form(files), data={"group": "night"}).json()
+    expected = detector.p_value(images, ["night"] * len(images)).tolist()
+    assert [result["p_value"] for result in answer["results"]] == expected
+    assert client.get("/v1/detector").json()["groups"] == {"day": 30, "night": 30}
+
+
+def test_health_metrics_and_pages(client, files):
+    client.post("/v1/score", files=as_form([files[0], b"bad"]))
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    text = client.get("/metrics").text
+    for line in ('gepc_requests_total{route="/v1/score",status="200"}', 'gepc_images_total{outcome="failed"}'):
+        assert line in text
+    assert "gepc_images_in_service 0.0" in text
+    assert "gepc_batch_images_bucket" in text
+    for path in ("/", "/docs", "/static/app.js", "/static/style.css", "/openapi.json"):
+        assert client.get(path).status_code == 200, path
+
+
+def test_many_concurrent_clients_get_their_own_answers(client, detector, images, files):
+    expected = detector.score(images)
+
+    def ask(number):
+        order = np.random.default_rng(number).permutation(12)[: 1 + number % 3]
+        with_map = {"map": "true"} if number % 2 else {}
+        answer = client.post("/v1/score", files=as_form([files[index] for index in order]), data=with_map).json()
+        found = [result["score"] for result in answer["results"]]
+        return np.abs(np.asarray(found) - expected[order]).max()
+
+    with ThreadPoolExecutor(16) as pool:
+        assert max(pool.map(ask, range(48))) < 1e-5
+    text = client.get("/metrics").text
+    count, images_seen = (float(text.split(f"gepc_batch_images_{name} ")[1].split()[0]) for name in ("count", "sum"))
+    assert images_seen > count
+
+
+class Gate:
+    """Holds the network until it is opened."""
+
+    def __init__(self, service):
+        self.entered, self.open = threading.Event(), threading.Event()
+        self.run = service._batcher._run
+        service._batcher._run = self
+
+    def __call__(self, jobs):
+        self.entered.set()
+        assert self.open.wait(30)
+        return self.run(jobs)
+
+
+def test_a_full_queue_is_503_with_a_time_and_nothing_is_lost(serve, detector_folder, files):
+    client = serve(detector_folder, queue=2, max_images=2)
+    gate = Gate(client.app.state.service)
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(client.post, "/v1/score", files=as_form(files[:2]))
+        assert gate.entered.wait(30)
+        refused = client.post("/v1/score", files=as_form(files[:1]))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "try again" in refused.json()["error"]
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/healthz").status_code == 200  # the loop is free while the network works
+        gate.open.set()
+        assert accepted.result(30).status_code == 200
+    assert client.post("/v1/score", files=as_form(files[:1])).status_code == 200
+    assert client.app.state.service.images.taken == client.app.state.service.held_bytes.taken == 0
+
+
+def test_a_request_that_takes_too_long_is_504_and_leaves_the_queue(serve, detector_folder, files):
+    client = serve(detector_folder, timeout=0.3)
+    gate = Gate(client.app.state.service)
+    late = client.post("/v1/score", files=as_form(files[:1]))
+    gate.open.set()
+    assert late.status_code == 504
+    assert "within 0.3 s" in late.json()["error"]
+    assert client.app.state.service.images.taken == client.app.state.service.held_bytes.taken == 0
+
+
+def _explode(*_):
+    raise RuntimeError("secret /etc/passwd")
+
+
+def test_a_failure_inside_is_a_sentence_without_a_trace(serve, detector_folder, files, caplog):
+    client = serve(detector_folder)
+    client.app.state.service._batcher._run = _explode
+    answer = client.post("/v1/score", files=as_form(files[:1]))
+    assert (answer.status_code, answer.json()["error"]) == (422, "the image could not be scored")
+    client.app.state.service.describe = _explode
+    answer = client.get("/v1/detector")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert "Content-Security-Policy" in answer.headers
+    assert "secret" in caplog.text
+
+
+def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, replaceable, detector_folder, files):
+    import gepc
+
+    client = serve(replaceable)
+    service = client.app.state.service
+    assert client.post("/v1/reload").json()["changed"] is False
+    former = service.model.identity
+    other = gepc.load_detector(detector_folder.with_name("other"))
+    expected = {former: service.model.detector}
+    pictures = [np.asarray(Image.open(io.BytesIO(data))) for data in files[:4]]
+
+    def ask(_):
+        return client.post("/v1/score", files=as_form(files[:4]))
+
+    gate = Gate(service)
+    with ThreadPoolExecutor(8) as pool:
+        before = [pool.submit(ask, number) for number in range(4)]
+        assert gate.entered.wait(30)
+        other.save(replaceable)
+        reloading = pool.submit(client.post, "/v1/reload")  # tries the new one behind the calls under way
+        gate.open.set()
+        reloaded = reloading.result(60).json()
+        after = [pool.submit(ask, number) for number in range(4)]
+        answers = [future.result(60) for future in before + after]
+    assert reloaded["changed"] is True
+    expected[reloaded["detector"]] = other
+    assert all(answer.status_code == 200 for answer in answers)
+    assert {answer.json()["detector"] for answer in answers[4:]} == {reloaded["detector"]}
+    assert former in {answer.json()["detector"] for answer in answers[:4]}
+    for answer in answers:
+        found = [result["score"] for result in answer.json()["results"]]
+        assert np.allclose(found, expected[answer.json()["detector"]].score(pictures), rtol=0, atol=1e-5)
+    assert service.model.detector.backbone is expected[former].backbone  # the same weights are not read again
+
+
+def test_a_damaged_detector_on_disk_leaves_the_former_in_service(serve, replaceable, detector_folder, files):
+    client = serve(replaceable)
+    former = client.get("/v1/detector").json()["detector"]
+    (replaceable / "state.safetensors").write_bytes(b"nonsense")
+    answer = client.post("/v1/reload")
+    assert answer.status_code == 409
+    assert str(replaceable) not in answer.text
+    shutil.rmtree(replaceable)
+    assert client.post("/v1/reload").status_code == 409
+    shutil.copytree(detector_folder.with_name("other"), replaceable)
+    service = client.app.state.service
+    run, service._batcher._run = service._batcher._run, _explode
+    assert client.post("/v1/reload").status_code == 409  # it loads, but cannot score
+    service._batcher._run = run
+    assert client.post("/v1/score", files=as_form(files[:1])).json()["detector"] == former
+
+
+def test_the_openapi_document_is_whole(client):
+    schema = client.get("/openapi.json").json()
+    assert set(schema["paths"]) == {
+        *("/v1/score", "/v1/map", "/v1/detector", "/v1/reload"),
+        *("/healthz", "/readyz", "/metrics"),
+    }
+    bodies = schema["paths"]["/v1/score"]["post"]["requestBody"]["content"]
+    assert set(bodies) == {"multipart/form-data", "application/json"}

@@ -1,0 +1,253 @@
+"""The page in a real browser, end to end. `GEPC_SCREENSHOTS=folder` keeps a picture of it."""
+
+import csv
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from serving import png
+from toys import as_uint8, pictures
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with the playwright package")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in chromium, which is not installed")
+
+TOKEN = "correct-horse-battery"
+FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
+FLAGS += ["disable-component-update", "disable-sync"]
+SHOWN = {"gravel": 3, "page": 2, "tissue": 1, "moon": 1, "brick": 1}  # patches on the picture, by photograph
+PASTE = """async ({ data, name }) => {
+    const file = new File([Uint8Array.from(data)], name, { type: "image/png" });
+    const carrier = new DataTransfer();
+    carrier.items.add(file);
+    const target = document.getElementById("drop");
+    const init = { bubbles: true, cancelable: true };
+    if (name.startsWith("drop")) target.dispatchEvent(new DragEvent("drop", { ...init, dataTransfer: carrier }));
+    else target.dispatchEvent(new ClipboardEvent("paste", { ...init, clipboardData: carrier }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=[f"--{flag}" for flag in FLAGS])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(live, detector_folder):
+    return live(detector_folder)
+
+
+@pytest.fixture
+def open_page(browser):
+    """Pages whose every request must stay at the service and whose console must stay silent."""
+    contexts, complaints = [], []
+
+    def begin(address, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+
+        def check(request):
+            if not request.url.startswith((f"{address}/", "data:", "blob:")):
+                complaints.append(request.url)
+
+        page.on("request", check)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text) if "Security" in message.text else None)
+        page.goto(f"{address}/")
+        return page
+
+    yield begin
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, images):
+    root = tmp_path_factory.mktemp("pictures")
+    for index, image in enumerate(images):
+        Image.fromarray(image).save(root / f"{index:02d}.png")
+    (root / "broken.png").write_bytes((root / "00.png").read_bytes()[:80])
+    return root
+
+
+def ready(page):
+    page.wait_for_selector("html[data-ready]")
+    return page
+
+
+def upload(page, *paths):
+    page.set_input_files("#files", [str(path) for path in paths])
+    page.wait_for_selector("#progress", state="hidden")
+
+
+def slide(page, position):
+    page.evaluate(
+        """(position) => { const slider = document.getElementById("alpha");
+        slider.value = position; slider.dispatchEvent(new Event("input")); }""",
+        position,
+    )
+
+
+def test_upload_verdict_slider_map_and_a_bad_file(open_page, address, folder, detector, images):
+    page = ready(open_page(address))
+    assert page.inner_text("#summary") == "No images yet."
+    upload(page, *sorted(folder.glob("*.png")))
+    cards = page.locator(".card")
+    assert cards.count() == 13
+    p_values, scores = detector.p_value(images), detector.score(images)
+    for index, (p, score) in enumerate(zip(p_values, scores, strict=True)):
+        assert float(cards.nth(index).locator(".p").inner_text()) == pytest.approx(p, rel=5e-3)
+        assert float(cards.nth(index).locator(".score").inner_text()) == pytest.approx(score, rel=5e-3, abs=1e-3)
+    rank = round(p_values[0] * 21)
+    words = cards.nth(0).locator(".words").inner_text()
+    assert ("None of the 20" if rank == 1 else "normal images look") in words
+    bad = cards.nth(12)
+    assert "damaged" in bad.locator(".words").inner_text()
+    assert bad.locator(".verdict").inner_text() == "Could not be scored"
+
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    for position in (0, 400, 1000):
+        slide(page, position)
+        alpha = float(page.inner_text("#alpha-value").removesuffix(" %")) / 100
+        expected = [p <= alpha * 1.01 for p in p_values]
+        verdicts = [text == "Unusual" for text in page.locator(".card .verdict").all_inner_texts()]
+        assert verdicts == [*expected, False]
+        assert f"{sum(expected)} unusual" in page.inner_text("#summary")
+    assert "On average at most 50 % of normal images" in page.inner_text("#guarantee")
+    slide(page, 0)
+    assert "4.8 %" in page.inner_text("#alpha-value")
+    page.locator("#guarantee", has_text="9 times in 10").wait_for()
+    assert "allow no smaller rate" in page.inner_text("#guarantee")
+    assert not [url for url in requests if "/v1/score" in url]  # re-decided without a new pass
+
+    heat = cards.nth(0).locator(".heat")
+    assert heat.is_visible()
+    assert heat.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 16]
+    box, photo = heat.bounding_box(), cards.nth(0).locator(".photo").bounding_box()
+    assert box == photo
+    page.locator("#opacity").fill("25")
+    assert heat.evaluate("image => getComputedStyle(image).opacity") == "0.25"
+    assert not bad.locator(".heat").is_visible()
+
+
+def test_paste_drop_order_history_csv_and_clear(open_page, address, folder, images, tmp_path):
+    page = ready(open_page(address))
+    for name, index in (("pasted.png", 3), ("dropped.png", 4)):
+        page.evaluate(PASTE, {"data": list(png(images[index])), "name": name})
+    page.wait_for_selector("#progress", state="hidden")
+    upload(page, folder / "05.png", folder / "broken.png")
+    page.select_option("#sort", "unusual")
+    shown = [float(text) for text in page.locator(".card:not(.failed) .p").all_inner_texts()]
+    assert shown == sorted(shown)
+    page.click("summary")
+    assert page.locator("#history tr").count() == 4
+    with page.expect_download() as download:
+        page.click("#csv")
+    download.value.save_as(tmp_path / "scores.csv")
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert [row["image"] for row in rows] == ["pasted.png", "dropped.png", "05.png", "broken.png"]
+    assert [row["alarm"] for row in rows][3] == ""
+    assert "damaged" in rows[3]["error"]
+    page.reload()
+    ready(page)
+    assert page.locator("#history tr").count() == 4  # the visit outlives a reload of the page
+    page.click("#clear")
+    assert page.locator("#history tr").count() == page.locator(".card").count() == 0
+    assert page.locator("#csv").is_disabled()
+
+
+def test_many_files_and_a_format_that_browsers_do_not_show(open_page, address, tmp_path):
+    for index, image in enumerate(as_uint8(pictures(39, 16, seed=11))):
+        Image.fromarray(image).save(tmp_path / f"{index:02d}.png")
+    Image.fromarray(as_uint8(pictures(1, 16, seed=12))[0]).save(tmp_path / "39.tiff")
+    page = ready(open_page(address))
+    upload(page, *sorted(tmp_path.iterdir()))
+    assert page.inner_text("#summary").startswith("40 images")
+    assert page.locator(".card.normal, .card.unusual").count() == 40
+    tiff = page.locator(".card").nth(39).locator(".photo")
+    page.wait_for_function("image => image.naturalWidth === 16", arg=tiff.element_handle())
+
+
+def test_keyboard_and_names_for_screen_readers(open_page, address, folder):
+    page = ready(open_page(address))
+    upload(page, folder / "00.png")
+    order = []
+    for _ in range(7):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert order[:6] == ["files", "alpha", "opacity", "sort", "csv", "clear"]
+    page.focus("#alpha")
+    before = page.inner_text("#alpha-value")
+    for _ in range(40):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("#alpha-value") != before
+    assert page.get_attribute("#alpha", "aria-valuetext") == page.inner_text("#alpha-value")
+    assert page.get_attribute("#summary", "aria-live") == "polite"
+    assert page.get_by_label("False alarms allowed").count() == 1
+    assert page.locator(".photo").get_attribute("alt") == "00.png"
+    unnamed = "e => e.filter(x => !(x.labels?.length || x.textContent.trim() || x.ariaLabel)).map(x => x.outerHTML)"
+    assert page.locator("button:visible, input:visible, select:visible").evaluate_all(unnamed) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_in_both_colours(open_page, address, folder, scheme):
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": scheme}
+    page = ready(open_page(address, **phone))
+    upload(page, folder / "00.png", folder / "broken.png")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+
+
+def test_the_page_asks_for_a_token_and_keeps_it_in_the_tab(open_page, live, detector_folder, folder):
+    page = open_page(live(detector_folder, token=TOKEN))
+    page.wait_for_selector("#token-form:visible")
+    page.fill("#token", "not the token, no")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#problem:visible")
+    page.fill("#token", TOKEN)
+    page.keyboard.press("Enter")
+    ready(page)
+    upload(page, folder / "00.png")
+    assert page.locator(".card.normal, .card.unusual").count() == 1
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_the_api_page_lists_every_endpoint(open_page, address):
+    page = open_page(address)
+    page.goto(f"{address}/docs")
+    page.wait_for_selector(".endpoint")
+    assert page.locator(".endpoint").count() == 7
+    assert "POST /v1/score" in page.inner_text("#endpoints")
+
+
+def test_a_picture_of_the_page(open_page, live, tmp_path):
+    """The detector of `gepc demo` on patches of its photographs; drawn only when asked for, it takes a minute."""
+    if "GEPC_SCREENSHOTS" not in os.environ:
+        pytest.skip("set GEPC_SCREENSHOTS to a folder to draw the page for the documentation")
+    import gepc
+    from gepc import demo
+
+    pytest.importorskip("skimage", reason="the photographs come with scikit-image")
+    data = demo.load_data(demo.FULL)
+    detector = demo.build_detector(gepc.load_backbone("celeba32-tiny"))
+    detector.fit(data.fit.pixels, data.calibration.pixels).save(tmp_path / "det")
+    for patches in data.scored:
+        for index, patch in enumerate(patches.pixels[: SHOWN.get(patches.name, 0)]):
+            Image.fromarray(patch.squeeze()).save(tmp_path / f"{patches.name}-{index + 1}.png")
+    page = ready(open_page(live(tmp_path / "det"), viewport={"width": 1280, "height": 1440}))
+    upload(page, *sorted(tmp_path.glob("*.png")))
+    page.select_option("#sort", "unusual")
+    page.locator("#guarantee", has_text="9 times in 10").wait_for()
+    out = Path(os.environ["GEPC_SCREENSHOTS"])
+    out.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=out / "serve.png")
