@@ -31,6 +31,7 @@ class Backbone(ABC):
     alphas_cumprod : abar_t for t = 0 ... T-1, float64, read-only.
     channels : image channels that go in and come out.
     image_size : (H, W) the net was made for, or None where any multiple of `size_multiple` will do.
+    rows : the most images that go through the network in one call; larger batches are cut. None does not cut.
     forward_count, jvp_count : F and J, counted per image since the last `reset_counts`.
     source, sha256 : where it was loaded from and the hash of its weights; None for objects made in Python.
     load_options : what `load_backbone` was given besides the source, to load the same again.
@@ -60,6 +61,7 @@ class Backbone(ABC):
         self.sha256: str | None = None
         self.parameters: int | None = None
         self.load_options: dict[str, Any] = {}
+        self.rows: int | None = None
         self.forward_count = 0
         self.jvp_count = 0
 
@@ -81,10 +83,18 @@ class Backbone(ABC):
         import torch
 
         with torch.set_grad_enabled(x.requires_grad):
-            answer = self._predict(x, self._timesteps(x, t))
+            answer = self._in_parts(x, self._timesteps(x, t))
         self.forward_count += len(x)
         self._check_answer(answer, x)
         return answer
+
+    def _in_parts(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self.rows is None or len(x) <= self.rows:
+            return self._predict(x, t)
+        parts = zip(torch.split(x, self.rows), torch.split(t, self.rows), strict=True)
+        return torch.cat([self._predict(images, steps) for images, steps in parts])
 
     def score(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         """s(x, t) = -eps(x, t) / sigma_t."""

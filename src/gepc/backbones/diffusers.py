@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from diffusers import UNet2DModel
 
 EXTRAS = "gepc.json"
+CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 
 
 class DiffusersBackbone(Backbone):
@@ -66,6 +67,7 @@ class DiffusersBackbone(Backbone):
         self.device = choose_device(device)
         self.precision = choose_dtype(dtype, self.device)
         self.net = _settle(net, self.device, self.precision).eval()
+        self.rows = CPU_ROWS if self.device.type == "cpu" else None
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
         self._times = _time_table(net, scheduler).to(self.device)
 
