@@ -16,7 +16,7 @@ import bisect
 import os
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -161,7 +161,3 @@ class Monitor:
         except (KeyError, TypeError) as error:
             raise InputError(f"{path} is incomplete: {error}") from error
         return monitor
-
-    def as_dict(self) -> dict[str, Any]:
-        """The last verdict's figures as plain values."""
-        return asdict(self.verdict(float("nan")))
