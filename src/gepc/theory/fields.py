@@ -1,0 +1,113 @@
+"""Vector fields, Gaussians and group elements on images laid out as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.analytic import Component, GaussianBackbone, MixtureBackbone
+from gepc.backbones.base import Backbone
+from gepc.errors import InputError
+from gepc.groups import Group
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Field: TypeAlias = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The field f(x) = A x + c. Scores of Gaussians are affine, which makes every expectation below a closed form."""
+
+    A: Array
+    c: Array
+
+    def __call__(self, x: Array) -> Array:
+        """f at the rows of x (N, D)."""
+        return x @ self.A.T + self.c
+
+    def __sub__(self, other: Affine) -> Affine:
+        return Affine(self.A - other.A, self.c - other.c)
+
+    def after(self, P: Array) -> Affine:
+        """x -> f(P x)."""
+        return Affine(self.A @ P, self.c)
+
+    def residual(self, P: Array) -> Affine:
+        """Delta_g f: x -> P^-1 f(P x) - f(x), with P^-1 = P^T."""
+        return Affine(P.T @ self.A @ P, P.T @ self.c) - self
+
+    def energy(self, p: Gaussian) -> float:
+        """E_p |f(x)|^2 = tr(A Sigma A^T) + |A mu + c|^2."""
+        return float(np.einsum("ij,jk,ik->", self.A, p.cov, self.A) + np.square(self.A @ p.mean + self.c).sum())
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(mean, cov) on vectors."""
+
+    mean: Array
+    cov: Array
+
+    @property
+    def score(self) -> Affine:
+        """grad log p(x) = -Sigma^-1 (x - mu)."""
+        precision: Array = np.linalg.inv(self.cov).astype(np.float64)
+        return Affine(-precision, precision @ self.mean)
+
+    def noised(self, abar: float) -> Gaussian:
+        """The law of x_t = sqrt(abar) x_0 + sqrt(1 - abar) noise: N(sqrt(abar) mu, abar Sigma + (1 - abar) I)."""
+        return Gaussian(np.sqrt(abar) * self.mean, abar * self.cov + (1.0 - abar) * np.eye(len(self.mean)))
+
+    def log_density(self, x: Array) -> Array:
+        """log p at the rows of x."""
+        from scipy.stats import multivariate_normal
+
+        return np.asarray(multivariate_normal(self.mean, self.cov).logpdf(x), dtype=np.float64).reshape(len(x))
+
+
+def components_of(backbone: GaussianBackbone | MixtureBackbone) -> list[tuple[float, Gaussian]]:
+    """The law of x_0 that an analytic backbone is exact for: (share, Gaussian) of each component."""
+    if isinstance(backbone, GaussianBackbone):
+        return [(1.0, _gaussian(backbone.component))]
+    return [(float(w), _gaussian(part)) for w, part in zip(backbone.shares, backbone.components, strict=True)]
+
+
+def _gaussian(part: Component) -> Gaussian:
+    values = part.values.numpy()
+    vectors = np.eye(len(values)) if part.vectors is None else part.vectors.numpy()
+    return Gaussian(part.mu.numpy().ravel(), (vectors * values) @ vectors.T)
+
+
+def field_of(backbone: Backbone, t: int) -> Field:
+    """s(., t) of any backbone with a fixed image size, on vectors."""
+    import torch
+
+    if backbone.image_size is None:
+        raise InputError("this backbone takes images of any size; theory on vectors needs one: set backbone.image_size")
+    shape = (backbone.channels, *backbone.image_size)
+
+    def score(x: Array) -> Array:
+        images = torch.from_numpy(np.ascontiguousarray(x)).reshape(-1, *shape).to(backbone.dtype)
+        return np.asarray(backbone.score(images, t).detach().double().flatten(1).numpy(), dtype=np.float64)
+
+    return score
+
+
+def matrices_of(group: Group | str, shape: tuple[int, int, int]) -> list[Array]:
+    """P_g of every element, identity first, as (D, D) matrices on images of this shape."""
+    import torch
+
+    size = int(np.prod(shape))
+    basis = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
+    actions = Group.of(group).for_size(*shape[1:])
+    return [np.asarray(action.apply(basis).reshape(size, size).numpy().T) for action in actions]
+
+
+def residuals(field: Field, x: Array, matrices: Sequence[Array]) -> Array:
+    """R(x, g) = |P_g^-1 f(P_g x) - f(x)|^2, (N, |G|). The identity's is 0 and is counted in means over G."""
+    here = field(x)
+    return np.stack([np.square(field(x @ P.T) @ P - here).sum(1) for P in matrices], axis=1)
