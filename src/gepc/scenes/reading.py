@@ -1,0 +1,300 @@
+"""A scene by windows: raw pixels in their own depth, and which of them are there. Nothing is rescaled here."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.errors import InputError
+from gepc.images import DAMAGED_ARRAY, Pixels, read_pixels
+
+Valid = npt.NDArray[np.bool_]
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
+CACHE_MEGABYTES = 64  # of decoded file blocks, which GDAL would otherwise let grow to a share of the machine's memory
+_PIECE = 64
+_GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L")
+
+
+@dataclass(frozen=True)
+class Georeference:
+    """Where pixels lie on a map: x = a column + b row + c, y = d column + e row + f, in the coordinates of `crs`."""
+
+    transform: tuple[float, float, float, float, float, float]
+    crs: str | None = None
+    epsg: int | None = None
+
+    def __call__(self, column: float, row: float) -> tuple[float, float]:
+        """Map coordinates of a pixel corner; (0, 0) is the scene's upper left corner."""
+        a, b, c, d, e, f = self.transform
+        return a * column + b * row + c, d * column + e * row + f
+
+
+class Scene(ABC):
+    """One image, read window by window.
+
+    `bands` are the positions (from 0) of the bands that are used. A pixel is missing where a used band is NaN or
+    infinite, where all used bands hold the no-data value, or where the file's own mask or transparency says so.
+    """
+
+    path: Path
+    height: int
+    width: int
+    dtype: str
+    bands: tuple[int, ...]
+    nodata: float | None
+    place: Georeference | None = None
+
+    @abstractmethod
+    def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        """The used bands (H, W, C) and the file's own mask (H, W)."""
+
+    def read(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        """Pixels (H, W) or (H, W, C), the magnitude of complex ones, and where they are not missing."""
+        pixels, valid = self._window(top, left, height, width)
+        if np.iscomplexobj(pixels):
+            pixels = np.abs(pixels)
+        if pixels.dtype.kind == "f":
+            valid = valid & np.isfinite(pixels).all(axis=2)
+        if self.nodata is not None:
+            valid = valid & ~(pixels == self.nodata).all(axis=2)
+        return pixels[..., 0] if pixels.shape[2] == 1 else pixels, valid
+
+    def read_around_damage(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        """As `read`; pieces of up to 64x64 pixels that cannot be read count as missing."""
+        try:
+            return self.read(top, left, height, width)
+        except InputError:
+            if max(height, width) <= _PIECE:
+                shape = (height, width) if len(self.bands) == 1 else (height, width, len(self.bands))
+                return np.zeros(shape), np.zeros((height, width), dtype=bool)
+        if height >= width:
+            half = height // 2
+            parts = [
+                self.read_around_damage(top, left, half, width),
+                self.read_around_damage(top + half, left, height - half, width),
+            ]
+        else:
+            half = width // 2
+            parts = [
+                self.read_around_damage(top, left, height, half),
+                self.read_around_damage(top, left + half, height, width - half),
+            ]
+        axis = 0 if height >= width else 1
+        return np.concatenate([part[0] for part in parts], axis), np.concatenate([part[1] for part in parts], axis)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of one pixel of all used bands."""
+        item = 8 if self.dtype == "complex_int16" else np.dtype(self.dtype).itemsize
+        return item * len(self.bands)
+
+    def check(self) -> None:  # noqa: B027 - most files can only be checked by reading all of them
+        """Raise where the whole file cannot be read."""
+
+    def close(self) -> None:  # noqa: B027 - most scenes hold nothing open
+        """Let go of the file."""
+
+
+class ArrayScene(Scene):
+    """A `.npy` file, memory-mapped: (H, W), (H, W, C) or (C, H, W), complex or real."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        array = self._mapped()
+        if array.dtype.kind not in "biufc":
+            raise InputError(f"{path} holds {array.dtype} values, not pixels")
+        self.dtype = array.dtype.name
+        self.height, self.width = array.shape[:2]
+        self.bands = tuple(range(array.shape[2]))
+
+    def _mapped(self) -> Pixels:
+        """The array as (H, W, C). Mapped anew for every window: a mapping counts as memory for as long as it lives."""
+        try:
+            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except DAMAGED_ARRAY as error:
+            raise InputError(f"{self.path} is not a plain .npy array: {error}") from error
+        if array.ndim not in (2, 3):
+            shape = array.shape
+            raise InputError(f"{self.path} holds an array of shape {shape}; a scene is (H,W), (H,W,C) or (C,H,W)")
+        if array.ndim == 2:
+            return np.asarray(array[..., None])
+        return np.asarray(array.transpose(1, 2, 0) if array.shape[0] < array.shape[2] else array)
+
+    def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        window = self._mapped()[top : top + height, left : left + width]
+        pixels = np.stack([window[..., band] for band in self.bands], axis=2)
+        return pixels, np.ones(pixels.shape[:2], dtype=bool)
+
+
+class PictureScene(Scene):
+    """A PNG, JPEG or other common picture, decoded whole by Pillow when first read: these formats have no windows."""
+
+    def __init__(self, path: Path) -> None:
+        from PIL import Image as PILImage
+        from PIL import UnidentifiedImageError
+
+        try:
+            with _large_allowed(), PILImage.open(path) as picture:
+                self.width, self.height = picture.size
+                mode = picture.mode
+        except UnidentifiedImageError as error:
+            raise InputError(f"{path} is not an image that can be decoded") from error
+        except PILImage.DecompressionBombError as error:
+            raise InputError(f"{path} is too large to be decoded whole; convert it to a tiled TIFF") from error
+        except (OSError, SyntaxError, ValueError) as error:
+            raise InputError(f"{path} is damaged or cut short: {error}") from error
+        self.path = path
+        self.dtype = "float32" if mode == "F" else "uint16" if mode.startswith("I") else "uint8"
+        self.bands = (0,) if mode in _GREY else (0, 1, 2)
+        self._has_alpha = mode in ("LA", "RGBA")
+
+    def check(self) -> None:
+        """Decode it."""
+        _ = self._decoded
+
+    @cached_property
+    def _decoded(self) -> tuple[Pixels, Valid]:
+        from PIL import Image as PILImage
+
+        with _large_allowed():
+            pixels = read_pixels(self.path)
+            valid = np.ones(pixels.shape[:2], dtype=bool)
+            if self._has_alpha:
+                with PILImage.open(self.path) as picture:
+                    valid = np.asarray(picture.getchannel("A")) > 0
+        return pixels[..., None] if pixels.ndim == 2 else pixels, valid
+
+    def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        part = (slice(top, top + height), slice(left, left + width))
+        pixels, valid = self._decoded
+        return pixels[part][..., list(self.bands)], valid[part]
+
+
+@contextlib.contextmanager
+def _large_allowed() -> Iterator[None]:
+    """No warning about many pixels: a scene has many. Pillow's hard limit stays."""
+    from PIL import Image as PILImage
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PILImage.DecompressionBombWarning)
+        yield
+
+
+class RasterScene(Scene):
+    """TIFF, GeoTIFF, JPEG 2000 and what else GDAL reads, window by window through rasterio."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import rasterio
+            from rasterio.enums import ColorInterp
+            from rasterio.errors import RasterioError
+        except ImportError as error:
+            raise InputError(
+                f"{path} is read window by window with rasterio; install it with: pip install 'gepc[scenes]'"
+            ) from error
+        self._stack = contextlib.ExitStack()
+        self._error: type[Exception] = RasterioError
+        self._stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES))
+        try:
+            with _not_georeferenced_allowed():
+                self._file: Any = self._stack.enter_context(rasterio.open(path))
+        except RasterioError as error:
+            self._stack.close()
+            raise InputError(f"{path} is not an image that can be read: {error}") from error
+        colours = self._file.colorinterp
+        self.path, self.height, self.width = path, self._file.height, self._file.width
+        if not colours:
+            self.close()
+            raise InputError(f"{path} holds no band of pixels; name one of its data sets as a file of its own")
+        if ColorInterp.palette in colours:
+            self.close()
+            raise InputError(f"{path} holds numbers of a colour palette; convert it to RGB or grey first")
+        self.bands = tuple(band for band, colour in enumerate(colours) if colour != ColorInterp.alpha)
+        self.dtype = self._file.dtypes[self.bands[0] if self.bands else 0]
+        self.place = _georeference(self._file)
+
+    def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        from rasterio.windows import Window
+
+        indexes, window = [band + 1 for band in self.bands], Window(left, top, width, height)
+        try:
+            with _not_georeferenced_allowed():
+                pixels = self._file.read(indexes, window=window)
+                # a declared no-data value is tested band by band, and black is often one: missing means all bands
+                valid = (self._file.read_masks(indexes, window=window) > 0).any(axis=0)
+        except self._error as error:
+            reason, lines = error.__cause__ or error, f"between lines {top} and {top + height}"
+            raise InputError(f"{self.path} is damaged or cut short {lines}: {reason}") from error
+        return pixels.transpose(1, 2, 0), valid
+
+    def close(self) -> None:
+        """Close the file and give its cache back."""
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def _not_georeferenced_allowed() -> Iterator[None]:
+    from rasterio.errors import NotGeoreferencedWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        yield
+
+
+def _georeference(file: Any) -> Georeference | None:
+    if file.transform.is_identity and file.crs is None:
+        return None
+    a, b, c, d, e, f = (float(value) for value in tuple(file.transform)[:6])
+    crs = file.crs
+    return Georeference((a, b, c, d, e, f), crs.to_wkt() if crs else None, crs.to_epsg() if crs else None)
+
+
+def open_scene(
+    path: str | Path, bands: tuple[int, ...] | None = None, nodata: float | None = None, channels: int = 3
+) -> Scene:
+    """Open the file at `path`; `bands`, counted from 1, says which to use where there are not 1 or `channels`.
+
+    A scene of 3 bands suits every detector, since colour becomes grey for one channel as in `gepc score`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is a folder; give one image file")
+    suffix = path.suffix.lower()
+    scene = (ArrayScene if suffix == ".npy" else PictureScene if suffix in PICTURES else RasterScene)(path)
+    try:
+        if scene.height == 0 or scene.width == 0:
+            raise InputError(f"{path} is empty: {scene.height}x{scene.width} pixels")
+        scene.nodata = nodata
+        scene.bands = _choose(scene, bands, channels)
+    except InputError:
+        scene.close()
+        raise
+    return scene
+
+
+def _choose(scene: Scene, bands: tuple[int, ...] | None, channels: int) -> tuple[int, ...]:
+    allowed = sorted({1, 3, channels})
+    if bands is None:
+        if len(scene.bands) not in allowed:
+            example = ",".join(map(str, range(1, channels + 1)))
+            raise InputError(
+                f"{scene.path} has {len(scene.bands)} bands and the detector's backbone takes {channels}; "
+                f"choose with --bands (bands= in Python), such as --bands {example}"
+            )
+        return scene.bands
+    if any(band - 1 not in scene.bands for band in bands):
+        known = ", ".join(str(band + 1) for band in scene.bands)
+        raise InputError(f"{scene.path} has the bands {known}; there is no band {', '.join(map(str, bands))}")
+    if len(bands) not in allowed:
+        raise InputError(f"{len(bands)} bands are chosen and the detector's backbone takes {channels}")
+    return tuple(band - 1 for band in bands)

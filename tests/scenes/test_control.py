@@ -1,0 +1,88 @@
+"""Which tiles are flagged: against definitions, by simulation under strong dependence, and the count needed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gepc.conformal import p_values
+from gepc.errors import OptionError
+from gepc.scenes.control import CONTROLS, Control, bonferroni, harmonic, holm
+
+ps = st.lists(st.integers(1, 40).map(lambda k: k / 40), min_size=1, max_size=30).map(np.array)
+
+
+def holm_by_hand(p, alpha):
+    flags = np.zeros(len(p), dtype=bool)
+    for k, index in enumerate(np.argsort(p, kind="stable")):
+        if p[index] > alpha / (len(p) - k) * (1 + 1e-12):
+            break
+        flags[index] = True
+    return flags
+
+
+@given(ps, st.floats(0.01, 0.9))
+def test_holm_is_its_definition_and_flags_what_bonferroni_flags(p, alpha):
+    assert np.array_equal(holm(p, alpha), holm_by_hand(p, alpha))
+    assert (holm(p, alpha) >= bonferroni(p, alpha)).all()
+
+
+@given(ps, st.floats(0.01, 0.9))
+def test_procedures_are_ordered_by_what_they_promise(p, alpha):
+    flags = {name: Control(name, alpha).flags(p) for name in CONTROLS}
+    assert (flags["bonferroni"] <= flags["holm"]).all()
+    assert (flags["holm"] <= flags["bh"]).all()
+    assert (flags["by"] <= flags["bh"]).all()
+    assert (flags["bh"] <= flags["tile"]).all()
+
+
+@given(st.integers(1, 60), st.integers(1, 300), st.sampled_from(CONTROLS), st.sampled_from([0.05, 0.1, 0.3]))
+def test_the_fewest_flags_are_what_the_procedure_does_with_the_smallest_p_values(m, n, name, alpha):
+    """k tiles at p = 1/(n+1), the others at 1: flagged from exactly `fewest_flags` on."""
+    control = Control(name, alpha)
+    first = next(
+        (k for k in range(1, m + 1) if control.flags(np.r_[np.full(k, 1 / (n + 1)), np.ones(m - k)]).any()), m + 1
+    )
+    assert min(control.fewest_flags(m, n), m + 1) == first
+    assert (control.shortfall(m, n) is None) == (first == 1)
+    enough = control.images_for_one(m)
+    assert control.fewest_flags(m, enough) == 1
+    assert control.fewest_flags(m, enough - 1) > 1 or enough == 0
+
+
+@pytest.mark.parametrize("name", ["holm", "bonferroni"])
+def test_family_wise_errors_hold_though_all_tiles_are_copies_or_independent(name):
+    rng, alpha, m, n = np.random.default_rng(0), 0.2, 4, 39
+    for copies in (True, False):
+        errors = 0
+        for _ in range(2000):
+            scores = np.full(m, rng.random()) if copies else rng.random(m)
+            errors += Control(name, alpha).flags(p_values(scores, rng.random(n))).any()
+        assert errors / 2000 <= alpha + 4 * np.sqrt(alpha * (1 - alpha) / 2000)
+
+
+def test_the_harmonic_sum_and_its_expansion_agree():
+    assert harmonic(4) == pytest.approx(25 / 12)
+    assert harmonic(10**6) == pytest.approx((1.0 / np.arange(1, 10**6 + 1)).sum(), rel=1e-12)
+
+
+def test_statements_name_their_assumptions_and_numbers():
+    assert "positively dependent (PRDS)" in Control("bh", 0.1).statement(50, 99)
+    assert "however the overlapping tiles depend" in Control("by", 0.1).statement(50, 99)
+    assert "even one false flag among the 50 tiles of this scene is at most 0.1" in Control("holm", 0.1).statement(
+        50, 99
+    )
+    assert "of 50 such tiles 5 are" in Control("tile", 0.1).statement(50, 99)
+    for name in CONTROLS:
+        assert "exchangeable with the 99 calibration images" in Control(name, 0.1).statement(50, 99)
+    assert "at least 999 calibration images" in str(Control("holm", 0.05).shortfall(50, 99))
+    assert "only together with at least 9 others" in str(Control("bh", 0.05).shortfall(50, 99))
+
+
+def test_bad_rates_and_names_are_refused():
+    with pytest.raises(OptionError, match="did you mean 'holm'"):
+        Control("hol")
+    with pytest.raises(OptionError, match="between 0 and 1"):
+        Control("bh", 1.5)
+    with pytest.raises(OptionError, match="needs at least 99 calibration images"):
+        Control("tile", 0.01).check(50)
