@@ -38,6 +38,7 @@ class Library(types.ModuleType):
         self.config = types.ModuleType("datasets.config")
         self.config.HF_HUB_OFFLINE = False  # type: ignore[attr-defined]
         self.calls: list[tuple[Any, ...]] = []
+        self.bars_disabled = False
         self.answer: Any = {"test": Table([PILImage.new("RGB", (4, 4), (1, 2, 3)) for _ in range(5)])}
 
     def load_dataset(self, path: str, configuration: str | None) -> Any:
@@ -45,6 +46,15 @@ class Library(types.ModuleType):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def are_progress_bars_disabled(self) -> bool:
+        return self.bars_disabled
+
+    def disable_progress_bars(self) -> None:
+        self.bars_disabled = True
+
+    def enable_progress_bars(self) -> None:
+        self.bars_disabled = False
 
     def load_from_disk(self, path: str) -> Any:
         self.calls.append(("load_from_disk", path, self.config.HF_HUB_OFFLINE))
@@ -58,6 +68,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     monkeypatch.setitem(sys.modules, "datasets.config", fake.config)
     yield fake
     assert fake.config.HF_HUB_OFFLINE is False  # as it was before
+    assert fake.bars_disabled is False
 
 
 def test_from_the_cache_and_never_from_the_network(library: Library, tmp_path: Path) -> None:

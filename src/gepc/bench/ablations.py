@@ -32,7 +32,8 @@ def _row(bench: Bench, head: tuple[Cell, ...], values: Mapping[Pair, float]) -> 
     return (*head, *found, float(np.mean(found)))
 
 
-def _paper_row(bench: Bench, head: tuple[Cell, ...], values: tuple[float | None, ...]) -> tuple[Cell, ...]:
+def paper_row(bench: Bench, head: tuple[Cell, ...], values: tuple[float | None, ...]) -> tuple[Cell, ...]:
+    """`head`, the published figure of every pair, and their average where all are known."""
     label = bench.protocol.label
     pairs = [(label(name), label(other)) for name, other in bench.protocol.pair_list]
     found = [published.beside(values, pair) for pair in pairs]
@@ -47,7 +48,7 @@ def main_table(bench: Bench) -> ResultTable:
     cost = extractor.cost(bench.backbone, (bench.protocol.size,) * 2, keep)
     rows = [(*_row(bench, ("GEPC, measured",), bench.aurocs(bench.main)), str(cost))]
     rows += [
-        (*_paper_row(bench, (f"{name}, published",), values), passes)
+        (*paper_row(bench, (f"{name}, published",), values), passes)
         for name, (values, passes) in published.MAIN.items()
     ]
     note = f"Ours counts {cost}; the paper's way of counting gives {extractor.paper_cost(keep)}. {ELSEWHERE}"
@@ -102,7 +103,7 @@ def sweep_table(bench: Bench) -> ResultTable:
             variant = replace(bench.main, keep=keep, weights=weights)
             passes = bench.extractor.cost(bench.backbone, (bench.protocol.size,) * 2, keep).forward
             rows.append(_row(bench, (keep, weights, "measured", passes), bench.aurocs(variant)))
-            rows.append(_paper_row(bench, (keep, weights, "paper", 8 * keep), published.SWEEP[keep, weights]))
+            rows.append(paper_row(bench, (keep, weights, "paper", 8 * keep), published.SWEEP[keep, weights]))
     header = ("K", "weights", "source", "F", *pair_names(bench), "average")
     return ResultTable("sweep", "Number of kept timesteps and weighting", header, tuple(rows), ELSEWHERE)
 
@@ -115,7 +116,7 @@ def transform_table(bench: Bench) -> ResultTable:
         if name != "id"
     ]
     rows.append(_row(bench, ("mean over g", "measured"), kept_raw(bench, None)))
-    rows.append(_paper_row(bench, ("mean over g", "paper"), published.PER_TRANSFORM_MEAN))
+    rows.append(paper_row(bench, ("mean over g", "paper"), published.PER_TRANSFORM_MEAN))
     note = "max(AUROC, 1 - AUROC) of the raw gap: a diagnostic, whose sign was looked up with OOD data (oracle). "
     header = ("element", "source", *pair_names(bench), "average")
     return ResultTable("transforms", "Each transform by itself", header, tuple(rows), note + ELSEWHERE)
@@ -139,7 +140,7 @@ def calibration_table(bench: Bench) -> ResultTable:
     for calibration in CALIBRATIONS:
         values = bench.aurocs(replace(bench.main, calibration=calibration))
         rows.append(_row(bench, (calibration, "measured"), values))
-        rows.append(_paper_row(bench, (calibration, "paper"), published.CALIBRATION[calibration]))
+        rows.append(paper_row(bench, (calibration, "paper"), published.CALIBRATION[calibration]))
     header = ("calibration", "source", *pair_names(bench), "average")
     return ResultTable("calibration", "Calibration of the feature s", header, tuple(rows), ELSEWHERE)
 
@@ -154,7 +155,7 @@ def feature_table(bench: Bench) -> ResultTable:
     for name, features in variants.items():
         rows.append(_row(bench, (name, "measured"), bench.aurocs(replace(bench.main, features=features))))
         if name in published.FEATURES:
-            rows.append(_paper_row(bench, (name, "paper"), published.FEATURES[name]))
+            rows.append(paper_row(bench, (name, "paper"), published.FEATURES[name]))
     header = ("feature", "source", *pair_names(bench), "average")
     note = f"Fusion is the mean over {', '.join(variants['fusion'])}. {ELSEWHERE}"
     return ResultTable("features", "Single features and fusion", header, tuple(rows), note)

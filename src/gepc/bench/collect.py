@@ -14,7 +14,7 @@ from gepc.bench.protocol import Protocol
 from gepc.cache import FeatureCache
 from gepc.datasets import open_dataset
 from gepc.errors import InputError
-from gepc.extractors.base import Batch, Table
+from gepc.extractors.base import Batch, Extractor, Table
 from gepc.images import Images, Preprocessing
 
 
@@ -24,12 +24,23 @@ class Part:
 
     table: Table
     timesteps: tuple[int, ...]
-    count: int
+    keys: tuple[bytes, ...]
+
+    @property
+    def count(self) -> int:
+        """How many images it holds."""
+        return len(self.keys)
 
     def at(self, timesteps: Sequence[int]) -> Table:
         """The table at some of its timesteps, in that order."""
         positions = [self.timesteps.index(t) for t in timesteps]
         return {name: values[:, positions] for name, values in self.table.items()}
+
+    def of(self, keys: Sequence[bytes]) -> Part:
+        """The rows of those images, in that order; equal images have equal rows."""
+        place = {key: row for row, key in enumerate(self.keys)}
+        rows = [place[key] for key in keys]
+        return Part({name: values[rows] for name, values in self.table.items()}, self.timesteps, tuple(keys))
 
 
 @dataclass
@@ -56,17 +67,18 @@ def collect(
     for (name, split), timesteps in needed(protocol, backbone).items():
         images = open_split(protocol, data, name, split)
         for seed in protocol.seeds:
-            part = _look_at(protocol, backbone, images, timesteps, seed, cache, found.skipped, on_progress)
-            found.parts[name, split, seed] = part
+            looking = Looking(protocol, backbone, protocol.extractor(), cache, found.skipped, on_progress)
+            found.parts[name, split, seed] = looking.at(images, timesteps, seed)
     found.passes = backbone.forward_count - before
     found.cached_levels, found.computed_levels = cache.hits, cache.misses
     found.skipped = sorted(set(found.skipped))
     return found
 
 
-def open_split(protocol: Protocol, data: Path, name: str, split: str) -> Images:
-    """The images of one split, as many as the protocol wants."""
-    limit = protocol.train_images if split == "train" else protocol.test_images
+def open_split(protocol: Protocol, data: Path, name: str, split: str, limit: int | None = None) -> Images:
+    """The images of one split, as many as the protocol wants or fewer: a smaller limit keeps some of the same ones."""
+    wanted = protocol.train_images if split == "train" else protocol.test_images
+    limit = wanted if limit is None else min(limit, wanted)
     return open_dataset(protocol.datasets[name].dataset, data, split, limit, protocol.subset_seed)
 
 
@@ -103,26 +115,33 @@ def preprocessing(protocol: Protocol, backbone: Backbone) -> Preprocessing:
     return Preprocessing(size=(protocol.size, protocol.size), channels=backbone.channels)
 
 
-def _look_at(
-    protocol: Protocol,
-    backbone: Backbone,
-    images: Images,
-    timesteps: tuple[int, ...],
-    seed: int,
-    cache: FeatureCache,
-    skipped: list[str],
-    on_progress: Callable[[int], None] | None,
-) -> Part:
-    extractor = protocol.extractor()
-    tables: list[Table] = []
-    for chunk in chunks(images, preprocessing(protocol, backbone), protocol.batch_size, Forgive.ALL):
-        skipped += [f"{name}: {error}" for _, name, error in chunk.failures]
-        if chunk.indices:
-            batch = Batch(chunk.stacked(), chunk.keys, seed, protocol.batch_size)
-            tables.append(cache.extract(backbone, extractor, batch, timesteps))
-        if on_progress is not None:
-            on_progress(len(chunk) * len(timesteps))
-    if not tables:
-        raise InputError(f"no image of a split could be read; the first reason: {skipped[-1] if skipped else 'empty'}")
-    table = {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
-    return Part(table, timesteps, len(next(iter(table.values()))))
+@dataclass(frozen=True)
+class Looking:
+    """One method at work: images in, a part out; what cannot be read goes to `skipped`. Progress is told in passes."""
+
+    protocol: Protocol
+    backbone: Backbone
+    extractor: Extractor
+    cache: FeatureCache
+    skipped: list[str]
+    on_progress: Callable[[int], None] | None = None
+
+    def at(self, images: Images, timesteps: tuple[int, ...], seed: int) -> Part:
+        """The features of all readable images."""
+        size = self.protocol.batch_size
+        cost = self.extractor.cost(self.backbone, (self.protocol.size,) * 2, len(timesteps))
+        tables: list[Table] = []
+        keys: list[bytes] = []
+        for chunk in chunks(images, preprocessing(self.protocol, self.backbone), size, Forgive.ALL):
+            self.skipped.extend(f"{name}: {error}" for _, name, error in chunk.failures)
+            if chunk.indices:
+                batch = Batch(chunk.stacked(), chunk.keys, seed, size)
+                tables.append(self.cache.extract(self.backbone, self.extractor, batch, timesteps))
+                keys += chunk.keys
+            if self.on_progress is not None:
+                self.on_progress(len(chunk) * (cost.forward + cost.jvp))
+        if not tables:
+            reason = self.skipped[-1] if self.skipped else "empty"
+            raise InputError(f"no image of a split could be read; the first reason: {reason}")
+        table = {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
+        return Part(table, timesteps, tuple(keys))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +44,36 @@ class Scores:
     selection: Selection
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How columns become a score: the part of a detector that sees numbers alone."""
+
+    keep: int | None
+    weights: str
+    calibration: str
+    aggregation: Aggregation
+    base: int = 0
+
+    def fit(self, train: Array) -> tuple[Selection, Callable[[Array], Array]]:
+        """From ID-train columns (N, levels, features): the kept levels, and the score of columns at those levels."""
+        keep = None if self.keep is None else min(self.keep, train.shape[1])
+        picked = select(train[:, :, self.base], keep, self.weights)
+        calibrator = create_calibrator(self.calibration).fit(train[:, list(picked.kept)])
+        return picked, lambda columns: calibrator.score(columns, picked.weights, self.aggregation)
+
+
+ScoresOf = Callable[[str, int], Scores]
+
+
+def all_detections(protocol: Protocol, scores_of: ScoresOf, seed: int) -> dict[tuple[str, str], Detection]:
+    """All metrics of every pair, from a function of the ID set and the seed."""
+    found = {}
+    for name, others in protocol.pairs.items():
+        scores = scores_of(name, seed)
+        found.update({(name, other): detection(scores.inside, scores.outside[other]) for other in others})
+    return found
+
+
 class Bench:
     """A protocol, its backbone and the collected tables."""
 
@@ -77,27 +107,25 @@ class Bench:
         """Fit on ID-train alone, score ID-test and every OOD-test set."""
         timesteps = variant.timesteps or self.candidates(name)
         train = self.columns(name, "train", seed, variant, timesteps)
-        keep = None if variant.keep is None else min(variant.keep, len(timesteps))
         base = variant.features.index("s") if "s" in variant.features else 0
-        picked = select(train[:, :, base], keep, variant.weights)
-        kept = list(picked.kept)
-        calibrator = create_calibrator(variant.calibration).fit(train[:, kept])
         aggregation = Aggregation(over_features=variant.fuse)
+        picked, scored = Scoring(variant.keep, variant.weights, variant.calibration, aggregation, base).fit(train)
+        kept = list(picked.kept)
 
         def score(other: str) -> Array:
-            columns = self.columns(other, "test", seed, variant, timesteps)
-            return calibrator.score(columns[:, kept], picked.weights, aggregation)
+            return scored(self.columns(other, "test", seed, variant, timesteps)[:, kept])
 
         outside = {other: score(other) for other in self.protocol.pairs[name]}
         return Scores(score(name), outside, tuple(timesteps[position] for position in kept), picked)
 
     def detections(self, variant: Variant, seed: int) -> dict[tuple[str, str], Detection]:
         """All metrics of every pair."""
-        found = {}
-        for name, others in self.protocol.pairs.items():
-            scores = self.scores(name, variant, seed)
-            found.update({(name, other): detection(scores.inside, scores.outside[other]) for other in others})
-        return found
+        return all_detections(self.protocol, lambda name, seed: self.scores(name, variant, seed), seed)
+
+    def on_images(self, keys: Mapping[tuple[str, str, int], Sequence[bytes]]) -> Bench:
+        """The same benchmark on some of its images alone, given by their keys for every part."""
+        parts = {place: part.of(keys[place]) for place, part in self.collection.parts.items()}
+        return Bench(self.protocol, self.backbone, Collection(parts))
 
     def aurocs(
         self, variant: Variant, symmetric: bool = False, only: str | None = None

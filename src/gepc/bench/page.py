@@ -13,6 +13,7 @@ from gepc._version import __version__
 from gepc.batching import Forgive, chunks
 from gepc.bench import figures as drawn
 from gepc.bench.collect import open_split, preprocessing
+from gepc.bench.comparison import Entry
 from gepc.bench.evaluate import Bench
 from gepc.bench.tables import ResultTable, show
 from gepc.datasets.collection import choose
@@ -38,12 +39,16 @@ class Drawn:
     figure: Figure
 
 
-def draw_all(bench: Bench, data: Path) -> list[Drawn]:
-    """Every figure of the report."""
+def draw_all(bench: Bench, data: Path, compared: Sequence[Entry] = ()) -> list[Drawn]:
+    """Every figure of the report; `compared` are GEPC and the methods it stands beside."""
     pair = bench.protocol.pair_list[0]
     label = bench.protocol.label
     named = f"{label(pair[0])}:{label(pair[1])}"
-    found = [
+    found = []
+    if compared:
+        title, alt = "Average AUROC against passes per image", "Points of AUROC against F+J, one for each method"
+        found.append(Drawn("cost", title, alt, drawn.auroc_over_cost(compared)))
+    found += [
         Drawn(
             "features", f"Single features, {named}", "Bars of AUROC for each feature", drawn.feature_bars(bench, pair)
         ),
@@ -143,7 +148,7 @@ def build_page(bench: Bench, tables: Sequence[ResultTable], pictures: Sequence[D
 
 def _table_sections(tables: Sequence[ResultTable]) -> list[Section]:
     groups = {
-        "Results": ("main", "detail", "kept"),
+        "Results": ("main", "methods", "detail", "kept"),
         "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
         "False alarms and cost": ("false_alarms", "runtime"),
     }
@@ -160,7 +165,7 @@ def _table_sections(tables: Sequence[ResultTable]) -> list[Section]:
 def _facts(bench: Bench, about: dict[str, Any]) -> list[tuple[str, str]]:
     protocol = bench.protocol
     sets = ", ".join(f"{protocol.label(name)} ({source.dataset})" for name, source in protocol.datasets.items())
-    return [
+    facts = [
         ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
         ("data sets", sets),
         ("images", f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"),
@@ -170,6 +175,12 @@ def _facts(bench: Bench, about: dict[str, Any]) -> list[tuple[str, str]]:
         ("passes the naive way", f"{about['passes_naive']:,}: pair by pair, identity evaluated, main table alone"),
         ("skipped images", str(len(bench.collection.skipped)) or "0"),
     ]
+    compared = about.get("methods", [])
+    if compared:
+        passes = sum(one["passes"] for one in compared)
+        names = ", ".join(one["label"] for one in compared)
+        facts.append(("compared methods", f"{names}; {passes:,} passes in this run"))
+    return facts
 
 
 def _limits(bench: Bench) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gepc.backbones.schedule import Levels
 from gepc.errors import InputError, OptionError, nearest
+from gepc.extractors.base import find_method
 from gepc.extractors.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.options import build, read_yaml
 
@@ -20,6 +21,23 @@ class Source:
 
     dataset: str
     label: str = ""
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """How one of the compared methods is run.
+
+    Parameters
+    ----------
+    preset : `paper` or `light`; None is `light` where the method has it.
+    train_images, test_images : at most so many of each set, for a costly method; None is as many as the protocol's.
+    options : the method's own parameters, and `calibration`, `keep`, `weights`, `aggregate`, `fuse`.
+    """
+
+    preset: str | None = None
+    train_images: int | None = None
+    test_images: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,7 @@ class Protocol:
     train_images, test_images : how many of each set, drawn with `subset_seed`.
     features : computed in the one pass; the first is the main detector's.
     seeds : noise seeds; the main table gives the mean and the spread over them.
+    methods : method -> how it is run where it is compared with GEPC; the others are run with their preset `light`.
     """
 
     datasets: dict[str, Source]
@@ -53,6 +72,7 @@ class Protocol:
     seeds: tuple[int, ...] = (0,)
     subset_seed: int = 0
     batch_size: int = 64
+    methods: dict[str, MethodChoice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.pairs:
@@ -67,7 +87,16 @@ class Protocol:
             raise OptionError("protocol: features must hold 's'")
         if min(self.train_images, self.test_images) < 20:
             raise OptionError("protocol: train_images and test_images must be at least 20")
+        self._check_methods()
         self.extractor()
+
+    def _check_methods(self) -> None:
+        for name, choice in self.methods.items():
+            find_method(name)
+            if name == GepcExtractor.name:
+                raise OptionError("protocol: methods cannot hold gepc, whose settings are the protocol's own")
+            if any(count is not None and count < 20 for count in (choice.train_images, choice.test_images)):
+                raise OptionError(f"protocol: methods.{name}: at least 20 images of each kind are needed")
 
     def extractor(self) -> GepcExtractor:
         """The one-pass extractor; its own levels are not used."""

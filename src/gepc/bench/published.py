@@ -35,6 +35,28 @@ MAIN: dict[str, tuple[_A, str]] = {
     "GEPC": ((0.842, 0.999, 0.554, 0.880, 1.00, 0.897, 1.00, 1.00, 1.00), "16F"),
 }
 
+ID_TRAINED = ("typicality", "dos", "waic", "lr")
+"""Registered methods whose originals the paper files under "ID-trained"; all others are training-free."""
+
+MAIN_ROW = {
+    "gepc": "GEPC",
+    "nll_vlb": "NLL",
+    "ic": "IC (diffusion)",
+    "msma": "MSMA",
+    "ddpm_ood": "DDPM-OOD",
+    "lmd": "LMD",
+    "diffpath": "DiffPath",
+    "scoped": "SCOPED",
+    "typicality": "TT (ID-trained)",
+    "dos": "DoS (ID-trained)",
+    "waic": "WAIC (ID-trained)",
+    "lr": "LR (ID-trained)",
+}
+"""Registered method -> its row in MAIN."""
+
+OTHER_BACKBONE = ("NLL", "IC (diffusion)", "MSMA", "DDPM-OOD", "LMD")
+"""Rows that very likely come from a model for each ID set, although the paper files them under one backbone."""
+
 SWEEP: dict[tuple[int, str], _A] = {
     (1, "uniform"): (0.871, 0.933, 0.534, 0.756, 1.000, 0.799, 0.999, 0.999, 0.999),
     (2, "uniform"): (0.835, 0.999, 0.554, 0.891, 1.000, 0.903, 1.000, 1.000, 1.000),

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gepc.backbones.base import Backbone
 from gepc.bench import ablations
-from gepc.bench.collect import collect, naive_passes, passes_needed
+from gepc.bench.collect import Collection, collect, naive_passes, passes_needed
+from gepc.bench.comparison import Entry, comparison_table, entries, methods_table
 from gepc.bench.evaluate import Bench
 from gepc.bench.false_alarms import false_alarm_table
 from gepc.bench.protocol import Protocol
+from gepc.bench.rivals import Rival, RivalBench, collect_rivals
 from gepc.bench.runtime import runtime_table
 from gepc.bench.tables import ResultTable, as_json
 from gepc.cache import FeatureCache
 from gepc.files import replacing, write_text
+from gepc.methods import plain_options
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,27 @@ class Outcome:
     bench: Bench
     tables: list[ResultTable]
     about: dict[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+    rivals: list[RivalBench] = field(default_factory=list)
+
+    @property
+    def passes(self) -> int:
+        """Network passes made for features in this run, F and J."""
+        return sum(collection.passes for collection in self._collections)
+
+    @property
+    def cached(self) -> int:
+        """Tables that came from the cache."""
+        return sum(collection.cached_levels for collection in self._collections)
+
+    @property
+    def skipped(self) -> list[str]:
+        """Images that could not be read, with the reasons."""
+        return sorted({reason for collection in self._collections for reason in collection.skipped})
+
+    @property
+    def _collections(self) -> list[Collection]:
+        return [self.bench.collection, *(found.collection for found in self.rivals)]
 
 
 def run(
@@ -36,12 +60,17 @@ def run(
     command: str,
     only_ablations: bool = False,
     on_progress: Callable[[int], None] | None = None,
+    rivals: Sequence[Rival] = (),
 ) -> Outcome:
-    """One pass over each data set, then arithmetic."""
+    """One pass over each data set, one more for each compared method, then arithmetic."""
     bench = Bench(protocol, backbone, collect(protocol, backbone, data, cache, on_progress))
     tables = ablations.ablation_tables(bench) if only_ablations else ablations.all_tables(bench)
     if not only_ablations:
         tables += [false_alarm_table(bench), runtime_table(bench, data)]
+    found = collect_rivals(rivals, protocol, backbone, data, cache, on_progress)
+    compared = entries(bench, found, data) if found else []
+    if compared:
+        tables[:1] = [comparison_table(bench, compared), methods_table(bench, compared)]
     about = {
         "command": command,
         "backbone": backbone.source or backbone.family,
@@ -51,8 +80,22 @@ def run(
         "passes_naive": naive_passes(protocol, backbone),
         "skipped": bench.collection.skipped,
         "protocol": protocol.as_dict(),
+        "methods": [_about_rival(one) for one in found],
     }
-    return Outcome(bench, tables, about)
+    return Outcome(bench, tables, about, compared, found)
+
+
+def _about_rival(found: RivalBench) -> dict[str, Any]:
+    """Everything that a method's row depends on."""
+    extractor = found.rival.extractor
+    return {
+        "method": extractor.name,
+        "label": extractor.label,
+        "preset": found.rival.preset,
+        "options": plain_options(extractor.options()),
+        "images": {split: found.count(split) for split in ("train", "test")},
+        "passes": found.collection.passes,
+    }
 
 
 def write(outcome: Outcome, out: Path, data: Path, formats: Sequence[str] = ("png", "svg")) -> None:
@@ -65,7 +108,7 @@ def write(outcome: Outcome, out: Path, data: Path, formats: Sequence[str] = ("pn
     for table in outcome.tables:
         write_text(out / "tables" / f"{table.name}.csv", table.csv())
         write_text(out / "tables" / f"{table.name}.tex", table.latex())
-    pictures = draw_all(outcome.bench, data)
+    pictures = draw_all(outcome.bench, data, outcome.entries)
     for picture in pictures:
         for kind in formats:
             with replacing(out / "figures" / f"{picture.name}.{kind}") as draft:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,15 +18,55 @@ from gepc.bench.collect import open_split, preprocessing
 from gepc.bench.evaluate import Bench
 from gepc.bench.tables import Cell, ResultTable
 from gepc.calibrators import Aggregation, create_calibrator
-from gepc.extractors.base import Batch
+from gepc.extractors.base import Batch, Extractor
 
 REPEATS = 3
+TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its best
+LEAST_PASSES = 30  # per image, of a method that is timed: cheap ones are repeated
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one image costs: F and J as the backbone counts them, and the time in bare passes of the same run."""
+
+    forward: float
+    jvp: float
+    in_passes: float
+
+    @property
+    def passes(self) -> float:
+        """F + J."""
+        return self.forward + self.jvp
+
+    def __str__(self) -> str:
+        return f"{self.forward:g}F+{self.jvp:g}J"
+
+
+def measure(bench: Bench, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> Spent:
+    """Run a method on some images and read the counters and the clock; bare passes are timed before and after.
+
+    On a processor the clock is the process' own time, which other programs do not disturb.
+    """
+    backbone = bench.backbone
+    clock = time.process_time if backbone.device.type == "cpu" else time.perf_counter
+    foretold = extractor.cost(backbone, batch.size, len(timesteps))
+    repeats = max(1, round(LEAST_PASSES / max(1, foretold.forward + foretold.jvp)))
+    bare, times = [_seconds(lambda: _bare_pass(bench, batch), clock)], []
+    forward, jvp = backbone.forward_count, backbone.jvp_count
+    for _ in range(repeats):
+        begun = clock()
+        extractor.extract(backbone, batch, timesteps)
+        times.append(clock() - begun)
+    looked = repeats * len(batch)
+    counted = (backbone.forward_count - forward) / looked, (backbone.jvp_count - jvp) / looked
+    bare.append(_seconds(lambda: _bare_pass(bench, batch), clock))
+    return Spent(*counted, statistics.median(times) / statistics.mean(bare))
 
 
 def runtime_table(bench: Bench, data: Path) -> ResultTable:
     """Milliseconds per image of the main detector under each calibration, and the ratio to one bare pass."""
     name = next(iter(bench.protocol.pairs))
-    batch = _some_images(bench, data, name)
+    batch = some_images(bench, data, name, bench.protocol.batch_size)
     kept = bench.scores(name, bench.main, bench.protocol.seeds[0]).kept
     bare = _seconds(lambda: _bare_pass(bench, batch)) / len(batch)
     extraction = _seconds(lambda: bench.extractor.extract(bench.backbone, batch, kept)) / len(batch)
@@ -48,10 +89,11 @@ def runtime_table(bench: Bench, data: Path) -> ResultTable:
     return ResultTable("runtime", "Runtime and passes", header, tuple(rows), note)
 
 
-def _some_images(bench: Bench, data: Path, name: str) -> Batch:
+def some_images(bench: Bench, data: Path, name: str, count: int) -> Batch:
+    """The first test images of a set."""
     images = open_split(bench.protocol, data, name, "test")
     shape = preprocessing(bench.protocol, bench.backbone)
-    chunk = next(iter(chunks(images, shape, bench.protocol.batch_size, Forgive.ALL)))
+    chunk = next(iter(chunks(images, shape, count, Forgive.ALL)))
     return Batch(chunk.stacked(), chunk.keys, 0, bench.protocol.batch_size)
 
 
@@ -59,11 +101,11 @@ def _bare_pass(bench: Bench, batch: Batch) -> None:
     bench.backbone.eps(batch.clean(bench.backbone), 0)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     times = []
     work()
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        start = clock()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return statistics.median(times)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
-from gepc.errors import InputError
+from gepc.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
+    from gepc.bench.protocol import Protocol
+    from gepc.bench.rivals import Rival
+    from gepc.bench.run import Outcome
 
 DEFAULT_CACHE = Path(".gepc-cache")
 
@@ -28,22 +36,52 @@ CacheOption = Annotated[Path, typer.Option(help="Where features are kept between
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Compute everything anew and keep nothing.")]
 
 
+MethodsOption = Annotated[
+    str | None,
+    typer.Option(help="Methods to compare GEPC with: all, training-free, or names such as msma,scoped."),
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Do not start if more minutes are foretold, with an empty cache; 0 only foretells."),
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What both commands are asked."""
+
+    config: str
+    out: Path
+    data: Path | None
+    settings: list[str] | None
+    cache: Path | None
+    methods: str | None = None
+    budget: float | None = None
+    only_ablations: bool = False
+
+
 @app.command()
 def bench(
     config: ConfigArgument,
     out: OutOption,
     data: DataOption = None,
     settings: SetOption = None,
+    methods: MethodsOption = None,
+    budget_minutes: BudgetOption = None,
     cache: CacheOption = DEFAULT_CACHE,
     no_cache: NoCacheOption = False,
 ) -> None:
     """Repeat the paper's evaluation: every table and figure from one pass over each data set.
 
-    An interrupted run goes on where it was; a second run costs no network pass.
+    An interrupted run goes on where it was; a second run costs no network pass. With `--methods` other detectors are
+    fitted and evaluated on the same backbone and images; the protocol's key `methods` gives each a preset and, for
+    costly ones, fewer images.
 
     Example: `gepc bench quick --data data/ --out results`
+
+    All methods, but only what it would cost: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
-    _run(config, out, data, settings, None if no_cache else cache, only_ablations=False)
+    _run(Request(config, out, data, settings, None if no_cache else cache, methods, budget_minutes))
 
 
 @app.command()
@@ -59,39 +97,104 @@ def ablate(
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    _run(config, out, data, settings, None if no_cache else cache, only_ablations=True)
+    _run(Request(config, out, data, settings, None if no_cache else cache, only_ablations=True))
 
 
-def _run(
-    config: str, out: Path, data: Path | None, settings: list[str] | None, cache: Path | None, only_ablations: bool
-) -> None:
+def _run(request: Request) -> None:
     import gepc
-    from gepc.bench.collect import naive_passes, needed, passes_needed
     from gepc.bench.protocol import load_protocol
+    from gepc.bench.rivals import choose_rivals, method_names
     from gepc.bench.run import run, write
     from gepc.cache import FeatureCache
 
-    folder = _data_folder(data)
+    folder, out = _data_folder(request.data), request.out
     if out.exists() and any(out.iterdir()) and not (out / "results.json").exists():
         raise InputError(f"{out} is not empty and holds no benchmark; give another --out folder")
-    protocol = load_protocol(config, parse_settings(settings or []))
+    protocol = load_protocol(request.config, parse_settings(request.settings or []))
+    names = method_names(request.methods) if request.methods is not None else []
     backbone = gepc.load_backbone(protocol.backbone)
-    passes = passes_needed(protocol, backbone)
-    seconds = passes * seconds_per_pass(backbone, (protocol.size, protocol.size))
-    naive = naive_passes(protocol, backbone)
-    note(f"{passes:,} network passes with an empty cache, about {seconds / 60:.1f} minutes; naively {naive:,}")
-    images = {"train": protocol.train_images, "test": protocol.test_images}
-    total = sum(images[split] * len(steps) for (_, split), steps in needed(protocol, backbone).items())
-    with progress("features", total * len(protocol.seeds)) as advance:
+    rivals = choose_rivals(names, protocol, backbone)
+    passes, minutes = _foretell(protocol, backbone, rivals, cached=request.cache is not None)
+    if request.budget is not None and minutes > request.budget:
+        raise OptionError(
+            f"about {minutes:.0f} minutes are foretold, --budget-minutes allows {request.budget:g}; raise it, name "
+            "fewer methods, or give costly ones fewer images with the protocol's key methods"
+        )
+    with progress("features", passes) as advance:
         command = shlex.join(["gepc", *sys.argv[1:]])
-        outcome = run(protocol, backbone, folder, FeatureCache(cache), command, only_ablations, advance)
+        cache = FeatureCache(request.cache)
+        outcome = run(protocol, backbone, folder, cache, command, request.only_ablations, advance, rivals)
     write(outcome, out, folder)
-    collection = outcome.bench.collection
-    note(f"{collection.passes:,} passes made, {collection.cached_levels} tables from the cache")
-    for reason in collection.skipped[:5]:
+    _tell(outcome, out)
+
+
+def _foretell(protocol: Protocol, backbone: Backbone, rivals: Sequence[Rival], cached: bool) -> tuple[int, float]:
+    """Print what the run will cost with an empty cache; passes to show progress by, and minutes."""
+    from gepc.bench.collect import naive_passes, passes_needed
+    from gepc.bench.rivals import foretell
+
+    size = (protocol.size, protocol.size)
+    pass_seconds = seconds_per_pass(backbone, size)
+    passes = passes_needed(protocol, backbone)
+    minutes = passes * pass_seconds / 60
+    naive = naive_passes(protocol, backbone)
+    note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes; naively {naive:,}")
+    foretold = foretell(rivals, protocol, backbone, cached)
+    jvp_seconds = _seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in foretold) else 0.0
+    for one in foretold:
+        total = one.total
+        # a product comes with the forward pass that it is counted with
+        own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
+        minutes += own
+        images = f"{one.rival.train_images:>5} / {one.rival.test_images:<5} images"
+        shared = ", shared with another method" if one.shared else ""
+        note(
+            f"  {one.rival.extractor.label:<20} {images} {one.per_image!s:>8} each "
+            f"{total.forward + total.jvp:>12,} passes {own:8.1f} min{shared}"
+        )
+        # progress is told for every method, shared or not
+        passes += (one.per_image.forward + one.per_image.jvp) * one.images
+    if rivals:
+        note(f"about {minutes:.0f} minutes in all with an empty cache")
+    return passes, minutes
+
+
+def _seconds_per_jvp(backbone: Backbone, size: tuple[int, int], count: int = 8) -> float:
+    """Seconds per image of a Jacobian-vector product together with its forward pass."""
+    import time
+
+    import torch
+
+    x = torch.rand((count, backbone.channels, *size), generator=torch.Generator().manual_seed(0))
+    x = x.to(dtype=backbone.dtype, device=backbone.device)
+    counts = backbone.forward_count, backbone.jvp_count
+    for _ in range(2):  # the first one warms up
+        begun = time.perf_counter()
+        backbone.jvp(x, 0, x)
+        seconds = (time.perf_counter() - begun) / count
+    backbone.forward_count, backbone.jvp_count = counts
+    return seconds
+
+
+def _tell(outcome: Outcome, out: Path) -> None:
+    note(f"{outcome.passes:,} passes made, {outcome.cached} tables from the cache")
+    for reason in outcome.skipped[:5]:
         note(f"skipped: {reason}")
+    peak = _peak_memory()
+    if peak is not None:
+        note(f"at most {peak / 2**20:,.0f} MiB of memory in use")
     say(outcome.tables[0].markdown())
     say(f"tables, figures and report: {out / 'report.html'}")
+
+
+def _peak_memory() -> int | None:
+    """The process' largest resident size in bytes; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, others KiB
 
 
 def _data_folder(data: Path | None) -> Path:

@@ -1,7 +1,8 @@
 """Hugging Face data sets that are on this machine already: `hf:NAME` or `hf:NAME:CONFIGURATION`.
 
-Looked for below the root first, as `NAME/` with all splits written by `save_to_disk` or cloned from the hub, then in
-the cache that the `datasets` library keeps. The library is an extra, and it is kept off the network while it looks.
+Looked for below the root first, as `NAME/`: written by `save_to_disk` (all splits, or one), or in a form that
+`load_dataset` reads (Parquet files, an image folder, a clone from the hub); then in the cache that the `datasets`
+library keeps. The library is an extra, and it is kept off the network, and quiet, while it looks.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _SWITCHES = (
 
 @register(
     "hf",
-    layout="a folder of that name, all splits written by save_to_disk or cloned from the hub; or the data set in the "
-    "cache of the datasets library, where its own load_dataset puts it",
+    layout="a folder of that name, written by save_to_disk or in a form that load_dataset reads; or the data set in "
+    "the cache of the datasets library, where its own load_dataset puts it",
     home="https://huggingface.co/datasets",
     by_name=True,
 )
@@ -42,8 +43,10 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
         raise InputError("hf needs the package `datasets`: pip install datasets") from error
     path, _, configuration = name.partition(":")
     try:
-        with _offline():
+        with _offline(), _quiet(library):
             table = _load(library, root / path, path, configuration or None)
+    except InputError:
+        raise
     except Exception as error:  # whatever the reader of that data set raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{path} is neither below {root} nor in the cache: {reason}") from error
@@ -53,9 +56,13 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
 
 
 def _load(library: Any, folder: Path, name: str, configuration: str | None) -> Any:
-    """The mapping from splits to tables."""
-    if (folder / "dataset_dict.json").is_file():
-        return library.load_from_disk(str(folder))
+    """The mapping from splits to tables; a table that was saved alone, without a split's name, is a test set."""
+    saved = [name for name in ("dataset_dict.json", "state.json") if (folder / name).is_file()]
+    if saved:
+        if configuration is not None:
+            raise InputError(f"what save_to_disk wrote has no configurations, {configuration!r} is one too many")
+        found = library.load_from_disk(str(folder))
+        return found if saved[0] == "dataset_dict.json" else {str(found.split or "test"): found}
     return library.load_dataset(str(folder) if folder.is_dir() else name, configuration)
 
 
@@ -71,6 +78,18 @@ def _offline() -> Iterator[None]:
     finally:
         for module, switch, value in before:
             setattr(module, switch, value)
+
+
+@contextmanager
+def _quiet(library: Any) -> Iterator[None]:
+    """No progress bars of the library's own for a while."""
+    hidden = library.are_progress_bars_disabled()
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden:
+            library.enable_progress_bars()
 
 
 class _Rows(Images):

@@ -99,7 +99,7 @@ class Extractor(ABC):
 
     Class attributes say what goes with the method: `calibration`, its usual calibrator; `keep`, how many noise
     levels the selection keeps (None: all of them); `weights` and `aggregate`, how levels are put together; `presets`,
-    named sets of options.
+    named sets of options; `by_level`, whether the table at a timestep is the same whatever others are asked for.
     """
 
     name: ClassVar[str]
@@ -108,6 +108,7 @@ class Extractor(ABC):
     weights: ClassVar[str] = "uniform"
     aggregate: ClassVar[str] = "wmean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    by_level: ClassVar[bool] = True
 
     @abstractmethod
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
@@ -124,6 +125,18 @@ class Extractor(ABC):
     @abstractmethod
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone."""
+
+    def builds_on(self) -> Extractor | None:
+        """A method whose table is part of this one's, so that the passes can be shared; `complete` adds the rest."""
+        return None
+
+    def complete(self, table: Table, batch: Batch) -> Table:
+        """This method's table from that of `builds_on`, without a pass."""
+        return table
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """Networks beside the backbone that the features depend on."""
+        return ()
 
     def for_fitting(self) -> Extractor:
         """The method as fitting needs it: no level of an image left out at random, since levels are being chosen."""

@@ -56,6 +56,7 @@ class DDPMOOD(Extractor):
     """
 
     calibration: ClassVar[str] = "z"
+    by_level: ClassVar[bool] = False  # starts may share the sampler's history, and the image's own features
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"levels": Levels.rho(*original_rho(STARTS)), "steps": 100, "distances": ("mse", "lpips")},
         "light": {},

@@ -7,7 +7,7 @@ set (SVHN under CIFAR-10). `paper` respaces the schedule to 1000 steps; `light` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gepc.backbones.base import Backbone
@@ -34,6 +34,10 @@ class NllVlb(Bound):
     def column_names(self) -> tuple[str, ...]:
         """Bits per dimension."""
         return ("bpd",)
+
+    def plain(self) -> NllVlb:
+        """The bound itself with the same parameters, for the methods that read it in another way."""
+        return NllVlb(**{field.name: getattr(self, field.name) for field in fields(NllVlb)})
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """The sum of the terms."""

@@ -21,3 +21,7 @@ class Typicality(NllVlb):
     """The bound's parameters; the distance to the mean is the calibrator's, in standard deviations."""
 
     calibration: ClassVar[str] = "abs_z"
+
+    def builds_on(self) -> NllVlb:
+        """The table is the likelihood's."""
+        return self.plain()

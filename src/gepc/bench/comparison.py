@@ -1,0 +1,172 @@
+"""The main table with every compared method: AUROC, cost by the counters, and the paper's figure below ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gepc.bench import published
+from gepc.bench.ablations import ELSEWHERE, Pair, pair_names, paper_row
+from gepc.bench.evaluate import Bench
+from gepc.bench.rivals import RivalBench
+from gepc.bench.runtime import TIMED_IMAGES, Spent, measure, some_images
+from gepc.bench.tables import Cell, ResultTable
+from gepc.extractors.base import Batch, Extractor
+from gepc.metrics import Detection
+
+HEAD = ("method", "source", "preset", "distance", "calibration", "train / test images")
+TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")
+NOTE = (
+    "Every measured row: the same backbone, the same noise rule, fitted on ID-train alone; one-sided scores may fall "
+    "below 0.5 and are not turned round. Where a row used fewer images, GEPC's average on those very images stands "
+    "beside it. F (forward passes) and J (Jacobian-vector products) per image are read from the backbone's counters; "
+    "time (the processor's, on a processor) is per image, in bare passes timed in the same run. "
+    "Words in brackets name what a figure depends on: LMD "
+    "with another distance than LPIPS is another method. NLL, IC, MSMA, DDPM-OOD and LMD were very likely published "
+    "with a model for each ID set; LMD's \"104F\" is most probably 10^4 F, and DiffPath's row presumably its 6-D form. "
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method's results: what it is, AUROC per pair (mean over seeds), all metrics per seed, and what it costs."""
+
+    name: str
+    label: str
+    preset: str | None
+    distance: str | None
+    calibration: str
+    images: tuple[int, int]
+    aurocs: Mapping[Pair, float]
+    detections: Mapping[int, Mapping[Pair, Detection]]
+    same_images: float
+    spent: Spent
+
+    @property
+    def average(self) -> float:
+        """Mean AUROC over the pairs."""
+        return float(np.mean(list(self.aurocs.values())))
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the average over noise seeds; None with one seed."""
+        runs = [np.mean([found.auroc for found in run.values()]) for run in self.detections.values()]
+        return float(np.std(runs)) if len(runs) > 1 else None
+
+
+def entries(bench: Bench, rivals: Sequence[RivalBench], data: Path) -> list[Entry]:
+    """GEPC, then every method; each is timed on the same few images."""
+    first = next(iter(bench.protocol.pairs))
+    batch = some_images(bench, data, first, TIMED_IMAGES)
+    own = _gepc(bench, measure(bench, _feature_s(bench), batch, bench.scores(first, bench.main, _seed(bench)).kept))
+    return [own, *(_entry(bench, one, own, _measure(bench, one, first, batch)) for one in rivals)]
+
+
+def _seed(bench: Bench) -> int:
+    return bench.protocol.seeds[0]
+
+
+def _feature_s(bench: Bench) -> Extractor:
+    """The main detector alone: the one pass of the benchmark computes the features of the ablations too."""
+    return replace(bench.extractor, features=("s",))
+
+
+def _gepc(bench: Bench, spent: Spent) -> Entry:
+    aurocs = bench.aurocs(bench.main)
+    counts = {
+        split: max(part.count for place, part in bench.collection.parts.items() if place[1] == split)
+        for split in ("train", "test")
+    }
+    return Entry(
+        name=bench.extractor.name,
+        label="GEPC",
+        preset=None,
+        distance=None,
+        calibration=bench.main.calibration,
+        images=(counts["train"], counts["test"]),
+        aurocs=aurocs,
+        detections={seed: bench.detections(bench.main, seed) for seed in bench.protocol.seeds},
+        same_images=float(np.mean(list(aurocs.values()))),
+        spent=spent,
+    )
+
+
+def _entry(bench: Bench, found: RivalBench, own: Entry, spent: Spent) -> Entry:
+    rival = found.rival
+    images = (found.count("train"), found.count("test"))
+    same = own.same_images
+    if images != own.images:
+        same = float(np.mean(list(bench.on_images(found.keys).aurocs(bench.main).values())))
+    return Entry(
+        name=rival.extractor.name,
+        label=rival.extractor.label,
+        preset=rival.preset,
+        distance=rival.distance,
+        calibration=rival.detector.calibration_name,
+        images=images,
+        aurocs=found.aurocs,
+        detections=found.detections,
+        same_images=same,
+        spent=spent,
+    )
+
+
+def _measure(bench: Bench, found: RivalBench, name: str, batch: Batch) -> Spent:
+    return measure(bench, found.rival.extractor, batch, found.scores(name, _seed(bench)).kept)
+
+
+def comparison_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:
+    """The main table: GEPC first, each method's published row below its measured one, the other published rows last."""
+    rows: list[tuple[Cell, ...]] = []
+    left = dict(published.MAIN)
+    for entry in found:
+        rows.append(_measured_row(bench, entry))
+        row = published.MAIN_ROW.get(entry.name)
+        if row in left:
+            rows.append(_published_row(bench, row, *left.pop(row)))
+    rows += [_published_row(bench, row, *values) for row, values in left.items()]
+    title = "AUROC on all pairs, every method on the same backbone"
+    return ResultTable("main", title, (*HEAD, *pair_names(bench), *TAIL), tuple(rows), NOTE + ELSEWHERE)
+
+
+def _measured_row(bench: Bench, entry: Entry) -> tuple[Cell, ...]:
+    train, test = entry.images
+    worst = min(bench.protocol.pair_list, key=lambda pair: entry.aurocs[pair])
+    names = dict(zip(bench.protocol.pair_list, pair_names(bench), strict=True))
+    head = (entry.label, "measured", entry.preset, entry.distance, entry.calibration, f"{train} / {test}")
+    values = [entry.aurocs[pair] for pair in bench.protocol.pair_list]
+    tail = (entry.average, entry.spread, entry.aurocs[worst], names[worst], entry.same_images)
+    return (*head, *values, *tail, str(entry.spent), entry.spent.in_passes)
+
+
+def _published_row(bench: Bench, name: str, values: tuple[float | None, ...], passes: str) -> tuple[Cell, ...]:
+    source = "published"
+    if name in published.OTHER_BACKBONE or "ID-trained" in name:
+        source = "published, a model for each ID set"
+    *row, average = paper_row(bench, (name, source, None, None, None, None), values)
+    figures = [value for value in row[len(HEAD) :] if isinstance(value, float)]
+    worst = min(figures) if len(figures) == len(bench.protocol.pair_list) else None
+    where = None if worst is None else pair_names(bench)[row[len(HEAD) :].index(worst)]
+    return (*row, average, None, worst, where, None, passes, None)
+
+
+def methods_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:
+    """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds."""
+    rows: list[tuple[Cell, ...]] = []
+    for entry in found:
+        runs = list(entry.detections.values())
+        for pair, name in zip(bench.protocol.pair_list, pair_names(bench), strict=True):
+            first = runs[0][pair]
+            spread = float(np.std([run[pair].auroc for run in runs])) if len(runs) > 1 else None
+            interval = (first.auroc, first.auroc_low, first.auroc_high)
+            rows.append(
+                (entry.label, name, *interval, spread, first.aupr, first.fpr95, f"{first.n_id} / {first.n_ood}")
+            )
+    header = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
+    note = (
+        "Low and high are the ends of the 95 % interval, for the scatter of the test images. OOD is the positive class."
+    )
+    return ResultTable("methods", "All metrics of every method", header, tuple(rows), note)

@@ -1,0 +1,215 @@
+"""Other methods on the same backbone, the same images and the same noise rule: chosen, foretold, extracted, scored.
+
+A method's features are extracted once for each split of each data set and kept in the cache; every pair is arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.bench import published
+from gepc.bench.collect import Collection, Looking, needed, open_split
+from gepc.bench.evaluate import Scores, Scoring, all_detections
+from gepc.bench.protocol import MethodChoice, Protocol
+from gepc.cache import FeatureCache
+from gepc.calibrators import Aggregation
+from gepc.detector import Detector
+from gepc.errors import OptionError, check_names
+from gepc.extractors.base import Cost, Extractor, find_method, methods
+from gepc.extractors.gepc import GepcExtractor
+from gepc.methods import create_detector, extractor_options, plain_options
+from gepc.metrics import Detection
+
+Array = npt.NDArray[np.float64]
+SCORING_OPTIONS = ("calibration", "keep", "weights", "aggregate", "fuse")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A method as it is compared: the detector (never fitted; its parts are used), the preset and how many images."""
+
+    detector: Detector
+    preset: str | None
+    train_images: int
+    test_images: int
+
+    @property
+    def extractor(self) -> Extractor:
+        """The method."""
+        return self.detector.extractor
+
+    @property
+    def distance(self) -> str | None:
+        """What images are compared by, where the method compares images."""
+        options = self.extractor.options()
+        names = options.get("distances", options.get("distance"))
+        return "+".join(names) if isinstance(names, tuple) else names
+
+    @property
+    def scoring(self) -> Scoring:
+        """How its columns become a score."""
+        detector = self.detector
+        aggregation = Aggregation(detector.fuse, detector.aggregate)
+        base = self.extractor.base_column
+        return Scoring(detector.keep, detector.weights, detector.calibration_name, aggregation, base)
+
+    def images(self, split: str) -> int:
+        """At most so many of a split."""
+        return self.train_images if split == "train" else self.test_images
+
+
+def method_names(text: str) -> list[str]:
+    """`all`, `training-free`, or names with commas between. GEPC is not among them: the benchmark is its own.
+
+    Training-free are all registered methods but those whose originals need a model for each ID set: the upper block
+    of the paper's main table.
+    """
+    if text in ("all", "training-free"):
+        names = list(methods())
+        if text == "training-free":
+            names = [name for name in names if name not in published.ID_TRAINED]
+    else:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if not names:
+            raise OptionError("--methods takes all, training-free, or names with commas between")
+        for name in names:
+            find_method(name)
+    free = [name for name in dict.fromkeys(names) if name != GepcExtractor.name]
+    return sorted(free, key=lambda name: (name in published.ID_TRAINED, name))
+
+
+def choose_rivals(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Rival]:
+    """The methods with the presets, options and numbers of images that the protocol gives them."""
+    return [_rival(name, protocol.methods.get(name, MethodChoice()), protocol, backbone) for name in names]
+
+
+def _rival(name: str, choice: MethodChoice, protocol: Protocol, backbone: Backbone) -> Rival:
+    method = find_method(name)
+    preset = choice.preset or ("light" if "light" in method.presets else None)
+    check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
+    detector = create_detector(name, backbone, preset, size=protocol.size, **choice.options)
+    train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images
+    return Rival(detector, preset, min(train, protocol.train_images), min(test, protocol.test_images))
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """The passes a method will make: per image while fitting, in all with an empty cache, and with whom it shares."""
+
+    rival: Rival
+    per_image: Cost
+    images: int
+    shared: bool
+
+    @property
+    def total(self) -> Cost:
+        """All images and seeds."""
+        if self.shared:
+            return Cost()
+        return Cost(self.per_image.forward * self.images, self.per_image.jvp * self.images)
+
+
+def foretell(rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, cached: bool = True) -> list[Foretold]:
+    """What each method costs; with a cache, one that builds on a table extracted before costs nothing more."""
+    places = needed(protocol, backbone)
+    found, known = [], set()
+    for rival in extraction_order(rivals):
+        base = rival.extractor.for_fitting()
+        base = base.builds_on() or base
+        what = repr((base.name, plain_options(base.options()), rival.train_images, rival.test_images))
+        images = sum(rival.images(split) for _, split in places) * len(protocol.seeds)
+        per_image = base.cost(backbone, (protocol.size, protocol.size))
+        found.append(Foretold(rival, per_image, images, cached and what in known))
+        known.add(what)
+    return found
+
+
+def extraction_order(rivals: Sequence[Rival]) -> list[Rival]:
+    """Methods that build on another one's table after the others."""
+    return sorted(rivals, key=lambda rival: rival.extractor.builds_on() is not None)
+
+
+class RivalBench:
+    """A method and its features on every split."""
+
+    def __init__(self, rival: Rival, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
+        self.rival, self.protocol, self.backbone, self.collection = rival, protocol, backbone, collection
+
+    @property
+    def keys(self) -> dict[tuple[str, str, int], tuple[bytes, ...]]:
+        """The images of every split that were looked at."""
+        return {place: part.keys for place, part in self.collection.parts.items()}
+
+    def count(self, split: str) -> int:
+        """The most images of that split that a set gave."""
+        return max(part.count for (_, kind, _), part in self.collection.parts.items() if kind == split)
+
+    def scores(self, name: str, seed: int) -> Scores:
+        """Fit on ID-train alone, score ID-test and every OOD-test set: what `Detector.fit` and `score` do."""
+        extractor, parts = self.rival.extractor, self.collection.parts
+        picked, scored = self.rival.scoring.fit(extractor.columns(parts[name, "train", seed].table))
+        kept = list(picked.kept)
+
+        def score(other: str) -> Array:
+            part = parts[other, "test", seed]
+            return scored(extractor.as_scored(extractor.columns(part.table)[:, kept], part.keys, seed))
+
+        outside = {other: score(other) for other in self.protocol.pairs[name]}
+        levels = extractor.timesteps(self.backbone)
+        return Scores(score(name), outside, tuple(levels[position] for position in kept), picked)
+
+    @cached_property
+    def detections(self) -> dict[int, dict[tuple[str, str], Detection]]:
+        """seed -> pair -> all metrics."""
+        return {seed: all_detections(self.protocol, self.scores, seed) for seed in self.protocol.seeds}
+
+    @property
+    def aurocs(self) -> dict[tuple[str, str], float]:
+        """AUROC of every pair, averaged over seeds."""
+        runs = self.detections.values()
+        return {pair: float(np.mean([run[pair].auroc for run in runs])) for pair in self.protocol.pair_list}
+
+
+def collect_rivals(
+    rivals: Sequence[Rival],
+    protocol: Protocol,
+    backbone: Backbone,
+    data: Path,
+    cache: FeatureCache,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[RivalBench]:
+    """Features of every method on every split that the pairs need; in the order given."""
+    found = {
+        id(rival): _collect(rival, protocol, backbone, data, cache, on_progress) for rival in extraction_order(rivals)
+    }
+    return [RivalBench(rival, protocol, backbone, found[id(rival)]) for rival in rivals]
+
+
+def _collect(
+    rival: Rival,
+    protocol: Protocol,
+    backbone: Backbone,
+    data: Path,
+    cache: FeatureCache,
+    on_progress: Callable[[int], None] | None,
+) -> Collection:
+    found = Collection()
+    before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
+    extractor = rival.extractor.for_fitting()
+    looking = Looking(protocol, backbone, extractor, cache, found.skipped, on_progress)
+    timesteps = extractor.timesteps(backbone)
+    for name, split in needed(protocol, backbone):
+        images = open_split(protocol, data, name, split, rival.images(split))
+        for seed in protocol.seeds:
+            found.parts[name, split, seed] = looking.at(images, timesteps, seed)
+    found.passes = backbone.forward_count + backbone.jvp_count - before
+    found.cached_levels, found.computed_levels = cache.hits - hits, cache.misses - misses
+    found.skipped = sorted(set(found.skipped))
+    return found

@@ -1,0 +1,311 @@
+"""Compared methods: chosen by name, extracted once, scored as their detectors score, with honest counts."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import as_uint8, pictures, toy_backbone
+
+import gepc
+from gepc.bench import ablations, published
+from gepc.bench.collect import collect
+from gepc.bench.comparison import HEAD, comparison_table, entries, methods_table
+from gepc.bench.evaluate import Bench
+from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
+from gepc.bench.rivals import choose_rivals, collect_rivals, foretell, method_names
+from gepc.cache import FeatureCache
+from gepc.datasets import open_dataset
+from gepc.errors import OptionError
+from gepc.extractors import base
+from gepc.options import build
+
+METHODS = [name for name in gepc.list_detectors() if name != "gepc"]
+QUICK = ("msma", "scoped", "nll_vlb", "ic", "typicality")
+BRIEF = {"nll_vlb": {"strata": 5}, "ic": {"strata": 5}, "typicality": {"strata": 5}}
+BRIEFER = BRIEF | {
+    "dos": {"strata": 5},
+    "eigenscore": {"iterations": 2, "draws": 1},
+    "lmd": {"repetitions": 2, "steps": 3},
+    "lr": {"levels": "rho:0.1,0.5,2"},
+    "nll_ode": {"steps": 2},
+    "waic": {"strata": 4, "draws": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for position, contrast in enumerate((0.3, 0.6)):
+        parts = {
+            f"{split}_x": as_uint8(pictures(40, 8, seed=10 * position + n, contrast=contrast))
+            for n, split in enumerate(("train", "test"))
+        }
+        np.savez(folder / f"set{position}.npz", **parts)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def protocol() -> Protocol:
+    values = {
+        "datasets": {name: {"dataset": f"npz:{name}.npz", "label": name.upper()} for name in ("set0", "set1")},
+        "pairs": {"set0": ["set1"], "set1": ["set0"]},
+        "levels": {"default": [0.999, 0.99, 0.9]},
+        "size": 8,
+        "train_images": 32,
+        "test_images": 24,
+        "seeds": [0, 3],
+        "batch_size": 16,
+        "methods": {
+            "msma": {"train_images": 22, "test_images": 20},
+            **{name: {"options": options} for name, options in BRIEF.items()},
+        },
+    }
+    return build(Protocol, values, "protocol")
+
+
+def kept_backbone() -> gepc.Backbone:
+    backbone = toy_backbone()
+    backbone.sha256 = "a stand-in for weights"  # so that features are cached
+    return backbone
+
+
+@pytest.fixture(scope="module")
+def bench(data, protocol) -> Bench:
+    backbone = kept_backbone()
+    return Bench(protocol, backbone, collect(protocol, backbone, data, FeatureCache(None)))
+
+
+@pytest.fixture(scope="module")
+def compared(bench, data, protocol):
+    rivals = choose_rivals(QUICK, protocol, bench.backbone)
+    return entries(bench, collect_rivals(rivals, protocol, bench.backbone, data, FeatureCache(None)), data)
+
+
+# --- which methods --------------------------------------------------------------------------------------------------
+
+
+def test_names_of_methods():
+    assert sorted(method_names("all")) == METHODS
+    free = method_names("training-free")
+    assert set(free) == set(METHODS) - set(published.ID_TRAINED)
+    assert {"nll_vlb", "ic", "msma", "ddpm_ood", "lmd", "diffpath", "scoped"} <= set(free)
+    assert method_names("scoped, msma,msma") == ["msma", "scoped"]
+    assert method_names("gepc") == []
+    with pytest.raises(OptionError, match="did you mean 'msma'"):
+        method_names("mmsa")
+    with pytest.raises(OptionError, match="training-free"):
+        method_names(" , ")
+
+
+def test_a_method_registered_later_is_picked_up(monkeypatch):
+    @dataclass(frozen=True)
+    class Later(base.find_method("msma")):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setitem(base._EXTRACTORS, "later", Later)
+    assert "later" in method_names("all")
+    assert "later" in method_names("training-free")
+
+
+def test_every_row_of_the_paper_that_we_measure_is_there():
+    assert set(published.MAIN_ROW.values()) <= set(published.MAIN)
+    assert set(published.MAIN_ROW) <= {"gepc", *METHODS}
+
+
+def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
+    choices = {
+        "scoped": MethodChoice(preset="paper"),
+        "msma": MethodChoice(train_images=5000, options={"calibration": "knn:k=1", "noised": True}),
+    }
+    scoped, msma, norm = choose_rivals(
+        ("scoped", "msma", "score_norm"), replace(protocol, methods=choices), toy_backbone()
+    )
+    assert (scoped.preset, len(scoped.extractor.levels.values)) == ("paper", 2)
+    assert (msma.train_images, msma.test_images) == (32, 24)  # never more than the protocol's
+    assert (msma.scoring.calibration, msma.extractor.noised) == ("knn:k=1", True)
+    assert (norm.preset, norm.train_images) == ("light", 32)
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        ({"mmsa": {}}, "did you mean 'msma'"),
+        ({"gepc": {}}, "the protocol's own"),
+        ({"msma": {"test_images": 0}}, "at least 20"),
+        ({"msma": {"presett": "paper"}}, "did you mean 'preset'"),
+    ],
+)
+def test_bad_choices_are_refused_when_read(methods, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        load_protocol("quick", {"methods": methods})
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        (MethodChoice(preset="papr"), "did you mean 'paper'"),
+        (MethodChoice(options={"nosed": True}), "did you mean 'noised'"),
+        (MethodChoice(options={"seed": 3}), "has no option 'seed'"),
+    ],
+)
+def test_bad_choices_are_refused_when_made(protocol, choice, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        choose_rivals(["msma"], replace(protocol, methods={"msma": choice}), toy_backbone())
+
+
+# --- features and scores --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_scores_as_its_detector_does(name, data, protocol):
+    options = BRIEFER.get(name, {})
+    small = replace(protocol, seeds=(3,), pairs={"set0": ("set1",)}, train_images=24, test_images=20)
+    small = replace(small, methods={name: MethodChoice(options=options)})
+    backbone = toy_backbone()
+    (rival,) = choose_rivals([name], small, backbone)
+    (found,) = collect_rivals([rival], small, backbone, data, FeatureCache(None))
+    scores = found.scores("set0", seed=3)
+    train, test, other = (
+        open_dataset(f"npz:{place}.npz", data, split, limit, 0)
+        for place, split, limit in (("set0", "train", 24), ("set0", "test", 20), ("set1", "test", 20))
+    )
+    detector = gepc.create_detector(name, backbone, rival.preset, seed=3, batch_size=16, **options)
+    detector.fit(train, calibration_images=test)
+    assert scores.kept == tuple(detector.kept_)
+    for ours, images in ((scores.inside, test), (scores.outside["set1"], other)):
+        expected = detector.score(images)
+        np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6 * float(np.abs(expected).mean()))
+
+
+def test_passes_are_foretold_and_a_second_run_makes_none(data, protocol, tmp_path):
+    backbone = kept_backbone()
+    rivals = choose_rivals(QUICK, protocol, backbone)
+    foretold = {one.rival.extractor.name: one for one in foretell(rivals, protocol, backbone)}
+    assert {name for name, one in foretold.items() if one.shared} == {"ic", "typicality"}
+    found = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    for one in found:
+        total = foretold[one.rival.extractor.name].total
+        assert one.collection.passes == total.forward + total.jvp
+    again = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    assert [one.collection.passes for one in again] == [0] * len(QUICK)
+    assert [one.aurocs for one in again] == [one.aurocs for one in found]
+    alone = foretell(rivals, protocol, backbone, cached=False)
+    assert not any(one.shared for one in alone)
+
+
+def test_an_interrupted_run_goes_on(data, protocol, tmp_path):
+    backbone = kept_backbone()
+    rivals = choose_rivals(["msma"], protocol, backbone)
+    told: list[int] = []
+
+    def stop_early(count: int) -> None:
+        told.append(count)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path), stop_early)
+    spent = backbone.forward_count
+    (found,) = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    assert 0 < spent == sum(told)
+    (foretold,) = foretell(rivals, protocol, backbone)
+    assert found.collection.passes + spent == foretold.total.forward
+
+
+@pytest.mark.parametrize("name", ["lr", "ddpm_ood", "msma"])
+def test_other_levels_are_other_features_in_the_cache(name, data, protocol, tmp_path):
+    """A method whose levels are not the table's levels must not find the table of other levels."""
+    backbone = kept_backbone()
+    small = replace(protocol, seeds=(0,))
+    for levels in ("rho:0.3,1", "rho:0.6,2"):
+        choices = {name: MethodChoice(options={"levels": levels, "calibration": "kde"})}
+        rivals = choose_rivals([name], replace(small, methods=choices), backbone)
+        (kept,) = collect_rivals(rivals, small, backbone, data, FeatureCache(tmp_path))
+        (fresh,) = collect_rivals(rivals, small, backbone, data, FeatureCache(None))
+        for place, part in fresh.collection.parts.items():
+            for column, values in part.table.items():
+                np.testing.assert_array_equal(kept.collection.parts[place].table[column], values)
+
+
+# --- the tables -----------------------------------------------------------------------------------------------------
+
+
+def test_gepc_has_the_row_it_has_alone(bench, compared):
+    alone = ablations.main_table(bench)
+    own = dict(zip(alone.header, alone.rows[0], strict=True))
+    table = comparison_table(bench, compared)
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert [row[name] for name in (*ablations.pair_names(bench), "average")] == [
+        own[name] for name in (*ablations.pair_names(bench), "average")
+    ]
+    assert row["F+J"] == own["F+J"] == "14F+0J"
+    assert row["GEPC on the same images"] == row["average"]
+
+
+def test_the_main_table_says_what_each_row_is(bench, compared):
+    table = comparison_table(bench, compared)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    measured = {row["method"]: row for row in rows if row["source"] == "measured"}
+    assert list(measured) == ["GEPC", "msma", "scoped", "nll_vlb", "ic[png]", "typicality"]
+    assert {name: row["F+J"] for name, row in measured.items()} == {
+        "GEPC": "14F+0J",
+        "msma": "10F+0J",
+        "scoped": "1F+1J",
+        "nll_vlb": "6F+0J",
+        "ic[png]": "6F+0J",
+        "typicality": "6F+0J",
+    }
+    assert measured["msma"]["train / test images"] == "22 / 20"
+    assert measured["msma"]["calibration"] == "gmm"
+    for row in measured.values():
+        values = [row[name] for name in ablations.pair_names(bench)]
+        assert row["average"] == pytest.approx(np.mean(values))
+        assert row["worst"] == min(values) == row[row["worst pair"]]
+        assert row["std over seeds"] >= 0.0
+        assert row["time in bare passes"] > 0.0
+    names = [row["method"] for row in rows]
+    assert names[names.index("msma") + 1] == "MSMA"
+    published_only = {name: rows[names.index(f"{name} (ID-trained)")] for name in ("IGEBM", "VAEBM", "Improved CD")}
+    assert all(row["source"].startswith("published") for row in published_only.values())
+    assert len(rows) == len(measured) + len(published.MAIN)
+    assert table.header[: len(HEAD)] == HEAD
+    json.dumps(table.as_dict())
+
+
+def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, protocol):
+    fewer = replace(protocol, train_images=22, test_images=20)
+    backbone = kept_backbone()
+    alone = Bench(fewer, backbone, collect(fewer, backbone, data, FeatureCache(None)))
+    expected = float(np.mean(list(alone.aurocs(alone.main).values())))
+    (msma,) = (entry for entry in compared if entry.name == "msma")
+    assert msma.same_images == pytest.approx(expected, abs=1e-12)
+    (scoped,) = (entry for entry in compared if entry.name == "scoped")
+    assert scoped.same_images == compared[0].average
+
+
+def test_intervals_of_every_method_and_pair(bench, compared):
+    table = methods_table(bench, compared)
+    assert len(table.rows) == len(compared) * len(bench.protocol.pair_list)
+    for row in table.rows:
+        values = dict(zip(table.header, row, strict=True))
+        assert values["low"] <= values["AUROC"] <= values["high"]
+
+
+def test_names_in_the_figure_do_not_overlap():
+    from itertools import combinations
+
+    from gepc.report.figures import drawing
+    from gepc.report.labels import place_labels
+
+    rng = np.random.default_rng(0)
+    x, y = 10 ** rng.uniform(0.3, 2.2, 18), rng.uniform(0.6, 0.75, 18)  # crowded: as wide, a seventh as high
+    with drawing(3.75) as figure:
+        axes = figure.add_subplot()
+        axes.scatter(x, y)
+        axes.set_xscale("log")
+        axes.set(xlim=(1, 400), ylim=(0.4, 1.0))
+        boxes = place_labels(axes, x.tolist(), y.tolist(), [f"method{place}[msgms]" for place in range(18)])
+    for (left, bottom, right, top), other in combinations(boxes, 2):
+        assert right <= other[0] or other[2] <= left or top <= other[1] or other[3] <= bottom

@@ -1,0 +1,89 @@
+"""gepc bench --methods through the command line, on a tiny network and made-up data sets."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages import ReadPage, outside_references
+from toys import as_uint8, pictures
+
+from gepc.cli.app import run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_net) -> Path:
+    from diffusers import DDPMScheduler
+
+    root = tmp_path_factory.mktemp("rivals")
+    tiny_net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    for position, contrast in enumerate((0.3, 0.9)):
+        parts = {
+            f"{split}_x": as_uint8(pictures(24, 16, seed=3 * position + n, contrast=contrast))
+            for n, split in enumerate(("train", "test"))
+        }
+        np.savez(root / f"set{position}.npz", **parts)
+    (root / "protocol.yaml").write_text(
+        "backbone: net\nsize: 16\ntrain_images: 24\ntest_images: 22\n"
+        "datasets: {a: {dataset: 'npz:set0.npz', label: A}, b: {dataset: 'npz:set1.npz', label: B}}\n"
+        "pairs: {a: [b]}\nlevels: {default: [0.99, 0.9]}\n"
+        "methods: {msma: {options: {levels: 'rho:0.1,1'}}, scoped: {train_images: 20, test_images: 20}}\n"
+    )
+    return root
+
+
+@pytest.fixture
+def bench(place, monkeypatch):
+    monkeypatch.chdir(place)
+    arguments = ["bench", "protocol.yaml", "--data", ".", "--out", "out", "--cache", "cache"]
+    return lambda *more: run([*arguments, *more])
+
+
+def test_a_comparison_with_its_tables_and_its_figure(place, bench, capsys):
+    assert bench("--methods", "msma,scoped") == 0
+    told = capsys.readouterr()
+    assert "msma" in told.err
+    assert "136 passes" in told.err  # 2 levels, 24 + 22 + 22 images
+    assert "120 passes" in told.err  # 1F + 1J, 20 + 20 + 20 images
+    made = 7 * 2 * 68 + 136 + 120
+    assert f"{made:,} passes made" in told.err
+    assert "MiB of memory" in told.err
+    assert "| scoped | measured | light |" in told.out
+
+    results = json.loads((place / "out" / "results.json").read_text())
+    main = results["tables"][0]
+    assert main["name"] == "main"
+    assert [row["method"] for row in main["rows"] if row["source"] == "measured"] == ["GEPC", "msma", "scoped"]
+    for name in ("main", "methods"):
+        assert (place / "out" / "tables" / f"{name}.csv").is_file()
+        assert (place / "out" / "tables" / f"{name}.tex").is_file()
+    assert (place / "out" / "figures" / "cost.png").is_file()
+    page = ReadPage((place / "out" / "report.html").read_text())
+    assert outside_references(page) == []
+    assert page.unclosed == []
+    assert "Average AUROC against passes per image" in page.text
+    assert "GEPC on the same images" in page.text
+
+
+def test_a_budget_that_does_not_suffice_starts_nothing(place, bench, capsys):
+    assert bench("--out", "never", "--methods", "training-free", "--budget-minutes", "0") == 2
+    told = capsys.readouterr().err
+    assert "lmd[msgms]" in told
+    assert "--budget-minutes allows 0" in told
+    assert not os.path.lexists(place / "never")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--methods", "mmsa"], "did you mean 'msma'"),
+        (["--methods", ""], "all, training-free, or names"),
+        (["--methods", "lmd", "--set", "methods={lmd: {preset: lite}}"], "did you mean 'light'"),
+    ],
+)
+def test_bad_input_is_one_sentence(place, bench, capsys, arguments, sentence):
+    assert bench("--out", "x", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (place / "x").exists()
