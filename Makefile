@@ -25,8 +25,15 @@ check: lint types test
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 
+# strict: a warning is an error, and the code blocks of the pages are run
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
 # torch first and by its exact version: a looser request may bring gigabytes of GPU libraries
 $(READY): pyproject.toml constraints.txt

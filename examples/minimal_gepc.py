@@ -4,6 +4,8 @@ Run it with `python examples/minimal_gepc.py`. The library does the same with on
 noise that belongs to the image instead of the batch, p-values, maps and files; see `gepc.GEPC`.
 """
 
+import os
+
 import numpy as np
 import torch
 from skimage import data
@@ -76,4 +78,4 @@ def main(count: int = 60) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(3 if os.environ.get("GEPC_EXAMPLE_SIZE") == "small" else 60)

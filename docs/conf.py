@@ -1,0 +1,129 @@
+"""The documentation site. `make docs` builds it strictly: a warning is an error, and the examples in it are run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils.utils.math.latex2mathml import tex2mathml
+
+from gepc import __version__
+
+project = "gepc"
+author = "the gepc authors"
+release = __version__
+version = release
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "gepc"
+html_show_copyright = False
+html_show_sphinx = False
+html_math_renderer = "mathml"
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#b9501b", "color-brand-content": "#2a6a9e"},
+    "dark_css_variables": {"color-brand-primary": "#f0935a", "color-brand-content": "#74b3e3"},
+}
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "Array": "Array", "FloatArray": "Array"}
+napoleon_custom_sections = [("Fitted state", "params_style")]
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 100
+default_role = "code"
+
+nitpicky = True
+# the types in signatures are numpy's, torch's and our aliases; the cross references that pages make are all checked
+nitpick_ignore_regex = [("py:(class|data|obj)", ".*")]
+
+doctest_global_setup = "import warnings; warnings.simplefilter('ignore')"
+
+
+ENTRY = re.compile(r"([a-zA-Z]\w*(?:, \w+)*) : (.*)")
+
+
+def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text for people: names end in underscores, norms are |x|, formulas are indented.
+
+    `name : what it is` becomes an entry: of napoleon's list below a heading, of a plain list elsewhere.
+    """
+    shown: list[str] = []
+    headed = entry = formula = False
+    for line in _one_name_each(lines) if "Attributes" in lines else lines:
+        indented = line.startswith("    ")
+        if re.fullmatch(r"-{3,}", line):
+            headed = True
+        elif headed and re.fullmatch(r"\w+(, \w+)*:", line):
+            shown.append(line[:-1])
+            continue
+        elif found := ENTRY.fullmatch(line):
+            entry, formula = True, False
+            name, text = _escaped(found[1]), _escaped(found[2])
+            shown += [found[1], f"    {text}"] if headed else ["", f"* **{name}**: {text}"]
+            continue
+        elif indented and entry:
+            shown.append(f"    {_escaped(line.strip())}" if headed else f"  {_escaped(line.strip())}")
+            continue
+        elif indented and not formula and shown and not shown[-1].strip():
+            shown += ["::", ""]
+            formula = True
+        elif line.strip() and not indented:
+            formula = False
+            if entry:
+                shown.append("")
+            entry = False
+        shown.append(line if formula or re.fullmatch(r"-{3,}", line) else _escaped(line))
+    lines[:] = shown
+
+
+def _one_name_each(lines: list[str]) -> list[str]:
+    """`a, b : text` as two entries, which napoleon does by itself for parameters only."""
+    found = [ENTRY.fullmatch(line) for line in lines]
+    return [
+        part
+        for line, entry in zip(lines, found, strict=True)
+        for part in ([f"{name} : {entry[2]}" for name in entry[1].split(", ")] if entry else [line])
+    ]
+
+
+def _escaped(line: str) -> str:
+    """The line with the marks of reStructuredText taken literally, outside of `code`."""
+    parts = line.split("`")
+    parts[::2] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", re.sub(r"[|*\\]", r"\\\g<0>", part)) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _formula(writer: Any, node: Any) -> None:
+    """Formulas as MathML, which browsers draw themselves: the site needs nothing from elsewhere."""
+    from docutils import nodes
+
+    block = isinstance(node, nodes.math_block)
+    mathml = _accented(tex2mathml(node.astext(), as_block=block))
+    writer.body.append(f'<div class="math">{mathml}</div>' if block else mathml)
+    raise nodes.SkipNode
+
+
+def _accented(mathml: str) -> str:
+    """Letters with a bar, hat or tilde as one letter, whose index then stands beside it and not below."""
+    marks = {"\u02c9": "\u0304", "\u02c6": "\u0302", "~": "\u0303"}
+    letter, mark = r"<mi>(\w)</mi>\s*", r'<mo stretchy="false">([\u02c9\u02c6~])</mo>\s*'
+
+    def joined(found: re.Match[str]) -> str:
+        *_, accent = found.groups()
+        base = f'<mi style="font-style: italic">{found[1]}{marks[accent]}</mi>'
+        return f"<msub>{base}{found[2]}</msub>" if found.re.groups == 3 else base
+
+    mathml = re.sub(rf"<munderover>\s*{letter}(<m[in]>\w+</m[in]>)\s*{mark}</munderover>", joined, mathml)
+    return re.sub(rf'<mover accent="true">\s*{letter}{mark}</mover>', joined, mathml)
+
+
+def setup(app: Any) -> None:
+    """Draw formulas, and read docstrings as plain text, before napoleon reads their sections."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.connect("autodoc-process-docstring", _plain_text, priority=100)

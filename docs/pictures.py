@@ -1,0 +1,85 @@
+"""The pictures of the page "How it works", made by the library with its embedded backbone.
+
+Run it with `python docs/pictures.py`; it writes docs/images/how-*.png. Some minutes on one core.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from skimage import data
+
+import gepc
+from gepc.conformal import threshold
+from gepc.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
+from gepc.groups import find_action
+from gepc.noise import image_key, normal
+from gepc.report import figures
+
+OUT = Path(__file__).parent / "images"
+LEVELS = (0.9999, 0.9979, 0.99)
+ELEMENTS = ("flip_x", "rot90", "shift_x")
+
+
+def probe(backbone: gepc.Backbone, pixels: np.ndarray, level: float) -> Figure:
+    """One image through the method: noisy, moved, answered, moved back, compared."""
+    (t,) = gepc.Levels((level,)).timesteps(backbone.alphas_cumprod)
+    image = pixels.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1
+    abar = backbone.alphas_cumprod[t]
+    noise = normal(0, [image_key(image)], image.shape, t, 0)
+    x = torch.from_numpy((abar**0.5 * image + (1 - abar) ** 0.5 * noise).astype(np.float32))
+    base = backbone.score(x, t)
+    figure = Figure(figsize=(7.2, 5.0), layout="constrained")
+    grid = figure.subplots(len(ELEMENTS), 5)
+    titles = ("moved, $P_g x_t$", "answer, $s(P_g x_t)$", "moved back", "answer, $s(x_t)$", "difference$^2$")
+    residuals = []
+    for row, name in zip(grid, ELEMENTS, strict=True):
+        action = find_action(name)
+        answer = backbone.score(action.apply(x), t)
+        residual = (action.inverse(answer) - base).square().mean(1)[0]
+        residuals.append(residual)
+        for axes, field in zip(row, (action.apply(x), answer, action.inverse(answer), base), strict=False):
+            scale = 1.0 if field.shape == x.shape and axes is row[0] else float(base.abs().quantile(0.99))
+            axes.imshow(((field[0] / scale + 1) / 2).clamp(0, 1).permute(1, 2, 0))
+        row[0].set_ylabel(name)
+    top = float(torch.stack(residuals).quantile(0.995))
+    for row, residual in zip(grid, residuals, strict=True):
+        row[4].imshow(residual, cmap="inferno", vmin=0, vmax=top)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+    for axes, title in zip(grid[0], titles, strict=True):
+        axes.set_title(title, fontsize=9)
+    return figure
+
+
+def main() -> None:
+    """Write all pictures."""
+    backbone = gepc.load_backbone("celeba32-tiny")
+    with torch.no_grad():
+        face = data.astronaut()[20:212:6, 128:320:6]
+        probe(backbone, face, 0.99).savefig(OUT / "how-probe.png", dpi=110)
+
+    detector = gepc.GEPC(backbone, levels=LEVELS, keep=2)
+    (fit,) = draw(INSIDE, [60], FIT_ROWS)
+    (inside,) = draw(INSIDE, [24], TEST_ROWS)
+    others = [draw(photograph, [10])[0] for photograph in OUTSIDE]
+    detector.fit(fit.pixels)
+    shown = [inside.pixels[0], inside.pixels[1], *(set_.pixels[0] for set_ in others[1:4])]
+    maps = detector.score_map([pixels.squeeze() if pixels.shape[2] == 1 else pixels for pixels in shown])
+    labels = [inside.name, inside.name, *(set_.name for set_ in others[1:4])]
+    figures.maps(shown, maps, labels, detector.map_scale_ or 1.0).savefig(OUT / "how-maps.png", dpi=150, facecolor="w")
+
+    scores = {set_.name: detector.score(set_.pixels) for set_ in (inside, *others)}
+    outside = np.concatenate([scores[set_.name] for set_ in others])
+    limit = threshold(detector.calibration_scores_, 0.05)
+    figure = figures.histogram(scores[inside.name], outside, limit, ("gravel", "other photographs"))
+    figure.savefig(OUT / "how-scores.png", dpi=150, facecolor="w")
+    for name, values in scores.items():
+        print(f"{name}: {(values > limit).sum()} of {len(values)} above the threshold at alpha 0.05")
+
+
+if __name__ == "__main__":
+    main()

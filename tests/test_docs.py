@@ -1,0 +1,54 @@
+"""What the pages say about commands and versions is true; `make docs` checks the rest."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+import gepc
+import gepc.cli  # registers the commands
+from gepc.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command line) of every `$ gepc ...` in a console block, lines that end in a backslash joined."""
+    blocks = [
+        (page.name, block.replace("\\\n", " "))
+        for page in PAGES
+        if "_build" not in page.parts
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    return [
+        (page, line[2:].partition(" #")[0].rstrip())
+        for page, block in blocks
+        for line in block.splitlines()
+        if line.startswith("$ gepc ")
+    ]
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(commands()) > 15
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str) -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    _, name, *words = shlex.split(line)
+    assert name in known, f"{page}: {line}"
+    options = {option for parameter in known[name].params for option in parameter.opts}
+    used = {word.split("=")[0] for word in words if word.startswith("--")}
+    assert used <= options, f"{page}: {line}"
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == gepc.__version__
+    assert citation["references"][0]["title"].startswith("GEPC: Group-Equivariant Posterior Consistency")
