@@ -5,8 +5,8 @@ Run it with `python examples/custom_symmetry.py`. A group that contains the half
     r(P x) = P^-1 s(P P x) - s(P x) = -P (P^-1 s(P x) - s(x)) = -P r(x),
 
 so an image and the same image upside down disagree with themselves equally. What is left is to compare with moves that
-do not mix up the two, such as shifts. The backbone is a mixture of ten Gaussians, one fitted to each digit, with exact
-scores.
+do not mix up the two, such as shifts; their lengths here are an oracle, picked with the upturned digits. The backbone
+is a mixture of ten Gaussians, one fitted to each digit, with exact scores.
 """
 
 import os

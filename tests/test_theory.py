@@ -1,4 +1,4 @@
-"""The paper's mathematics on backbones with exact scores, and the two printed bounds that do not hold.
+"""The extractor against the paper's mathematics, on backbones with exact scores; `tests/theory` has the statements.
 
 For x_0 ~ N(mu, Sigma) the noisy image is x_t ~ N(mu_t, Sigma_t), mu_t = sqrt(abar) mu, Sigma_t = abar Sigma +
 (1 - abar) I: the paper's statements about p are checked on p_t. Residuals come from the library's own table, where
@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
+from gepc import theory
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
@@ -266,105 +265,11 @@ def test_a_density_is_invariant_exactly_when_its_score_is_equivariant(case: str)
         assert gap > 1e-3
 
 
-# --- the bounds on the expected residual -----------------------------------------------------------------------------
+# --- the extractor and gepc.theory -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Affine:
-    """x -> A x + c, whose expected squared norm under a Gaussian has a closed form."""
-
-    A: Array
-    c: Array
-
-    def __sub__(self, other: Affine) -> Affine:
-        return Affine(self.A - other.A, self.c - other.c)
-
-    def after(self, matrix: Array) -> Affine:
-        """x -> f(P x)."""
-        return Affine(self.A @ matrix, self.c)
-
-    def turned(self, matrix: Array) -> Affine:
-        """x -> P f(x)."""
-        return Affine(matrix @ self.A, matrix @ self.c)
-
-    def residual(self, matrix: Array) -> Affine:
-        """Delta_g f = P^-1 f(P x) - f(x)."""
-        return self.after(matrix).turned(matrix.T) - self
-
-    def energy(self, mu: Array, cov: Array) -> float:
-        """E|f(x)|^2 for x ~ N(mu, cov)."""
-        return float(np.trace(self.A @ cov @ self.A.T) + ((self.A @ mu + self.c) ** 2).sum())
-
-
-def gaussian_score(mu: Array, cov: Array) -> Affine:
-    return Affine(-np.linalg.inv(cov), np.linalg.solve(cov, mu))
-
-
-QUARTER = np.kron(np.eye(2), [[0.0, -1.0], [1.0, 0.0]])
-MATRICES = {
-    "sign": [np.eye(4), -np.eye(4)],
-    "c4": [np.linalg.matrix_power(QUARTER, k) for k in range(4)],
-    "cyclic shifts": [np.roll(np.eye(4), k, axis=0) for k in range(4)],
-}
-
-
-@dataclass(frozen=True)
-class ExpectedResidual:
-    """Every term of the proposition for a model score and a Gaussian test density, in closed form."""
-
-    model: Affine
-    mu: Array
-    cov: Array
-    group: list[Array]
-
-    def _mean(self, fields: list[Affine]) -> float:
-        return float(np.mean([f.energy(self.mu, self.cov) for f in fields]))
-
-    @property
-    def error(self) -> Affine:
-        return self.model - gaussian_score(self.mu, self.cov)
-
-    @property
-    def value(self) -> float:
-        return self._mean([self.model.residual(P) for P in self.group])
-
-    @property
-    def breaking(self) -> float:
-        """B(p): the residual of the true score."""
-        return self._mean([gaussian_score(self.mu, self.cov).residual(P) for P in self.group])
-
-    @property
-    def upper(self) -> float:
-        moved = self._mean([self.error.after(P) for P in self.group])
-        return 2 * self.breaking + 4 * self.error.energy(self.mu, self.cov) + 4 * moved
-
-    def lower(self, delta: float) -> float:
-        return self.breaking + delta - 2 * np.sqrt(self.breaking * delta)
-
-    @property
-    def corrected_delta(self) -> float:
-        """E|P^-1 e(P x) - e(x)|^2."""
-        return self._mean([self.error.residual(P) for P in self.group])
-
-    @property
-    def printed_delta(self) -> float:
-        """E|e(P x) - e(x)|^2."""
-        return self._mean([self.error.after(P) - self.error for P in self.group])
-
-
-@settings(max_examples=200)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(MATRICES)), st.floats(0.0, 2.0))
-def test_the_expected_residual_lies_within_its_bounds(seed: int, group: str, shift: float) -> None:
-    """B + D - 2 sqrt(B D) <= E R <= 2 B + 4 E|e(x)|^2 + 4 E|e(P x)|^2 with D = E|P^-1 e(P x) - e(x)|^2."""
-    rng = np.random.default_rng(seed)
-    model = Affine(rng.standard_normal((4, 4)), rng.standard_normal(4))
-    case = ExpectedResidual(model, shift * rng.standard_normal(4), random_covariance(rng, 4), MATRICES[group])
-    assert case.lower(case.corrected_delta) <= case.value * (1 + 1e-9)
-    assert case.value <= case.upper * (1 + 1e-9)
-
-
-def test_the_expected_residual_in_closed_form_is_what_the_library_measures() -> None:
-    """E R of one Gaussian's score under another Gaussian, against the library's mean over draws (4 standard errors)."""
+def test_the_expected_residual_in_closed_form_is_what_the_extractor_measures() -> None:
+    """E R of one Gaussian's score under another Gaussian, against the table's mean over draws (4 standard errors)."""
     rng = np.random.default_rng(10)
     shape, count = (1, 2, 2), 4000
     mu, cov, model_mu, model_cov = (
@@ -374,80 +279,23 @@ def test_the_expected_residual_in_closed_form_is_what_the_library_measures() -> 
         random_covariance(rng, 4),
     )
     backbone = GaussianBackbone(model_mu.reshape(shape), model_cov, shape)
-    abar = backbone.alphas_cumprod[T]
+    abar = float(backbone.alphas_cumprod[T])
     found, _ = residuals(backbone, "c4", draw(rng, mu, cov, count, shape), rng.standard_normal((count, *shape)))
 
-    basis = torch.eye(4, dtype=torch.float64).reshape(4, *shape)
-    matrices = [action.apply(basis).reshape(4, 4).numpy().T for action in Group.of("c4")]
-    model = gaussian_score(np.sqrt(abar) * model_mu, abar * model_cov + (1 - abar) * np.eye(4))
-    case = ExpectedResidual(model, np.sqrt(abar) * mu, abar * cov + (1 - abar) * np.eye(4), matrices)
+    model, test = (theory.Gaussian(m, c).noised(abar) for m, c in ((model_mu, model_cov), (mu, cov)))
+    case = theory.expected_bounds(model.score, test, theory.matrices_of("c4", shape))
     per_image = found.mean(1)
-    assert abs(per_image.mean() - case.value) < 4 * per_image.std() / np.sqrt(count)
-    assert case.lower(case.corrected_delta) <= case.value <= case.upper
+    assert abs(per_image.mean() - case.residual) < 4 * per_image.std() / np.sqrt(count)
+    assert case.lower <= case.residual <= case.upper
 
 
-def test_the_printed_lower_bound_fails() -> None:
-    """p = N(0, I), s_theta of N(0, 2 I), {Id, -Id}: equivariant, so R = 0, but the printed bound is d/2."""
+def test_the_extractor_sees_nothing_where_the_printed_lower_bound_promises_something() -> None:
+    """p = N(0, I), a backbone of N(0, 2 I), {Id, -Id}: an odd score, so R = 0; the printed bound is d/2."""
     rng = np.random.default_rng(11)
-    alphas_cumprod = np.linspace(0.99, 0.01, 1000)
-    backbone = GaussianBackbone(0.0, 2.0, (1, 2, 2), alphas_cumprod)
+    backbone = GaussianBackbone(0.0, 2.0, (1, 2, 2), np.linspace(0.99, 0.01, 1000))
     found, _ = residuals(backbone, "sign", *rng.standard_normal((2, 50, 1, 2, 2)))
     np.testing.assert_array_equal(found, 0.0)
-
-    case = ExpectedResidual(gaussian_score(np.zeros(4), 2 * np.eye(4)), np.zeros(4), np.eye(4), MATRICES["sign"])
-    assert case.breaking == 0.0
-    assert case.value == 0.0
-    assert case.lower(case.printed_delta) == pytest.approx(0.5 * 4)
-    assert case.lower(case.corrected_delta) == 0.0
-
-
-# --- the bounds for another backbone ---------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["sign", "c4", "cyclic shifts"]))
-def test_the_cross_backbone_upper_bound(seed: int, group: str) -> None:
-    """E_g R(x) <= 2 E_g R(pi(x)) + 8 L^2 d(x)^2 for random L-Lipschitz fields and a pi that commutes with G."""
-    rng = np.random.default_rng(seed)
-    inner, outer = rng.standard_normal((2, 4, 4))
-    shift = rng.standard_normal(4)
-    lipschitz = np.linalg.norm(inner, 2) * np.linalg.norm(outer, 2)  # tanh has slope at most 1
-    projection = {
-        "sign": np.diag([1.0, 1, 0, 0]),
-        "c4": np.diag([1.0, 1, 0, 0]),
-        "cyclic shifts": np.full((4, 4), 0.25),
-    }
-    pi = projection[group]
-
-    def mean_residual(x: Array) -> float:
-        s = lambda y: outer @ np.tanh(inner @ y + shift)  # noqa: E731
-        return float(np.mean([((P.T @ s(P @ x) - s(x)) ** 2).sum() for P in MATRICES[group]]))
-
-    for P in MATRICES[group]:
-        np.testing.assert_allclose(pi @ P, P @ pi, atol=1e-12)
-    for x in 2 * rng.standard_normal((20, 4)):
-        distance = np.linalg.norm(x - pi @ x)
-        assert mean_residual(x) <= 2 * mean_residual(pi @ x) + 8 * lipschitz**2 * distance**2
-
-
-def test_the_printed_cross_backbone_lower_bound_fails() -> None:
-    """s(x) = -A x, A = diag(1, 3), {Id, -Id}, source manifold {0}: R = 0 everywhere, the printed bound is 4 |x|^2."""
-    abar, A = 0.9, np.diag([1.0, 3.0])
-    cov = (np.linalg.inv(A) - (1 - abar) * np.eye(2)) / abar  # so that Sigma_t = A^-1
-    backbone = GaussianBackbone(0.0, cov, (1, 1, 2), [abar])
-    x = np.random.default_rng(12).standard_normal((50, 2))
-    s, s_of_minus_x = (
-        backbone.score(torch.from_numpy(y.reshape(-1, 1, 1, 2)), 0).numpy().reshape(-1, 2) for y in (x, -x)
-    )
-    np.testing.assert_allclose(s, -x @ A, rtol=1e-12)
-
-    distance = np.linalg.norm(x, axis=1)
-    m, lipschitz = 1.0, 3.0
-    assert (np.einsum("ni,ni->n", s, x) / distance <= -m * distance * (1 - 1e-12)).all()  # the directional condition
-    residual = 0.5 * ((-s_of_minus_x - s) ** 2).sum(1)
-    np.testing.assert_array_equal(residual, 0.0)
-    printed = ((m - lipschitz) * distance) ** 2
-    np.testing.assert_allclose(printed, 4 * distance**2)
-    assert (printed > residual).all()
+    assert theory.error_term_counter_example(4).printed_lower == pytest.approx(2.0)
 
 
 # --- what analytic backbones accept ----------------------------------------------------------------------------------
