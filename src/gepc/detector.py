@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,10 @@ from gepc.conformal import Guarantee, Reference, group_labels
 from gepc.discovery import discoveries
 from gepc.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.extractors.base import Batch, Cost, Extractor, Table
-from gepc.images import Images, Preprocessing, open_images, warn_about_range
+from gepc.images import Image, Images, Preprocessing, open_images, warn_about_range
 from gepc.maps import Map, MapPool, combine
-from gepc.noise import generator
+from gepc.noise import generator, image_key
+from gepc.sequential import Sequential, check_alpha
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int], None]
@@ -49,6 +50,41 @@ class _Seen:
     preprocessing: Preprocessing
 
 
+Found = tuple[Table, Map | None]
+
+
+@dataclass(frozen=True)
+class FeatureWork:
+    """What fitting asks of every chunk: the method's table at some levels and, where it has them, the maps."""
+
+    method: Extractor
+    levels: tuple[int, ...]
+    seed: int
+    rows: int
+    with_maps: bool
+
+    def __call__(self, backbone: Backbone, chunk: Chunk) -> Found | None:
+        """The table and maps of the readable images; None where there are none."""
+        if not chunk.indices:
+            return None
+        images = chunk.stacked()
+        backbone.check_size(*images.shape[2:])
+        batch = Batch(images, chunk.keys, self.seed, self.rows)
+        if self.with_maps:
+            return self.method.maps(backbone, batch, self.levels)
+        return self.method.extract(backbone, batch, self.levels), None
+
+
+FeatureEngine = Callable[[Backbone, FeatureWork, Iterable[Chunk]], Iterator[tuple[Chunk, Found | None]]]
+"""Does the work on every chunk and gives them back in order."""
+
+
+def look_here(backbone: Backbone, work: FeatureWork, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Found | None]]:
+    """The engine of this process: one chunk after the other."""
+    for chunk in read:
+        yield chunk, work(backbone, chunk)
+
+
 class Detector:
     """Is this image out of distribution, how sure are we, and where?
 
@@ -59,7 +95,9 @@ class Detector:
     calibration : calibrator name; None takes the method's usual one.
     keep, weights : how many levels the selection keeps (None: all), and `inv_cv` or `uniform` weights.
     aggregate, fuse : how levels and features are put together; see `gepc.calibrators.Aggregation`.
-    value_range, size, resize : see `gepc.images.Preprocessing`; the size defaults to the backbone's.
+    sequential : look at one kept level after another and stop once the verdict at this false-alarm rate is clear; the
+        guarantee holds as without it (`gepc.sequential`). None looks at all of them.
+    value_range, size, resize, magnitude, normalise : see `gepc.images.Preprocessing`; size defaults to the backbone's.
     calibration_share : share of the ID images held out for p-values.
     batch_size : images handed to the network at once; bounds the memory, does not change a score.
     seed : the noise is a function of this seed and of each image's content.
@@ -68,6 +106,7 @@ class Detector:
     ------------
     levels_, kept_, weights_, cv_ : candidate timesteps, the kept ones, their weights, CV of every candidate.
     calibrator_, reference_, calibration_scores_ : the fitted calibrator, the conformal reference and its scores.
+    sequential_, mean_levels_ : the stages of sequential scoring, or None; levels that an ID image needs on average.
     map_scale_ : v_global, the common scale of maps; None for a method without maps.
     """
 
@@ -81,9 +120,12 @@ class Detector:
         weights: str = "inv_cv",
         aggregate: str = "wmean",
         fuse: str = "sum",
+        sequential: float | None = None,
         value_range: tuple[float, float] | None = None,
         size: int | tuple[int, int] | None = None,
         resize: str = "stretch",
+        magnitude: str = "linear",
+        normalise: str = "fixed",
         calibration_share: float = 1 / 3,
         batch_size: int = 64,
         seed: int = 0,
@@ -99,9 +141,12 @@ class Detector:
         self.weights = weights
         self.aggregate = aggregate
         self.fuse = fuse
+        self.sequential = sequential
         self.value_range = value_range
         self.size = size
         self.resize = resize
+        self.magnitude = magnitude
+        self.normalise = normalise
         self.calibration_share = calibration_share
         self.batch_size = batch_size
         self.seed = seed
@@ -111,6 +156,7 @@ class Detector:
         create_calibrator(self.calibration_name)
         self._aggregation()
         self._preprocessing()
+        check_alpha(self.sequential)
         if self.weights not in selection.WEIGHTINGS:
             raise OptionError(f"weights must be one of {', '.join(selection.WEIGHTINGS)}, got {self.weights!r}")
         if not 0.0 < self.calibration_share < 1.0:
@@ -135,7 +181,9 @@ class Detector:
         size = self.backbone.image_size if self.size is None else self.size
         if isinstance(size, int):
             size = (size, size)
-        preprocessing = Preprocessing(self.value_range, size, self.resize, self.backbone.channels)
+        preprocessing = Preprocessing(
+            self.value_range, size, self.resize, self.backbone.channels, self.magnitude, self.normalise
+        )
         if size is not None:
             self.backbone.check_size(*size)
         return preprocessing
@@ -148,6 +196,7 @@ class Detector:
         calibration_images: Any = None,
         groups: Sequence[str] | str | None = None,
         on_progress: OnProgress | None = None,
+        engine: FeatureEngine | None = None,
     ) -> Detector:
         """Choose levels, fit the calibrator and the conformal reference on in-distribution images alone.
 
@@ -155,11 +204,12 @@ class Detector:
         `calibration_images` those are the reference and all of `images` are fitted on. Files that cannot be read are
         left out with a warning. `groups`, a label for each reference image or "folder", makes the p-values valid
         within every group (Mondrian calibration): an image is then compared with the reference of its own group.
+        `engine` makes the passes elsewhere (`gepc.engines.features`).
         """
         levels = self.extractor.timesteps(self.backbone)
         pool = MapPool() if self.extractor.has_maps else None
         method = self.extractor.for_fitting()
-        seen = self._look_at(method, open_images(images), levels, self._preprocessing(), pool, on_progress)
+        seen = self._look_at(method, open_images(images), levels, self._preprocessing(), pool, on_progress, engine)
         columns = self.extractor.columns(seen.table)
         fitting, held_out = self._split(seen.keys, calibration_images is None)
         self._check_enough(len(fitting), seen.keys)
@@ -167,16 +217,21 @@ class Detector:
         kept = list(picked.kept)
         timesteps = tuple(levels[position] for position in kept)
         calibrator = create_calibrator(self.calibration_name).fit(columns[fitting][:, kept])
+        stages = self._stages(columns[fitting][:, kept], picked.weights)
         if calibration_images is None:
             source, indices = open_images(images), seen.indices[held_out]
             keys = [seen.keys[position] for position in held_out]
             reference = self.extractor.as_scored(columns[held_out][:, kept], keys, self.seed)
         else:
             source = open_images(calibration_images)
-            again = self._look_at(self.extractor, source, timesteps, seen.preprocessing, None, on_progress)
+            again = self._look_at(self.extractor, source, timesteps, seen.preprocessing, None, on_progress, engine)
             reference, indices = self.extractor.columns(again.table), again.indices
             _check_disjoint(seen.keys, again.keys)
-        scores = calibrator.score(reference, picked.weights, self._aggregation())
+        if stages is None:
+            scores, looked = calibrator.score(reference, picked.weights, self._aggregation()), float(len(kept))
+        else:
+            scores, used = stages.score_columns(reference)
+            looked = float(used.mean())
 
         self.reference_ = Reference.of(scores, group_labels(groups, source, indices))
         self.preprocessing_ = seen.preprocessing
@@ -185,9 +240,17 @@ class Detector:
         self.weights_ = picked.weights
         self.cv_ = picked.cv
         self.calibrator_: Calibrator = calibrator
+        self.sequential_, self.mean_levels_ = stages, looked
         self.n_fit_ = len(fitting)
         self.map_scale_ = pool.v_global(picked.kept, picked.weights) if pool is not None else None
         return self
+
+    def _stages(self, columns: Array, weights: Array) -> Sequential | None:
+        if self.sequential is None:
+            return None
+        if columns.shape[1] < 2:
+            raise OptionError("sequential scoring needs at least two kept levels; give more levels or raise keep")
+        return Sequential.fit(columns, weights, self.calibration_name, self._aggregation(), self.sequential)
 
     def _look_at(
         self,
@@ -197,6 +260,7 @@ class Detector:
         preprocessing: Preprocessing,
         pool: MapPool | None,
         on_progress: OnProgress | None,
+        engine: FeatureEngine | None,
     ) -> _Seen:
         if len(images) == 0:
             raise InputError("there are no in-distribution images to fit on")
@@ -205,19 +269,18 @@ class Detector:
         keys: list[bytes] = []
         indices: list[int] = []
         unreadable: list[str] = []
-        for chunk in chunks(images, preprocessing, self.batch_size, Forgive.UNREADABLE):
+        read = chunks(images, preprocessing, self.batch_size, Forgive.UNREADABLE)
+        work = FeatureWork(method, levels, self.seed, self.batch_size, with_maps=pool is not None)
+        for chunk, found in (engine or look_here)(self.backbone, work, read):
             unreadable += [error for _, _, error in chunk.failures]
             if on_progress is not None:
                 on_progress(len(chunk))
-            if not chunk.indices:
+            if found is None:
                 continue
             preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
-            batch = self._batch(chunk)
-            if pool is None:
-                tables.append(method.extract(self.backbone, batch, levels))
-            else:
-                table, maps = method.maps(self.backbone, batch, levels)
-                tables.append(table)
+            table, maps = found
+            tables.append(table)
+            if pool is not None and maps is not None:
                 for key, field in zip(chunk.keys, maps, strict=True):
                     pool.add(key, field)
             keys += chunk.keys
@@ -228,6 +291,24 @@ class Detector:
             message = f"{len(unreadable)} of {len(images)} images left out; the first: {unreadable[0]}"
             warnings.warn(message, UserWarning, stacklevel=3)
         return _Seen(_concatenate(tables), keys, np.asarray(indices), preprocessing)
+
+    def fitting_images(self, images: Any, count: int) -> list[Image]:
+        """At most `count` of the images that `fit(images)` learns from, preprocessed; none that it holds out.
+
+        They are the ones with the smallest keys, whatever their order; equal images count once.
+        """
+        opened, preprocessing = open_images(images), self._preprocessing()
+        keys: list[bytes] = []
+        indices: list[int] = []
+        for chunk in chunks(opened, preprocessing, self.batch_size, Forgive.UNREADABLE):
+            keys += chunk.keys
+            indices += chunk.indices
+            if chunk.indices:
+                preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
+        fitting, _ = self._split(keys, hold_out=True)
+        first = sorted({keys[place]: indices[place] for place in fitting}.items())[:count]
+        records = (opened[index] for _, index in first)
+        return [preprocessing(record.pixels) for record in records if record.pixels is not None]
 
     def _split(self, keys: list[bytes], hold_out: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""
@@ -308,22 +389,50 @@ class Detector:
         labels = group_labels(groups, opened, np.arange(len(opened)))
         reference.check(labels)
         for chunk in chunks(opened, self.preprocessing_, self.batch_size, forgive):
-            results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
-            if chunk.indices:
-                scores = self._score(self.extractor.extract(self.backbone, self._batch(chunk), tuple(self.kept_)))
-                uniform = None if ties == "conservative" else self._tie_breakers(chunk)
-                own = None if labels is None else labels[chunk.indices]
-                p_values = reference.p_values(scores, own, uniform)
-                results += map(Result, chunk.indices, chunk.names, scores.tolist(), p_values.tolist())
-            yield from sorted(results, key=lambda result: result.index)
+            yield from self.judge(chunk, None if labels is None else labels[chunk.indices], ties)
             if on_progress is not None:
                 on_progress(len(chunk))
+
+    def judge(
+        self, chunk: Chunk, labels: npt.NDArray[np.str_] | None = None, ties: str = "conservative"
+    ) -> list[Result]:
+        """Results of images that are read already, in order; `labels` are the groups of those that can be scored."""
+        results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
+        if chunk.indices:
+            scores = self._look(self._batch(chunk))
+            uniform = None if ties == "conservative" else self._tie_breakers(chunk)
+            p_values = self._reference().p_values(scores, labels, uniform)
+            results += map(Result, chunk.indices, chunk.names, scores.tolist(), p_values.tolist())
+        return sorted(results, key=lambda result: result.index)
 
     def _tie_breakers(self, chunk: Chunk) -> Array:
         return np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
 
-    def _score(self, table: Table) -> Array:
-        return self.calibrator_.score(self.extractor.columns(table), self.weights_, self._aggregation())
+    def look(self, images: Sequence[Image], with_maps: bool = False) -> tuple[Array, Map | None]:
+        """Scores of preprocessed images, (C, H, W) each, and their maps from the same passes where asked for."""
+        self._check_fitted()
+        batch = Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
+        return self._look_with_maps(batch) if with_maps else (self._look(batch), None)
+
+    def _look(self, batch: Batch) -> Array:
+        if self.sequential_ is not None:
+            return self._look_sequentially(batch, self.sequential_)
+        columns = self.extractor.columns(self.extractor.extract(self.backbone, batch, tuple(self.kept_)))
+        return self.calibrator_.score(columns, self.weights_, self._aggregation())
+
+    def _look_with_maps(self, batch: Batch) -> tuple[Array, Map]:
+        table, maps = self.extractor.maps(self.backbone, batch, tuple(self.kept_))
+        columns, field = self.extractor.columns(table), combine(maps, self.weights_)
+        if self.sequential_ is not None:
+            return self.sequential_.score_columns(columns)[0], field
+        return self.calibrator_.score(columns, self.weights_, self._aggregation()), field
+
+    def _look_sequentially(self, batch: Batch, stages: Sequential) -> Array:
+        def at_level(rows: npt.NDArray[np.int64], position: int) -> Array:
+            part = Batch(batch.images[rows], [batch.keys[int(row)] for row in rows], batch.seed, batch.rows)
+            return self.extractor.columns(self.extractor.extract(self.backbone, part, (int(self.kept_[position]),)))
+
+        return stages.score(len(batch), at_level)[0]
 
     def score_map(self, images: Any) -> Map:
         """(N, H, W): where the image disagrees, m = sum_t w_t mean_g mean_c r_g^2 / b_t.
@@ -337,10 +446,10 @@ class Detector:
             raise OptionError(f"the method {self.extractor.name!r} has no maps of {names}")
         opened = open_images(images)
         warn_about_range(opened, self.value_range)
-        found = []
-        for chunk in chunks(opened, self.preprocessing_, self.batch_size, Forgive.NONE):
-            _, maps = self.extractor.maps(self.backbone, self._batch(chunk), tuple(self.kept_))
-            found.append(combine(maps, self.weights_))
+        found = [
+            self._look_with_maps(self._batch(chunk))[1]
+            for chunk in chunks(opened, self.preprocessing_, self.batch_size, Forgive.NONE)
+        ]
         if not found:
             height, width = self.preprocessing_.size or (0, 0)
             return np.empty((0, height, width), dtype=np.float32)

@@ -12,18 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.errors import InputError, OptionError, ValueRangeWarning, check_choice
+from gepc.sar.magnitude import MAGNITUDES, NORMALISATIONS, log_magnitude, normalised
 
 Pixels = npt.NDArray[Any]
 Image = npt.NDArray[np.float32]
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm", ".npy")
-RESIZES = ("stretch", "crop", "exact")
+RESIZES = ("stretch", "crop", "cut", "exact")
 # what numpy raises for an array file that is cut short, altered, or holds Python objects
 DAMAGED_ARRAY = (
     *(OSError, ValueError, TypeError, EOFError, NotImplementedError, OverflowError, MemoryError),
@@ -55,6 +56,8 @@ class Images(ABC):
 def open_images(source: Any) -> Images:
     """Accept what users have: a 4-D array or tensor, a folder, a file, a list of files or arrays, a torch Dataset.
 
+    A folder may be an address that fsspec knows (`s3://bucket/photos`, `gs://...`); see `gepc.engines.remote`.
+
     An `.npz` archive or a 4-D `.npy` file is an array of images; `data.npz:test_x` names the array.
     """
     if isinstance(source, Images):
@@ -65,6 +68,10 @@ def open_images(source: Any) -> Images:
             return ArrayImages(read_npz(Path(f"{archive}.npz"), key.removeprefix(":") or None))
         if _is_stack(Path(source)):
             return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
+        if "://" in str(source):
+            from gepc.engines.remote import UrlImages
+
+            return UrlImages.at(str(source))
         return FileImages.below(Path(source))
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         return ArrayImages(_as_numpy(source))
@@ -211,16 +218,18 @@ class FileImages(Images):
             return Record(str(path), error=str(error))
 
 
-def read_pixels(path: str | os.PathLike[str]) -> Pixels:
-    """Decode one file to (H, W) or (H, W, C) in its own depth: 8 or 16 bits, or float for `.npy` and float TIFF."""
-    path = Path(path)
-    if path.suffix.lower() == ".npy":
-        return _read_npy(path)
+def read_pixels(path: str | os.PathLike[str], content: IO[bytes] | None = None) -> Pixels:
+    """Decode one file to (H, W) or (H, W, C) in its own depth: 8 or 16 bits, or float for `.npy` and float TIFF.
+
+    `content` is the file opened already, where `path` is no place of this machine.
+    """
+    if Path(path).suffix.lower() == ".npy":
+        return _read_npy(path, content)
     from PIL import Image as PILImage
     from PIL import UnidentifiedImageError
 
     try:
-        with PILImage.open(path) as picture:
+        with PILImage.open(path if content is None else content) as picture:
             picture.load()
             return _decode(picture)
     except InputError as error:
@@ -231,7 +240,7 @@ def read_pixels(path: str | os.PathLike[str]) -> Pixels:
         raise InputError(f"{path} is not an image that can be decoded") from error
     except PILImage.DecompressionBombError as error:
         raise InputError(f"{path} has too many pixels to be decoded safely: {error}") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:  # a decoder may raise anything on damaged bytes
         raise InputError(f"{path} is damaged or cut short: {error}") from error
 
 
@@ -249,10 +258,10 @@ def _decode(picture: Any) -> Pixels:
     return np.asarray(picture.convert("L" if grey else "RGB"))
 
 
-def _read_npy(path: Path) -> Pixels:
+def _read_npy(path: str | os.PathLike[str], content: IO[bytes] | None) -> Pixels:
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = np.load(path if content is None else content, allow_pickle=False)
+    except DAMAGED_ARRAY as error:
         raise InputError(f"{path} is not a plain .npy array: {error}") from error
     if array.ndim == 3 and not _channels_last(array.shape, str(path)):
         array = array.transpose(1, 2, 0)
@@ -274,18 +283,29 @@ class Preprocessing:
         (H, W) to bring every image to; None keeps the images' own size, which must then be the same for all.
     resize:
         `stretch` (bilinear with antialiasing, aspect ratio not kept), `crop` (the shorter side is resized, the middle
-        kept) or `exact` (another size is an error).
+        kept), `cut` (the middle as it is: nothing is resampled, so speckle stays; a smaller image is an error) or
+        `exact` (another size is an error).
     channels:
         1 or 3. Grey is repeated to three channels; colour becomes its luma for one.
+    magnitude, normalise:
+        For radar: `log` takes the log-magnitude of real or complex pixels, on one scale for all (`fixed`, which keeps
+        differences of level between patches) or on the patch's own (`patch`); see `gepc.sar.magnitude`. `linear`
+        leaves the values as they are.
     """
 
     value_range: tuple[float, float] | None = None
     size: tuple[int, int] | None = None
     resize: str = "stretch"
     channels: int = 3
+    magnitude: str = "linear"
+    normalise: str = "fixed"
 
     def __post_init__(self) -> None:
         check_choice("resize", self.resize, RESIZES)
+        check_choice("magnitude", self.magnitude, MAGNITUDES)
+        check_choice("normalise", self.normalise, NORMALISATIONS)
+        if self.magnitude == "linear" and self.normalise != "fixed":
+            raise OptionError("normalise='patch' goes with magnitude='log'")
         if self.channels not in (1, 3):
             raise OptionError(f"channels must be 1 or 3, got {self.channels}")
         if self.value_range is not None:
@@ -304,13 +324,17 @@ class Preprocessing:
             pixels = pixels[..., None]
         if 0 in pixels.shape:
             raise InputError(f"{name} is empty: shape {pixels.shape}")
-        image = self._to_channels(self._to_unit(pixels, name))
+        if self.magnitude == "log":
+            unit = normalised(log_magnitude(pixels, self.value_range, name), self.normalise)
+        else:
+            unit = self._to_unit(pixels, name)
+        image = self._to_channels(unit)
         image = self._to_size(image, name)
         return np.ascontiguousarray(image.transpose(2, 0, 1))
 
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
         if np.iscomplexobj(pixels):
-            raise InputError(f"{name} is complex; give its magnitude")
+            raise InputError(f"{name} is complex; give its magnitude, or magnitude='log' for radar")
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
             raise InputError(f"{name} has NaN or infinite pixels; mask or replace them first")
         low, high = self.value_range or _range_of(pixels, name)
@@ -341,6 +365,8 @@ class Preprocessing:
                 f"{name} is {image.shape[0]}x{image.shape[1]} but {height}x{width} is expected; "
                 "give size= (and resize='stretch' or 'crop') to bring all images to one size"
             )
+        if self.resize == "cut":
+            return _cut_middle(image, self.size, name)
         if self.resize == "crop":
             image = _crop_to_aspect(image, self.size)
         return _resize(image, self.size)
@@ -357,6 +383,14 @@ def _range_of(pixels: Pixels, name: str) -> tuple[float, float]:
     if known is None:
         raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; give value_range=(low, high)")
     return known
+
+
+def _cut_middle(image: Image, size: tuple[int, int], name: str) -> Image:
+    spare = (image.shape[0] - size[0], image.shape[1] - size[1])
+    if min(spare) < 0:
+        raise InputError(f"{name} is {image.shape[0]}x{image.shape[1]}, too small to cut {size[0]}x{size[1]} out of it")
+    top, left = spare[0] // 2, spare[1] // 2
+    return image[top : top + size[0], left : left + size[1]]
 
 
 def _crop_to_aspect(image: Image, size: tuple[int, int]) -> Image:

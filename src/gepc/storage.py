@@ -17,12 +17,13 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.calibrators import create_calibrator
+from gepc.calibrators import Aggregation, create_calibrator
 from gepc.conformal import Reference
 from gepc.errors import BackboneError, InputError, OptionError, StorageError
 from gepc.files import read_json, write_arrays, write_json
 from gepc.images import Preprocessing
 from gepc.options import build
+from gepc.sequential import Sequential
 
 if TYPE_CHECKING:
     from gepc.detector import Detector
@@ -47,7 +48,7 @@ def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         draft.mkdir(parents=True)
-        write_arrays(draft / STATE, _state(detector))
+        write_arrays(draft / STATE, state_of(detector))
         write_json(draft / DESCRIPTION, describe(detector))
         _swap(draft, final)
     except OSError as error:
@@ -90,6 +91,7 @@ def describe(detector: Detector) -> dict[str, Any]:
             "cv": detector.cv_.tolist(),
             "kept": detector.kept_.tolist(),
             "weights": detector.weights_.tolist(),
+            "mean_levels": detector.mean_levels_,
             "map_scale": detector.map_scale_,
             "fit_images": detector.n_fit_,
             "calibration_images": len(detector.calibration_scores_),
@@ -97,11 +99,12 @@ def describe(detector: Detector) -> dict[str, Any]:
         },
         "cost": {"forward": detector.cost().forward, "jvp": detector.cost().jvp},
         "guarantee": guarantee,
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
     found = {"gepc": __version__, "python": platform.python_version()}
     for package in ("numpy", "torch", "diffusers", "safetensors"):
         with contextlib.suppress(PackageNotFoundError):
@@ -109,8 +112,11 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _state(detector: Detector) -> dict[str, Any]:
+def state_of(detector: Detector) -> dict[str, Any]:
+    """The fitted arrays by name."""
     arrays = {f"calibrator/{name}": value for name, value in detector.calibrator_.state().items()}
+    if detector.sequential_ is not None:
+        arrays.update({f"sequential/{name}": value for name, value in detector.sequential_.state().items()})
     for position, scores in enumerate(detector.reference_.by_group.values()):
         arrays[f"reference/{position}"] = scores
     return arrays
@@ -174,10 +180,18 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
     detector.cv_ = np.asarray(fitted["cv"])
     detector.map_scale_ = fitted["map_scale"]
     detector.n_fit_ = fitted["fit_images"]
-    state = {
-        name.removeprefix("calibrator/"): value for name, value in arrays.items() if name.startswith("calibrator/")
-    }
-    detector.calibrator_ = create_calibrator(detector.calibration_name).restore(state)
+    detector.calibrator_ = create_calibrator(detector.calibration_name).restore(_under("calibrator", arrays))
+    detector.sequential_, detector.mean_levels_ = None, fitted.get("mean_levels", float(len(detector.kept_)))
+    if detector.sequential is not None:
+        aggregation = Aggregation(detector.fuse, detector.aggregate)
+        detector.sequential_ = Sequential.restore(
+            _under("sequential", arrays), detector.weights_, detector.calibration_name, aggregation
+        )
     groups = fitted["groups"]
     detector.reference_ = Reference({label: arrays[f"reference/{place}"] for place, label in enumerate(groups)})
     return detector
+
+
+def _under(room: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    prefix = f"{room}/"
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}

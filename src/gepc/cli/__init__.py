@@ -9,6 +9,9 @@ from gepc.cli import backbones as _backbones  # noqa: F401
 from gepc.cli import bench as _bench  # noqa: F401
 from gepc.cli import demo as _demo  # noqa: F401
 from gepc.cli import detect as _detect  # noqa: F401
+from gepc.cli import sar as _sar  # noqa: F401
+from gepc.cli import scene as _scene  # noqa: F401
+from gepc.cli import score as _score  # noqa: F401
 from gepc.cli import selfcheck as _selfcheck  # noqa: F401
 from gepc.cli import serve as _serve  # noqa: F401
 from gepc.cli import train as _train  # noqa: F401

@@ -1,10 +1,7 @@
-"""`gepc fit`, `gepc score`, `gepc map`: a detector from images, verdicts and pictures from a detector."""
+"""`gepc fit` and `gepc map`: a detector from images, and pictures from a detector; `gepc score` has its own file."""
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +9,12 @@ import typer
 
 from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
-from gepc.errors import InputError, OptionError
-from gepc.files import replacing, write_json
+from gepc.errors import InputError, OptionError, check_choice
+from gepc.files import write_json
 
 if TYPE_CHECKING:
-    from gepc.detector import Detector, Result
+    from gepc.detector import Detector, FeatureEngine
     from gepc.images import Images
-
-COLUMNS = ("path", "score", "p_value", "alarm", "error")
 
 ImagesArgument = Annotated[str, typer.Argument(help="A folder, an image file, or an array: data.npz:test_x.")]
 DetectorArgument = Annotated[Path, typer.Argument(help="A detector folder written by `gepc fit`.")]
@@ -30,6 +25,12 @@ GroupsOption = Annotated[
     str | None, typer.Option(help="Calibrate within groups: `folder`, or a file with one label per image.")
 ]
 BatchSizeOption = Annotated[int | None, typer.Option(min=1, help="Images handed to the network at once.")]
+ENGINES = ("local", "ray")
+EngineOption = Annotated[str, typer.Option(help="local or ray (a cluster).")]
+AddressOption = Annotated[str | None, typer.Option(help="With ray: the cluster; a new one on this machine else.")]
+ActorsOption = Annotated[int | None, typer.Option(min=1, help="With ray: the most processes that work at once.")]
+CpusOption = Annotated[float, typer.Option(min=0.1, help="With ray: processors of each actor.")]
+GpusOption = Annotated[float, typer.Option(min=0.0, help="With ray: GPUs of each actor.")]
 
 
 @app.command()
@@ -46,6 +47,14 @@ def fit(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option of the method or detector.")
     ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=2, help="With gepc and gepc+: at most this many network passes per image.")
+    ] = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    actors: ActorsOption = None,
+    cpus_per_actor: CpusOption = 1.0,
+    gpus_per_actor: GpusOption = 0.0,
 ) -> None:
     """Fit a detector on in-distribution images and save it.
 
@@ -54,62 +63,28 @@ def fit(
     import gepc
     from gepc.images import open_images
 
+    check_choice("engine", engine, ENGINES)
     detector = gepc.create_detector(method, gepc.load_backbone(backbone), preset, **parse_settings(settings or []))
     collection = open_images(images)
     reference = None if calibration_images is None else open_images(calibration_images)
+    if budget is not None:
+        detector = _plan(detector, collection, budget)
     total = len(collection) + (len(reference) if reference is not None else 0)
-    _estimate(detector, total, detector.fit_cost().forward, detector.fit_cost().jvp)
+    estimate(detector, total, detector.fit_cost().forward, detector.fit_cost().jvp)
     with progress("fitting", total) as advance:
-        labels = _read_groups(groups, reference if reference is not None else collection)
-        detector.fit(collection, reference, labels, on_progress=advance)
+        labels = read_groups(groups, reference if reference is not None else collection)
+        cluster = _cluster(engine, address, actors, cpus_per_actor, gpus_per_actor)
+        detector.fit(collection, reference, labels, advance, cluster)
     detector.save(out)
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(
         f"{out}: {method} fitted on {detector.n_fit_} images, {len(detector.calibration_scores_)} held out for p-values"
     )
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {detector.cost()} per image")
+    if detector.sequential is not None:
+        share = detector.mean_levels_ / len(detector.kept_)
+        say(f"sequential: an in-distribution image needs {share:.0%} of these passes on average")
     _say_guarantee(detector)
-
-
-@app.command()
-def score(
-    detector: DetectorArgument,
-    images: ImagesArgument,
-    out: Annotated[Path | None, typer.Option(help="A CSV file; standard output without it.")] = None,
-    alpha: Annotated[float, typer.Option(help="False-alarm rate of the verdict.")] = 0.05,
-    confidence: Annotated[
-        float | None, typer.Option(help="Hold the rate for these calibration images with this probability.")
-    ] = None,
-    fdr: Annotated[float | None, typer.Option(help="Flag so that this share of the flags is false, at most.")] = None,
-    procedure: Annotated[str, typer.Option(help="With --fdr: bh or storey.")] = "bh",
-    groups: GroupsOption = None,
-    backbone: BackboneOption = None,
-    batch_size: BatchSizeOption = None,
-) -> None:
-    """Score images: one row each with score, p-value, alarm, and the reason where a file could not be scored.
-
-    The alarm is p <= alpha for each image by itself; with `--fdr` it is a flag among all images of the run.
-
-    Example: `gepc score det photos/new --out scores.csv --alpha 0.01`
-    """
-    loaded, collection = _open(detector, images, backbone, batch_size)
-    labels = _read_groups(groups, collection)
-    rule = _Rule(loaded, alpha, confidence, fdr, procedure)
-    cost = loaded.cost()
-    _estimate(loaded, len(collection), cost.forward, cost.jvp)
-    with progress("scoring", len(collection)) as advance:
-        results = list(loaded.results(collection, groups=labels, on_progress=advance))
-    alarms = rule.alarms(results, labels)
-    rows = [_row(result, alarm) for result, alarm in zip(results, alarms, strict=True)]
-    if out is None:
-        csv.writer(sys.stdout, lineterminator="\n").writerows([COLUMNS, *rows])
-    else:
-        with replacing(out) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:
-            csv.writer(handle).writerows([COLUMNS, *rows])
-    failures = sum(result.error is not None for result in results)
-    place = "" if out is None else f"; {out}"
-    note(f"{len(rows)} images, {sum(alarms)} alarms, {failures} could not be scored{place}")
-    note(f"guarantee: {rule.statement()}")
 
 
 @app.command(name="map")
@@ -126,11 +101,11 @@ def map_(
     """
     from gepc.maps import write_maps
 
-    loaded, collection = _open(detector, images, backbone, batch_size)
+    loaded, collection = open_both(detector, images, backbone, batch_size)
     if out.exists() and not (out / "metadata.json").exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty and holds no maps; give another folder")
     cost = loaded.cost()
-    _estimate(loaded, len(collection), cost.forward, cost.jvp)
+    estimate(loaded, len(collection), cost.forward, cost.jvp)
     with progress("mapping", len(collection)) as advance:
         entries = write_maps(loaded, collection, out, on_progress=advance)
     write_json(out / "metadata.json", {"scale": loaded.map_scale_, "detector": str(detector), "images": entries})
@@ -138,7 +113,8 @@ def map_(
     say(f"{len(entries) - failures} maps in {out}, {failures} failures; common scale {loaded.map_scale_:.4g}")
 
 
-def _open(folder: Path, images: str, backbone: str | None, batch_size: int | None) -> tuple[Detector, Images]:
+def open_both(folder: Path, images: str, backbone: str | None, batch_size: int | None) -> tuple[Detector, Images]:
+    """The detector, with that batch size if one is given, and the images."""
     import gepc
     from gepc.images import open_images
 
@@ -148,6 +124,28 @@ def _open(folder: Path, images: str, backbone: str | None, batch_size: int | Non
     return detector, open_images(images)
 
 
+def _plan(detector: Detector, images: Images, passes: int) -> Detector:
+    from gepc.budget import within_budget
+
+    plan = within_budget(detector, images, passes)
+    levels = ", ".join(map(str, plan.timesteps))
+    note(
+        f"{passes} passes: timesteps {levels} under {', '.join(plan.elements)}; finding out took {plan.passes:,} passes"
+    )
+    return plan.apply(detector)
+
+
+def _cluster(
+    engine: str, address: str | None, actors: int | None, cpus_per_actor: float, gpus_per_actor: float
+) -> FeatureEngine | None:
+    if engine == "local":
+        return None
+    from gepc.engines.cluster import Cluster
+    from gepc.engines.features import FeaturesOnCluster
+
+    return FeaturesOnCluster(Cluster(address, actors, cpus_per_actor, gpus_per_actor))
+
+
 def _say_guarantee(detector: Detector) -> None:
     try:
         say(f"guarantee: {detector.guarantee()}")
@@ -155,7 +153,7 @@ def _say_guarantee(detector: Detector) -> None:
         say(f"no verdict at alpha 0.05 yet: {error}")
 
 
-def _estimate(detector: Detector, images: int, forward: int, jvp: int, quick: int = 2000) -> None:
+def estimate(detector: Detector, images: int, forward: int, jvp: int, quick: int = 2000) -> None:
     """Before work of many passes, say how many and how long they take on this machine."""
     passes = images * (forward + 2 * jvp)
     if passes < quick:
@@ -165,52 +163,7 @@ def _estimate(detector: Detector, images: int, forward: int, jvp: int, quick: in
     note(f"{images} images x {forward + jvp} passes = {images * (forward + jvp):,} network passes, about {duration}")
 
 
-class _Rule:
-    """Which rows alarm, and what may be said of the alarms."""
-
-    def __init__(
-        self, detector: Detector, alpha: float, confidence: float | None, fdr: float | None, procedure: str
-    ) -> None:
-        from gepc.discovery import discoveries
-
-        self.detector, self.alpha, self.confidence = detector, alpha, confidence
-        self.fdr, self.procedure = fdr, procedure
-        if fdr is not None:
-            discoveries([0.5], fdr, procedure)  # refuses a bad rate before any work
-        elif not detector.reference_.grouped:
-            detector.reference_.limits(alpha, confidence, None)
-
-    def alarms(self, results: list[Result], labels: Sequence[str] | str | None) -> list[bool]:
-        import numpy as np
-
-        from gepc.conformal import group_labels
-        from gepc.discovery import discoveries
-        from gepc.images import FileImages
-
-        scored = np.array([result.error is None for result in results], dtype=bool)
-        p = np.array([result.p_value for result in results])
-        flags = np.zeros(len(results), dtype=bool)
-        if self.fdr is not None:
-            flags[scored] = discoveries(p[scored], self.fdr, self.procedure)
-        else:
-            names = FileImages([Path(result.name) for result in results])
-            own = group_labels(labels, names, np.arange(len(results)))
-            limits = self.detector.reference_.limits(self.alpha, self.confidence, own)
-            flags[scored] = (p <= limits)[scored]
-        return [bool(flag) for flag in flags]
-
-    def statement(self) -> str:
-        if self.fdr is not None:
-            return f"on average at most {self.fdr:g} of the flags are false ({self.procedure})"
-        if self.confidence is not None:
-            return (
-                f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
-                "of in-distribution images raise an alarm"
-            )
-        return str(self.detector.guarantee(self.alpha))
-
-
-def _read_groups(groups: str | None, images: Images) -> list[str] | str | None:
+def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     """`folder`, or a text file with one label per image in the order of the images."""
     if groups is None or groups == "folder":
         return groups
@@ -221,9 +174,3 @@ def _read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     if len(labels) != len(images):
         raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
     return labels
-
-
-def _row(result: Result, alarm: bool) -> tuple[str, ...]:
-    if result.error is not None:
-        return (result.name, "", "", "", result.error)
-    return (result.name, f"{result.score:.9g}", f"{result.p_value:.9g}", str(alarm).lower(), "")

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gepc.calibrators import Aggregation
 from gepc.detector import Array, Detector
 from gepc.errors import GepcError, InputError
-from gepc.extractors.base import Batch
 from gepc.files import read_json, sha256
 from gepc.images import Image
-from gepc.maps import Map, combine
-from gepc.noise import image_key
+from gepc.maps import Map
 from gepc.storage import DESCRIPTION, STATE, load_detector
 
 USUAL_ALPHA = 0.05
@@ -51,18 +48,9 @@ class Model:
 
     def look(self, images: Sequence[Image], maps: bool) -> list[Finding]:
         """Scores, and maps from the same passes; the numbers are those of `detector.score` and `detector.score_map`."""
-        detector = self.detector
-        batch = Batch(np.stack(images), [image_key(image) for image in images], detector.seed, detector.batch_size)
-        timesteps = tuple(detector.kept_)
-        fields: Sequence[Map | None] = [None] * len(images)
-        if maps:
-            table, levels = detector.extractor.maps(detector.backbone, batch, timesteps)
-            fields = list(combine(levels, detector.weights_))
-        else:
-            table = detector.extractor.extract(detector.backbone, batch, timesteps)
-        columns = detector.extractor.columns(table)
-        scores = detector.calibrator_.score(columns, detector.weights_, Aggregation(detector.fuse, detector.aggregate))
-        return [Finding(float(score), field) for score, field in zip(scores, fields, strict=True)]
+        scores, fields = self.detector.look(images, maps)
+        every: Sequence[Map | None] = [None] * len(images) if fields is None else list(fields)
+        return [Finding(float(score), field) for score, field in zip(scores, every, strict=True)]
 
     def blank(self) -> Image:
         """A grey image, to see whether the network works."""

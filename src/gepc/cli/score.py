@@ -1,0 +1,300 @@
+"""`gepc score`: verdicts on any number of images, by one process, several or a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gepc.cli.app import app, note, progress
+from gepc.cli.detect import (
+    ENGINES,
+    ActorsOption,
+    AddressOption,
+    BackboneOption,
+    CpusOption,
+    DetectorArgument,
+    EngineOption,
+    GpusOption,
+    GroupsOption,
+    ImagesArgument,
+    estimate,
+    open_both,
+    read_groups,
+)
+from gepc.errors import OptionError, check_choice
+
+if TYPE_CHECKING:
+    from gepc.detector import Array, Detector
+    from gepc.engines.local import Labels
+    from gepc.engines.merging import Flags, Summary
+    from gepc.engines.processes import Team
+    from gepc.engines.runs import Run
+    from gepc.images import Images
+
+BatchSizeOption = Annotated[
+    str | None,
+    typer.Option(metavar="N|auto", help="Images handed to the network at once; `auto` measures and takes the fastest."),
+]
+OutOption = Annotated[Path | None, typer.Option(help="A CSV or Parquet file; standard output without it.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", help="csv or parquet; the ending of --out says it otherwise.")
+]
+ShardsOption = Annotated[
+    Path | None, typer.Option(help="Keep the shards in this folder; with --out they are merged as well.")
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """How the work is done: it changes no score."""
+
+    detector: Path
+    images: str
+    backbone: str | None
+    engine: str
+    workers: int
+    dedup: bool
+    address: str | None
+    actors: int | None
+    cpus_per_actor: float
+    gpus_per_actor: float
+
+
+@app.command()
+def score(
+    detector: DetectorArgument,
+    images: ImagesArgument,
+    out: OutOption = None,
+    alpha: Annotated[float, typer.Option(help="False-alarm rate of the verdict.")] = 0.05,
+    confidence: Annotated[
+        float | None, typer.Option(help="Hold the rate for these calibration images with this probability.")
+    ] = None,
+    fdr: Annotated[float | None, typer.Option(help="Flag so that this share of the flags is false, at most.")] = None,
+    procedure: Annotated[str, typer.Option(help="With --fdr: bh or storey.")] = "bh",
+    groups: GroupsOption = None,
+    backbone: BackboneOption = None,
+    batch_size: BatchSizeOption = None,
+    format_: FormatOption = None,
+    shards: ShardsOption = None,
+    shard_size: Annotated[int, typer.Option(min=1, help="Images in a shard: what a killed run loses at most.")] = 1024,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw an unfinished run away and begin anew.")] = False,
+    as_listed: Annotated[
+        bool, typer.Option("--as-listed", help="Go on with the files listed when the run was started.")
+    ] = False,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Score images of equal content once.")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read ahead; 0 reads ahead in a thread.")] = 0,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    actors: ActorsOption = None,
+    cpus_per_actor: CpusOption = 1.0,
+    gpus_per_actor: GpusOption = 0.0,
+) -> None:
+    """Score images: one row each with score, p-value, alarm, and the reason where a file could not be scored.
+
+    The alarm is p <= alpha for each image by itself; with `--fdr` it is a flag among all images of the run. A run that
+    was stopped or killed goes on where it was when the same command is given again.
+
+    Example: `gepc score det photos/new --out scores.csv --alpha 0.01`
+
+    A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
+    """
+    from gepc.engines.processes import team
+    from gepc.engines.tables import arrow, format_of
+
+    check_choice("engine", engine, ENGINES)
+    kind = format_of(out, format_ or ("parquet" if engine == "ray" and out is None else None))
+    if "parquet" in (kind, format_of(out, None)):
+        arrow()
+    cluster = (address, actors, cpus_per_actor, gpus_per_actor)
+    request = Request(detector, images, backbone, engine, workers, dedup, *cluster)
+    us = team()
+    if us.size > 1 and (engine == "ray" or (out is None and shards is None)):
+        raise OptionError("several processes need --engine local and --out or --shards")
+    loaded, collection = open_both(detector, images, backbone, None)
+    with _place(out, shards) as folder:
+        if as_listed:
+            collection = _as_listed(folder)
+        labels = _labels(groups, collection, loaded)
+        rule = Rule(loaded, alpha, confidence, fdr, procedure, labels)
+        loaded.batch_size = _batch_size(batch_size, loaded, len(collection))
+        run = _open_run(us, folder, loaded, collection, labels, kind, shard_size, restart)
+        _score(request, us, run, loaded, collection, labels)
+        if not us.is_first:
+            return
+        if out is None and shards is not None:
+            note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
+            return
+        summary = _merge(run, rule, out, kind)
+        if shards is None:
+            run.remove()
+    place = "" if out is None else f"; {out}"
+    note(f"{summary.images} images, {summary.alarms} alarms, {summary.failures} could not be scored{place}")
+    note(f"guarantee: {rule.statement()}")
+
+
+@contextlib.contextmanager
+def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
+    """The run's folder: as asked for, else beside the table until it is finished, else a temporary one."""
+    if shards is not None:
+        yield shards
+    elif out is not None:
+        yield out.with_name(f"{out.name}.parts")
+    else:
+        with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
+            yield Path(folder) / "run"
+
+
+def _as_listed(folder: Path) -> Images:
+    from gepc.engines.remote import UrlImages
+    from gepc.engines.runs import listed
+    from gepc.images import FileImages
+
+    names = listed(folder)
+    return UrlImages(names) if "://" in names[0] else FileImages([Path(name) for name in names])
+
+
+def _labels(groups: str | None, images: Images, detector: Detector) -> Labels | None:
+    import numpy as np
+
+    from gepc.conformal import group_labels
+
+    labels = group_labels(read_groups(groups, images), images, np.arange(len(images)))
+    detector.reference_.check(labels)
+    return labels
+
+
+def _open_run(
+    us: Team,
+    folder: Path,
+    detector: Detector,
+    images: Images,
+    labels: Labels | None,
+    kind: str,
+    shard_size: int,
+    restart: bool,
+) -> Run:
+    """The first process makes or takes up the run, the others find it there."""
+    from gepc.engines.runs import Identity, open_run
+
+    identity = Identity.of(detector, images, labels)
+    if not us.is_first:
+        us.wait()
+        return open_run(folder, identity, images)
+    run = open_run(folder, identity, images, kind, shard_size, restart)
+    done = len(run.shards) - len(run.pending())
+    if done:
+        note(f"going on in {folder}: {done} of {len(run.shards)} shards are finished")
+    us.wait()
+    return run
+
+
+def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
+    from gepc.engines.batch_size import fastest_for
+
+    if asked is None:
+        return detector.batch_size
+    if asked == "auto":
+        found = fastest_for(detector, images)
+        note(f"batch size {found}")
+        return found
+    if not asked.isdigit() or int(asked) < 1:
+        raise OptionError(f"--batch-size is a whole number of at least 1, or auto; got {asked!r}")
+    return int(asked)
+
+
+def _score(request: Request, us: Team, run: Run, detector: Detector, images: Images, labels: Labels | None) -> None:
+    """Compute this process' share of what is missing, and wait until the others have theirs."""
+    from gepc.engines.local import score_shards
+    from gepc.images import warn_about_range
+
+    pending = us.share(run.pending())
+    count = sum(len(shard) for shard in pending)
+    if us.is_first:
+        warn_about_range(images, detector.value_range)
+        estimate(detector, count, detector.cost().forward, detector.cost().jvp)
+    with progress("scoring", count) as advance:
+        if request.engine == "ray":
+            _score_on_cluster(request, run, detector.batch_size, images, labels, advance)
+        else:
+            score_shards(run, pending, detector, images, labels, request.workers, request.dedup, advance)
+    us.wait()
+
+
+def _score_on_cluster(
+    request: Request,
+    run: Run,
+    batch_size: int,
+    images: Images,
+    labels: Labels | None,
+    advance: Callable[[int], None],
+) -> None:
+    from gepc.engines.cluster import Cluster, Recipe, Source, score_shards_on_cluster
+
+    recipe = Recipe.of(request.detector, request.backbone, batch_size, request.dedup)
+    cluster = Cluster(request.address, request.actors, request.cpus_per_actor, request.gpus_per_actor)
+    score_shards_on_cluster(run, recipe, Source.of(images, request.images), cluster, labels, advance)
+
+
+def _merge(run: Run, rule: Rule, out: Path | None, kind: str) -> Summary:
+    from gepc.engines.merging import merge
+    from gepc.engines.tables import csv_table, table
+
+    if out is not None:
+        with table(out, kind) as append:
+            return merge(run, rule.flags, append)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files that are no text come out as they are
+    return merge(run, rule.flags, csv_table(sys.stdout, "\n"))
+
+
+class Rule:
+    """Which rows alarm, and what may be said of the alarms."""
+
+    def __init__(
+        self,
+        detector: Detector,
+        alpha: float,
+        confidence: float | None,
+        fdr: float | None,
+        procedure: str,
+        labels: Labels | None = None,
+    ) -> None:
+        from gepc.discovery import discoveries
+
+        self.detector, self.alpha, self.confidence = detector, alpha, confidence
+        self.fdr, self.procedure = fdr, procedure
+        if fdr is not None:
+            discoveries([0.5], fdr, procedure)  # refuses a bad rate before any work
+        else:
+            self.limits = detector.reference_.limits(alpha, confidence, labels)
+
+    def flags(self, p_values: Array, scored: Flags) -> Flags:
+        """Which images alarm; one that could not be scored does not."""
+        import numpy as np
+
+        from gepc.discovery import discoveries
+
+        flags = np.zeros(len(p_values), dtype=bool)
+        if self.fdr is not None:
+            flags[scored] = discoveries(p_values[scored], self.fdr, self.procedure)
+        else:
+            flags[scored] = (p_values <= self.limits)[scored]
+        return flags
+
+    def statement(self) -> str:
+        """The promise that goes with the alarms."""
+        if self.fdr is not None:
+            return f"on average at most {self.fdr:g} of the flags are false ({self.procedure})"
+        if self.confidence is not None:
+            return (
+                f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
+                "of in-distribution images raise an alarm"
+            )
+        return str(self.detector.guarantee(self.alpha))

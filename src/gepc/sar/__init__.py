@@ -1,0 +1,1 @@
+"""Radar: annotated scenes, patches, sea clutter, and how well ships in it are found."""

@@ -1,0 +1,141 @@
+"""Sequential scoring: one level at a time, and no further once an image's verdict at the asked alpha is clear.
+
+Stage k looks at the first k levels, most stable first, through a calibrator of its own, S_k. On the scale of the
+fitted images' median m_k and (1 - alpha) quantile q_k,
+
+    T_k = (S_k - m_k) / (q_k - m_k),
+
+0 is a usual in-distribution image and 1 the border of an alarm, at every stage. An image stops where T_k <= low_k
+(clearly usual) or T_k >= high_k (clearly not), else at the last stage K; its score is T where it stopped. The borders
+are the most eager ones that, on the fitted images, overturn at most a share `TOLERANCE` of the alarms of stage K.
+
+The rule is a fixed function of the image once fitted, and the conformal reference is scored by the same rule, so the
+false-alarm guarantee is untouched by stopping, at every alpha; alpha only says where looking longer pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.calibrators import Aggregation, Calibrator, create_calibrator
+from gepc.errors import OptionError
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+Look = Callable[[Rows, int], Array]
+"""(images, level position) -> their columns at that level, (rows, 1, features)."""
+
+TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is known after looking at one level more: the calibrator of all levels so far, and where to stop."""
+
+    calibrator: Calibrator
+    median: float
+    limit: float
+    low: float
+    high: float
+
+    def standardise(self, scores: Array) -> Array:
+        """T = (S - m)/(q - m)."""
+        return (scores - self.median) / (self.limit - self.median)
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """The stages, the order in which they look at the levels (positions), and the weights of the levels."""
+
+    stages: tuple[Stage, ...]
+    order: tuple[int, ...]
+    weights: Array
+    aggregation: Aggregation
+
+    @classmethod
+    def fit(
+        cls, columns: Array, weights: Array, calibration: str, aggregation: Aggregation, alpha: float
+    ) -> Sequential:
+        """Stages from the columns (N, levels, features) of in-distribution images alone."""
+        order = tuple(int(position) for position in np.argsort(-weights, kind="stable"))
+        calibrators, scores = [], []
+        for count in range(1, len(order) + 1):
+            seen = list(order[:count])
+            calibrator = create_calibrator(calibration).fit(columns[:, seen])
+            calibrators.append(calibrator)
+            scores.append(calibrator.score(columns[:, seen], weights[seen], aggregation))
+        medians = [float(np.median(score)) for score in scores]
+        limits = [_limit(score, alpha) for score in scores]
+        standard = [
+            (score - median) / (limit - median) for score, median, limit in zip(scores, medians, limits, strict=True)
+        ]
+        borders = [_borders(score, standard[-1] > 1.0) for score in standard[:-1]] + [(np.inf, -np.inf)]
+        stages = zip(calibrators, medians, limits, borders, strict=True)
+        return cls(tuple(Stage(c, m, q, low, high) for c, m, q, (low, high) in stages), order, weights, aggregation)
+
+    def score(self, count: int, look: Look) -> tuple[Array, npt.NDArray[np.int64]]:
+        """T of `count` images, and how many levels each was looked at."""
+        scores, levels = np.full(count, np.nan), np.zeros(count, dtype=np.int64)
+        going = np.arange(count)
+        found: Array | None = None
+        for position, (stage, level) in enumerate(zip(self.stages, self.order, strict=True)):
+            if len(going) == 0:
+                break
+            new = look(going, level)
+            found = new if found is None else np.concatenate([found, new], axis=1)
+            weights = self.weights[list(self.order[: position + 1])]
+            value = stage.standardise(stage.calibrator.score(found, weights, self.aggregation))
+            scores[going], levels[going] = value, position + 1
+            undecided = ~((value <= stage.low) | (value >= stage.high))
+            going, found = going[undecided], found[undecided]
+        return scores, levels
+
+    def score_columns(self, columns: Array) -> tuple[Array, npt.NDArray[np.int64]]:
+        """The same of columns (N, levels, features) that are there already."""
+        return self.score(len(columns), lambda rows, position: columns[rows][:, [position]])
+
+    def state(self) -> dict[str, Array]:
+        """The fitted numbers by name."""
+        borders = np.array([[stage.median, stage.limit, stage.low, stage.high] for stage in self.stages])
+        arrays = {"order": np.asarray(self.order, dtype=np.float64), "borders": borders}
+        for position, stage in enumerate(self.stages):
+            arrays.update({f"{position}/{name}": value for name, value in stage.calibrator.state().items()})
+        return arrays
+
+    @classmethod
+    def restore(cls, state: dict[str, Array], weights: Array, calibration: str, aggregation: Aggregation) -> Sequential:
+        """Take a `state` back."""
+        stages = []
+        for position, borders in enumerate(state["borders"]):
+            prefix = f"{position}/"
+            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            calibrator = create_calibrator(calibration).restore(own)
+            stages.append(Stage(calibrator, *(float(value) for value in borders)))
+        return cls(tuple(stages), tuple(int(position) for position in state["order"]), weights, aggregation)
+
+
+def check_alpha(alpha: float | None) -> None:
+    """Refuse what is not a false-alarm rate below one half, where the median lies."""
+    if alpha is not None and not 0.0 < alpha < 0.5:
+        raise OptionError(f"sequential is the false-alarm rate to stop for, between 0 and 0.5; got {alpha}")
+
+
+def _limit(scores: Array, alpha: float) -> float:
+    """The (1 - alpha) quantile, strictly above the median even where scores tie."""
+    median = float(np.median(scores))
+    limit = float(np.quantile(scores, 1.0 - alpha))
+    return limit if limit > median else median + max(abs(median), 1.0) * 1e-9
+
+
+def _borders(early: Array, alarm: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """(low, high): below and above them at most `TOLERANCE` of the final alarms would have gone the other way."""
+    allowed = int(TOLERANCE * alarm.sum())
+    lost = np.sort(early[alarm])
+    false = np.sort(early[~alarm])[::-1]
+    low = np.nextafter(lost[allowed], -np.inf) if len(lost) > allowed else float(np.median(early))
+    high = np.nextafter(false[allowed], np.inf) if len(false) > allowed else np.inf
+    return float(min(low, 1.0)), float(max(high, 1.0))
