@@ -1,0 +1,339 @@
+"""`gepc score` on many images: killed at any moment, resumed, refused, merged; by one process or by two."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from toys import as_uint8, pictures
+
+COUNT = 10
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_net):
+    """A backbone, a detector, ten images (one damaged, one twice), and the table of an undisturbed run."""
+    from diffusers import DDPMScheduler
+
+    import gepc
+
+    root = tmp_path_factory.mktemp("engine")
+    tiny_net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    backbone = gepc.load_backbone(root / "net")
+    gepc.GEPC(backbone, levels=(0.99, 0.9), keep=1, group=("flip_x",)).fit(pictures(66, 16, seed=0)).save(root / "det")
+    (root / "new").mkdir()
+    for index, picture in enumerate(as_uint8(pictures(COUNT - 2, 16, seed=1))):
+        Image.fromarray(picture).save(root / "new" / f"{index}.png")
+    shutil.copy(root / "new" / "0.png", root / "new" / "same.png")
+    (root / "new" / "broken.png").write_bytes((root / "new" / "0.png").read_bytes()[:60])
+    return root
+
+
+@pytest.fixture
+def gepc(place, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    from gepc.cli.app import run
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(place)
+        capsys.readouterr()
+        return (run([str(argument) for argument in arguments]), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def expected(gepc) -> str:
+    """The table as standard output shows it."""
+    code, out, err = gepc("score", "det", "new", "--alpha", "0.1")
+    assert code == 0, err
+    assert len(rows(out)) == COUNT
+    return out
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def assert_same_table(text: str, expected: str) -> None:
+    found, wanted = rows(text), rows(expected)
+    assert [(r["path"], r["alarm"], r["error"]) for r in found] == [(r["path"], r["alarm"], r["error"]) for r in wanted]
+    for column in ("score", "p_value"):
+        numbers = ([float(row[column] or "nan") for row in table] for table in (found, wanted))
+        np.testing.assert_allclose(*numbers, rtol=1e-5, atol=1e-5)
+
+
+def killed(place: Path, arguments: list[str], interfere: Callable[[], None]) -> None:
+    """Run the command line in a process of its own, a copy of this one, which `interfere` will kill."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.chdir(place)
+            interfere()
+            from gepc.cli.app import run
+
+            run(arguments)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_rename(number: int, before: bool) -> Callable[[], None]:
+    """kill -9 just before or just after the number-th file gets its final name."""
+
+    def interfere() -> None:
+        rename, count = os.replace, 0
+
+        def replace(source: object, target: object) -> None:
+            nonlocal count
+            count += 1
+            if count == number and before:
+                die()
+            rename(source, target)
+            if count == number:
+                die()
+
+        os.replace = replace
+
+    return interfere
+
+
+def half_written() -> None:
+    """kill -9 in the middle of the second shard's bytes."""
+    write = Path.write_bytes
+
+    def write_half(path: Path, content: bytes) -> int:
+        if path.name.startswith(".shard-00001"):
+            write(path, content[: len(content) // 2])
+            die()
+        return write(path, content)
+
+    Path.write_bytes = write_half
+
+
+# the list, run.json, three shards and the table get their names in this order
+@pytest.mark.parametrize(
+    "interfere",
+    [at_rename(number, before) for number in range(1, 7) for before in (True, False)] + [half_written],
+)
+def test_killed_at_any_moment_no_row_is_lost_or_repeated(place, gepc, expected, interfere):
+    out = place / "scores.csv"
+    command = ["score", "det", "new", "--out", "scores.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, interfere)
+    finished = {path.name: path.stat().st_mtime_ns for path in place.glob("scores.csv.parts/shard-*.csv")}
+    if out.exists():
+        assert_same_table(out.read_text(), expected)
+    code, _, err = gepc(*command)
+    assert code == 0, err
+    assert (f"{len(finished)} of 3 shards are finished" in err) == bool(finished)
+    assert_same_table(out.read_text(), expected)
+    assert not (place / "scores.csv.parts").exists()
+    for path in (out, *place.glob(".scores.csv.*.part")):
+        path.unlink()
+
+
+def test_a_real_process_killed_after_its_first_shard(place, gepc, expected):
+    arguments = ["score", "det", "new", "--out", "real.csv", "--shard-size", "1", "--batch-size", "1", "--alpha", "0.1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gepc", *arguments],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    first = place / "real.csv.parts" / "shard-00000.csv"
+    deadline = time.monotonic() + 200
+    while not first.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    code, _, err = gepc(*arguments)
+    assert code == 0, err
+    assert_same_table((place / "real.csv").read_text(), expected)
+    (place / "real.csv").unlink()
+
+
+def test_resuming_scores_only_what_is_missing(place, gepc, expected, monkeypatch):
+    from gepc.engines import local
+
+    command = ["score", "det", "new", "--out", "some.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, at_rename(4, before=False))  # two of three shards
+    looked_at = []
+    judge = local.Judge.__call__
+
+    def counting(self, chunk, labels=None):
+        looked_at.append(len(chunk))
+        return judge(self, chunk, labels)
+
+    monkeypatch.setattr(local.Judge, "__call__", counting)
+    assert gepc(*command)[0] == 0
+    assert sum(looked_at) == 2
+    assert_same_table((place / "some.csv").read_text(), expected)
+
+
+def test_a_changed_list_is_refused_unless_told(place, gepc, expected):
+    command = ["score", "det", "new", "--out", "list.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, at_rename(3, before=False))
+    shutil.copy(place / "new" / "1.png", place / "new" / "z.png")
+    try:
+        code, _, err = gepc(*command)
+        assert code == 2
+        assert "another list of images (10 then, 11 now); --as-listed" in err
+        assert gepc(*command, "--as-listed")[0] == 0
+        assert_same_table((place / "list.csv").read_text(), expected)
+        killed(place, command, at_rename(3, before=False))
+        code, _, err = gepc(*command, "--restart")
+        assert code == 0, err
+        assert len(rows((place / "list.csv").read_text())) == COUNT + 1
+    finally:
+        (place / "new" / "z.png").unlink()
+
+
+def test_another_detector_is_refused(place, gepc):
+    import gepc as library
+
+    killed(place, ["score", "det", "new", "--out", "d.csv", "--shard-size", "4"], at_rename(3, before=False))
+    backbone = library.load_backbone(place / "net")
+    other = library.GEPC(backbone, levels=(0.99, 0.9), keep=1, group=("flip_x",), seed=5)
+    other.fit(pictures(66, 16, seed=0)).save(place / "other")
+    code, _, err = gepc("score", "other", "new", "--out", "d.csv")
+    assert code == 2
+    assert "the unfinished run in d.csv.parts was made with another detector; --restart" in err
+    shutil.rmtree(place / "d.csv.parts")
+
+
+def test_shards_are_kept_and_merged_on_demand(place, gepc, expected):
+    code, out, err = gepc("score", "det", "new", "--shards", "parts", "--shard-size", "3", "--format", "parquet")
+    assert (code, out) == (0, ""), err
+    assert "10 images in 4 shards in parts" in err
+    assert sorted(path.name for path in (place / "parts").glob("shard*")) == [
+        f"shard-0000{i}.parquet" for i in range(4)
+    ]
+    for name in ("all.csv", "all.parquet"):
+        assert gepc("score", "det", "new", "--shards", "parts", "--out", name, "--alpha", "0.1")[0] == 0
+    assert_same_table((place / "all.csv").read_text(), expected)
+
+    import pyarrow.parquet as pq
+
+    found = pq.read_table(place / "all.parquet")
+    assert found.column_names == ["path", "score", "p_value", "alarm", "error"]
+    table = found.to_pylist()
+    assert [row["path"] for row in table] == [row["path"] for row in rows(expected)]
+    assert [row["alarm"] for row in table] == [{"": None}.get(r["alarm"], r["alarm"] == "true") for r in rows(expected)]
+    assert (place / "parts").exists()
+
+
+def test_nothing_but_speed_depends_on_how(place, gepc, expected):
+    for options in (["--batch-size", "auto"], ["--batch-size", "3"], ["--dedup"], ["--shard-size", "1"]):
+        code, out, err = gepc("score", "det", "new", "--alpha", "0.1", *options)
+        assert code == 0, err
+        assert_same_table(out, expected)
+
+
+@contextlib.contextmanager
+def small_files_only(limit: int) -> Iterator[None]:
+    """A disk that takes no more: writing beyond `limit` bytes fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_what_is_finished(place, gepc, expected):
+    command = ["score", "det", "new", "--out", "full.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, at_rename(4, before=False))
+    with small_files_only(100):
+        code, _, err = gepc(*command)
+    assert code == 2
+    assert "cannot write full.csv.parts/shard-00002.csv" in err
+    assert "2 of 3 shards are finished; make room and run the same command again" in err
+    with small_files_only(300):  # room for the last shard, not for the table
+        code, _, err = gepc(*command)
+    assert code == 2
+    assert "cannot write full.csv:" in err
+    assert not (place / "full.csv").exists()
+    assert gepc(*command)[0] == 0
+    assert_same_table((place / "full.csv").read_text(), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--out", "det/detector.json/x.csv"], "cannot write det/detector.json/x.csv.parts"),
+        (["--out", "x.csv", "--batch-size", "many"], "whole number of at least 1, or auto"),
+        (["--out", "x.csv", "--engine", "spark"], "unknown engine 'spark'"),
+        (["--out", "x.csv", "--format", "xlsx"], "unknown format 'xlsx'"),
+        (["--shards", "new"], "holds no run"),
+        (["--out", "x.csv", "--as-listed"], "holds no list of files"),
+    ],
+)
+def test_bad_requests_write_nothing(place, gepc, options, sentence):
+    before = sorted(path.name for path in place.iterdir())
+    code, _, err = gepc("score", "det", "new", *options)
+    assert code == 2
+    assert sentence in err
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+def test_parquet_without_its_library(place, gepc, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, _, err = gepc("score", "det", "new", "--out", "x.parquet")
+    assert code == 2
+    assert "gepc[parquet]" in err
+    assert not list(place.glob("x.parquet*"))
+
+
+def test_two_processes_under_accelerate(place, gepc, expected):
+    """`accelerate launch` splits the shards by index; the first process merges when both are done (gloo)."""
+    arguments = ["score", "det", "new", "--shards", "two", "--out", "two.csv", "--shard-size", "2", "--alpha", "0.1"]
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    run = subprocess.run(
+        [sys.executable, *launch, "-m", "gepc", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("10 images, ") == 1
+    assert_same_table((place / "two.csv").read_text(), expected)
+    assert len(list((place / "two").glob("shard-*.csv"))) == 5
+
+
+def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
+    from gepc.engines import processes
+
+    monkeypatch.setattr(processes, "team", lambda: processes.Team(1, 2))
+    code, _, err = gepc("score", "det", "new")
+    assert code == 2
+    assert "several processes need --engine local and --out or --shards" in err
+
+
+def test_a_team_shares_everything_once():
+    from gepc.engines.processes import Team, team
+
+    for size in (1, 2, 3, 5):
+        shares = [Team(rank, size).share(range(7)) for rank in range(size)]
+        assert sorted(item for share in shares for item in share) == list(range(7))
+    assert team().is_first

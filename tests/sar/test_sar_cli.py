@@ -1,0 +1,153 @@
+"""gepc sar through the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from radar_files import write_hrsid, write_ssdd
+
+from gepc.cli.app import run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_net: object) -> Path:
+    from diffusers import DDPMScheduler
+
+    root = tmp_path_factory.mktemp("sar")
+    tiny_net.save_pretrained(root / "net")  # type: ignore[attr-defined]
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    train = {f"P{k:04d}_0_64_0_64.jpg": [] for k in range(4)}
+    test = {f"P{k:04d}_0_64_0_64.jpg": [(5.0, 5.0, 4.0, 3.0), (36.0, 36.0, 5.0, 4.0)] for k in range(10, 12)}
+    write_hrsid(root / "HRSID", {"train": train, "test": test})
+    write_ssdd(root / "SSDD", {"000001": [(20, 20, 25, 24)], "000002": [(36, 4, 40, 9)]})
+    return root
+
+
+@pytest.fixture
+def call(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    def invoke(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.chdir(place)
+        capsys.readouterr()
+        code = run(["sar", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return invoke
+
+
+def test_patches_to_an_archive_with_counts(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    code, told, error = call("patches", "HRSID", "--out", "p.npz", "--size", 16, "--log")
+    assert code == 0, error
+    assert "train: 4 images, 64 clutter and 0 ship patches" in told
+    assert "test: 2 images, 28 clutter and 4 ship patches" in told
+    with np.load(place / "p.npz") as archive:
+        assert archive["train_x"].shape == (64, 16, 16, 1)
+        assert archive["train_x"].dtype == np.uint16
+        assert archive["test_ship_x_source"][0] == "P0010_0_64_0_64.jpg@0,0"
+        assert not set(archive["train_x_source"]) & set(archive["test_x_source"])
+        assert "train_ship_x" not in archive
+    code, told, _ = call("patches", "HRSID", "--out", "q.npz", "--size", 16, "--split", "train", "--hold-out", 0.5)
+    assert code == 0
+    assert "test" not in told
+    with np.load(place / "q.npz") as archive:
+        assert 0 < len(archive["train_x"]) < 64
+        assert archive["train_x"].dtype == np.uint8
+
+
+def test_patches_to_a_folder_can_be_fitted_on_scored_and_mapped(
+    place: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert call("patches", "HRSID", "--out", "cut", "--size", 16)[0] == 0
+    assert len(list((place / "cut" / "train_x").glob("*.png"))) == 64
+    assert len(json.loads((place / "cut" / "sources.json").read_text())["test_x"]) == 28
+    code, told, error = call("fit", "cut/train_x", "--out", "det", "--backbone", "net", "--target-pixels", 9)
+    assert code == 0, error
+    assert "fitted on 43 patches, 21 held out" in told
+    stored = json.loads((place / "det" / "detector.json").read_text())
+    assert stored["preprocessing"]["magnitude"] == "log"
+    assert stored["options"]["window"] == 1
+    assert run(["score", "det", "cut/test_ship_x", "--out", "scores.csv"]) == 0
+    with open(place / "scores.csv") as handle:
+        rows = list(csv.DictReader(handle))
+    assert len(rows) == 4
+    assert all(not row["error"] for row in rows)
+
+
+def test_simulated_scenes_can_be_cut(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    code, told, error = call("simulate", "--out", "sea", "--count", 2, "--size", 128, "--ships", 1)
+    assert code == 0, error
+    assert "2 scenes of 128x128, 2 ships" in told
+    code, told, error = call("patches", "sea", "--out", "sea.npz", "--size", 32)
+    assert code == 0, error
+    assert "test: 2 images" in told
+    assert call("simulate", "--out", "again", "--count", 1, "--size", 128, "--ships", 1)[0] == 0
+    pictures = [np.asarray(Image.open(place / name / "0000.png")) for name in ("sea", "again")]
+    assert np.array_equal(*pictures)
+
+
+def test_bench_writes_tables_and_the_figure(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    options = [
+        "--backbone",
+        "net",
+        "--size",
+        16,
+        "--limit",
+        4,
+        "--fit-limit",
+        8,
+        "--hold-out",
+        0.5,
+        "--cache",
+        "c",
+        "--draws",
+        10,
+    ]
+    code, told, error = call("bench", "HRSID", "--ood", "SSDD", "--out", "out", "--target-pixels", 9, *options)
+    assert code == 0, error
+    assert "network passes" in error
+    assert "### Ships against sea clutter, net" in told
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert {table["name"] for table in results["tables"]} >= {"detection", "localisation", "patches"}
+    with Image.open(place / "out" / "figures" / "sar.png") as picture:
+        assert min(picture.size) > 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["patches", "nowhere", "--out", "x.npz"], "nowhere is not a folder"),
+        (["patches", "HRSID", "--out", "x.txt"], "an .npz file or a folder"),
+        (["patches", "SSDD", "--out", "x.npz", "--split", "train"], "no training split"),
+        (["patches", "HRSID", "--out", "x.npz", "--size", "128"], "nothing was written"),
+        (["patches", "HRSID", "--out", "net", "--size", "16"], "holds no patches"),
+        (["simulate", "--out", "HRSID"], "is not empty"),
+        (["simulate", "--out", "x", "--nu", "0"], "nu must be positive"),
+        (["fit", "nowhere", "--out", "x", "--backbone", "net"], "does not exist"),
+        (["bench", "SSDD", "--out", "x", "--backbone", "net"], "comes from HRSID"),
+        (["bench", "HRSID", "--out", "x", "--backbone", "net", "--normalise", "fixd"], "normalisations are"),
+        (["bench", "HRSID", "--out", "net", "--backbone", "net"], "holds no benchmark"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    place: Path, call: Callable[..., tuple[int, str, str]], arguments: list[str], sentence: str
+) -> None:
+    before = sorted(path.name for path in place.iterdir())
+    code, _, error = call(*arguments)
+    assert code == 2
+    assert sentence in error
+    assert "Traceback" not in error
+    assert sorted(path.name for path in place.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["patches", "simulate", "fit", "bench"])
+def test_help_shows_an_example(call: Callable[..., tuple[int, str, str]], command: str) -> None:
+    code, told, _ = call(command, "--help")
+    assert code == 0
+    assert f"gepc sar {command}" in told.split("Example", 1)[1]
