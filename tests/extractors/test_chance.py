@@ -16,6 +16,7 @@ N = 150
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("gepc+", {"features": ("d", "ax", "ay", "ad")}),
         ("score_norm", {}),
         ("msma", {}),
         ("diffpath", {"clip": False}),

@@ -11,7 +11,8 @@ import gepc
 from gepc.errors import OptionError
 from gepc.extractors.base import find_method
 
-RIVALS = [name for name in gepc.list_detectors() if find_method(name).presets]
+OURS = "gepc+"
+RIVALS = [name for name in gepc.list_detectors() if find_method(name).presets and name != OURS]
 NO_LPIPS = importlib.util.find_spec("lpips") is None
 LIGHT = {
     "score_norm": (3, 0),

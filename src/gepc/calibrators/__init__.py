@@ -7,7 +7,7 @@ aggregated over features, then over levels. A vector calibrator looks at all of 
 from gepc.calibrators.aggregation import AGGREGATIONS, FUSIONS, Aggregation
 from gepc.calibrators.base import Calibrator, create_calibrator, list_calibrators, register
 from gepc.calibrators.columns import KDE, AbsZ, ColumnCalibrator, Raw, Z, ZScore, log_density, silverman
-from gepc.calibrators.vectors import GMM, KNN, MVN, Mahalanobis, VectorCalibrator
+from gepc.calibrators.vectors import GMM, KNN, MVN, LevelMahalanobis, Mahalanobis, VectorCalibrator
 
 __all__ = [
     "AGGREGATIONS",
@@ -20,6 +20,7 @@ __all__ = [
     "Aggregation",
     "Calibrator",
     "ColumnCalibrator",
+    "LevelMahalanobis",
     "Mahalanobis",
     "Raw",
     "VectorCalibrator",

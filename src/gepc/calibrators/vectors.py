@@ -42,10 +42,7 @@ class _Gaussian(VectorCalibrator):
 
     def squared_distance(self, vectors: Array) -> Array:
         """d^2 = (f - mean)^T cov^-1 (f - mean)."""
-        from scipy.linalg import solve_triangular
-
-        white = solve_triangular(self.factor_, (vectors - self.mean_).T, lower=True)
-        return np.asarray((white**2).sum(axis=0))
+        return _squared_distance(vectors, self.mean_, self.factor_)
 
     def _state(self) -> State:
         return {"mean": self.mean_, "factor": self.factor_}
@@ -96,6 +93,47 @@ class Mahalanobis(_Gaussian):
     def distance(self, vectors: Array) -> Array:
         """d^2."""
         return self.squared_distance(vectors)
+
+
+@register("level_mahalanobis")
+class LevelMahalanobis(Calibrator):
+    """`mahalanobis` for each level by itself; the squared distances are put together as `aggregate` says.
+
+    Features of one level are fused with their correlations, levels without theirs: with L levels of F features it
+    learns L F^2 numbers instead of (L F)^2, and a level that an image was not evaluated at (NaN) is left out.
+    """
+
+    mean_: Array
+    factor_: Array
+
+    def _fit(self, columns: Array) -> None:
+        check_varies(columns)
+        models = [self._learn(columns[:, level]) for level in range(columns.shape[1])]
+        self.mean_ = np.stack([model.mean_ for model in models])
+        self.factor_ = np.stack([model.factor_ for model in models])
+
+    @staticmethod
+    def _learn(vectors: Array) -> Mahalanobis:
+        model = Mahalanobis()
+        model.learn(vectors[~np.isnan(vectors).any(axis=1)])
+        return model
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return aggregation(self.distances(columns)[:, :, None], weights)
+
+    def distances(self, columns: Array) -> Array:
+        """d^2 of each level, (N, levels)."""
+        found = np.full(columns.shape[:2], np.nan)
+        for level, (mean, factor) in enumerate(zip(self.mean_, self.factor_, strict=True)):
+            seen = ~np.isnan(columns[:, level]).any(axis=1)
+            found[seen, level] = _squared_distance(columns[seen, level], mean, factor)
+        return found
+
+    def _state(self) -> State:
+        return {"mean": self.mean_, "factor": self.factor_}
+
+    def _restore(self, state: State) -> None:
+        self.mean_, self.factor_ = state["mean"], state["factor"]
 
 
 @register("knn")
@@ -208,6 +246,13 @@ def _mixture(count: int) -> Any:
     from sklearn.mixture import GaussianMixture
 
     return GaussianMixture(count, reg_covar=GMM.RIDGE, max_iter=300, random_state=0)
+
+
+def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:
+    from scipy.linalg import solve_triangular
+
+    white = solve_triangular(factor, (vectors - mean).T, lower=True)
+    return np.asarray((white**2).sum(axis=0))
 
 
 def _flatten(columns: Array) -> Array:

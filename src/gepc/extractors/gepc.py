@@ -59,6 +59,8 @@ class GepcExtractor(Extractor):
 
     calibration: ClassVar[str] = "kde"
     keep: ClassVar[int | None] = 2
+    known_features: ClassVar[tuple[str, ...]] = FEATURES
+    level_pass: ClassVar[type[LevelPass]] = LevelPass
 
     levels: Levels = Levels(PAPER_LEVELS)
     features: tuple[str, ...] = ("s",)
@@ -76,9 +78,9 @@ class GepcExtractor(Extractor):
         object.__setattr__(self, "features", (self.features,) if isinstance(self.features, str) else self.features)
         Pooling(self.pool, self.topk, self.window)
         if not self.features:
-            raise OptionError(f"name at least one feature ({', '.join(FEATURES)})")
+            raise OptionError(f"name at least one feature ({', '.join(self.known_features)})")
         for name in self.features:
-            check_choice("feature", name, FEATURES)
+            check_choice("feature", name, self.known_features)
         if len(set(self.features)) != len(self.features):
             raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
         if self.mc_samples < 1:
@@ -186,7 +188,7 @@ class GepcExtractor(Extractor):
         maps: list[npt.NDArray[np.float32]] = []
         for position, t in enumerate(timesteps):
             draws = [
-                LevelPass(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
+                self.level_pass(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
                 for draw in range(self.mc_samples)
             ]
             rows.append({name: np.mean([row[name] for row, _ in draws], axis=0) for name in draws[0][0]})

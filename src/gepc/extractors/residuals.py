@@ -5,7 +5,7 @@ Works on eps = -sigma s: every feature but b is a ratio in which sigma cancels. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from gepc.extractors.gepc import GepcExtractor
 
 PER_ELEMENT = ("s", "cos", "x0")
-WITHOUT_GROUP = ("b", "d")
+LAGS: dict[str, tuple[tuple[int, int], ...]] = {
+    "ax": ((0, 1),),
+    "ay": ((1, 0),),
+    "ad": ((1, 1), (1, -1)),
+    "ax2": ((0, 2),),
+    "ay2": ((2, 0),),
+}
+"""Autocorrelations of the denoising error: name -> shifts (down, right) in pixels, averaged."""
+WITHOUT_GROUP = ("b", "d", *LAGS)
 
 
 class LevelPass:
@@ -151,6 +159,9 @@ class LevelPass:
             row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
         if "d" in self.wanted:
             row["d"] = self.method.pooling((self.base - self.noise).square()).double()
+        if self.wanted & set(LAGS):
+            error = self.base - self.noise
+            row.update({name: autocorrelation(error, shifts) for name, shifts in LAGS.items() if name in self.wanted})
         return row
 
     def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -209,3 +220,23 @@ class LevelPass:
         out = np.full((self.count, *self.size), np.nan, dtype=np.float32)
         out[self.used] = field.float().cpu().numpy()
         return out
+
+
+def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """mean_pixels f(p) f(p + shift) / mean_pixels f^2 over all channels, averaged over the shifts; nothing wraps round.
+
+    0 where no two pixels of the image are that far apart.
+    """
+    import torch
+
+    power = field.square().flatten(1).mean(1, dtype=torch.float64).clamp_min(1e-30)
+    total = power.new_zeros(len(field))
+    for down, right in shifts:
+        height, width = field.shape[-2] - down, field.shape[-1] - abs(right)
+        if height < 1 or width < 1:
+            continue
+        left = max(0, -right)
+        here = field[..., :height, left : left + width]
+        there = field[..., down : down + height, left + right : left + right + width]
+        total += (here * there).flatten(1).mean(1, dtype=power.dtype) / power
+    return total / len(shifts)

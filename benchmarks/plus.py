@@ -1,0 +1,55 @@
+"""gepc+ against GEPC and its own terms: tables of AUROC for every pair of a protocol, with spread and significance.
+
+    python benchmarks/plus.py small32 --data data/ --out results/plus --seeds 0,1,2,3,4
+
+The features are kept in the cache: an interrupted run goes on, and a second one costs no network pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import gepc
+from gepc.bench.plus import collect_plus, passes_needed, tables
+from gepc.bench.protocol import load_protocol
+from gepc.bench.tables import as_json
+from gepc.cache import FeatureCache
+from gepc.files import write_text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("protocol", help="a YAML file or a name, such as small32")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the tables")
+    parser.add_argument("--backbone", help="instead of the protocol's")
+    parser.add_argument("--seeds", default="0", help="noise seeds with commas between")
+    parser.add_argument("--train", type=int, help="ID-train images, instead of the protocol's number")
+    parser.add_argument("--test", type=int, help="test images of each set, instead of the protocol's number")
+    parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
+    options = parser.parse_args()
+
+    given = {"backbone": options.backbone, "train_images": options.train, "test_images": options.test}
+    overrides = {name: value for name, value in given.items() if value is not None}
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    protocol = load_protocol(options.protocol, {**overrides, "seeds": seeds})
+    backbone = gepc.load_backbone(protocol.backbone)
+    total, done = passes_needed(protocol, backbone), 0
+
+    def report(passes: int) -> None:
+        nonlocal done
+        done += passes
+        print(f"\r{done:,} of {total:,} passes", end="", flush=True)
+
+    bench = collect_plus(protocol, backbone, options.data, FeatureCache(options.cache), report)
+    print()
+    found = tables(bench)
+    text = "\n".join(table.markdown() for table in found)
+    write_text(options.out / "plus.md", text)
+    write_text(options.out / "plus.json", as_json(found, {"protocol": protocol.as_dict()}))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""`gepc+` against GEPC, its own terms, its transforms, levels and calibrations: one table of features, then arithmetic.
+
+The features of every split are extracted once per seed with all of the paper's transforms at every candidate level and
+kept in the cache; a design is a choice of columns from that table and a way to score them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.bench.collect import Looking, Part, open_split
+from gepc.bench.evaluate import Scores, Scoring
+from gepc.bench.protocol import Protocol
+from gepc.bench.tables import Cell, ResultTable
+from gepc.cache import FeatureCache
+from gepc.calibrators import Aggregation
+from gepc.choice import by_violation
+from gepc.extractors.base import Table
+from gepc.extractors.gepc import GepcExtractor
+from gepc.extractors.gepc_plus import FULL_LEVELS, GepcPlus
+from gepc.extractors.residuals import LAGS, PER_ELEMENT
+from gepc.groups import Group
+from gepc.metrics import auroc
+
+Array = npt.NDArray[np.float64]
+Pair = tuple[str, str]
+
+TERMS = ("s", "cos", "b", "d", *LAGS)
+WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
+ELEMENTS = tuple(action.name for action in WIDE.group.moving)
+NOTE = (
+    "Same backbone, images and noise in every row; everything is fitted on ID-train alone. Rows marked * are the fixed "
+    "presets. Rows that compare transforms, levels, features or calibrations show what a choice would have cost; "
+    "choosing the best of them from this table would be an oracle. p: one-sided test that `gepc+ full` has the "
+    "higher average, by DeLong's variance over the images of all pairs together."
+)
+
+
+@dataclass(frozen=True)
+class Design:
+    """A detector that can be had from the wide table: the method, and how its columns become a score."""
+
+    label: str
+    method: GepcExtractor
+    scoring: Scoring
+
+    def columns(self, part: Part, timesteps: Sequence[int]) -> Array:
+        """(N, levels, features) of a part of the wide table."""
+        places = [0, *(WIDE.group.names.index(action.name) for action in self.method.group.moving)]
+        return self.method.columns(
+            {name: _some(name, values, places) for name, values in _wanted(part.at(timesteps), self.method).items()}
+        )
+
+    def passes(self, backbone: Backbone, size: int, timesteps: int) -> int:
+        """Network passes to score one image."""
+        kept = timesteps if self.scoring.keep is None else min(self.scoring.keep, timesteps)
+        return self.method.cost(backbone, (size, size), kept).forward
+
+
+def _wanted(table: Table, method: GepcExtractor) -> Table:
+    return {name: table[name] for name in method.features}
+
+
+def _some(name: str, values: Array, places: list[int]) -> Array:
+    return values[:, :, places] if name in PER_ELEMENT else values
+
+
+def plus(label: str, calibration: str = GepcPlus.calibration, **options: object) -> Design:
+    """A design of `gepc+`; options as for the method."""
+    method = GepcPlus(**options)  # type: ignore[arg-type]
+    return Design(label, method, Scoring(None, "uniform", calibration, Aggregation(), method.base_column))
+
+
+def fast(label: str, **options: object) -> Design:
+    """A design of `gepc+` that differs from the preset `fast` in these options alone."""
+    return plus(label, **{**GepcPlus.presets["fast"], **options})
+
+
+def designs() -> dict[str, list[Design]]:
+    """Title -> rows. The first design of all is the reference of the significance tests."""
+    lags = tuple(LAGS)
+    paper = Group.of("paper")
+    gepc = GepcExtractor(levels=Levels(FULL_LEVELS), features=("s",), group=paper)
+    return {
+        "gepc+ and GEPC": [
+            plus("gepc+ full *"),
+            fast("gepc+ fast *"),
+            Design("GEPC, K=2 of these levels, 1/CV, KDE", gepc, Scoring(2, "inv_cv", "kde", Aggregation())),
+        ],
+        "Terms, at the level and transform of the preset fast": [
+            fast(" + ".join(terms), features=terms)
+            for terms in (
+                ("s",),
+                ("b",),
+                ("d",),
+                lags,
+                ("s", "b"),
+                ("s", "d"),
+                ("s", "b", "d"),
+                ("s", *lags),
+                ("d", *lags),
+                ("s", "d", "ax", "ay"),
+                ("s", "d", *lags),
+                ("s", "b", "d", *lags),
+                ("s", "cos", "b", "d", *lags),
+            )
+        ],
+        "Transforms, at the level of the preset fast": [
+            *(fast(name, group=Group.of(name)) for name in ELEMENTS),
+            fast("rot90, flip_x", group=Group.of(("rot90", "flip_x"))),
+            fast("rot90, rot180, flip_x", group=Group.of(("rot90", "rot180", "flip_x"))),
+            fast("all six", group=paper),
+            fast("all six, their mean", group=paper, elements="mean"),
+        ],
+        "Levels, with the transform of the preset fast": [
+            *(fast(f"{level:g}", levels=Levels((level,))) for level in FULL_LEVELS),
+            fast("0.99, 0.97", levels=Levels((0.99, 0.97))),
+            fast("all four", levels=Levels(FULL_LEVELS)),
+        ],
+        "Calibrations of the preset full": [
+            plus(name, calibration=name) for name in (GepcPlus.calibration, "mahalanobis", "gmm", "knn", "kde")
+        ],
+    }
+
+
+class PlusBench:
+    """A protocol, its backbone and the wide table of every split and seed."""
+
+    def __init__(self, protocol: Protocol, backbone: Backbone, parts: Mapping[tuple[str, str, int], Part]) -> None:
+        self.protocol, self.backbone, self.parts = protocol, backbone, parts
+
+    def timesteps(self, design: Design) -> tuple[int, ...]:
+        """The design's candidate levels on this backbone."""
+        return design.method.timesteps(self.backbone)
+
+    def scores(self, design: Design, name: str, seed: int) -> Scores:
+        """Fit on ID-train alone, score ID-test and every OOD-test set."""
+        timesteps = self.timesteps(design)
+        picked, scored = design.scoring.fit(design.columns(self.parts[name, "train", seed], timesteps))
+        kept = list(picked.kept)
+
+        def score(other: str) -> Array:
+            return scored(design.columns(self.parts[other, "test", seed], timesteps)[:, kept])
+
+        outside = {other: score(other) for other in self.protocol.pairs[name]}
+        return Scores(score(name), outside, tuple(timesteps[place] for place in kept), picked)
+
+    def all_scores(self, design: Design) -> list[dict[str, Scores]]:
+        """ID set -> scores, for every seed."""
+        return [{name: self.scores(design, name, seed) for name in self.protocol.pairs} for seed in self.protocol.seeds]
+
+    def table(self, name: str, title: str, rows: Sequence[Design], reference: list[dict[str, Scores]]) -> ResultTable:
+        """One line for each design: every pair, average, spread, worst, passes, and the reference's advantage."""
+        pairs = self.protocol.pair_list
+        shown = [f"{self.protocol.label(a)}:{self.protocol.label(b)}" for a, b in pairs]
+        header = ("design", *shown, "average", "std over seeds", "worst", "passes", "full is ahead by", "p")
+        return ResultTable(name, title, header, tuple(self._row(design, reference) for design in rows), NOTE)
+
+    def _row(self, design: Design, reference: list[dict[str, Scores]]) -> tuple[Cell, ...]:
+        runs = self.all_scores(design)
+        per_seed = np.array([list(aurocs(run).values()) for run in runs])
+        mean = per_seed.mean(axis=0)
+        spread = float(per_seed.mean(axis=1).std(ddof=1)) if len(runs) > 1 else None
+        passes = design.passes(self.backbone, self.protocol.size, len(self.timesteps(design)))
+        lead, p = advantage(reference, runs)
+        values = [float(value) for value in mean]
+        return (design.label, *values, float(mean.mean()), spread, float(mean.min()), passes, lead, p)
+
+    def chosen(self, name: str, seed: int) -> str:
+        """The element that the rule `violation` of `gepc.choice` takes for this ID set, on ID-train."""
+        return by_violation(self.parts[name, "train", seed].table["s"], WIDE.group)[0].element
+
+
+def collect_plus(
+    protocol: Protocol,
+    backbone: Backbone,
+    data: Path,
+    cache: FeatureCache,
+    on_progress: Callable[[int], None] | None = None,
+) -> PlusBench:
+    """The wide table of every split that the pairs need."""
+    parts: dict[tuple[str, str, int], Part] = {}
+    looking = Looking(protocol, backbone, WIDE, cache, [], on_progress)
+    timesteps = WIDE.timesteps(backbone)
+    for name, split in _places(protocol):
+        images = open_split(protocol, data, name, split)
+        for seed in protocol.seeds:
+            parts[name, split, seed] = looking.at(images, timesteps, seed)
+    return PlusBench(protocol, backbone, parts)
+
+
+def passes_needed(protocol: Protocol, backbone: Backbone) -> int:
+    """Network passes of `collect_plus` with an empty cache."""
+    images = {"train": protocol.train_images, "test": protocol.test_images}
+    count = sum(images[split] for _, split in _places(protocol)) * len(protocol.seeds)
+    return count * WIDE.cost(backbone, (protocol.size, protocol.size)).forward
+
+
+def _places(protocol: Protocol) -> list[tuple[str, str]]:
+    train = [(name, "train") for name in protocol.pairs]
+    tested = dict.fromkeys(name for pair in protocol.pair_list for name in pair)
+    return [*train, *((name, "test") for name in tested)]
+
+
+def tables(bench: PlusBench) -> list[ResultTable]:
+    """Every table of `designs`, and what the ID-only rule would have chosen."""
+    groups = designs()
+    first = next(iter(groups.values()))[0]
+    reference = bench.all_scores(first)
+    found = [bench.table(f"plus-{place}", title, rows, reference) for place, (title, rows) in enumerate(groups.items())]
+    return [*found, _rule_table(bench)]
+
+
+def _rule_table(bench: PlusBench) -> ResultTable:
+    """Rule, fixed default and oracle, on each ID set, for the preset fast."""
+    singles = {name: fast(name, group=Group.of(name)) for name in ELEMENTS}
+    default = fast("default").method.group.moving[0].name
+    seed = bench.protocol.seeds[0]
+    rows: list[tuple[Cell, ...]] = []
+    for name in bench.protocol.pairs:
+        value = {
+            element: float(np.mean([auroc(found.inside, other) for other in found.outside.values()]))
+            for element, found in ((element, bench.scores(design, name, seed)) for element, design in singles.items())
+        }
+        best, chosen = max(value, key=value.__getitem__), bench.chosen(name, seed)
+        label = bench.protocol.label(name)
+        rows.append((label, default, value[default], chosen, value[chosen], best, value[best]))
+    header = ("ID", "default", "average", "rule: violation", "average ", "oracle", "average  ")
+    note = "Preset fast, first seed. The oracle is the best single transform, seen with OOD data."
+    return ResultTable("plus-rule", "Choosing the transform", header, tuple(rows), note)
+
+
+def aurocs(run: Mapping[str, Scores]) -> dict[Pair, float]:
+    """AUROC of every pair."""
+    return {
+        (name, other): auroc(scores.inside, outside)
+        for name, scores in run.items()
+        for other, outside in scores.outside.items()
+    }
+
+
+def advantage(
+    first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]
+) -> tuple[float, float | None]:
+    """By how much the first detector's average AUROC exceeds the second's, and the one-sided p-value.
+
+    The average over pairs and seeds is a U-statistic in the images of each set. DeLong's variance adds up, over the
+    sets, the variance of what each image contributes to the difference, in whichever pairs it takes part. None where
+    no image contributes anything, as between a detector and itself.
+    """
+    from scipy.stats import norm
+
+    mine, theirs = _contributions(first), _contributions(second)
+    lead = float(np.mean([list(aurocs(run).values()) for run in first]))
+    lead -= float(np.mean([list(aurocs(run).values()) for run in second]))
+    variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
+    return lead, float(norm.sf(lead / np.sqrt(variance))) if variance > 0.0 else None
+
+
+def _contributions(runs: Sequence[Mapping[str, Scores]]) -> dict[str, Array]:
+    """Test set -> what each of its images adds to the average AUROC, by its placements among the other sets."""
+    pairs = sum(len(scores.outside) for scores in runs[0].values())
+    found: dict[str, Array] = {}
+    for run in runs:
+        for name, scores in run.items():
+            for other, outside in scores.outside.items():
+                below, above = placements(scores.inside, outside)
+                for place, share in ((name, below), (other, above)):
+                    found[place] = found.get(place, np.zeros(len(share))) + share / (pairs * len(runs))
+    return found
+
+
+def placements(inside: Array, outside: Array) -> tuple[Array, Array]:
+    """For each ID image the share of OOD images above it, and for each OOD image the share of ID images below it."""
+    from scipy.stats import rankdata
+
+    n, m = len(inside), len(outside)
+    ranks = rankdata(np.concatenate([inside, outside]))
+    return 1.0 - (ranks[:n] - rankdata(inside)) / m, (ranks[n:] - rankdata(outside)) / n

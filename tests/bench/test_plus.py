@@ -1,0 +1,131 @@
+"""The tables of gepc+: designs against the detectors they stand for, and the paired test against its formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toys import as_uint8, pictures, toy_backbone
+
+import gepc
+from gepc.bench.collect import Part
+from gepc.bench.evaluate import Scores
+from gepc.bench.plus import (
+    WIDE,
+    PlusBench,
+    advantage,
+    aurocs,
+    collect_plus,
+    designs,
+    passes_needed,
+    placements,
+    plus,
+    tables,
+)
+from gepc.bench.protocol import Protocol, Source
+from gepc.cache import FeatureCache
+from gepc.extractors.base import Batch
+from gepc.metrics import auroc
+from gepc.noise import image_key
+from gepc.selection import Selection
+
+SETS = {"a": pictures(80), "b": pictures(60, seed=1, contrast=0.8), "c": pictures(60, seed=2, contrast=0.3)}
+PROTOCOL = Protocol(
+    datasets={name: Source(f"npz:{name}.npz", name.upper()) for name in SETS},
+    pairs={"a": ("b", "c"), "b": ("a", "c")},
+    size=8,
+    train_images=40,
+    test_images=20,
+)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> PlusBench:
+    folder = tmp_path_factory.mktemp("data")
+    for name, images in SETS.items():
+        np.savez(folder / f"{name}.npz", train_x=as_uint8(images[:40]), test_x=as_uint8(images[40:60]))
+    backbone = toy_backbone()
+    found = collect_plus(PROTOCOL, backbone, folder, FeatureCache(None))
+    assert backbone.forward_count == passes_needed(PROTOCOL, backbone) == (2 * 40 + 3 * 20) * 4 * 7
+    return found
+
+
+def test_a_design_gives_the_columns_of_the_method_it_stands_for(bench: PlusBench) -> None:
+    images = SETS["a"][:6]
+    batch = Batch(images, [image_key(image) for image in images])
+    timesteps = WIDE.timesteps(bench.backbone)
+    part = Part(WIDE.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys))
+    for rows in designs().values():
+        for design in rows:
+            own = bench.timesteps(design)
+            direct = design.method.columns(design.method.extract(bench.backbone, batch, own))
+            np.testing.assert_allclose(design.columns(part, own), direct, rtol=1e-4, atol=1e-5)
+
+
+def test_the_presets_are_among_the_designs(bench: PlusBench) -> None:
+    rows = {design.label: design for row in designs().values() for design in row}
+    for preset in ("fast", "full"):
+        detector = gepc.create_detector("gepc+", bench.backbone, preset)
+        design = rows[f"gepc+ {preset} *"]
+        assert design.method == detector.extractor
+        assert design.scoring.calibration == detector.calibration_name
+        assert design.passes(bench.backbone, 8, len(bench.timesteps(design))) == detector.cost().forward
+
+
+def test_the_tables_are_whole(bench: PlusBench) -> None:
+    found = {table.name: table for table in tables(bench)}
+    main = found["plus-0"]
+    assert [row[0] for row in main.rows] == [
+        "gepc+ full *",
+        "gepc+ fast *",
+        "GEPC, K=2 of these levels, 1/CV, KDE",
+    ]
+    first = main.rows[0]
+    scores = bench.all_scores(next(iter(designs().values()))[0])[0]
+    expected = list(aurocs(scores).values())
+    np.testing.assert_allclose(first[1:5], expected)
+    assert first[5] == pytest.approx(np.mean(expected))
+    assert first[7] == pytest.approx(min(expected))
+    assert first[-2:] == (0.0, None)  # nobody is ahead of himself
+    rule = found["plus-rule"]
+    assert [row[0] for row in rule.rows] == ["A", "B"]
+    for row in rule.rows:
+        assert max(row[2], row[4]) <= row[6]  # type: ignore[type-var]
+
+
+def scores(inside: np.ndarray, **outside: np.ndarray) -> Scores:
+    return Scores(inside, outside, (0,), Selection((0,), np.ones(1), np.ones(1)))
+
+
+def test_placements_average_to_the_auroc() -> None:
+    rng = np.random.default_rng(0)
+    inside, outside = rng.integers(0, 9, 30).astype(float), rng.integers(3, 12, 20).astype(float)
+    below, above = placements(inside, outside)
+    assert below.mean() == pytest.approx(auroc(inside, outside))
+    assert above.mean() == pytest.approx(auroc(inside, outside))
+
+
+def test_the_paired_test_holds_its_level_and_sees_a_difference() -> None:
+    """Two detectors that are equally good, on the same images, many times: p is uniform. A better one is found."""
+    rng = np.random.default_rng(0)
+
+    def run(share: float) -> tuple[dict[str, Scores], dict[str, Scores]]:
+        found = []
+        truth = {"a": rng.standard_normal(50), "b": rng.standard_normal(40) + 1, "c": rng.standard_normal(60) + 1}
+        for noise in (1.0, share):
+            seen = {name: value + noise * rng.standard_normal(len(value)) for name, value in truth.items()}
+            found.append({"a": scores(seen["a"], b=seen["b"], c=seen["c"])})
+        return found[0], found[1]
+
+    p = [advantage([first], [second])[1] for first, second in (run(1.0) for _ in range(300))]
+    assert 0.02 < np.mean(np.array(p) < 0.05) < 0.09
+    better, worse = run(6.0)
+    lead, value = advantage([better], [worse])
+    assert lead > 0.1
+    assert value is not None
+    assert value < 0.01
+
+
+def test_a_label_says_the_features() -> None:
+    design = plus("d", features=("d",))
+    assert design.method.column_names == ("d",)
+    assert design.passes(toy_backbone(), 8, 1) == 1
