@@ -321,6 +321,22 @@ def test_a_net_that_cannot_be_compiled_trains_without(whole: Path, data: Path, t
     assert_same_run(whole, tmp_path / "out")
 
 
+def test_a_compiler_that_loses_gradients_is_not_used(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
+    """Right answers and wrong gradients, as a compiler may give: the run notices and is the same as without it."""
+    run = Run(tiny, data, tmp_path / "out")
+
+    def loses_gradients(noisy: torch.Tensor, timesteps: torch.Tensor, **options: Any) -> Any:
+        with torch.no_grad():
+            right = run.model(noisy, timesteps, **options)[0]
+        wrong = run.net.conv_out(torch.zeros(len(noisy), run.net.conv_out.in_channels, *noisy.shape[2:]))
+        return (right + wrong - wrong.detach(),)
+
+    run.forward = loses_gradients
+    with pytest.warns(UserWarning, match=r"\d+ of its gradients come out wrong on this machine"):
+        assert run.loop()
+    assert_same_run(whole, tmp_path / "out")
+
+
 def test_precision_that_this_machine_has_not(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

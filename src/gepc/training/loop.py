@@ -17,6 +17,7 @@ from gepc.files import read_json, write_json
 from gepc.images import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import Progress
+from gepc.training.compiling import compiled_is_wrong
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
 from gepc.training.loss_log import LOG_EVERY, LossLog, Row
 from gepc.training.net import alphas_cumprod, build_net, save_folder
@@ -172,6 +173,7 @@ class Run:
         log = LossLog(self.folder, self.progress.step) if self.is_main else None
         clock, speed = Clock(self.progress.seconds, self.progress.cpu_seconds), Speed()
         self.model.train()
+        self._settle_compilation()
         while self._fraction() < 1.0:
             if any(self._agree(float(stopping[0]))):
                 return False
@@ -218,18 +220,11 @@ class Run:
         return Row(tick.step, tick.loss, rate, tick.images_per_second, self.progress.seconds, self.progress.cpu_seconds)
 
     def _step(self) -> float:
-        import torch
-
         rate = learning_rate(self.recipe, self.progress.step, self._fraction())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.progress.step)
-        noisy, timesteps, noise = self._noised(
-            batch.part(self.accelerator.process_index, self.accelerator.num_processes)
-        )
-        with self.accelerator.autocast():
-            predicted = self._predict(noisy, timesteps)
-        loss = torch.nn.functional.mse_loss(predicted.float(), noise)
+        noisy, timesteps, noise = self._batch()
+        loss = self._loss(self.forward, noisy, timesteps, noise)
         (mean_loss,) = self._agree(float(loss.detach()))
         if not math.isfinite(mean_loss):
             raise OptionError(
@@ -243,18 +238,36 @@ class Run:
         self.ema.step(self.net.parameters())
         return mean_loss
 
-    def _predict(self, noisy: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
-        """eps(x_t, t). Compilation only saves time: where it is not possible the run goes on without."""
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What this process sees of the batch of the current step."""
+        batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.progress.step)
+        return self._noised(batch.part(self.accelerator.process_index, self.accelerator.num_processes))
+
+    def _loss(
+        self, forward: Callable[..., Any], noisy: torch.Tensor, timesteps: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
+        """mean (eps(x_t, t) - noise)^2."""
+        import torch
+
+        with self.accelerator.autocast():
+            predicted = forward(noisy, timesteps, return_dict=False)[0]
+        return torch.nn.functional.mse_loss(predicted.float(), noise)
+
+    def _settle_compilation(self) -> None:
+        """Compilation only saves time: where it is not possible, or gets gradients wrong, the run goes on without."""
+        if self.forward is self.model:
+            return
+        batch = self._batch()
         try:
-            predicted: torch.Tensor = self.forward(noisy, timesteps, return_dict=False)[0]
+            wrong = compiled_is_wrong(self.model, self.forward, lambda forward: self._loss(forward, *batch))
+            reason = f"{len(wrong)} of its gradients come out wrong on this machine" if wrong else ""
         except RuntimeError as error:
-            if self.forward is self.model or not _is_compiler_error(error):
+            if not _is_compiler_error(error):
                 raise
             reason = str(error).strip().splitlines()[0]
+        if any(self._agree(float(bool(reason)))):
             warnings.warn(f"the net cannot be compiled and trains more slowly ({reason})", stacklevel=2)
             self.forward = self.model
-            predicted = self.forward(noisy, timesteps, return_dict=False)[0]
-        return predicted
 
     def _noised(self, batch: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise."""
