@@ -14,7 +14,7 @@ from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.errors import OptionError
 from gepc.groups import Group
 from gepc.images import open_images
-from gepc.maps import MapPool, combine, write_maps
+from gepc.maps import MapPool, colour_bar, combine, overlay, write_maps
 
 ID = pictures(24)
 
@@ -119,3 +119,24 @@ def test_maps_are_written_beside_their_pictures(tmp_path: Path) -> None:
     assert written == sorted(entry[kind] for entry in (entries[0], entries[3]) for kind in ("map", "picture"))
     stored = np.load(tmp_path / "maps" / entries[3]["map"])
     np.testing.assert_allclose(stored, detector.score_map([images[3]])[0], rtol=1e-6)
+
+
+def test_pictures_share_one_scale_or_have_each_their_own(tmp_path: Path) -> None:
+    detector = toy_detector().fit(ID)
+    images = open_images([as_uint8(ID[:1])[0], as_uint8(ID[1:2])[0]])
+    common = write_maps(detector, images, tmp_path / "global")
+    assert [entry["scale"] for entry in common] == [detector.map_scale_] * 2
+    own = write_maps(detector, images, tmp_path / "image", scale="image")
+    for entry in own:
+        field = np.load(tmp_path / "image" / entry["map"])
+        assert entry["scale"] == pytest.approx(np.quantile(field, 0.99))
+    with pytest.raises(OptionError, match="scale"):
+        write_maps(detector, images, tmp_path / "other", scale="pixel")
+
+
+def test_the_colour_bar_has_the_overlays_colours() -> None:
+    bar = colour_bar(100, 0.02)
+    field = np.array([[0.02], [0.0]], dtype=np.float32)
+    ends = (overlay(np.full((2, 1, 3), 0.5), field, 0.02) * 255).round()
+    np.testing.assert_array_equal(bar[[0, -1], 5], ends[:, 0])
+    assert bar.shape == (100, 64, 3)

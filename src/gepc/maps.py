@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError, ValueRangeWarning
+from gepc.errors import InputError, ValueRangeWarning, check_choice
 from gepc.files import replacing
 from gepc.images import Image, Images, iterate, warn_about_range
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Map = npt.NDArray[np.float32]
 POOL_SIZE = 64
 QUANTILE = 0.99
+SCALES = ("global", "image")
 
 
 class MapPool:
@@ -56,12 +57,19 @@ def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:
 
 
 def write_maps(
-    detector: Detector, images: Images, out: Path, on_progress: Callable[[int], None] | None = None
+    detector: Detector,
+    images: Images,
+    out: Path,
+    scale: str = "global",
+    on_progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """For every image `NAME.npy` (the raw map) and `NAME.png` (the image beside its overlay) in `out`.
+    """For every image `NAME.npy` (the raw map) and `NAME.png` (image, overlay, colour bar) in `out`.
 
-    All pictures share the scale 0 ... map_scale_ (v_global). Returns one entry per image for `metadata.json`.
+    With the scale `global` all pictures go from 0 to map_scale_ (v_global) and can be compared. With `image` each goes
+    to its own 0.99 quantile: structure shows in every picture, also in those of usual images. Returns one entry per
+    image for `metadata.json`.
     """
+    check_choice("scale", scale, SCALES)
     warn_about_range(images, detector.value_range)
     out.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
@@ -77,8 +85,9 @@ def write_maps(
             else:
                 stem = f"{index:06d}_{_safe(Path(record.name).stem)}"
                 shown = detector.preprocessing_(record.pixels)
-                _write_map(out, stem, field, shown, detector.map_scale_ or 1.0)
-                entry |= {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean())}
+                top = (detector.map_scale_ if scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
+                _write_map(out, stem, field, shown, top)
+                entry |= {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean()), "scale": top}
         entries.append(entry)
         if on_progress is not None:
             on_progress(1)
@@ -95,8 +104,24 @@ def _write_map(out: Path, stem: str, field: Map, image: Image, scale: float) -> 
     both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
     enlarge = max(1, 256 // image.shape[1])
     pixels = (both * 255.0).round().astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
+    pixels = np.concatenate([pixels, colour_bar(len(pixels), scale)], axis=1)
     with replacing(out / f"{stem}.png") as draft:
         PILImage.fromarray(pixels).save(draft, format="PNG")
+
+
+def colour_bar(height: int, scale: float, width: int = 64) -> npt.NDArray[np.uint8]:
+    """(height, width, 3): the colours of `overlay` on grey from 0 below to `scale` above, with both numbers."""
+    from PIL import Image as PILImage
+    from PIL import ImageDraw
+
+    field = np.linspace(scale, 0.0, height, dtype=np.float32)[:, None].repeat(width // 4, axis=1)
+    strip = overlay(np.full((*field.shape, 3), 0.5), field, scale)
+    canvas = PILImage.new("RGB", (width, height), "white")
+    canvas.paste(PILImage.fromarray((strip * 255.0).round().astype(np.uint8)), (4, 0))
+    pen = ImageDraw.Draw(canvas)
+    pen.text((width // 4 + 8, 2), f"{scale:.3g}", fill="black")
+    pen.text((width // 4 + 8, max(14, height - 14)), "0", fill="black")
+    return np.asarray(canvas)
 
 
 def overlay(picture: npt.NDArray[np.floating[Any]], field: Map, scale: float, strength: float = 0.75) -> Any:

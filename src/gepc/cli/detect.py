@@ -92,10 +92,13 @@ def map_(
     detector: DetectorArgument,
     images: ImagesArgument,
     out: Annotated[Path, typer.Option(help="A folder for pictures, arrays and metadata.json.")],
+    scale: Annotated[
+        str, typer.Option(help="global: one scale for all; image: each its own, which shows structure anywhere.")
+    ] = "global",
     backbone: BackboneOption = None,
     batch_size: BatchSizeOption = None,
 ) -> None:
-    """Write equivariance-breaking maps: per image an overlay (PNG) and the raw map (NPY), all on one common scale.
+    """Write equivariance-breaking maps: per image an overlay with a colour bar (PNG) and the raw map (NPY).
 
     Example: `gepc map det photos/new --out maps`
     """
@@ -107,7 +110,7 @@ def map_(
     cost = loaded.cost()
     estimate(loaded, len(collection), cost.forward, cost.jvp)
     with progress("mapping", len(collection)) as advance:
-        entries = write_maps(loaded, collection, out, on_progress=advance)
+        entries = write_maps(loaded, collection, out, scale, advance)
     write_json(out / "metadata.json", {"scale": loaded.map_scale_, "detector": str(detector), "images": entries})
     failures = sum(entry["error"] is not None for entry in entries)
     say(f"{len(entries) - failures} maps in {out}, {failures} failures; common scale {loaded.map_scale_:.4g}")
