@@ -120,7 +120,7 @@ def test_scores_do_not_depend_on_the_batch_nor_on_asking_for_maps() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, -1.0])
 def test_a_rate_that_is_none_is_refused(alpha: float) -> None:
-    with pytest.raises(OptionError, match="between 0 and 0.5"):
+    with pytest.raises(OptionError, match=r"between 0 and 0\.5"):
         toy_detector(sequential=alpha)
 
 
