@@ -134,7 +134,7 @@ def test_map_writes_pictures_arrays_and_metadata(place, gepc):
         field = np.load(place / "maps" / entry["map"])
         assert field.shape == (16, 16)
         with Image.open(place / "maps" / entry["picture"]) as picture:
-            assert picture.size == (512, 256)
+            assert picture.size == (512 + 64, 256)  # image, overlay, colour bar
     assert gepc("map", "det", "new", "--out", "new").returncode == 2
 
 
