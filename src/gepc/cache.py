@@ -11,26 +11,121 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from gepc.backbones.base import Backbone
+from gepc.batching import Chunk
+from gepc.detector import FeatureEngine, FeatureWork
 from gepc.extractors.base import Batch, Extractor, Table
 from gepc.files import write_arrays
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What chunks are looked at with: the network, the method, where, with which noise, how many rows at once."""
+
+    backbone: Backbone
+    extractor: Extractor
+    timesteps: tuple[int, ...]
+    seed: int = 0
+    rows: int = 64
+
+    @property
+    def method(self) -> Extractor:
+        """The method whose table is kept: the one that this one builds on, or itself."""
+        return self.extractor.builds_on() or self.extractor
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The timesteps of each file."""
+        return _groups(self.method, self.timesteps)
+
+    def batch(self, chunk: Chunk) -> Batch:
+        """The chunk's readable images."""
+        return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows)
+
+    def complete(self, table: Table, batch: Batch) -> Table:
+        """The method's own table from the kept one."""
+        return table if self.extractor.builds_on() is None else self.extractor.complete(table, batch)
 
 
 class FeatureCache:
     """Tables of features under `folder`; with None nothing is kept.
 
-    A backbone without a fingerprint (one made in Python) is not cached: nothing tells two of them apart.
+    A backbone without a fingerprint (one made in Python) is not cached: nothing tells two of them apart. `engine` makes
+    the passes for what is not known yet elsewhere (`gepc.engines.features`).
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, engine: FeatureEngine | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
+        self.engine = engine
         self.hits = 0
         self.misses = 0
+
+    def tables(self, sight: Sight, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Table | None]]:
+        """Every chunk with its table, in order; None where no image of it could be read."""
+        if self.engine is not None:
+            yield from self._through(self.engine, sight, read)
+            return
+        for chunk in read:
+            if chunk.indices:
+                yield chunk, self.extract(sight.backbone, sight.extractor, sight.batch(chunk), sight.timesteps)
+            else:
+                yield chunk, None
+
+    def _through(
+        self, engine: FeatureEngine, sight: Sight, read: Iterable[Chunk]
+    ) -> Iterator[tuple[Chunk, Table | None]]:
+        """Unknown tables come from the engine, which reads ahead; the others wait in line for their turn."""
+        line: deque[tuple[Chunk, bool, Table | None]] = deque()
+
+        def unknown() -> Iterator[Chunk]:
+            for chunk in read:
+                known = self._stored(sight, chunk) if chunk.indices else None
+                settled = known is not None or not chunk.indices
+                line.append((chunk, settled, known))
+                if not settled:
+                    yield chunk
+
+        work = FeatureWork(sight.method, sight.timesteps, sight.seed, sight.rows, with_maps=False)
+        for chunk, found in engine(sight.backbone, work, unknown()):
+            while line[0][1]:
+                yield line[0][0], line.popleft()[2]
+            line.popleft()
+            assert found is not None
+            yield chunk, self._keep(sight, chunk, found[0])
+        while line:
+            yield line[0][0], line.popleft()[2]
+
+    def _stored(self, sight: Sight, chunk: Chunk) -> Table | None:
+        """The chunk's table where every part of it is known."""
+        if not self._keeps(sight.backbone, sight.extractor):
+            return None
+        batch = sight.batch(chunk)
+        parts = [_read(self._path(sight.backbone, sight.method, batch, group)) for group in sight.groups]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return None
+        self.hits += len(found)
+        return sight.complete(_side_by_side(found), batch)
+
+    def _keep(self, sight: Sight, chunk: Chunk, table: Table) -> Table:
+        """Write a table that came from elsewhere, as `extract` would have."""
+        batch, groups = sight.batch(chunk), sight.groups
+        self.misses += len(groups)
+        if self._keeps(sight.backbone, sight.extractor):
+            for place, group in enumerate(groups):
+                part = table if len(groups) == 1 else {name: values[:, [place]] for name, values in table.items()}
+                write_arrays(self._path(sight.backbone, sight.method, batch, group), part)
+        return sight.complete(table, batch)
+
+    def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
+        return self.folder is not None and all(one.fingerprint for one in (backbone, *extractor.other_backbones()))
 
     def extract(self, backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> Table:
         """`extractor.extract`, reading what is known and writing what is not, one timestep at a time where it can be.
@@ -40,12 +135,11 @@ class FeatureCache:
         base = extractor.builds_on()
         if base is not None:
             return extractor.complete(self.extract(backbone, base, batch, timesteps), batch)
-        if self.folder is None or not all(one.fingerprint for one in (backbone, *extractor.other_backbones())):
+        if not self._keeps(backbone, extractor):
             self.misses += len(timesteps)
             return extractor.extract(backbone, batch, timesteps)
-        groups = [(t,) for t in timesteps] if extractor.by_level else [tuple(timesteps)]
-        parts = [self._known_or_new(backbone, extractor, batch, group) for group in groups]
-        return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+        groups = _groups(extractor, timesteps)
+        return _side_by_side([self._known_or_new(backbone, extractor, batch, group) for group in groups])
 
     def _known_or_new(
         self, backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: tuple[int, ...]
@@ -76,6 +170,15 @@ class FeatureCache:
             digest.update(key)
         name = digest.hexdigest()
         return self.folder / name[:2] / f"{name}.safetensors"
+
+
+def _groups(extractor: Extractor, timesteps: Sequence[int]) -> list[tuple[int, ...]]:
+    """The timesteps of each file."""
+    return [(t,) for t in timesteps] if extractor.by_level else [tuple(timesteps)]
+
+
+def _side_by_side(parts: Sequence[Table]) -> Table:
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
 
 
 def _read(path: Path) -> Table | None:

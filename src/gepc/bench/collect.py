@@ -11,10 +11,10 @@ import numpy as np
 from gepc.backbones.base import Backbone
 from gepc.batching import Forgive, chunks
 from gepc.bench.protocol import Protocol
-from gepc.cache import FeatureCache
+from gepc.cache import FeatureCache, Sight
 from gepc.datasets import open_dataset
 from gepc.errors import InputError
-from gepc.extractors.base import Batch, Extractor, Table
+from gepc.extractors.base import Extractor, Table
 from gepc.images import Images, Preprocessing
 
 
@@ -132,11 +132,12 @@ class Looking:
         cost = self.extractor.cost(self.backbone, (self.protocol.size,) * 2, len(timesteps))
         tables: list[Table] = []
         keys: list[bytes] = []
-        for chunk in chunks(images, preprocessing(self.protocol, self.backbone), size, Forgive.ALL):
+        read = chunks(images, preprocessing(self.protocol, self.backbone), size, Forgive.ALL)
+        sight = Sight(self.backbone, self.extractor, timesteps, seed, size)
+        for chunk, found in self.cache.tables(sight, read):
             self.skipped.extend(f"{name}: {error}" for _, name, error in chunk.failures)
-            if chunk.indices:
-                batch = Batch(chunk.stacked(), chunk.keys, seed, size)
-                tables.append(self.cache.extract(self.backbone, self.extractor, batch, timesteps))
+            if found is not None:
+                tables.append(found)
                 keys += chunk.keys
             if self.on_progress is not None:
                 self.on_progress(len(chunk) * (cost.forward + cost.jvp))

@@ -14,6 +14,7 @@ import typer
 
 from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
+from gepc.cli.detect import ActorsOption, AddressOption, CpusOption, EngineOption, GpusOption, feature_engine
 from gepc.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gepc.bench.protocol import Protocol
     from gepc.bench.rivals import Rival
     from gepc.bench.run import Outcome
+    from gepc.detector import FeatureEngine
 
 DEFAULT_CACHE = Path(".gepc-cache")
 
@@ -57,6 +59,7 @@ class Request:
     cache: Path | None
     methods: str | None = None
     budget: float | None = None
+    engine: FeatureEngine | None = None
     only_ablations: bool = False
 
 
@@ -70,6 +73,11 @@ def bench(
     budget_minutes: BudgetOption = None,
     cache: CacheOption = DEFAULT_CACHE,
     no_cache: NoCacheOption = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    actors: ActorsOption = None,
+    cpus_per_actor: CpusOption = 1.0,
+    gpus_per_actor: GpusOption = 0.0,
 ) -> None:
     """Repeat the paper's evaluation: every table and figure from one pass over each data set.
 
@@ -81,7 +89,8 @@ def bench(
 
     All methods, but only what it would cost: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
-    _run(Request(config, out, data, settings, None if no_cache else cache, methods, budget_minutes))
+    elsewhere = feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
+    _run(Request(config, out, data, settings, None if no_cache else cache, methods, budget_minutes, elsewhere))
 
 
 @app.command()
@@ -122,7 +131,7 @@ def _run(request: Request) -> None:
         )
     with progress("features", passes) as advance:
         command = shlex.join(["gepc", *sys.argv[1:]])
-        cache = FeatureCache(request.cache)
+        cache = FeatureCache(request.cache, request.engine)
         outcome = run(protocol, backbone, folder, cache, command, request.only_ablations, advance, rivals)
     write(outcome, out, folder)
     _tell(outcome, out)

@@ -63,7 +63,6 @@ def fit(
     import gepc
     from gepc.images import open_images
 
-    check_choice("engine", engine, ENGINES)
     detector = gepc.create_detector(method, gepc.load_backbone(backbone), preset, **parse_settings(settings or []))
     collection = open_images(images)
     reference = None if calibration_images is None else open_images(calibration_images)
@@ -73,7 +72,7 @@ def fit(
     estimate(detector, total, detector.fit_cost().forward, detector.fit_cost().jvp)
     with progress("fitting", total) as advance:
         labels = read_groups(groups, reference if reference is not None else collection)
-        cluster = _cluster(engine, address, actors, cpus_per_actor, gpus_per_actor)
+        cluster = feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
         detector.fit(collection, reference, labels, advance, cluster)
     detector.save(out)
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
@@ -138,9 +137,11 @@ def _plan(detector: Detector, images: Images, passes: int) -> Detector:
     return plan.apply(detector)
 
 
-def _cluster(
+def feature_engine(
     engine: str, address: str | None, actors: int | None, cpus_per_actor: float, gpus_per_actor: float
 ) -> FeatureEngine | None:
+    """What makes the passes of fitting and benchmarks elsewhere; None is this process."""
+    check_choice("engine", engine, ENGINES)
     if engine == "local":
         return None
     from gepc.engines.cluster import Cluster
