@@ -1,4 +1,4 @@
-"""gepc+ against GEPC and its own terms: tables of AUROC for every pair of a protocol, with spread and significance.
+"""gepc+ against GEPC and its own terms, and AUROC against passes: for every pair of a protocol, with spread.
 
     python benchmarks/plus.py small32 --data data/ --out results/plus --seeds 0,1,2,3,4
 
@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 import gepc
+from gepc.bench.passes import PassesBench
 from gepc.bench.plus import collect_plus, passes_needed, tables
 from gepc.bench.protocol import load_protocol
 from gepc.bench.tables import as_json
@@ -44,7 +45,7 @@ def main() -> None:
 
     bench = collect_plus(protocol, backbone, options.data, FeatureCache(options.cache), report)
     print()
-    found = tables(bench)
+    found = [*tables(bench), PassesBench(bench).table()]
     text = "\n".join(table.markdown() for table in found)
     write_text(options.out / "plus.md", text)
     write_text(options.out / "plus.json", as_json(found, {"protocol": protocol.as_dict()}))

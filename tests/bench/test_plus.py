@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.bench.collect import Part
 from gepc.bench.evaluate import Scores
+from gepc.bench.passes import PassesBench, economies
 from gepc.bench.plus import (
     WIDE,
     PlusBench,
@@ -23,10 +25,11 @@ from gepc.bench.plus import (
 )
 from gepc.bench.protocol import Protocol, Source
 from gepc.cache import FeatureCache
+from gepc.calibrators import Aggregation, Calibrator, create_calibrator
 from gepc.extractors.base import Batch
 from gepc.metrics import auroc
 from gepc.noise import image_key
-from gepc.selection import Selection
+from gepc.selection import Selection, select
 
 SETS = {"a": pictures(80), "b": pictures(60, seed=1, contrast=0.8), "c": pictures(60, seed=2, contrast=0.3)}
 PROTOCOL = Protocol(
@@ -129,3 +132,36 @@ def test_a_label_says_the_features() -> None:
     design = plus("d", features=("d",))
     assert design.method.column_names == ("d",)
     assert design.passes(toy_backbone(), 8, 1) == 1
+
+
+def test_the_table_of_passes_agrees_with_the_detectors(bench: PlusBench) -> None:
+    """Passes as the detectors count them, fewer where scoring is sequential, and the plain row is GEPC itself."""
+    rows = {row[0]: row for row in PassesBench(bench).table().rows}
+    assert len(rows) == len(economies())
+    assert rows["GEPC, K=2"][3:5] == (14.0, 14.0)
+    assert rows["gepc+ fast"][3:5] == (2.0, 2.0)
+    assert rows["gepc+ full"][3] == 12.0
+    for label, row in rows.items():
+        if label.endswith(", sequential"):
+            whole = rows[label.removesuffix(", sequential")]
+            assert row[3] < whole[3]
+        if "budget" in label:
+            assert row[3] <= int(label.split("budget ")[1].split(",")[0])
+        assert 0.0 <= row[2] <= row[1] <= 1.0
+        assert 0.0 <= row[5] <= 0.5
+    found = []
+    for name, others in PROTOCOL.pairs.items():
+        train = bench.parts[name, "train", 0].table["s"][:27]
+        detector = gepc.GEPC(bench.backbone, levels=WIDE.levels, keep=2)
+        picked = select(detector.extractor.reduce("s", train), 2, "inv_cv")
+        columns = detector.extractor.reduce("s", train)[:, list(picked.kept)][:, :, None]
+        calibrator = create_calibrator("kde").fit(columns)
+
+        def scores(other: str, kept: list[int], model: Calibrator, weights: npt.NDArray[np.float64]) -> object:
+            table = bench.parts[other, "test", 0].table["s"][:, kept]
+            return model.score(WIDE.reduce("s", table)[:, :, None], weights, Aggregation())
+
+        arguments = (list(picked.kept), calibrator, picked.weights)
+        inside = scores(name, *arguments)
+        found += [auroc(inside, scores(other, *arguments)) for other in others]
+    assert rows["GEPC, K=2"][1] == pytest.approx(np.mean(found), abs=1e-12)
