@@ -134,4 +134,10 @@ def _draw_bar(sheet: Any, draw: Any, top: int, scale: float, font: Any) -> None:
     sheet.paste(Image.fromarray(np.rint(colours * 255.0).astype(np.uint8)), (24, top + 3))
     draw.rectangle((23, top + 2, 184, top + 15), outline=DARK["muted"])
     draw.text((8, top), "0", fill=DARK["ink"], font=font)
-    draw.text((190, top), f"{scale:.3g} and above: map, common scale; grey: no data", fill=DARK["ink"], font=font)
+    longest_first = (
+        f"{scale:.3g} and above: map, common scale; grey: no data",
+        f"{scale:.3g}+; grey: no data",
+        f"{scale:.3g}",
+    )
+    fits = (text for text in longest_first if 190 + draw.textlength(text, font=font) <= sheet.width)
+    draw.text((190, top), next(fits, longest_first[-1]), fill=DARK["ink"], font=font)
