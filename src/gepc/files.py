@@ -93,3 +93,33 @@ def sha256(*paths: str | os.PathLike[str]) -> str:
             while chunk := handle.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold `folder` against a second process that would write into it; the system lets go when this one ends."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process is writing into {folder}; wait for it or give another folder"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_drafts(*folders: Path) -> None:
+    """Remove what writes that were killed left behind; nobody else may be writing into the folders."""
+    for folder in folders:
+        for draft in folder.glob(".*.part"):
+            with contextlib.suppress(OSError):
+                draft.unlink()

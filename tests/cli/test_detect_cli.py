@@ -8,34 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from toys import as_uint8, pictures
-
-
-@dataclass
-class Run:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def gepc(place, monkeypatch, capsys):
-    """The command line inside this process, which spares the import of torch; `fresh_gepc` is the real thing."""
-    from gepc.cli.app import run
-
-    def call(*arguments: object) -> Run:
-        monkeypatch.chdir(place)
-        capsys.readouterr()
-        code = run([str(argument) for argument in arguments])
-        return Run(code, *capsys.readouterr())
-
-    return call
 
 
 def fresh_gepc(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

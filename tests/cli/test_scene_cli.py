@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -38,26 +37,6 @@ def write_or_die(*arguments):
 folder.write_arrays = write_or_die
 main()
 """
-
-
-@dataclass
-class Run:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def gepc(place, monkeypatch, capsys):
-    from gepc.cli.app import run
-
-    def call(*arguments: object) -> Run:
-        monkeypatch.chdir(place)
-        capsys.readouterr()
-        code = run([str(argument) for argument in arguments])
-        return Run(code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -44,18 +44,6 @@ def place(tmp_path_factory, tiny_net):
 
 
 @pytest.fixture
-def gepc(place, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    from gepc.cli.app import run
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.chdir(place)
-        capsys.readouterr()
-        return (run([str(argument) for argument in arguments]), *capsys.readouterr())
-
-    return call
-
-
-@pytest.fixture
 def expected(gepc) -> str:
     """The table as standard output shows it."""
     code, out, err = gepc("score", "det", "new", "--alpha", "0.1")
@@ -337,3 +325,24 @@ def test_a_team_shares_everything_once():
         shares = [Team(rank, size).share(range(7)) for rank in range(size)]
         assert sorted(item for share in shares for item in share) == list(range(7))
     assert team().is_first
+
+
+def test_a_second_command_is_kept_out_of_a_run(gepc, place) -> None:
+    from gepc.files import only_writer
+
+    parts = place / "held.csv.parts"
+    parts.mkdir()
+    with only_writer(parts):
+        code, _, err = gepc("score", "det", "new", "--out", "held.csv", "--alpha", "0.1")
+    assert code == 2
+    assert "another process is writing into" in err
+    assert not (place / "held.csv").exists()
+    code, _, err = gepc("score", "det", "new", "--out", "held.csv", "--alpha", "0.1")
+    assert code == 0, err
+    assert not parts.exists()
+
+
+def test_a_run_that_came_to_nothing_leaves_no_folder(gepc, place) -> None:
+    code, _, _ = gepc("score", "det", "new", "--out", "none.csv", "--alpha", "7")
+    assert code == 2
+    assert not (place / "none.csv.parts").exists()

@@ -28,7 +28,7 @@ from gepc.cli.detect import (
     open_both,
     read_groups,
 )
-from gepc.errors import OptionError, check_choice
+from gepc.errors import InputError, OptionError, StorageError, check_choice
 
 if TYPE_CHECKING:
     from gepc.detector import Array, Detector
@@ -118,7 +118,7 @@ def score(
     if us.size > 1 and (engine == "ray" or (out is None and shards is None)):
         raise OptionError("several processes need --engine local and --out or --shards")
     loaded, collection = open_both(detector, images, backbone, None)
-    with _place(out, shards) as folder:
+    with _place(out, shards) as folder, _held(folder) if us.is_first else contextlib.nullcontext():
         if as_listed:
             collection = _as_listed(folder)
         labels = _labels(groups, collection, loaded)
@@ -149,6 +149,25 @@ def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
             yield Path(folder) / "run"
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep a second command out of the run's folder; one that came to nothing leaves no empty folder behind."""
+    from gepc.files import only_writer
+
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give another place")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
+    try:
+        with only_writer(folder):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _as_listed(folder: Path) -> Images:

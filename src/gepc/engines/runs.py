@@ -6,7 +6,6 @@ killed at any moment goes on with those that are not. Nothing else is remembered
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -20,7 +19,7 @@ import numpy as np
 from gepc.detector import Detector, Result
 from gepc.engines.tables import read_shard, write_shard
 from gepc.errors import InputError, StorageError
-from gepc.files import read_json, write_json
+from gepc.files import read_json, remove_drafts, write_json
 from gepc.images import FileImages, Images, iterate
 from gepc.storage import describe, state_of, versions
 
@@ -111,11 +110,11 @@ def open_run(
     A run that is taken up keeps its own shard size and format.
     """
     if restart and (folder / DESCRIPTION).exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        _empty(folder)
     if (folder / DESCRIPTION).exists():
         stored = _stored(folder)
         _check_same(folder, Identity(*(stored[name] for name in ("detector", "images", "count", "groups"))), identity)
-        _remove_drafts(folder)
+        remove_drafts(folder)
         return Run(folder, identity.count, stored["shard_size"], stored["format"])
     _check_usable(folder)
     if isinstance(images, FileImages):
@@ -124,13 +123,20 @@ def open_run(
     return Run(folder, identity.count, shard_size, kind)
 
 
+def _empty(folder: Path) -> None:
+    """Throw a run away; the folder itself, which a process may be holding, stays."""
+    (folder / DESCRIPTION).unlink(missing_ok=True)
+    for path in [folder / LISTING, *folder.glob("shard-*")]:
+        path.unlink(missing_ok=True)
+
+
 def _check_usable(folder: Path) -> None:
     """A place for a new run: not there yet, empty, or left by a run that was killed before it had begun."""
     if not folder.exists():
         return
     if not folder.is_dir() or any(path.name != LISTING and path.suffix != ".part" for path in folder.iterdir()):
         raise InputError(f"{folder} exists and holds no run; give another folder")
-    _remove_drafts(folder)
+    remove_drafts(folder)
 
 
 def listed(folder: Path) -> list[str]:
@@ -175,13 +181,6 @@ def _check_same(folder: Path, stored: Identity, asked: Identity) -> None:
     else:
         what = "was made with other groups"
     raise InputError(f"the unfinished run in {folder} {what}; --restart throws its shards away and begins anew")
-
-
-def _remove_drafts(folder: Path) -> None:
-    """What a killed process was writing."""
-    for draft in folder.glob(".*.part"):
-        with contextlib.suppress(OSError):
-            draft.unlink()
 
 
 def detector_digest(detector: Detector) -> str:

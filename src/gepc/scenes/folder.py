@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.errors import InputError, StorageError
-from gepc.files import read_json, replacing, write_arrays, write_json
+from gepc.files import only_writer, read_json, remove_drafts, replacing, write_arrays, write_json
 from gepc.maps import Map
 
 ASKED, DONE, WORK = "run.json", "scene.json", "work"
@@ -72,9 +72,8 @@ class RunFolder:
             _check_same(self.path, asked, read_json(self.path / ASKED))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path):
-                for draft in self.path.glob(".*.part"):  # of a run that was killed
-                    draft.unlink()
+            with only_writer(self.path):
+                remove_drafts(self.path)
                 if not begun:
                     write_json(self.path / ASKED, asked)
                 self.work.mkdir(exist_ok=True)
@@ -182,8 +181,7 @@ class RunFolder:
     def discard(self) -> None:
         """Remove a run that came to nothing, and the folder where nothing else is in it."""
         self.tidy()
-        for name in (ASKED, ".lock"):
-            (self.path / name).unlink(missing_ok=True)
+        (self.path / ASKED).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -215,21 +213,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         flat |= _flat(value, f"{prefix}{name} ") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An advisory lock that the system lets go when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
-    with open(path / ".lock", "w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(
-                f"{path} is being written by another process; wait for it or give another folder"
-            ) from error
-        yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gepc.errors import GepcError, InputError, OptionError
-from gepc.files import read_json, write_json
+from gepc.files import only_writer, read_json, remove_drafts, write_json
 from gepc.images import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import Progress
@@ -21,7 +21,7 @@ from gepc.training.compiling import compiled_is_wrong
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
 from gepc.training.loss_log import LOG_EVERY, LossLog, Row
 from gepc.training.net import alphas_cumprod, build_net, save_folder
-from gepc.training.process import Clock, Speed, only_writer, remove_drafts, stop_on_signals
+from gepc.training.process import Clock, Speed, stop_on_signals
 from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-
-from gepc.errors import InputError
+from contextlib import contextmanager
 
 
 class Clock:
@@ -66,33 +62,3 @@ def stop_on_signals() -> Iterator[list[bool]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold `folder` against a second process that would write into it; the system lets go when this one ends."""
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process is writing into {folder}; wait for it or give another folder"
-                ) from error
-        yield
-    finally:
-        os.close(handle)
-
-
-def remove_drafts(*folders: Path) -> None:
-    """Remove what writes that were killed left behind; nobody else may be writing into the folders."""
-    for folder in folders:
-        for draft in folder.glob(".*.part"):
-            with suppress(OSError):
-                draft.unlink()
