@@ -40,10 +40,13 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str) -> None:
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    _, name, *words = shlex.split(line)
-    assert name in known, f"{page}: {line}"
-    options = {option for parameter in known[name].params for option in parameter.opts}
+    command = typer.main.get_command(app)
+    _, *words = shlex.split(line)
+    while hasattr(command, "commands"):
+        name = words.pop(0)
+        assert name in command.commands, f"{page}: {line}"
+        command = command.commands[name]
+    options = {option for parameter in command.params for option in parameter.opts}
     used = {word.split("=")[0] for word in words if word.startswith("--")}
     assert used <= options, f"{page}: {line}"
 

@@ -8,7 +8,7 @@ from gaussians import D, aurocs, distance2, gaussian, method, passes, run, sampl
 
 from gepc.backbones.schedule import cosine_alphas_cumprod, rho_of
 from gepc.errors import OptionError
-from gepc.extractors.ic import png_bits
+from gepc.extractors.ic import packed_bits
 
 RNG = np.random.default_rng(0)
 
@@ -17,11 +17,11 @@ def test_the_compressor_orders_by_complexity() -> None:
     """Constant << blocks < noise; uniform noise takes 8.0 to 8.6 bits a dimension."""
     blocks = np.kron(RNG.integers(0, 256, (3, 8, 8)), np.ones((1, 4, 4))) / 127.5 - 1
     noise = RNG.integers(0, 256, (3, 32, 32)) / 127.5 - 1
-    bits = [png_bits(image.astype(np.float32)) for image in (np.zeros((3, 32, 32)), blocks, noise)]
+    bits = [packed_bits(image.astype(np.float32), "png") for image in (np.zeros((3, 32, 32)), blocks, noise)]
     assert 4 * bits[0] < bits[1] < bits[2]
     assert 8.0 <= bits[2] / 3072 <= 8.6
-    assert png_bits(noise[:1].astype(np.float32)) < bits[2] / 2
-    assert png_bits(np.concatenate([noise, noise[:1]]).astype(np.float32)) > bits[2]
+    assert packed_bits(noise[:1].astype(np.float32), "png") < bits[2] / 2
+    assert packed_bits(np.concatenate([noise, noise[:1]]).astype(np.float32), "png") > bits[2]
 
 
 def test_complexity_is_taken_from_the_bound() -> None:
@@ -29,7 +29,7 @@ def test_complexity_is_taken_from_the_bound() -> None:
     extractor, images = method("ic"), np.clip(sample(4), -1, 1)
     table = run(extractor, images)
     np.testing.assert_array_equal(table["bpd"], run(method("nll_vlb"), images)["bpd"])
-    png = np.array([png_bits(image) for image in images]) / D
+    png = np.array([packed_bits(image, "png") for image in images]) / D
     np.testing.assert_allclose(extractor.columns(table)[:, 0, 0], table["bpd"][:, 0] - png)
     assert passes(extractor, gaussian(), 1) == (33, 0)
 

@@ -87,11 +87,6 @@ def packed_bits(image: npt.NDArray[np.float32], compressor: str) -> int:
     return 8 * packed.getbuffer().nbytes
 
 
-def png_bits(image: npt.NDArray[np.float32]) -> int:
-    """Bits of the image's PNG."""
-    return packed_bits(image, "png")
-
-
 def _picture(image: npt.NDArray[np.float32]) -> Picture:
     """The 8-bit picture; channels other than 1 or 3 are stacked into one grey image."""
     from PIL import Image
