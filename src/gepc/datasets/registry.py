@@ -108,8 +108,8 @@ def open_dataset(
         Keep at most this many images. Without a seed they are the first ones.
     seed:
         Draw the `limit` images at random instead, as a function of (name, split, seed) and of the number of images
-        alone: where the data lies, its form and the other data sets do not matter. They come in the data set's order,
-        and a larger limit keeps those of a smaller one.
+        alone: where the data lies, its form and the other data sets do not matter. They come in the order they are
+        drawn in: a larger limit begins with those of a smaller one, and features that are cached for it are found.
 
     An image that cannot be decoded is a record with an `error`; a missing or damaged archive is an `InputError`.
     """
@@ -124,6 +124,6 @@ def open_dataset(
 
 
 def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]:
-    """The `limit` lowest of `count` random numbers; raw ones, whose stream no release of numpy may change."""
+    """Places of the `limit` lowest of `count` random numbers; raw ones, whose stream no release of numpy may change."""
     numbers = noise.generator(seed, f"{name}|".encode(), f"subset of {split}").bit_generator.random_raw(count)
-    return sorted(int(index) for index in np.argsort(numbers, kind="stable")[:limit])
+    return [int(index) for index in np.argsort(numbers, kind="stable")[:limit]]
