@@ -12,12 +12,14 @@ from gepc.bench.collect import Part
 from gepc.bench.evaluate import Scores
 from gepc.bench.passes import PassesBench, economies
 from gepc.bench.plus import (
+    LEAN,
     WIDE,
     PlusBench,
     advantage,
     aurocs,
     collect_plus,
     designs,
+    fast,
     passes_needed,
     placements,
     plus,
@@ -38,6 +40,7 @@ PROTOCOL = Protocol(
     size=8,
     train_images=40,
     test_images=20,
+    seeds=(0, 1),
 )
 
 
@@ -48,7 +51,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> PlusBench:
         np.savez(folder / f"{name}.npz", train_x=as_uint8(images[:40]), test_x=as_uint8(images[40:60]))
     backbone = toy_backbone()
     found = collect_plus(PROTOCOL, backbone, folder, FeatureCache(None))
-    assert backbone.forward_count == passes_needed(PROTOCOL, backbone) == (2 * 40 + 3 * 20) * 4 * 7
+    assert backbone.forward_count == passes_needed(PROTOCOL, backbone) == (2 * 40 + 3 * 20) * 4 * (7 + 3)
     return found
 
 
@@ -62,6 +65,20 @@ def test_a_design_gives_the_columns_of_the_method_it_stands_for(bench: PlusBench
             own = bench.timesteps(design)
             direct = design.method.columns(design.method.extract(bench.backbone, batch, own))
             np.testing.assert_allclose(design.columns(part, own), direct, rtol=1e-4, atol=1e-5)
+
+
+def test_a_lean_table_holds_the_same_numbers_as_a_wide_one(bench: PlusBench) -> None:
+    images = SETS["a"][:6]
+    batch = Batch(images, [image_key(image) for image in images])
+    timesteps = WIDE.timesteps(bench.backbone)
+    wide, lean = (
+        Part(method.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys)) for method in (WIDE, LEAN)
+    )
+    for design in (plus("full"), fast("fast")):
+        own = bench.timesteps(design)
+        np.testing.assert_allclose(
+            design.columns(lean, own, LEAN.group), design.columns(wide, own), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_the_presets_are_among_the_designs(bench: PlusBench) -> None:
@@ -83,11 +100,13 @@ def test_the_tables_are_whole(bench: PlusBench) -> None:
         "GEPC, K=2 of these levels, 1/CV, KDE",
     ]
     first = main.rows[0]
-    scores = bench.all_scores(next(iter(designs().values()))[0])[0]
-    expected = list(aurocs(scores).values())
+    runs = bench.all_scores(next(iter(designs().values()))[0])
+    assert list(runs) == [0, 1]
+    expected = np.mean([list(aurocs(scores).values()) for scores in runs.values()], axis=0)
     np.testing.assert_allclose(first[1:5], expected)
     assert first[5] == pytest.approx(np.mean(expected))
-    assert first[7] == pytest.approx(min(expected))
+    assert first[8] == pytest.approx(min(expected))
+    assert [row[6] for row in main.rows] == [2, 2, 1]  # GEPC needs transforms that the second seed has not seen
     assert first[-2:] == (0.0, None)  # nobody is ahead of himself
     rule = found["plus-rule"]
     assert [row[0] for row in rule.rows] == ["A", "B"]
