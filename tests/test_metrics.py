@@ -78,6 +78,20 @@ def test_the_interval_covers_the_true_auroc(shift: float) -> None:
     assert abs(covered / repetitions - 0.95) < tolerance
 
 
+@pytest.mark.parametrize(("n", "m"), [(5, 9), (200, 100), (2, 2)])
+def test_sets_that_do_not_overlap_still_have_an_interval(n: int, m: int) -> None:
+    """The end is the AUROC at which min(n, m) independent pairs all come out right with probability 2.5 %."""
+    inside, outside = np.linspace(0, 1, n), np.linspace(2, 3, m)
+    low, high = auroc_interval(inside, outside)
+    assert high == 1.0
+    assert low ** min(n, m) == pytest.approx(0.025)
+    assert auroc_interval(outside, inside) == (0.0, pytest.approx(1 - auroc_interval(inside, outside)[0]))
+
+
+def test_one_score_of_a_kind_says_nothing() -> None:
+    assert auroc_interval([1.0], [0.5, 2.0]) == auroc_interval([1.0, 0.0], [2.0]) == (0.0, 1.0)
+
+
 def test_all_metrics_of_a_pair() -> None:
     inside, outside = np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.5, 4.0, 5.0])
     found = detection(inside, outside)

@@ -52,14 +52,22 @@ def fpr_at_tpr(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, tpr: float =
 def auroc_interval(
     id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Confidence interval of the AUROC by DeLong's variance, on the logit scale so that it stays inside (0, 1)."""
+    """Confidence interval of the AUROC by DeLong's variance, on the logit scale so that it stays inside (0, 1).
+
+    That variance is 0 for sets that do not overlap. There the interval is the exact one of min(n, m) pairs without a
+    common image, which are independent trials that all came out alike; it is wider than need be. One score of a kind
+    tells nothing about its scatter: (0, 1).
+    """
     from scipy.stats import norm, rankdata
 
     inside, outside = _check(id_scores, ood_scores)
     n, m = len(inside), len(outside)
     value = auroc(inside, outside)
-    if n < 2 or m < 2 or value in (0.0, 1.0):
-        return (value, value)
+    if n < 2 or m < 2:
+        return (0.0, 1.0)
+    if value in (0.0, 1.0):
+        away = 1.0 - (0.5 - confidence / 2) ** (1.0 / min(n, m))
+        return (max(0.0, value - away), min(1.0, value + away))
     ranks = rankdata(np.concatenate([inside, outside]))
     over_id = (ranks[n:] - rankdata(outside)) / n
     under_ood = 1.0 - (ranks[:n] - rankdata(inside)) / m
