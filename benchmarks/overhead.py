@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 import gepc
+from gepc.allocator import keep_freed_memory
 
 
 def bare_passes(backbone: gepc.Backbone, passes: int, rows: int) -> None:
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
+    keep_freed_memory()
 
     backbone = gepc.load_backbone(options.backbone)
     rng = np.random.default_rng(0)

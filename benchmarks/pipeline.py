@@ -33,6 +33,7 @@ from overhead import seconds as wall_seconds
 from PIL import Image
 
 import gepc
+from gepc.allocator import keep_freed_memory
 from gepc.engines.local import score_shards
 from gepc.engines.merging import merge
 from gepc.engines.processes import Team
@@ -171,6 +172,7 @@ def sweep_tables(options: Any, reference: np.ndarray, paths: list[Path], place: 
 
 
 def _member(rank: int, size: int, folder: str, names: list[str], place: str, barrier: Any, times: Any) -> None:
+    keep_freed_memory()
     torch.set_num_threads(1)
     detector = gepc.load_detector(folder)
     images = FileImages([Path(name) for name in names])
@@ -250,6 +252,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="overhead,growth,sweeps,scaling,limit", help="which tables, by commas")
     options = parser.parse_args()
+    keep_freed_memory()
     global clock
     clock = time.process_time if options.clock == "cpu" else time.perf_counter
 

@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 import gepc
+from gepc.allocator import keep_freed_memory
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import collect_plus, passes_needed, tables
 from gepc.bench.protocol import load_protocol
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, help="test images of each set, instead of the protocol's number")
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
     options = parser.parse_args()
+    keep_freed_memory()
 
     given = {"backbone": options.backbone, "train_images": options.train, "test_images": options.test}
     overrides = {name: value for name, value in given.items() if value is not None}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from gepc.allocator import keep_freed_memory
+
 # importing a module registers its commands
 from gepc.cli import backbones as _backbones  # noqa: F401
 from gepc.cli import bench as _bench  # noqa: F401
@@ -23,4 +25,5 @@ __all__ = ["main"]
 
 def main() -> None:
     """Entry point of `gepc` and `python -m gepc`."""
+    keep_freed_memory()
     sys.exit(run())

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gepc.allocator import keep_freed_memory
 from gepc.detector import Result
 from gepc.engines.local import Judge, Labels, score_part
 from gepc.engines.remote import UrlImages
@@ -102,6 +103,7 @@ class Actor:
     """One process of the cluster: a detector, and shards one after the other."""
 
     def __init__(self, recipe: Recipe, array: str | None) -> None:
+        keep_freed_memory()
         self.judge = recipe.build()
         self.array = None if array is None else open_images(array)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gepc.allocator import keep_freed_memory
 from gepc.backbones.base import Backbone
 from gepc.batching import Chunk
 from gepc.detector import FeatureWork, Found
@@ -24,6 +25,7 @@ class Worker:
     def __init__(self, backbone: Backbone | str, options: dict[str, Any]) -> None:
         from gepc.backbones.load import load_backbone
 
+        keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
     def look(self, work: FeatureWork, chunk: Chunk) -> tuple[Found | None, int, int]:
