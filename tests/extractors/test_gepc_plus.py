@@ -19,7 +19,7 @@ from gepc.errors import InputError, OptionError
 from gepc.extractors.base import Batch
 from gepc.extractors.gepc import GepcExtractor
 from gepc.extractors.gepc_plus import GepcPlus
-from gepc.extractors.residuals import LAGS, autocorrelation
+from gepc.extractors.residuals import CORRELATIONS, LAGS, autocorrelation, channel_correlation
 from gepc.groups import Group
 from gepc.metrics import auroc
 from gepc.noise import image_key
@@ -84,13 +84,37 @@ def test_autocorrelation_of_a_constant_a_checkerboard_and_a_pixel() -> None:
         assert autocorrelation(torch.ones(1, 1, 1, 1), shifts).item() == 0.0
 
 
+def test_channel_correlation_is_the_literal_one_and_knows_no_scale() -> None:
+    field = np.random.default_rng(0).standard_normal((2, 3, 5, 7))
+    expected = [
+        np.mean([(one[c] * one[d]).mean() for c in range(3) for d in range(3) if c != d]) / (one**2).mean()
+        for one in field
+    ]
+    for scale in (1.0, 7.0):
+        found = channel_correlation(torch.from_numpy(scale * field)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    grey = torch.from_numpy(np.repeat(field[:, :1], 3, axis=1))
+    np.testing.assert_allclose(channel_correlation(grey).numpy(), 1.0)
+    assert channel_correlation(torch.tensor([[[[1.0]], [[-1.0]]]])).item() == pytest.approx(-1.0)
+
+
+def test_a_network_of_one_channel_has_no_column_between_channels() -> None:
+    backbone, images = toy_backbone(channels=1), pictures(40, channels=1)
+    detector = gepc.create_detector("gepc+", backbone, "fast", levels=LEVELS[:1]).fit(images)
+    assert np.isfinite(detector.score(images)).all()
+    without = gepc.create_detector("gepc+", backbone, "fast", levels=LEVELS[:1], features=("s", "d", *LAGS)).fit(images)
+    np.testing.assert_array_equal(detector.score(images), without.score(images))
+    with pytest.raises(OptionError, match="ac compares channels and the backbone has one"):
+        gepc.create_detector("gepc+", backbone, "fast", features="ac").fit(images)
+
+
 def test_the_columns_are_the_formulas() -> None:
     """Logarithms of GEPC's own table for each element, and the autocorrelations of eps(x_t) - noise."""
     backbone, group = toy_backbone(), Group.of(("rot180", "flip_x"))
-    method = plus(group=group, features=("s", "cos", "b", "d", *LAGS))
+    method = plus(group=group, features=("s", "cos", "b", "d", *CORRELATIONS))
     timesteps = method.timesteps(backbone)
     columns = method.columns(method.extract(backbone, batch(), timesteps))
-    assert method.column_names == ("s:rot180", "s:flip_x", "cos:rot180", "cos:flip_x", "b", "d", *LAGS)
+    assert method.column_names == ("s:rot180", "s:flip_x", "cos:rot180", "cos:flip_x", "b", "d", *CORRELATIONS)
     assert columns.shape == (12, 4, len(method.column_names))
     paper = GepcExtractor(levels=Levels(LEVELS), group=group, features=("s", "cos", "b", "d"))
     table = paper.extract(backbone, batch(), timesteps)
@@ -103,6 +127,7 @@ def test_the_columns_are_the_formulas() -> None:
     error = (backbone.eps(x_t, timesteps[1]) - noise).double()
     for place, shifts in enumerate(LAGS.values(), start=6):
         np.testing.assert_allclose(columns[:, 1, place], autocorrelation(error, shifts).numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(columns[:, 1, -1], channel_correlation(error).numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_one_column_for_the_mean_over_the_group() -> None:

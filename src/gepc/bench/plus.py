@@ -26,7 +26,7 @@ from gepc.choice import by_violation
 from gepc.extractors.base import Table
 from gepc.extractors.gepc import GepcExtractor
 from gepc.extractors.gepc_plus import FULL_LEVELS, GepcPlus
-from gepc.extractors.residuals import LAGS, PER_ELEMENT
+from gepc.extractors.residuals import CORRELATIONS, LAGS, PER_ELEMENT
 from gepc.groups import Group
 from gepc.metrics import auroc
 
@@ -34,7 +34,7 @@ Array = npt.NDArray[np.float64]
 Pair = tuple[str, str]
 Runs = dict[int, dict[str, Scores]]
 
-TERMS = ("s", "cos", "b", "d", *LAGS)
+TERMS = ("s", "cos", "b", "d", *CORRELATIONS)
 WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
 LEAN = replace(WIDE, group=GepcPlus.group)
 ELEMENTS = tuple(action.name for action in WIDE.group.moving)
@@ -68,7 +68,7 @@ class Design:
 
 
 def _wanted(table: Table, method: GepcExtractor) -> Table:
-    return {name: table[name] for name in method.features}
+    return {name: table[name] for name in method.features if name in table}
 
 
 def _some(name: str, values: Array, places: list[int]) -> Array:
@@ -88,7 +88,6 @@ def fast(label: str, **options: object) -> Design:
 
 def designs() -> dict[str, list[Design]]:
     """Title -> rows. The first design of all is the reference of the significance tests."""
-    lags = tuple(LAGS)
     paper = Group.of("paper")
     gepc = GepcExtractor(levels=Levels(FULL_LEVELS), features=("s",), group=paper)
     return {
@@ -103,16 +102,17 @@ def designs() -> dict[str, list[Design]]:
                 ("s",),
                 ("b",),
                 ("d",),
-                lags,
+                CORRELATIONS,
                 ("s", "b"),
                 ("s", "d"),
                 ("s", "b", "d"),
-                ("s", *lags),
-                ("d", *lags),
-                ("s", "d", "ax", "ay"),
-                ("s", "d", *lags),
-                ("s", "b", "d", *lags),
-                ("s", "cos", "b", "d", *lags),
+                ("s", *CORRELATIONS),
+                ("d", *CORRELATIONS),
+                ("s", "d", "ac"),
+                ("s", "d", *LAGS),
+                ("s", "d", *CORRELATIONS),
+                ("s", "b", "d", *CORRELATIONS),
+                ("s", "cos", "b", "d", *CORRELATIONS),
             )
         ],
         "Transforms, at the level of the preset fast": [

@@ -8,6 +8,7 @@ we drew the noise. With pool and the features of `gepc.extractors.gepc`, the col
     ax, ay    <e(p), e(p + 1 pixel)>       whiteness: what it misses, is it structure? Autocorrelations of e along x
     ad        the same on the diagonals    and y, on both diagonals, and at two pixels, each divided by <e, e>
     ax2, ay2  the same at two pixels
+    ac        <e_c, e_c'>                  and the same between channels: is it colour?
 
 and on request log cos, log b and the logarithms of GEPC's other features. A Gaussian with a shrunk covariance is fitted
 to the columns of each level, and the squared Mahalanobis distances are averaged over levels. Logarithms, because
@@ -32,7 +33,7 @@ from gepc.backbones.schedule import Levels
 from gepc.errors import OptionError, check_choice
 from gepc.extractors.base import Batch, Columns, Table, register
 from gepc.extractors.gepc import FEATURES, GepcExtractor
-from gepc.extractors.residuals import LAGS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
+from gepc.extractors.residuals import CORRELATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
 from gepc.groups import Group
 
 MapParts = dict[str, npt.NDArray[np.float32]]
@@ -62,7 +63,8 @@ class GepcPlus(GepcExtractor):
 
     Parameters
     ----------
-    features : any of s, cos, b, d, pair, cycle, x0 (in logarithms) and ax, ay, ad, ax2, ay2 (as they are).
+    features : any of s, cos, b, d, pair, cycle, x0 (in logarithms) and ax, ay, ad, ax2, ay2, ac (as they are).
+        A network of one channel has no ac, and no column for it.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
     map_part : `sum`, or one of its two parts: `residual` (where the transported scores disagree) and `error` (where the
         network misses the noise). Both are in units of b, so that they can be added.
@@ -74,7 +76,7 @@ class GepcPlus(GepcExtractor):
 
     calibration: ClassVar[str] = "level_mahalanobis"
     keep: ClassVar[int | None] = None
-    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *LAGS)
+    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS)
     level_pass: ClassVar[type[LevelPass]] = PlusPass
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {"levels": Levels(FAST_LEVELS), "group": Group.of("rot90")},
@@ -82,7 +84,7 @@ class GepcPlus(GepcExtractor):
     }
 
     levels: Levels = Levels(FULL_LEVELS)
-    features: tuple[str, ...] = ("s", "d", *LAGS)
+    features: tuple[str, ...] = ("s", "d", *CORRELATIONS)
     group: Group = Group.of(("rot90", "flip_x"))
     elements: str = "each"
     map_part: str = "sum"
@@ -118,10 +120,13 @@ class GepcPlus(GepcExtractor):
 
     def columns(self, table: Table) -> Columns:
         """The features side by side, energies in logarithms."""
-        return np.concatenate([self._columns_of(name, table[name]) for name in self.features], axis=2)
+        present = [name for name in self.features if name != "ac" or name in table]
+        if not present:
+            raise OptionError("ac compares channels and the backbone has one; name another feature")
+        return np.concatenate([self._columns_of(name, table[name]) for name in present], axis=2)
 
     def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
-        if feature in LAGS:
+        if feature in CORRELATIONS:
             return values[:, :, None]
         if feature in PER_ELEMENT and self.elements == "each":
             return np.log(np.maximum(values[:, :, 1:], TINY))

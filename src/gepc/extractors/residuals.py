@@ -31,7 +31,9 @@ LAGS: dict[str, tuple[tuple[int, int], ...]] = {
     "ay2": ((2, 0),),
 }
 """Autocorrelations of the denoising error: name -> shifts (down, right) in pixels, averaged."""
-WITHOUT_GROUP = ("b", "d", *LAGS)
+CORRELATIONS = (*LAGS, "ac")
+"""Those, and the correlation between its channels, which a network of one channel does not have."""
+WITHOUT_GROUP = ("b", "d", *CORRELATIONS)
 
 
 class LevelPass:
@@ -159,9 +161,11 @@ class LevelPass:
             row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
         if "d" in self.wanted:
             row["d"] = self.method.pooling((self.base - self.noise).square()).double()
-        if self.wanted & set(LAGS):
+        if self.wanted & set(CORRELATIONS):
             error = self.base - self.noise
             row.update({name: autocorrelation(error, shifts) for name, shifts in LAGS.items() if name in self.wanted})
+            if "ac" in self.wanted and error.shape[1] > 1:
+                row["ac"] = channel_correlation(error)
         return row
 
     def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -240,3 +244,15 @@ def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> t
         there = field[..., down : down + height, left + right : left + right + width]
         total += (here * there).flatten(1).mean(1, dtype=power.dtype) / power
     return total / len(shifts)
+
+
+def channel_correlation(field: torch.Tensor) -> torch.Tensor:
+    """mean f_c f_c' / mean f^2 over pixels and pairs of channels c != c': ((sum_c f_c)^2/sum_c f_c^2 - 1)/(C - 1).
+
+    0 for channels that have nothing in common, 1 for equal ones.
+    """
+    import torch
+
+    power = field.square().flatten(1).sum(1, dtype=torch.float64).clamp_min(1e-30)
+    together = field.sum(1).square().flatten(1).sum(1, dtype=torch.float64)
+    return (together / power - 1.0) / (field.shape[1] - 1)
