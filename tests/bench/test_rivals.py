@@ -87,14 +87,20 @@ def compared(bench, data, protocol):
 
 
 def test_names_of_methods():
-    assert sorted(method_names("all")) == METHODS
+    found = method_names("all")
+    assert sorted({name.partition(":")[0] for name in found}) == METHODS
+    assert {"gepc+:fast", "gepc+:full"} <= set(found)  # it has no preset light: all of them
     free = method_names("training-free")
-    assert set(free) == set(METHODS) - set(published.ID_TRAINED)
+    assert set(free) == {name for name in found if name not in published.ID_TRAINED}
     assert {"nll_vlb", "ic", "msma", "ddpm_ood", "lmd", "diffpath", "scoped"} <= set(free)
     assert method_names("scoped, msma,msma") == ["msma", "scoped"]
     assert method_names("gepc") == []
+    assert method_names("msma:knn,msma,training-free")[-1] == "spr"
+    assert {"msma", "msma:knn"} <= set(method_names("all,msma:knn"))
     with pytest.raises(OptionError, match="did you mean 'msma'"):
         method_names("mmsa")
+    with pytest.raises(OptionError, match="'msma' has no preset 'papr'; did you mean 'paper'"):
+        method_names("msma:papr")
     with pytest.raises(OptionError, match="training-free"):
         method_names(" , ")
 
@@ -128,10 +134,21 @@ def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
     assert (norm.preset, norm.train_images) == ("light", 32)
 
 
+def test_one_method_with_two_presets(protocol):
+    choices = {"msma": MethodChoice(test_images=20), "msma:knn": MethodChoice(test_images=22)}
+    plain, knn, paper = choose_rivals(
+        ("msma", "msma:knn", "msma:paper"), replace(protocol, methods=choices), toy_backbone()
+    )
+    assert [one.test_images for one in (plain, knn, paper)] == [20, 22, 20]
+    assert [one.label for one in (plain, knn, paper)] == ["msma", "msma knn", "msma paper"]
+    assert knn.scoring.calibration == "knn:k=5"
+
+
 @pytest.mark.parametrize(
     ("methods", "sentence"),
     [
         ({"mmsa": {}}, "did you mean 'msma'"),
+        ({"msma:kn": {}}, "did you mean 'knn'"),
         ({"gepc": {}}, "the protocol's own"),
         ({"msma": {"test_images": 0}}, "at least 20"),
         ({"msma": {"presett": "paper"}}, "did you mean 'preset'"),

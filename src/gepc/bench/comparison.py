@@ -102,7 +102,7 @@ def _entry(bench: Bench, found: RivalBench, own: Entry, spent: Spent) -> Entry:
         same = float(np.mean(list(bench.on_images(found.keys).aurocs(bench.main).values())))
     return Entry(
         name=rival.extractor.name,
-        label=rival.extractor.label,
+        label=rival.label,
         preset=rival.preset,
         distance=rival.distance,
         calibration=rival.detector.calibration_name,

@@ -40,6 +40,15 @@ class MethodChoice:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def split_name(name: str) -> tuple[str, str | None]:
+    """(method, preset) of `method:preset`, or (method, None); unknown ones are an error."""
+    method, colon, preset = name.partition(":")
+    known = find_method(method).presets
+    if colon and preset not in known:
+        raise OptionError(f"the method {method!r} has no preset {preset!r}; {nearest(preset, known)}")
+    return method, preset or None
+
+
 @dataclass(frozen=True)
 class Protocol:
     """A benchmark. ID-train chooses levels and fits; ID-test and OOD-test are only evaluated.
@@ -52,7 +61,8 @@ class Protocol:
     train_images, test_images : how many of each set, drawn with `subset_seed`.
     features : computed in the one pass; the first is the main detector's.
     seeds : noise seeds; the main table gives the mean and the spread over them.
-    methods : method -> how it is run where it is compared with GEPC; the others are run with their preset `light`.
+    methods : method, or method:preset -> how it is run where it is compared with GEPC; the others are run with their
+        preset `light`.
     """
 
     datasets: dict[str, Source]
@@ -91,8 +101,8 @@ class Protocol:
         self.extractor()
 
     def _check_methods(self) -> None:
-        for name, choice in self.methods.items():
-            find_method(name)
+        for full_name, choice in self.methods.items():
+            name, _ = split_name(full_name)
             if name == GepcExtractor.name:
                 raise OptionError("protocol: methods cannot hold gepc, whose settings are the protocol's own")
             if any(count is not None and count < 20 for count in (choice.train_images, choice.test_images)):

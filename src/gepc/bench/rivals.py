@@ -17,7 +17,7 @@ from gepc.backbones.base import Backbone
 from gepc.bench import published
 from gepc.bench.collect import Collection, Looking, needed, open_split
 from gepc.bench.evaluate import Scores, Scoring, all_detections
-from gepc.bench.protocol import MethodChoice, Protocol
+from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.cache import FeatureCache
 from gepc.calibrators import Aggregation
 from gepc.detector import Detector
@@ -46,6 +46,11 @@ class Rival:
         return self.detector.extractor
 
     @property
+    def label(self) -> str:
+        """The method's name in tables, with its preset where that is not the usual one."""
+        return self.extractor.label if self.preset in (None, "light") else f"{self.extractor.label} {self.preset}"
+
+    @property
     def distance(self) -> str | None:
         """What images are compared by, where the method compares images."""
         options = self.extractor.options()
@@ -66,33 +71,44 @@ class Rival:
 
 
 def method_names(text: str) -> list[str]:
-    """`all`, `training-free`, or names with commas between. GEPC is not among them: the benchmark is its own.
+    """`all`, `training-free`, names and `name:preset`, with commas between. GEPC is not among them: it is there anyway.
 
     Training-free are all registered methods but those whose originals need a model for each ID set: the upper block
-    of the paper's main table.
+    of the paper's main table. Of a method without a preset `light`, all presets are taken.
     """
-    if text in ("all", "training-free"):
-        names = list(methods())
-        if text == "training-free":
-            names = [name for name in names if name not in published.ID_TRAINED]
-    else:
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        if not names:
-            raise OptionError("--methods takes all, training-free, or names with commas between")
-        for name in names:
-            find_method(name)
-    free = [name for name in dict.fromkeys(names) if name != GepcExtractor.name]
-    return sorted(free, key=lambda name: (name in published.ID_TRAINED, name))
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise OptionError("--methods takes all, training-free, or names with commas between")
+    names = [name for word in words for name in _meant(word)]
+    free = [name for name in dict.fromkeys(names) if split_name(name)[0] != GepcExtractor.name]
+    return sorted(free, key=lambda name: (split_name(name)[0] in published.ID_TRAINED, name))
+
+
+def _meant(word: str) -> list[str]:
+    """The methods that one word of the list stands for."""
+    if word not in ("all", "training-free"):
+        split_name(word)
+        return [word]
+    wanted = [name for name in methods() if word == "all" or name not in published.ID_TRAINED]
+    return [one for name in wanted for one in _usual_presets(name)]
+
+
+def _usual_presets(name: str) -> list[str]:
+    presets = find_method(name).presets
+    return [name] if "light" in presets or not presets else [f"{name}:{preset}" for preset in presets]
 
 
 def choose_rivals(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Rival]:
     """The methods with the presets, options and numbers of images that the protocol gives them."""
-    return [_rival(name, protocol.methods.get(name, MethodChoice()), protocol, backbone) for name in names]
+    return [_rival(name, protocol, backbone) for name in names]
 
 
-def _rival(name: str, choice: MethodChoice, protocol: Protocol, backbone: Backbone) -> Rival:
+def _rival(full_name: str, protocol: Protocol, backbone: Backbone) -> Rival:
+    """What the protocol says of `method:preset`, else what it says of the method."""
+    name, preset = split_name(full_name)
+    choice = protocol.methods.get(full_name, protocol.methods.get(name, MethodChoice()))
     method = find_method(name)
-    preset = choice.preset or ("light" if "light" in method.presets else None)
+    preset = preset or choice.preset or ("light" if "light" in method.presets else None)
     check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
     detector = create_detector(name, backbone, preset, size=protocol.size, **choice.options)
     train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images

@@ -90,7 +90,7 @@ def _about_rival(found: RivalBench) -> dict[str, Any]:
     extractor = found.rival.extractor
     return {
         "method": extractor.name,
-        "label": extractor.label,
+        "label": found.rival.label,
         "preset": found.rival.preset,
         "options": plain_options(extractor.options()),
         "images": {split: found.count(split) for split in ("train", "test")},

@@ -40,7 +40,9 @@ NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Compute everyth
 
 MethodsOption = Annotated[
     str | None,
-    typer.Option(help="Methods to compare GEPC with: all, training-free, or names such as msma,scoped."),
+    typer.Option(
+        help="Methods to compare GEPC with: all, training-free, names such as msma,scoped, with presets: gepc+:fast."
+    ),
 ]
 BudgetOption = Annotated[
     float | None,
@@ -158,7 +160,7 @@ def _foretell(protocol: Protocol, backbone: Backbone, rivals: Sequence[Rival], c
         images = f"{one.rival.train_images:>5} / {one.rival.test_images:<5} images"
         shared = ", shared with another method" if one.shared else ""
         note(
-            f"  {one.rival.extractor.label:<20} {images} {one.per_image!s:>8} each "
+            f"  {one.rival.label:<20} {images} {one.per_image!s:>8} each "
             f"{total.forward + total.jvp:>12,} passes {own:8.1f} min{shared}"
         )
         # progress is told for every method, shared or not
