@@ -16,7 +16,8 @@ from gepc.batching import Chunk, Forgive, chunks
 from gepc.cache import FeatureCache, Sight
 from gepc.detector import FeatureWork, Found
 from gepc.extractors.base import Table, find_method
-from gepc.images import Preprocessing, open_images
+from gepc.images import open_images
+from gepc.preprocessing import Preprocessing
 
 AHEAD = 3
 

@@ -15,7 +15,8 @@ from PIL import Image as PILImage
 from toys import as_uint8, pictures
 
 from gepc.errors import InputError, OptionError, ValueRangeWarning
-from gepc.images import FileImages, Preprocessing, iterate, load_all, open_images, read_pixels, warn_about_range
+from gepc.images import FileImages, iterate, open_images, read_pixels
+from gepc.preprocessing import Preprocessing, load_all, warn_about_range
 
 FLOATS = pictures(4, size=(6, 5))
 BYTES = as_uint8(FLOATS)  # (N, H, W, C)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import kstest
 from toys import as_uint8, pictures
 
-from gepc.images import Preprocessing
 from gepc.noise import generator, image_key, normal, subsets
+from gepc.preprocessing import Preprocessing
 
 SHAPE = (3, 8, 8)
 KEYS = [image_key(image) for image in pictures(5)]

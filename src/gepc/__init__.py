@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from gepc.groups import Action as Action
     from gepc.groups import Group as Group
     from gepc.groups import register_action as register_action
-    from gepc.images import Preprocessing as Preprocessing
     from gepc.methods import GEPC as GEPC
     from gepc.methods import create_detector as create_detector
     from gepc.methods import list_detectors as list_detectors
     from gepc.monitor import Monitor as Monitor
+    from gepc.preprocessing import Preprocessing as Preprocessing
     from gepc.storage import load_detector as load_detector
 
 _HOME = {
@@ -43,7 +43,7 @@ _HOME = {
     "GepcError": "gepc.errors",
     "Group": "gepc.groups",
     "Levels": "gepc.backbones.schedule",
-    "Preprocessing": "gepc.images",
+    "Preprocessing": "gepc.preprocessing",
     "create_detector": "gepc.methods",
     "list_datasets": "gepc.datasets",
     "open_dataset": "gepc.datasets",

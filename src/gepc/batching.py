@@ -9,8 +9,9 @@ from enum import Enum
 import numpy as np
 
 from gepc.errors import InputError
-from gepc.images import Image, Images, Preprocessing
+from gepc.images import Image, Images
 from gepc.noise import image_key
+from gepc.preprocessing import Preprocessing
 
 
 @dataclass

@@ -19,9 +19,10 @@ from gepc.conformal import Guarantee, Reference, group_labels
 from gepc.discovery import discoveries
 from gepc.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.extractors.base import Batch, Cost, Extractor, Table
-from gepc.images import Image, Images, Preprocessing, open_images, warn_about_range
+from gepc.images import Image, Images, open_images
 from gepc.maps import Map, MapPool, combine
 from gepc.noise import generator, image_key
+from gepc.preprocessing import Preprocessing, warn_about_range
 from gepc.sequential import Sequential, check_alpha
 
 Array = npt.NDArray[np.float64]
@@ -97,7 +98,7 @@ class Detector:
     aggregate, fuse : how levels and features are put together; see `gepc.calibrators.Aggregation`.
     sequential : look at one kept level after another and stop once the verdict at this false-alarm rate is clear; the
         guarantee holds as without it (`gepc.sequential`). None looks at all of them.
-    value_range, size, resize, magnitude, normalise : see `gepc.images.Preprocessing`; size defaults to the backbone's.
+    value_range, size, resize, magnitude, normalise : see `gepc.Preprocessing`; size defaults to the backbone's.
     calibration_share : share of the ID images held out for p-values.
     batch_size : images handed to the network at once; bounds the memory, does not change a score.
     seed : the noise is a function of this seed and of each image's content.

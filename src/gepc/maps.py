@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from gepc.errors import InputError, ValueRangeWarning, check_choice
 from gepc.files import replacing
-from gepc.images import Image, Images, iterate, warn_about_range
+from gepc.images import Image, Images, iterate
+from gepc.preprocessing import warn_about_range
 
 if TYPE_CHECKING:
     from gepc.detector import Detector

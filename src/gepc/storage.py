@@ -21,8 +21,8 @@ from gepc.calibrators import Aggregation, create_calibrator
 from gepc.conformal import Reference
 from gepc.errors import BackboneError, InputError, OptionError, StorageError
 from gepc.files import read_json, write_arrays, write_json
-from gepc.images import Preprocessing
 from gepc.options import build
+from gepc.preprocessing import Preprocessing
 from gepc.sequential import Sequential
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from PIL import Image as PILImage
 
 from gepc.datasets import open_dataset
 from gepc.errors import InputError
-from gepc.images import Images, Preprocessing, iterate, read_pixels
+from gepc.images import Images, iterate, read_pixels
+from gepc.preprocessing import Preprocessing
 
 
 def write_images(folder: Path, names: Sequence[str], size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:

@@ -11,7 +11,7 @@ from toys import toy_backbone
 
 import gepc
 from gepc.errors import InputError
-from gepc.images import Preprocessing
+from gepc.preprocessing import Preprocessing
 from gepc.sar.bench import SarBench, measure, tables
 from gepc.sar.measure import Meter
 from gepc.sar.patches import PatchImages, PatchRules

@@ -13,7 +13,7 @@ from toys import toy_detector
 
 import gepc
 from gepc.errors import InputError, OptionError
-from gepc.images import Preprocessing
+from gepc.preprocessing import Preprocessing
 from gepc.sar.magnitude import log_magnitude
 
 BYTES = arrays(np.uint8, (6, 5), elements=st.integers(0, 255))

@@ -15,7 +15,8 @@ from gepc.cache import FeatureCache, Sight
 from gepc.datasets import open_dataset
 from gepc.errors import InputError
 from gepc.extractors.base import Extractor, Table
-from gepc.images import Images, Preprocessing
+from gepc.images import Images
+from gepc.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)

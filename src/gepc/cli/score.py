@@ -231,7 +231,7 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
 def _score(request: Request, us: Team, run: Run, detector: Detector, images: Images, labels: Labels | None) -> None:
     """Compute this process' share of what is missing, and wait until the others have theirs."""
     from gepc.engines.local import score_shards
-    from gepc.images import warn_about_range
+    from gepc.preprocessing import warn_about_range
 
     pending = us.share(run.pending())
     count = sum(len(shard) for shard in pending)

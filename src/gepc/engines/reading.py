@@ -14,7 +14,8 @@ from typing import Any
 from gepc.batching import Chunk, Forgive, chunks
 from gepc.engines.remote import UrlImages
 from gepc.errors import GepcError
-from gepc.images import FileImages, Images, Preprocessing, Record
+from gepc.images import FileImages, Images, Record
+from gepc.preprocessing import Preprocessing
 
 AHEAD = 2
 """Parts that wait for the network, for each reader."""

@@ -12,10 +12,11 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.bench.tables import Cell, ResultTable
 from gepc.calibrators import Aggregation, create_calibrator
-from gepc.images import Preprocessing, iterate
+from gepc.images import iterate
 from gepc.maps import combine
 from gepc.metrics import aupr, auroc, auroc_interval, fpr_at_tpr
 from gepc.pooling import Pooling
+from gepc.preprocessing import Preprocessing
 from gepc.sar.intervals import Interval, mean_interval, two_sample_interval
 from gepc.sar.localisation import localise, smoothed
 from gepc.sar.magnitude import log_magnitude

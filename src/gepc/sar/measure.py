@@ -18,8 +18,9 @@ from gepc.errors import InputError
 from gepc.extractors.base import Batch
 from gepc.extractors.gepc import GepcExtractor
 from gepc.files import write_arrays
-from gepc.images import Image, Preprocessing, iterate
+from gepc.images import Image, iterate
 from gepc.noise import image_key
+from gepc.preprocessing import Preprocessing
 from gepc.sar.patches import Patch, PatchImages
 from gepc.sar.remembering import Remembering
 

@@ -12,8 +12,9 @@ from gepc.batching import Forgive, chunks
 from gepc.conformal import EVERYONE
 from gepc.detector import Detector, OnProgress
 from gepc.errors import InputError
-from gepc.images import Pixels, warn_about_range
+from gepc.images import Pixels
 from gepc.maps import Map
+from gepc.preprocessing import warn_about_range
 from gepc.scenes.folder import Progress, RunFolder
 from gepc.scenes.plan import Plan
 from gepc.scenes.reading import Scene, Valid

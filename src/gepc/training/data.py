@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.errors import InputError
-from gepc.images import Image, Images, Preprocessing, iterate, load_all, open_images, read_npz
+from gepc.images import Image, Images, iterate, open_images, read_npz
+from gepc.preprocessing import Preprocessing, load_all
 from gepc.training.recipe import Recipe
 
 MINIMUM_IMAGES = 16
