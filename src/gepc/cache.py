@@ -37,8 +37,9 @@ class Sight:
 
     @property
     def method(self) -> Extractor:
-        """The method whose table is kept: the one that this one builds on, or itself."""
-        return self.extractor.builds_on() or self.extractor
+        """The method whose table an engine makes: the only one that this one builds on, or itself."""
+        parts = self.extractor.builds_on()
+        return parts[0] if len(parts) == 1 else self.extractor
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -51,7 +52,7 @@ class Sight:
 
     def complete(self, table: Table, batch: Batch) -> Table:
         """The method's own table from the kept one."""
-        return table if self.extractor.builds_on() is None else self.extractor.complete(table, batch)
+        return table if self.method is self.extractor else self.extractor.complete([table], batch)
 
 
 class FeatureCache:
@@ -130,11 +131,12 @@ class FeatureCache:
     def extract(self, backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> Table:
         """`extractor.extract`, reading what is known and writing what is not, one timestep at a time where it can be.
 
-        A method that builds on another one's table finds it here where that one was extracted before.
+        A method that builds on others' tables finds them here where those were extracted before.
         """
-        base = extractor.builds_on()
-        if base is not None:
-            return extractor.complete(self.extract(backbone, base, batch, timesteps), batch)
+        parts = extractor.builds_on()
+        if parts:
+            tables = [self.extract(backbone, part, batch, part.timesteps(backbone)) for part in parts]
+            return extractor.complete(tables, batch)
         if not self._keeps(backbone, extractor):
             self.misses += len(timesteps)
             return extractor.extract(backbone, batch, timesteps)

@@ -212,6 +212,25 @@ def test_passes_are_foretold_and_a_second_run_makes_none(data, protocol, tmp_pat
     assert not any(one.shared for one in alone)
 
 
+def test_density_of_states_costs_nothing_beside_the_methods_it_builds_on(data, protocol, tmp_path):
+    backbone = kept_backbone()
+    choices = {**{name: MethodChoice(options=options) for name, options in BRIEF.items()}}
+    choices["dos"] = MethodChoice(options={"strata": 5}, train_images=32, test_images=22)
+    rivals = choose_rivals(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=choices), backbone)
+    foretold = {one.rival.extractor.name: one for one in foretell(rivals, protocol, backbone)}
+    assert foretold["dos"].shared
+    assert foretold["dos"].total.forward == 0
+    assert foretold["dos"].per_image.forward == 6 + 3
+    assert foretold["nll_vlb"].per_image.forward == foretold["nll_vlb"].own.forward == 6
+    whole = {name: MethodChoice(options=choice.options) for name, choice in choices.items()}
+    rivals = choose_rivals(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=whole), backbone)
+    dos, *_ = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    assert dos.collection.passes == 0
+    alone, *_ = collect_rivals(rivals[:1], protocol, backbone, data, FeatureCache(None))
+    assert alone.collection.passes > 0
+    assert alone.aurocs == dos.aurocs
+
+
 def test_an_interrupted_run_goes_on(data, protocol, tmp_path):
     backbone = kept_backbone()
     rivals = choose_rivals(["msma"], protocol, backbone)

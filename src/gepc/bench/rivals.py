@@ -117,39 +117,53 @@ def _rival(full_name: str, protocol: Protocol, backbone: Backbone) -> Rival:
 
 @dataclass(frozen=True)
 class Foretold:
-    """The passes a method will make: per image while fitting, in all with an empty cache, and with whom it shares."""
+    """The passes a method will make: per image while fitting, and in all with an empty cache."""
 
     rival: Rival
     per_image: Cost
+    own: Cost
     images: int
-    shared: bool
+
+    @property
+    def shared(self) -> bool:
+        """Whether some of the passes are another method's."""
+        return self.own != self.per_image
 
     @property
     def total(self) -> Cost:
-        """All images and seeds."""
-        if self.shared:
-            return Cost()
-        return Cost(self.per_image.forward * self.images, self.per_image.jvp * self.images)
+        """Its own passes for all images and seeds."""
+        return Cost(self.own.forward * self.images, self.own.jvp * self.images)
 
 
 def foretell(rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, cached: bool = True) -> list[Foretold]:
-    """What each method costs; with a cache, one that builds on a table extracted before costs nothing more."""
-    places = needed(protocol, backbone)
-    found, known = [], set()
+    """What each method costs; with a cache, tables that were extracted before for as many images cost nothing more."""
+    places, size = needed(protocol, backbone), (protocol.size, protocol.size)
+    found: list[Foretold] = []
+    known: set[tuple[str, int, int]] = set()
     for rival in extraction_order(rivals):
-        base = rival.extractor.for_fitting()
-        base = base.builds_on() or base
-        what = repr((base.name, plain_options(base.options()), rival.train_images, rival.test_images))
+        method = rival.extractor.for_fitting()
+        own = Cost()
+        for part in method.builds_on() or (method,):
+            what = repr((part.name, plain_options(part.options())))
+            if not (cached and _is_known(known, what, rival)):
+                cost = part.cost(backbone, size)
+                own = Cost(own.forward + cost.forward, own.jvp + cost.jvp)
+            known.add((what, rival.train_images, rival.test_images))
         images = sum(rival.images(split) for _, split in places) * len(protocol.seeds)
-        per_image = base.cost(backbone, (protocol.size, protocol.size))
-        found.append(Foretold(rival, per_image, images, cached and what in known))
-        known.add(what)
+        found.append(Foretold(rival, method.cost(backbone, size), own, images))
     return found
+
+
+def _is_known(known: set[tuple[str, int, int]], what: str, rival: Rival) -> bool:
+    """Whether a table was extracted for at least as many images; a smaller subset is the beginning of a larger one."""
+    return any(
+        what == other and train >= rival.train_images and test >= rival.test_images for other, train, test in known
+    )
 
 
 def extraction_order(rivals: Sequence[Rival]) -> list[Rival]:
     """Methods that build on another one's table after the others."""
-    return sorted(rivals, key=lambda rival: rival.extractor.builds_on() is not None)
+    return sorted(rivals, key=lambda rival: len(rival.extractor.builds_on()))
 
 
 class RivalBench:

@@ -126,13 +126,13 @@ class Extractor(ABC):
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone."""
 
-    def builds_on(self) -> Extractor | None:
-        """A method whose table is part of this one's, so that the passes can be shared; `complete` adds the rest."""
-        return None
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """Methods whose tables this one's follows from, so that their passes can be shared; `complete` says how."""
+        return ()
 
-    def complete(self, table: Table, batch: Batch) -> Table:
-        """This method's table from that of `builds_on`, without a pass."""
-        return table
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """This method's table from those of `builds_on`, without a pass."""
+        return {name: values for table in tables for name, values in table.items()}
 
     def other_backbones(self) -> tuple[Backbone, ...]:
         """Networks beside the backbone that the features depend on."""

@@ -6,8 +6,9 @@ and the score norm at a few levels. The ID density over them is the calibrator's
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,10 +18,6 @@ from gepc.extractors.base import Batch, Columns, Cost, Table, register
 from gepc.extractors.nll_vlb import NllVlb
 from gepc.extractors.score_norm import ScoreNorm
 from gepc.extractors.shapes import check_least
-from gepc.extractors.vlb import bits_per_dim
-
-if TYPE_CHECKING:
-    from gepc.extractors.shapes import Features
 
 
 @register("dos")
@@ -46,24 +43,25 @@ class DensityOfStates(NllVlb):
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         """The bound's, and one pass a level."""
-        return Cost(forward=super().image_cost(backbone, size).forward + len(self._norms.timesteps(backbone)))
+        return Cost(forward=sum(part.cost(backbone, size).forward for part in self.builds_on()))
 
-    @property
-    def _norms(self) -> ScoreNorm:
-        return ScoreNorm(self.levels)
+    def builds_on(self) -> tuple[NllVlb, ScoreNorm]:
+        """The likelihood and the score norms."""
+        return self.plain(), ScoreNorm(self.levels)
 
-    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """`bpd`, `bands` (N, bands) and `norms` (N, levels)."""
-        import torch
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """`bpd` (N, 1), `bands` (N, 1, bands) and `norms` (N, 1, levels)."""
+        tables = [part.extract(backbone, batch, part.timesteps(backbone)) for part in self.builds_on()]
+        return self.complete(tables, batch)
 
-        terms = bits_per_dim(self.terms(backbone, batch), batch)
-        bands = torch.tensor_split(terms[:, :-1], self.bands, dim=1)
-        steps = self._norms.timesteps(backbone)
-        norms = [self._norms.at_level(backbone, batch, t)["score_norm"] for t in steps]
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """The bound, its terms but the last (which holds no pass) in bands from low noise to high, the norms."""
+        bound, norms = tables
+        bands = np.array_split(bound["terms"][:, :, :-1], self.bands, axis=2)
         return {
-            "bpd": terms.sum(1),
-            "bands": torch.stack([band.sum(1) for band in bands], 1),
-            "norms": torch.stack(norms, 1),
+            "bpd": bound["bpd"],
+            "bands": np.stack([band.sum(2) for band in bands], axis=2),
+            "norms": norms["score_norm"][:, None],
         }
 
     def columns(self, table: Table) -> Columns:

@@ -58,21 +58,21 @@ class InputComplexity(NllVlb):
         """Bits per dimension beyond the compressor's."""
         return ("ic",)
 
-    def builds_on(self) -> NllVlb:
+    def builds_on(self) -> tuple[NllVlb]:
         """The likelihood's table."""
-        return self.plain()
+        return (self.plain(),)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """`bpd` of the model, and the bits per dimension of every compressor under its name."""
-        return self.complete(super().extract(backbone, batch, timesteps), batch)
+        return self.complete([super().extract(backbone, batch, timesteps)], batch)
 
-    def complete(self, table: Table, batch: Batch) -> Table:
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """The table of the likelihood and what the compressors make of the images."""
         sizes = {
             name: np.array([[packed_bits(image, name) / image.size] for image in batch.images])
             for name in self.compressors
         }
-        return {**table, **sizes}
+        return {**super().complete(tables, batch), **sizes}
 
     def columns(self, table: Table) -> Columns:
         """bpd - L/D."""

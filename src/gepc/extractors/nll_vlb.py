@@ -40,5 +40,6 @@ class NllVlb(Bound):
         return NllVlb(**{field.name: getattr(self, field.name) for field in fields(NllVlb)})
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """The sum of the terms."""
-        return {"bpd": bits_per_dim(self.terms(backbone, batch).sum(1), batch)}
+        """The sum of the terms, and `terms`: L_0, the strata and L_T, all in bits per dimension."""
+        terms = bits_per_dim(self.terms(backbone, batch), batch)
+        return {"bpd": terms.sum(1), "terms": terms}

@@ -22,6 +22,6 @@ class Typicality(NllVlb):
 
     calibration: ClassVar[str] = "abs_z"
 
-    def builds_on(self) -> NllVlb:
+    def builds_on(self) -> tuple[NllVlb]:
         """The table is the likelihood's."""
-        return self.plain()
+        return (self.plain(),)
