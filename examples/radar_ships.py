@@ -1,4 +1,4 @@
-"""Ships in sea clutter, with a model of faces: images the like of which the backbone has never seen.
+"""Ships in sea clutter, with the embedded radar model, which has seen no ship.
 
 Run it with `python examples/radar_ships.py`. The sea is simulated (K-distributed clutter, see `gepc.sar.simulate`), so
 the truth is known and nothing is downloaded. The detector is fitted on empty sea; patches with a ship in them are the
@@ -43,8 +43,8 @@ def hit(field: np.ndarray, box: Box) -> bool:
 
 def main(fit: int = 30 if SMALL else 150, test: int = 5 if SMALL else 50, alpha: float = 0.1) -> dict[str, float]:
     """Fit on empty sea; AUROC, alarms and hits on patches with a ship."""
-    backbone = gepc.load_backbone("celeba32-tiny")
-    options = sar_options(target_pixels=50, size=SIDE, sides="two")
+    backbone = gepc.load_backbone("sar-tiny")
+    options = sar_options(target_pixels=50, size=SIDE)
     detector = gepc.GEPC(backbone, **options, value_range=(0.0, 1.0)).fit(patches(fit, 0)[0])
     sea, _ = patches(test, 10_000)
     ships, boxes = patches(test, 20_000, with_ship=True)

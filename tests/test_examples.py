@@ -48,7 +48,7 @@ def test_cross_domain(load: Any) -> None:
 
 
 def test_radar_ships(load: Any) -> None:
-    """A ship is told from empty sea, by a model of faces."""
+    """A ship is told from empty sea."""
     assert load("radar_ships").main()["auroc"] > 0.5
 
 
