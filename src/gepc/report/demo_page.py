@@ -33,9 +33,7 @@ def result_rows(demo: Demo) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for pair in demo.pairs():
         found = pair.detection
-        # at 0 and 1 DeLong's variance is zero, which does not mean that the value is certain
-        known = found.auroc_low < found.auroc_high
-        interval = f"{found.auroc_low:.3f} to {found.auroc_high:.3f}" if known else "not defined"
+        interval = f"{found.auroc_low:.3f} to {found.auroc_high:.3f}"
         numbers = (f"{found.auroc:.3f}", interval, f"{found.aupr:.3f}", f"{found.fpr95:.3f}")
         rows.append((pair.name, str(found.n_ood), *numbers, f"{pair.alarms} of {found.n_ood}"))
     return rows
@@ -78,8 +76,8 @@ def _results(demo: Demo) -> list[Block]:
     shown = sum(len(other.patches) for other in demo.others)
     note = (
         f"Out-of-distribution is the positive class. FPR95 is the share of {inside} patches flagged at the threshold "
-        "that flags 95% of the other patches; lower is better. The interval is DeLong's, for independent patches; it "
-        f"is not defined where the separation is perfect. Alarms are patches with p ≤ {demo.alpha:g}."
+        "that flags 95% of the other patches; lower is better. The interval is DeLong's, for independent patches, and "
+        f"a wider, exact one where the separation is perfect. Alarms are patches with p ≤ {demo.alpha:g}."
     )
     return [
         Numbers(
