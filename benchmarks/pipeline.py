@@ -34,6 +34,7 @@ from PIL import Image
 
 import gepc
 from gepc.allocator import keep_freed_memory
+from gepc.bench.protocol import split_name
 from gepc.engines.local import score_shards
 from gepc.engines.merging import merge
 from gepc.engines.processes import Team
@@ -103,9 +104,8 @@ def main_detector(options: Any, reference: np.ndarray) -> gepc.Detector:
     """The one that all tables but the sweeps are about."""
     if options.detector == "gepc":
         return fitted(options, reference)
-    method, _, preset = options.detector.partition(":")
-    backbone = gepc.load_backbone(options.backbone)
-    return gepc.create_detector(method, backbone, preset or None, size=32).fit(reference)
+    method, preset = split_name(options.detector)
+    return gepc.create_detector(method, gepc.load_backbone(options.backbone), preset, size=32).fit(reference)
 
 
 def fitted(options: Any, reference: np.ndarray, **changes: Any) -> gepc.GEPC:

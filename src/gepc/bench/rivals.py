@@ -155,7 +155,10 @@ def foretell(rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, ca
 
 
 def _is_known(known: set[tuple[str, int, int]], what: str, rival: Rival) -> bool:
-    """Whether a table was extracted for at least as many images; a smaller subset is the beginning of a larger one."""
+    """Whether a table was extracted for at least as many images: a smaller subset is the beginning of a larger one.
+
+    But for its last chunk, where the numbers are no multiples of the batch size: that one is looked at again.
+    """
     return any(
         what == other and train >= rival.train_images and test >= rival.test_images for other, train, test in known
     )

@@ -159,13 +159,14 @@ class LevelPass:
         row: dict[str, torch.Tensor] = {}
         if "b" in self.wanted:
             row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
+        if not self.wanted & {"d", *CORRELATIONS}:
+            return row
+        error = self.base - self.noise
         if "d" in self.wanted:
-            row["d"] = self.method.pooling((self.base - self.noise).square()).double()
-        if self.wanted & set(CORRELATIONS):
-            error = self.base - self.noise
-            row.update({name: autocorrelation(error, shifts) for name, shifts in LAGS.items() if name in self.wanted})
-            if "ac" in self.wanted and error.shape[1] > 1:
-                row["ac"] = channel_correlation(error)
+            row["d"] = self.method.pooling(error.square()).double()
+        row.update({name: autocorrelation(error, shifts) for name, shifts in LAGS.items() if name in self.wanted})
+        if "ac" in self.wanted and error.shape[1] > 1:
+            row["ac"] = channel_correlation(error)
         return row
 
     def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
