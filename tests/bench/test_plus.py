@@ -9,19 +9,16 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.bench.collect import Part
-from gepc.bench.evaluate import Scores
+from gepc.bench.paired import aurocs
 from gepc.bench.passes import PassesBench, economies
 from gepc.bench.plus import (
     LEAN,
     WIDE,
     PlusBench,
-    advantage,
-    aurocs,
     collect_plus,
     designs,
     fast,
     passes_needed,
-    placements,
     plus,
     tables,
 )
@@ -31,7 +28,7 @@ from gepc.calibrators import Aggregation, Calibrator, create_calibrator
 from gepc.extractors.base import Batch
 from gepc.metrics import auroc
 from gepc.noise import image_key
-from gepc.selection import Selection, select
+from gepc.selection import select
 
 SETS = {"a": pictures(80), "b": pictures(60, seed=1, contrast=0.8), "c": pictures(60, seed=2, contrast=0.3)}
 PROTOCOL = Protocol(
@@ -112,39 +109,6 @@ def test_the_tables_are_whole(bench: PlusBench) -> None:
     assert [row[0] for row in rule.rows] == ["A", "B"]
     for row in rule.rows:
         assert max(row[2], row[4]) <= row[6]  # type: ignore[type-var]
-
-
-def scores(inside: np.ndarray, **outside: np.ndarray) -> Scores:
-    return Scores(inside, outside, (0,), Selection((0,), np.ones(1), np.ones(1)))
-
-
-def test_placements_average_to_the_auroc() -> None:
-    rng = np.random.default_rng(0)
-    inside, outside = rng.integers(0, 9, 30).astype(float), rng.integers(3, 12, 20).astype(float)
-    below, above = placements(inside, outside)
-    assert below.mean() == pytest.approx(auroc(inside, outside))
-    assert above.mean() == pytest.approx(auroc(inside, outside))
-
-
-def test_the_paired_test_holds_its_level_and_sees_a_difference() -> None:
-    """Two detectors that are equally good, on the same images, many times: p is uniform. A better one is found."""
-    rng = np.random.default_rng(0)
-
-    def run(share: float) -> tuple[dict[str, Scores], dict[str, Scores]]:
-        found = []
-        truth = {"a": rng.standard_normal(50), "b": rng.standard_normal(40) + 1, "c": rng.standard_normal(60) + 1}
-        for noise in (1.0, share):
-            seen = {name: value + noise * rng.standard_normal(len(value)) for name, value in truth.items()}
-            found.append({"a": scores(seen["a"], b=seen["b"], c=seen["c"])})
-        return found[0], found[1]
-
-    p = [advantage([first], [second])[1] for first, second in (run(1.0) for _ in range(300))]
-    assert 0.02 < np.mean(np.array(p) < 0.05) < 0.09
-    better, worse = run(6.0)
-    lead, value = advantage([better], [worse])
-    assert lead > 0.1
-    assert value is not None
-    assert value < 0.01
 
 
 def test_a_label_says_the_features() -> None:

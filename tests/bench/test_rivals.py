@@ -13,6 +13,7 @@ from gepc.bench import ablations, published
 from gepc.bench.collect import collect
 from gepc.bench.comparison import HEAD, comparison_table, entries, methods_table
 from gepc.bench.evaluate import Bench
+from gepc.bench.paired import paired_table
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
 from gepc.bench.rivals import choose_rivals, collect_rivals, foretell, method_names
 from gepc.cache import FeatureCache
@@ -78,9 +79,14 @@ def bench(data, protocol) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def compared(bench, data, protocol):
-    rivals = choose_rivals(QUICK, protocol, bench.backbone)
-    return entries(bench, collect_rivals(rivals, protocol, bench.backbone, data, FeatureCache(None)), data)
+def rivals(bench, data, protocol):
+    chosen = choose_rivals(QUICK, protocol, bench.backbone)
+    return collect_rivals(chosen, protocol, bench.backbone, data, FeatureCache(None))
+
+
+@pytest.fixture(scope="module")
+def compared(bench, rivals, data):
+    return entries(bench, rivals, data)
 
 
 # --- which methods --------------------------------------------------------------------------------------------------
@@ -345,3 +351,25 @@ def test_names_in_the_figure_do_not_overlap():
         boxes = place_labels(axes, x.tolist(), y.tolist(), [f"method{place}[msgms]" for place in range(18)])
     for (left, bottom, right, top), other in combinations(boxes, 2):
         assert right <= other[0] or other[2] <= left or top <= other[1] or other[3] <= bottom
+
+
+def test_the_best_method_is_paired_with_every_other_on_common_images(bench, rivals, compared):
+    table = paired_table(bench, rivals)
+    best = max(compared, key=lambda entry: entry.average)
+    leader = table.header[3]
+    assert leader == best.label
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    assert set(rows) == {entry.label for entry in compared} - {leader}
+    for entry in compared:
+        if entry is not best:
+            row = rows[entry.label]
+            assert row["is ahead by"] == pytest.approx(row[leader] - row["average"])
+            assert 0.0 <= row["p"] <= 1.0
+            if best.images == entry.images:
+                assert (row["average"], row[leader]) == pytest.approx((entry.average, best.average))
+                ahead = sum(best.aurocs[pair] >= value for pair, value in entry.aurocs.items())
+                assert row["pairs not behind"] == f"{ahead} of {len(entry.aurocs)}"
+    fewer = {entry.label: entry.images for entry in compared}
+    common = [min(one) for one in zip(fewer["msma"], best.images, strict=True)]
+    shown = rows["msma"] if leader != "msma" else rows["GEPC"]
+    assert shown["train / test images"] == f"{common[0]} / {common[1]}"

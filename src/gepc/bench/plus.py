@@ -18,6 +18,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.bench.collect import Looking, Part, open_split
 from gepc.bench.evaluate import Scores, Scoring
+from gepc.bench.paired import advantage, aurocs
 from gepc.bench.protocol import Protocol
 from gepc.bench.tables import Cell, ResultTable
 from gepc.cache import FeatureCache
@@ -31,7 +32,6 @@ from gepc.groups import Group
 from gepc.metrics import auroc
 
 Array = npt.NDArray[np.float64]
-Pair = tuple[str, str]
 Runs = dict[int, dict[str, Scores]]
 
 TERMS = ("s", "cos", "b", "d", *CORRELATIONS)
@@ -252,52 +252,3 @@ def _rule_table(bench: PlusBench) -> ResultTable:
     header = ("ID", "default", "average", "rule: violation", "average ", "oracle", "average  ")
     note = "Preset fast, first seed. The oracle is the best single transform, seen with OOD data."
     return ResultTable("plus-rule", "Choosing the transform", header, tuple(rows), note)
-
-
-def aurocs(run: Mapping[str, Scores]) -> dict[Pair, float]:
-    """AUROC of every pair."""
-    return {
-        (name, other): auroc(scores.inside, outside)
-        for name, scores in run.items()
-        for other, outside in scores.outside.items()
-    }
-
-
-def advantage(
-    first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]
-) -> tuple[float, float | None]:
-    """By how much the first detector's average AUROC exceeds the second's, and the one-sided p-value.
-
-    The average over pairs and seeds is a U-statistic in the images of each set. DeLong's variance adds up, over the
-    sets, the variance of what each image contributes to the difference, in whichever pairs it takes part. None where
-    no image contributes anything, as between a detector and itself.
-    """
-    from scipy.stats import norm
-
-    mine, theirs = _contributions(first), _contributions(second)
-    lead = float(np.mean([list(aurocs(run).values()) for run in first]))
-    lead -= float(np.mean([list(aurocs(run).values()) for run in second]))
-    variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
-    return lead, float(norm.sf(lead / np.sqrt(variance))) if variance > 0.0 else None
-
-
-def _contributions(runs: Sequence[Mapping[str, Scores]]) -> dict[str, Array]:
-    """Test set -> what each of its images adds to the average AUROC, by its placements among the other sets."""
-    pairs = sum(len(scores.outside) for scores in runs[0].values())
-    found: dict[str, Array] = {}
-    for run in runs:
-        for name, scores in run.items():
-            for other, outside in scores.outside.items():
-                below, above = placements(scores.inside, outside)
-                for place, share in ((name, below), (other, above)):
-                    found[place] = found.get(place, np.zeros(len(share))) + share / (pairs * len(runs))
-    return found
-
-
-def placements(inside: Array, outside: Array) -> tuple[Array, Array]:
-    """For each ID image the share of OOD images above it, and for each OOD image the share of ID images below it."""
-    from scipy.stats import rankdata
-
-    n, m = len(inside), len(outside)
-    ranks = rankdata(np.concatenate([inside, outside]))
-    return 1.0 - (ranks[:n] - rankdata(inside)) / m, (ranks[n:] - rankdata(outside)) / n

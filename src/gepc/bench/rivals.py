@@ -5,7 +5,7 @@ A method's features are extracted once for each split of each data set and kept 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,6 +179,11 @@ class RivalBench:
     def keys(self) -> dict[tuple[str, str, int], tuple[bytes, ...]]:
         """The images of every split that were looked at."""
         return {place: part.keys for place, part in self.collection.parts.items()}
+
+    def on_images(self, keys: Mapping[tuple[str, str, int], Sequence[bytes]]) -> RivalBench:
+        """The same method on some of its images alone, given by their keys for every part."""
+        parts = {place: part.of(keys[place]) for place, part in self.collection.parts.items()}
+        return RivalBench(self.rival, self.protocol, self.backbone, Collection(parts))
 
     def count(self, split: str) -> int:
         """The most images of that split that a set gave."""

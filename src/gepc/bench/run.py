@@ -13,6 +13,7 @@ from gepc.bench.collect import Collection, collect, naive_passes, passes_needed
 from gepc.bench.comparison import Entry, comparison_table, entries, methods_table
 from gepc.bench.evaluate import Bench
 from gepc.bench.false_alarms import false_alarm_table
+from gepc.bench.paired import paired_table
 from gepc.bench.protocol import Protocol
 from gepc.bench.rivals import Rival, RivalBench, collect_rivals
 from gepc.bench.runtime import runtime_table
@@ -70,7 +71,7 @@ def run(
     found = collect_rivals(rivals, protocol, backbone, data, cache, on_progress)
     compared = entries(bench, found, data) if found else []
     if compared:
-        tables[:1] = [comparison_table(bench, compared), methods_table(bench, compared)]
+        tables[:1] = [comparison_table(bench, compared), paired_table(bench, found), methods_table(bench, compared)]
     about = {
         "command": command,
         "backbone": backbone.source or backbone.family,

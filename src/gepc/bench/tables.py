@@ -74,11 +74,11 @@ class ResultTable:
 
 
 def show(cell: Cell) -> str:
-    """A number with three decimals, a dash for nothing."""
+    """A number with three decimals, or its power of ten where they would all be 0; a dash for nothing."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
-        return f"{cell:.3f}"
+        return f"{cell:.0e}" if 0.0 < abs(cell) < 5e-4 else f"{cell:.3f}"
     return str(cell)
 
 
