@@ -5,30 +5,46 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy.stats import spearmanr
 from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
-from gepc.calibrators import Aggregation
+from gepc.calibrators import Aggregation, create_calibrator
 from gepc.conformal import p_values
 from gepc.errors import OptionError
-from gepc.sequential import TOLERANCE, Sequential
+from gepc.sequential import TOLERANCE, Sequential, by_agreement
 
 Array = npt.NDArray[np.float64]
 WEIGHTS = np.array([0.2, 0.5, 0.3])
 
 
 def columns(count: int, seed: int, shift: float = 0.0) -> Array:
-    """Three correlated levels of one feature."""
+    """Three levels of one feature that share most of what they say: the second most, the first least."""
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal((count, 1, 1)) + 0.5 * rng.standard_normal((count, 3, 1))) + shift
+    own = rng.standard_normal((count, 3, 1)) * np.array([0.7, 0.3, 0.5])[:, None]
+    return rng.standard_normal((count, 1, 1)) + own + shift
 
 
 def fitted(calibration: str = "z", alpha: float = 0.1, seed: int = 0) -> Sequential:
     return Sequential.fit(columns(400, seed), WEIGHTS, calibration, Aggregation(), alpha)
 
 
-def test_levels_are_looked_at_in_the_order_of_their_weights() -> None:
-    assert fitted().order == (1, 2, 0)
+@pytest.mark.parametrize("calibration", ["z", "kde"])
+def test_the_level_that_agrees_most_with_all_of_them_comes_first(calibration: str) -> None:
+    rule, seen = fitted(calibration), columns(400, 0)
+    assert rule.order == (1, 2, 0)
+    last = rule.stages[-1].calibrator.score(seen[:, list(rule.order)], WEIGHTS[list(rule.order)], Aggregation())
+    alone = [
+        create_calibrator(calibration).fit(seen[:, [level]]).score(seen[:, [level]], np.ones(1), Aggregation())
+        for level in rule.order
+    ]
+    agreement = [float(spearmanr(scores, last).statistic) for scores in alone]
+    assert agreement == sorted(agreement, reverse=True)
+
+
+def test_a_level_that_tells_no_image_from_another_comes_last() -> None:
+    scores = columns(50, 0)[:, 0, 0]
+    assert by_agreement([np.ones(50), -scores, scores, scores], scores) == (2, 3, 0, 1)
 
 
 def test_most_images_stop_early_and_the_score_is_that_of_the_stage_where_they_stopped() -> None:

@@ -1,7 +1,8 @@
 """Sequential scoring: one level at a time, and no further once an image's verdict at the asked alpha is clear.
 
-Stage k looks at the first k levels, most stable first, through a calibrator of its own, S_k. On the scale of the
-fitted images' median m_k and (1 - alpha) quantile q_k,
+Stage k looks at the first k levels through a calibrator of its own, S_k. First comes the level whose score, alone,
+ranks the fitted images most like S_K of all levels (Spearman): what it says is most likely to be the final word. On the
+scale of the fitted images' median m_k and (1 - alpha) quantile q_k,
 
     T_k = (S_k - m_k) / (q_k - m_k),
 
@@ -15,7 +16,7 @@ false-alarm guarantee is untouched by stopping, at every alpha; alpha only says 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,13 +62,14 @@ class Sequential:
         cls, columns: Array, weights: Array, calibration: str, aggregation: Aggregation, alpha: float
     ) -> Sequential:
         """Stages from the columns (N, levels, features) of in-distribution images alone."""
-        order = tuple(int(position) for position in np.argsort(-weights, kind="stable"))
-        calibrators, scores = [], []
-        for count in range(1, len(order) + 1):
-            seen = list(order[:count])
+
+        def fitted(seen: list[int]) -> tuple[Calibrator, Array]:
             calibrator = create_calibrator(calibration).fit(columns[:, seen])
-            calibrators.append(calibrator)
-            scores.append(calibrator.score(columns[:, seen], weights[seen], aggregation))
+            return calibrator, calibrator.score(columns[:, seen], weights[seen], aggregation)
+
+        positions = range(columns.shape[1])
+        order = by_agreement([fitted([position])[1] for position in positions], fitted(list(positions))[1])
+        calibrators, scores = zip(*(fitted(list(order[: count + 1])) for count in positions), strict=True)
         medians = [float(np.median(score)) for score in scores]
         limits = [_limit(score, alpha) for score in scores]
         standard = [
@@ -122,6 +124,22 @@ def check_alpha(alpha: float | None) -> None:
     """Refuse what is not a false-alarm rate below one half, where the median lies."""
     if alpha is not None and not 0.0 < alpha < 0.5:
         raise OptionError(f"sequential is the false-alarm rate to stop for, between 0 and 0.5; got {alpha}")
+
+
+def by_agreement(alone: Sequence[Array], together: Array) -> tuple[int, ...]:
+    """The levels, that whose scores rank images most like all levels together first; equal ones as they come."""
+    final = _ranks(together)
+    agreement = np.array([_ranks(scores) @ final for scores in alone])
+    return tuple(int(position) for position in np.argsort(-agreement.round(9), kind="stable"))
+
+
+def _ranks(scores: Array) -> Array:
+    """Ranks about 0 with unit length, so that a product of two is Spearman's correlation; 0 where all scores tie."""
+    from scipy.stats import rankdata
+
+    ranks = rankdata(scores) - (len(scores) + 1) / 2
+    length = float(np.linalg.norm(ranks))
+    return np.asarray(ranks / length if length > 0.0 else ranks, dtype=np.float64)
 
 
 def _limit(scores: Array, alpha: float) -> float:

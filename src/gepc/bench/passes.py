@@ -53,7 +53,7 @@ def economies() -> list[Economy]:
         rows.append(Economy(f"GEPC, K={keep}", keep))
         if keep > 1:
             rows.append(Economy(f"GEPC, K={keep}, sequential", keep, None, ALPHA))
-    for passes, keep in ((2, 1), (4, 2), (6, 2), (9, 3)):
+    for passes, keep in ((2, 1), (4, 2), (6, 2), (8, 4), (9, 3), (12, 4)):
         rows.append(Economy(f"GEPC, budget {passes}, K={keep}", keep, passes))
         if keep > 1:
             rows.append(Economy(f"GEPC, budget {passes}, K={keep}, sequential", keep, passes, ALPHA))
