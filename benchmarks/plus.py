@@ -12,12 +12,13 @@ from pathlib import Path
 
 import gepc
 from gepc.allocator import keep_freed_memory
+from gepc.bench.figures import auroc_over_passes
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import collect_plus, passes_needed, tables
 from gepc.bench.protocol import load_protocol
 from gepc.bench.tables import as_json
 from gepc.cache import FeatureCache
-from gepc.files import write_text
+from gepc.files import replacing, write_text
 
 
 def main() -> None:
@@ -47,10 +48,13 @@ def main() -> None:
 
     bench = collect_plus(protocol, backbone, options.data, FeatureCache(options.cache), report)
     print()
-    found = [*tables(bench), PassesBench(bench).table()]
+    passes = PassesBench(bench).table()
+    found = [*tables(bench), passes]
     text = "\n".join(table.markdown() for table in found)
     write_text(options.out / "plus.md", text)
     write_text(options.out / "plus.json", as_json(found, {"protocol": protocol.as_dict()}))
+    with replacing(options.out / "passes.png") as draft:
+        auroc_over_passes(passes).savefig(draft, format="png", dpi=200)
     print(text)
 
 

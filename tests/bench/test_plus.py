@@ -9,6 +9,7 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.bench.collect import Part
+from gepc.bench.figures import auroc_over_passes
 from gepc.bench.paired import aurocs
 from gepc.bench.passes import PassesBench, economies
 from gepc.bench.plus import (
@@ -148,3 +149,11 @@ def test_the_table_of_passes_agrees_with_the_detectors(bench: PlusBench) -> None
         inside = scores(name, *arguments)
         found += [auroc(inside, scores(other, *arguments)) for other in others]
     assert rows["GEPC, K=2"][1] == pytest.approx(np.mean(found), abs=1e-12)
+
+
+def test_the_picture_of_passes_has_every_row_and_the_published_point(bench: PlusBench) -> None:
+    (axes,) = auroc_over_passes(PassesBench(bench).table()).axes
+    drawn = np.concatenate([np.asarray(points.get_offsets()).reshape(-1, 2) for points in axes.collections])
+    assert len(drawn) == len(economies()) + 1
+    assert [16.0, pytest.approx(0.908, abs=1e-3)] in drawn.tolist()
+    assert "published, 16F" in {text.get_text() for text in axes.texts}

@@ -13,9 +13,11 @@ from gepc.bench import ablations, published
 from gepc.bench.collect import collect
 from gepc.bench.comparison import HEAD, comparison_table, entries, methods_table
 from gepc.bench.evaluate import Bench
+from gepc.bench.page import _table_sections
 from gepc.bench.paired import paired_table
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
 from gepc.bench.rivals import choose_rivals, collect_rivals, foretell, method_names
+from gepc.bench.tables import ResultTable
 from gepc.cache import FeatureCache
 from gepc.datasets import open_dataset
 from gepc.errors import OptionError
@@ -373,3 +375,10 @@ def test_the_best_method_is_paired_with_every_other_on_common_images(bench, riva
     common = [min(one) for one in zip(fewer["msma"], best.images, strict=True)]
     shown = rows["msma"] if leader != "msma" else rows["GEPC"]
     assert shown["train / test images"] == f"{common[0]} / {common[1]}"
+
+
+def test_every_table_is_on_the_page_whatever_its_name():
+    tables = [ResultTable(name, f"About {name}", ("a",), ((1.0,),)) for name in ("runtime", "paired", "unheard_of")]
+    sections = _table_sections(tables)
+    assert [section.title for section in sections] == ["Results", "False alarms and cost", "More"]
+    assert {block.caption for section in sections for block in section.blocks} == {table.title for table in tables}

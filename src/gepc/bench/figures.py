@@ -11,6 +11,7 @@ import numpy as np
 from gepc.bench.ablations import Pair, kept_raw
 from gepc.bench.evaluate import Bench, Variant
 from gepc.bench.false_alarms import id_p_values
+from gepc.bench.published import MAIN
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing
 from gepc.report.labels import place_labels
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gepc.bench.comparison import Entry
+    from gepc.bench.tables import ResultTable
 
 
 def bars(values: Mapping[str, float], mean: float | None = None, mean_name: str = "") -> Figure:
@@ -144,6 +146,41 @@ def auroc_over_cost(compared: Sequence[Entry]) -> Figure:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="F+J per image, log axis", ylabel="average AUROC")
         place_labels(axes, x, y, [one.label for one in compared])
+    return figure
+
+
+def auroc_over_passes(table: ResultTable) -> Figure:
+    """The table of `gepc.bench.passes`: AUROC against mean passes per image, and the paper's detector among them.
+
+    Filled points look at every level, open ones stop when a verdict is clear.
+    """
+    lines = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    names = [str(line["detector"]) for line in lines]
+    x = [(float(line["passes, ID images"]) + float(line["passes, OOD images"])) / 2 for line in lines]  # type: ignore[arg-type]
+    y = [float(line["average"]) for line in lines]  # type: ignore[arg-type]
+    with drawing(1.5 * PANEL) as figure:
+        axes = figure.add_subplot()
+        for place, name in enumerate(names):
+            colour = LIGHT["outside" if name.startswith("gepc+") else "inside"]
+            face = "none" if name.endswith("sequential") else colour
+            axes.scatter(x[place], y[place], s=18, facecolors=face, edgecolors=colour, zorder=3)
+        for label, face in (("all levels", LIGHT["ink"]), ("sequential", "none")):
+            axes.scatter([], [], s=18, facecolors=face, edgecolors=LIGHT["ink"], label=label)
+        published = MAIN["GEPC"][0]
+        x, y, names = (
+            [*x, 16.0],
+            [*y, float(np.mean([v for v in published if v is not None]))],
+            [*names, "published, 16F"],
+        )
+        axes.scatter(x[-1], y[-1], s=26, color=LIGHT["muted"], marker="D", zorder=3)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(xlim=(min(x) / 1.7, max(x) * 2.2), ylim=(min(y) - 0.03, min(1.0, max(y) + 0.03)))
+        axes.set_xticks([2, 4, 8, 16, 32])
+        axes.minorticks_off()
+        axes.set(xlabel="mean passes per image, log axis", ylabel="average AUROC")
+        figure.legend(loc="outside upper center", ncols=2)
+        place_labels(axes, x, y, [name.removesuffix(", sequential").removeprefix("GEPC, ") for name in names])
     return figure
 
 

@@ -148,10 +148,12 @@ def build_page(bench: Bench, tables: Sequence[ResultTable], pictures: Sequence[D
 
 def _table_sections(tables: Sequence[ResultTable]) -> list[Section]:
     groups = {
-        "Results": ("main", "methods", "detail", "kept"),
+        "Results": ("main", "paired", "methods", "detail", "kept"),
         "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
         "False alarms and cost": ("false_alarms", "runtime"),
     }
+    placed = {name for names in groups.values() for name in names}
+    groups["More"] = tuple(table.name for table in tables if table.name not in placed)
     sections = []
     for title, names in groups.items():
         blocks: list[Block] = [
