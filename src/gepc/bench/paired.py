@@ -14,6 +14,7 @@ from gepc.bench.tables import Cell, ResultTable
 from gepc.metrics import auroc
 
 Array = npt.NDArray[np.float64]
+LEAST = float(np.finfo(np.float64).tiny)  # a p-value too small for a float is shown as this one, not as impossible
 Pair = tuple[str, str]
 Run = Mapping[str, Scores]
 Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
@@ -102,7 +103,9 @@ def advantage(first: Sequence[Run], second: Sequence[Run]) -> tuple[float, float
     mine, theirs = _contributions(first), _contributions(second)
     lead = _average(first) - _average(second)
     variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
-    return lead, float(norm.sf(lead / np.sqrt(variance))) if variance > 0.0 else None
+    if variance <= 0.0:
+        return lead, None
+    return lead, max(float(norm.sf(lead / np.sqrt(variance))), LEAST)
 
 
 def _contributions(runs: Sequence[Run]) -> dict[str, Array]:
