@@ -161,6 +161,8 @@ def shown() -> list[Design]:
     return [
         plus("gepc+ full"),
         fast("gepc+ fast"),
+        plus("full with level_mahalanobis", calibration="level_mahalanobis"),
+        fast("fast with level_mahalanobis", calibration="level_mahalanobis"),
         fast("fast with rot180", group=Group.of("rot180")),
         fast("fast without ac", features=("s", "d", *LAGS)),
         plus("full without correlations", features=("s", "d")),

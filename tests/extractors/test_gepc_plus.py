@@ -276,23 +276,59 @@ def test_level_mahalanobis_is_the_mean_of_the_levels_distances() -> None:
     np.testing.assert_array_equal(again.score(new, weights, Aggregation()), together.score(new, weights, Aggregation()))
 
 
-def test_level_mahalanobis_leaves_out_levels_that_were_not_looked_at() -> None:
+def test_level_knn_is_the_distance_to_a_neighbour_in_the_metric_of_mahalanobis() -> None:
+    """Slowly: d^2 of the Gaussian with an ID image in the place of the mean, for every ID image, sorted."""
+    inside, new, weights = columns(30), columns(6, seed=1), np.array([0.5, 0.3, 0.2])
+    model = create_calibrator("level_knn:k=3").fit(inside)
+    expected = np.zeros((6, 3))
+    for level in range(3):
+        gaussian = create_calibrator("mahalanobis").fit(inside[:, [level]])
+        state = gaussian.state()
+        for row, image in enumerate(new[:, level]):
+            distances = [
+                gaussian.restore({**state, "mean": other}).score(image[None, None], np.ones(1), Aggregation())[0]
+                for other in inside[:, level]
+            ]
+            expected[row, level] = sorted(distances)[2]
+    np.testing.assert_allclose(model.score(new, weights, Aggregation()), expected @ weights, rtol=1e-9)
+    again = create_calibrator("level_knn:k=3").restore(model.state())
+    np.testing.assert_array_equal(again.score(new, weights, Aggregation()), model.score(new, weights, Aggregation()))
+    few = create_calibrator("level_knn:k=500").fit(inside)
+    assert np.isfinite(few.score(new, weights, Aggregation())).all()
+    with pytest.raises(OptionError, match="k must be at least 1"):
+        create_calibrator("level_knn:k=0")
+
+
+def test_between_two_clouds_is_far_from_every_image_though_near_the_mean() -> None:
+    clouds = columns(80) + np.where(np.arange(80) % 2, 9.0, -9.0)[:, None, None]
+    between, inside = columns(40, seed=1), columns(40, seed=2) + 9.0
+
+    def found(name: str) -> float:
+        model = create_calibrator(name).fit(clouds)
+        return auroc(*(model.score(part, np.full(3, 1 / 3), Aggregation()) for part in (inside, between)))
+
+    assert found("level_knn") > 0.7 > 0.3 > found("level_mahalanobis")
+
+
+@pytest.mark.parametrize("name", ["level_mahalanobis", "level_knn"])
+def test_levels_that_were_not_looked_at_are_left_out(name: str) -> None:
     inside, new = columns(80), columns(10, seed=1)
     weights = np.array([0.5, 0.3, 0.2])
-    model = create_calibrator("level_mahalanobis").fit(inside)
+    model = create_calibrator(name).fit(inside)
     partial = new.copy()
     partial[:, 1] = np.nan
     expected = model.fit(inside[:, [0, 2]]).score(new[:, [0, 2]], weights[[0, 2]], Aggregation())
-    found = create_calibrator("level_mahalanobis").fit(inside).score(partial, weights, Aggregation())
+    found = create_calibrator(name).fit(inside).score(partial, weights, Aggregation())
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("calibration", ["mahalanobis", "gmm", "kde", "knn", "level_mahalanobis"])
+@pytest.mark.parametrize("calibration", ["mahalanobis", "gmm", "kde", "knn", "level_mahalanobis", "level_knn"])
 def test_other_calibrations_and_random_levels(calibration: str) -> None:
     detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, calibration=calibration).fit(pictures(40))
     assert np.isfinite(detector.score(IMAGES)).all()
-    if calibration == "level_mahalanobis":
-        some = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, level_samples=2).fit(pictures(40))
+    if calibration.startswith("level_"):
+        options = {"levels": LEVELS, "level_samples": 2, "calibration": calibration}
+        some = gepc.create_detector("gepc+", toy_backbone(), **options).fit(pictures(40))
         assert some.cost().forward == 6
         assert np.isfinite(some.score(IMAGES)).all()
 

@@ -128,7 +128,8 @@ def designs() -> dict[str, list[Design]]:
             fast("all four", levels=Levels(FULL_LEVELS)),
         ],
         "Calibrations of the preset full": [
-            plus(name, calibration=name) for name in (GepcPlus.calibration, "mahalanobis", "gmm", "knn", "kde")
+            plus(name, calibration=name)
+            for name in (GepcPlus.calibration, "level_mahalanobis", "mahalanobis", "gmm", "knn", "kde")
         ],
     }
 

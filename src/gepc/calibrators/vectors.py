@@ -124,16 +124,69 @@ class LevelMahalanobis(Calibrator):
     def distances(self, columns: Array) -> Array:
         """d^2 of each level, (N, levels)."""
         found = np.full(columns.shape[:2], np.nan)
-        for level, (mean, factor) in enumerate(zip(self.mean_, self.factor_, strict=True)):
+        for level in range(columns.shape[1]):
             seen = ~np.isnan(columns[:, level]).any(axis=1)
-            found[seen, level] = _squared_distance(columns[seen, level], mean, factor)
+            found[seen, level] = self.distance_at(level, columns[seen, level])
         return found
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """d^2 of the features (N, F) of one level."""
+        return _squared_distance(vectors, self.mean_[level], self.factor_[level])
 
     def _state(self) -> State:
         return {"mean": self.mean_, "factor": self.factor_}
 
     def _restore(self, state: State) -> None:
         self.mean_, self.factor_ = state["mean"], state["factor"]
+
+
+@register("level_knn")
+class LevelKNN(LevelMahalanobis):
+    """Squared distance to the k-th nearest ID image, for each level by itself, in the metric of `level_mahalanobis`.
+
+    Where the ID images are one cloud both say the same; where they are several (two sensors, day and night), what
+    lies between the clouds is near their common mean, but near no image.
+
+    Options
+    -------
+    k : which neighbour; the farthest there is where there are fewer.
+    """
+
+    samples_: Array
+
+    def __init__(self, k: int = 5) -> None:
+        self.k = _checked_neighbour("level_knn", k)
+
+    def _fit(self, columns: Array) -> None:
+        super()._fit(columns)
+        samples = np.full(columns.shape, np.nan)
+        for level in range(columns.shape[1]):
+            seen = ~np.isnan(columns[:, level]).any(axis=1)
+            samples[seen, level] = self._white(level, columns[seen, level])
+        self._keep(samples)
+
+    def _white(self, level: int, vectors: Array) -> Array:
+        return _whitened(vectors, self.mean_[level], self.factor_[level])
+
+    def _keep(self, samples: Array) -> None:
+        """The whitened ID images (N, levels, F), NaN where a level was not looked at, and a search tree for each."""
+        from scipy.spatial import KDTree
+
+        self.samples_ = samples
+        self._trees = [KDTree(level[~np.isnan(level).any(axis=1)]) for level in np.moveaxis(samples, 1, 0)]
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """The k-th smallest of |z - z_i|^2, z whitened."""
+        tree = self._trees[level]
+        found, _ = tree.query(self._white(level, vectors), k=[min(self.k, tree.n)])
+        return np.asarray(found[:, 0] ** 2)
+
+    def _state(self) -> State:
+        return {**super()._state(), "samples": self.samples_}
+
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
+        self._keep(state["samples"])
 
 
 @register("knn")
@@ -150,9 +203,7 @@ class KNN(VectorCalibrator):
     samples_: Array
 
     def __init__(self, k: int = 5) -> None:
-        if k < 1:
-            raise OptionError(f"knn: k must be at least 1, got {k}")
-        self.k = k
+        self.k = _checked_neighbour("knn", k)
 
     def learn(self, vectors: Array) -> None:
         """Keep the standardised vectors."""
@@ -248,11 +299,21 @@ def _mixture(count: int) -> Any:
     return GaussianMixture(count, reg_covar=GMM.RIDGE, max_iter=300, random_state=0)
 
 
+def _checked_neighbour(name: str, k: int) -> int:
+    if k < 1:
+        raise OptionError(f"{name}: k must be at least 1, got {k}")
+    return k
+
+
 def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:
+    return np.asarray((_whitened(vectors, mean, factor) ** 2).sum(axis=1))
+
+
+def _whitened(vectors: Array, mean: Array, factor: Array) -> Array:
+    """factor^-1 (f - mean) for every row: the covariance becomes the identity."""
     from scipy.linalg import solve_triangular
 
-    white = solve_triangular(factor, (vectors - mean).T, lower=True)
-    return np.asarray((white**2).sum(axis=0))
+    return np.asarray(solve_triangular(factor, (vectors - mean).T, lower=True).T)
 
 
 def _flatten(columns: Array) -> Array:

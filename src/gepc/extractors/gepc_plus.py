@@ -10,9 +10,10 @@ we drew the noise. With pool and the features of `gepc.extractors.gepc`, the col
     ax2, ay2  the same at two pixels
     ac        <e_c, e_c'>                  and the same between channels: is it colour?
 
-and on request log cos, log b and the logarithms of GEPC's other features. A Gaussian with a shrunk covariance is fitted
-to the columns of each level, and the squared Mahalanobis distances are averaged over levels. Logarithms, because
-energies are positive with long right tails. Every residual costs a pass; d and the autocorrelations cost none.
+and on request log cos, log b and the logarithms of GEPC's other features. At each level a shrunk covariance of the ID
+columns gives the metric, and the score is the squared distance to the fifth nearest ID image in it, averaged over
+levels. Logarithms, because energies are positive with long right tails. Every residual costs a pass; d and the
+autocorrelations cost none.
 
 Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|,
 so a picture that stands on its head looks as usual as the upright one. A quarter turn is not its own inverse, and with
@@ -74,7 +75,7 @@ class GepcPlus(GepcExtractor):
     give `fast` another element there, such as rot180.
     """
 
-    calibration: ClassVar[str] = "level_mahalanobis"
+    calibration: ClassVar[str] = "level_knn"
     keep: ClassVar[int | None] = None
     known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS)
     level_pass: ClassVar[type[LevelPass]] = PlusPass
