@@ -165,6 +165,39 @@ def test_paste_drop_order_history_csv_and_clear(open_page, address, folder, imag
     assert page.locator("#csv").is_disabled()
 
 
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_the_promise_changes_and_no_button_moves(open_page, address, width):
+    """Text that arrives a moment later must not push a button away from under the pointer."""
+    page = ready(open_page(address, viewport={"width": width, "height": 900}))
+    places = set()
+    for position in (None, 0, 500, 1000):
+        if position is not None:
+            slide(page, position)
+            places.add(page.locator("#clear").bounding_box()["y"])
+        page.locator("#guarantee", has_text="9 times in 10").wait_for()
+        places.add(page.locator("#clear").bounding_box()["y"])
+    assert len(places) == 1
+
+
+def test_the_history_keeps_the_order_in_which_images_came(open_page, address, folder):
+    page = ready(open_page(address))
+    held = []
+
+    def overtaken(route):
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/v1/score", overtaken)
+    page.set_input_files("#files", [str(folder / "00.png")])
+    page.set_input_files("#files", [str(folder / "01.png")])
+    page.locator("#history tr").wait_for(state="attached")
+    held[0].continue_()
+    page.wait_for_selector("#progress", state="hidden")
+    assert page.locator("#history th").all_text_contents() == ["01.png", "00.png"]  # the newest on top
+
+
 def test_many_files_and_a_format_that_browsers_do_not_show(open_page, address, tmp_path):
     for index, image in enumerate(as_uint8(pictures(39, 16, seed=11))):
         Image.fromarray(image).save(tmp_path / f"{index:02d}.png")

@@ -10,12 +10,13 @@ const AT_ONCE = 2;
 
 const $ = (id) => document.getElementById(id);
 const state = { detector: null, alpha: null, items: [], running: 0, history: loadHistory() };
+let came = Math.max(0, ...state.history.map((row) => row.place));
 
 // --- images in ------------------------------------------------------------------------------------------------------
 
 function add(files) {
   for (const file of files) {
-    const item = { file, url: URL.createObjectURL(file), status: "waiting", result: null, error: null };
+    const item = { file, place: ++came, url: URL.createObjectURL(file), status: "waiting", result: null, error: null };
     const limit = state.detector?.limits.bytes_per_request;
     state.items.push(item);
     item.card = makeCard(item);
@@ -215,7 +216,7 @@ function setAlpha(alpha, position) {
   $("alpha").setAttribute("aria-valuetext", percent(alpha));
   $("alpha-value").textContent = percent(alpha);
   $("gallery").style.setProperty("--limit", `${100 * trackPosition(alpha)}%`);
-  $("guarantee").textContent = promise(alpha, smallest);
+  $("guarantee").textContent = promise(alpha, smallest, rangeAt(alpha));
   for (const item of state.items) if (item.status === "done") decide(item);
   draw();
 }
@@ -228,9 +229,16 @@ function promise(alpha, smallest, range = null) {
   return first + second + floor;
 }
 
+// The range that came with the detector is that of its own alpha.
+function rangeAt(alpha) {
+  const { guarantee } = state.detector;
+  return alpha === guarantee.alpha ? guarantee : null;
+}
+
 let asking;
 function askForRange() {
   clearTimeout(asking);
+  if (rangeAt(state.alpha)) return;
   asking = setTimeout(async () => {
     const alpha = state.alpha;
     try {
@@ -250,7 +258,7 @@ function setOpacity() {
 
 function loadHistory() {
   try {
-    return JSON.parse(sessionStorage.getItem(HISTORY)) ?? [];
+    return (JSON.parse(sessionStorage.getItem(HISTORY)) ?? []).map((row, place) => ({ place, ...row }));
   } catch {
     return [];
   }
@@ -259,8 +267,9 @@ function loadHistory() {
 function remember(item, detector) {
   const { score: value = null, p_value: p = null } = item.result ?? {};
   const name = item.file.name || "pasted image";
-  state.history.push({ name, time: new Date().toISOString(), score: value, p, error: item.error, detector });
-  state.history = state.history.slice(-HISTORY_LENGTH);
+  state.history.push({ place: item.place, name, time: new Date().toISOString(), score: value, p, error: item.error, detector });
+  // requests overtake one another; the list keeps the order in which the images came
+  state.history = state.history.sort((a, b) => a.place - b.place).slice(-HISTORY_LENGTH);
   try {
     sessionStorage.setItem(HISTORY, JSON.stringify(state.history));
   } catch { /* no room: the history lives as long as the page */ }
@@ -341,6 +350,7 @@ async function connect() {
     $("group").replaceChildren(...groups.map((name) => new Option(name, name)));
   }
   $("alpha").disabled = false;
+  $("guarantee-room").dataset.longest = promise(0.123, 0.123, { low: 0.123, high: 0.123 }); // nothing moves when it changes
   const alpha = Math.min(LARGEST_ALPHA, Math.max(state.alpha ?? guarantee.alpha, detector.smallest_alpha));
   setAlpha(alpha, positionOf(alpha, detector.smallest_alpha));
   askForRange();
