@@ -16,9 +16,9 @@ from gepc.bench.figures import auroc_over_passes
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import collect_plus, passes_needed, tables
 from gepc.bench.protocol import load_protocol
-from gepc.bench.tables import as_json
+from gepc.bench.tables import write_tables
 from gepc.cache import FeatureCache
-from gepc.files import replacing, write_text
+from gepc.files import replacing
 
 
 def main() -> None:
@@ -50,9 +50,7 @@ def main() -> None:
     print()
     passes = PassesBench(bench).table()
     found = [*tables(bench), passes]
-    text = "\n".join(table.markdown() for table in found)
-    write_text(options.out / "plus.md", text)
-    write_text(options.out / "plus.json", as_json(found, {"protocol": protocol.as_dict()}))
+    text = write_tables(options.out, "plus", found, {"protocol": protocol.as_dict()})
     with replacing(options.out / "passes.png") as draft:
         auroc_over_passes(passes).savefig(draft, format="png", dpi=200)
     print(text)

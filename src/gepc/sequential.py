@@ -68,8 +68,10 @@ class Sequential:
             return calibrator, calibrator.score(columns[:, seen], weights[seen], aggregation)
 
         positions = range(columns.shape[1])
-        order = by_agreement([fitted([position])[1] for position in positions], fitted(list(positions))[1])
-        calibrators, scores = zip(*(fitted(list(order[: count + 1])) for count in positions), strict=True)
+        alone = [fitted([position]) for position in positions]
+        order = by_agreement([scores for _, scores in alone], fitted(list(positions))[1])
+        later = (fitted(list(order[: position + 1])) for position in positions[1:])
+        calibrators, scores = zip(alone[order[0]], *later, strict=True)
         medians = [float(np.median(score)) for score in scores]
         limits = [_limit(score, alpha) for score in scores]
         standard = [

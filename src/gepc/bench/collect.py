@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from gepc.errors import InputError
 from gepc.extractors.base import Extractor, Table
 from gepc.images import Images
 from gepc.preprocessing import Preprocessing
+
+Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
+"""(set, split, seed) -> the keys of images."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,19 @@ class Collection:
     cached_levels: int = 0
     computed_levels: int = 0
     skipped: list[str] = field(default_factory=list)
+
+    @property
+    def keys(self) -> Keys:
+        """The images of every part."""
+        return {place: part.keys for place, part in self.parts.items()}
+
+    def of(self, keys: Keys) -> Collection:
+        """Some of the images of every part alone."""
+        return Collection({place: part.of(keys[place]) for place, part in self.parts.items()})
+
+    def count(self, split: str) -> int:
+        """The most images of that split that a set gave."""
+        return max(part.count for (_, kind, _), part in self.parts.items() if kind == split)
 
 
 def collect(

@@ -76,17 +76,13 @@ def _feature_s(bench: Bench) -> Extractor:
 
 def _gepc(bench: Bench, spent: Spent) -> Entry:
     aurocs = bench.aurocs(bench.main)
-    counts = {
-        split: max(part.count for place, part in bench.collection.parts.items() if place[1] == split)
-        for split in ("train", "test")
-    }
     return Entry(
         name=bench.extractor.name,
         label="GEPC",
         preset=None,
         distance=None,
         calibration=bench.main.calibration,
-        images=(counts["train"], counts["test"]),
+        images=(bench.collection.count("train"), bench.collection.count("test")),
         aurocs=aurocs,
         detections={seed: bench.detections(bench.main, seed) for seed in bench.protocol.seeds},
         same_images=float(np.mean(list(aurocs.values()))),
@@ -96,10 +92,10 @@ def _gepc(bench: Bench, spent: Spent) -> Entry:
 
 def _entry(bench: Bench, found: RivalBench, own: Entry, spent: Spent) -> Entry:
     rival = found.rival
-    images = (found.count("train"), found.count("test"))
+    images = (found.collection.count("train"), found.collection.count("test"))
     same = own.same_images
     if images != own.images:
-        same = float(np.mean(list(bench.on_images(found.keys).aurocs(bench.main).values())))
+        same = float(np.mean(list(bench.on_images(found.collection.keys).aurocs(bench.main).values())))
     return Entry(
         name=rival.extractor.name,
         label=rival.label,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.bench.collect import Collection
+from gepc.bench.collect import Collection, Keys
 from gepc.bench.protocol import Protocol
 from gepc.calibrators import Aggregation, create_calibrator
 from gepc.extractors.base import Table
@@ -80,6 +80,7 @@ class Bench:
     def __init__(self, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
         self.protocol, self.backbone, self.collection = protocol, backbone, collection
         self.extractor: GepcExtractor = protocol.extractor()
+        self._known: dict[tuple[str, Variant, int], Scores] = {}
 
     @property
     def main(self) -> Variant:
@@ -104,7 +105,13 @@ class Bench:
         return self.extractor.reduce(feature, values)
 
     def scores(self, name: str, variant: Variant, seed: int) -> Scores:
-        """Fit on ID-train alone, score ID-test and every OOD-test set."""
+        """Fit on ID-train alone, score ID-test and every OOD-test set; once for each variant."""
+        asked = (name, variant, seed)
+        if asked not in self._known:
+            self._known[asked] = self._scores(*asked)
+        return self._known[asked]
+
+    def _scores(self, name: str, variant: Variant, seed: int) -> Scores:
         timesteps = variant.timesteps or self.candidates(name)
         train = self.columns(name, "train", seed, variant, timesteps)
         base = variant.features.index("s") if "s" in variant.features else 0
@@ -122,10 +129,11 @@ class Bench:
         """All metrics of every pair."""
         return all_detections(self.protocol, lambda name, seed: self.scores(name, variant, seed), seed)
 
-    def on_images(self, keys: Mapping[tuple[str, str, int], Sequence[bytes]]) -> Bench:
+    def on_images(self, keys: Keys) -> Bench:
         """The same benchmark on some of its images alone, given by their keys for every part."""
-        parts = {place: part.of(keys[place]) for place, part in self.collection.parts.items()}
-        return Bench(self.protocol, self.backbone, Collection(parts))
+        if keys == self.collection.keys:
+            return self
+        return Bench(self.protocol, self.backbone, self.collection.of(keys))
 
     def aurocs(
         self, variant: Variant, symmetric: bool = False, only: str | None = None

@@ -154,10 +154,9 @@ def auroc_over_passes(table: ResultTable) -> Figure:
 
     Filled points look at every level, open ones stop when a verdict is clear.
     """
-    lines = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-    names = [str(line["detector"]) for line in lines]
-    x = [(float(line["passes, ID images"]) + float(line["passes, OOD images"])) / 2 for line in lines]  # type: ignore[arg-type]
-    y = [float(line["average"]) for line in lines]  # type: ignore[arg-type]
+    names, y = [str(row[0]) for row in table.rows], table.numbers("average")
+    both = (table.numbers(f"passes, {kind} images") for kind in ("ID", "OOD"))
+    x = [(inside + outside) / 2 for inside, outside in zip(*both, strict=True)]
     with drawing(1.5 * PANEL) as figure:
         axes = figure.add_subplot()
         for place, name in enumerate(names):
@@ -166,12 +165,8 @@ def auroc_over_passes(table: ResultTable) -> Figure:
             axes.scatter(x[place], y[place], s=18, facecolors=face, edgecolors=colour, zorder=3)
         for label, face in (("all levels", LIGHT["ink"]), ("sequential", "none")):
             axes.scatter([], [], s=18, facecolors=face, edgecolors=LIGHT["ink"], label=label)
-        published = MAIN["GEPC"][0]
-        x, y, names = (
-            [*x, 16.0],
-            [*y, float(np.mean([v for v in published if v is not None]))],
-            [*names, "published, 16F"],
-        )
+        published = [value for value in MAIN["GEPC"][0] if value is not None]
+        x, y, names = [*x, 16.0], [*y, float(np.mean(published))], [*names, "published, 16F"]
         axes.scatter(x[-1], y[-1], s=26, color=LIGHT["muted"], marker="D", zorder=3)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gepc.bench.collect import Keys
 from gepc.bench.evaluate import Bench, Scores, ScoresOf
 from gepc.bench.rivals import RivalBench
 from gepc.bench.tables import Cell, ResultTable
@@ -17,7 +18,6 @@ Array = npt.NDArray[np.float64]
 LEAST = float(np.finfo(np.float64).tiny)  # a p-value too small for a float is shown as this one, not as impossible
 Pair = tuple[str, str]
 Run = Mapping[str, Scores]
-Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,16 @@ class Contender:
 
 def contenders(bench: Bench, rivals: Sequence[RivalBench]) -> list[Contender]:
     """GEPC as the protocol has it, then every compared method."""
-    keys = {place: part.keys for place, part in bench.collection.parts.items()}
 
     def gepc(some: Keys) -> ScoresOf:
         smaller = bench.on_images(some)
         return lambda name, seed: smaller.scores(name, smaller.main, seed)
 
-    return [Contender("GEPC", keys, gepc), *(_contender(one) for one in rivals)]
+    return [Contender("GEPC", bench.collection.keys, gepc), *(_contender(one) for one in rivals)]
 
 
 def _contender(found: RivalBench) -> Contender:
-    return Contender(found.rival.label, found.keys, lambda some: found.on_images(some).scores)
+    return Contender(found.rival.label, found.collection.keys, lambda some: found.on_images(some).scores)
 
 
 def paired_table(bench: Bench, rivals: Sequence[RivalBench]) -> ResultTable:

@@ -86,15 +86,20 @@ def fast(label: str, **options: object) -> Design:
     return plus(label, **{**GepcPlus.presets["fast"], **options})
 
 
+def plain_gepc(label: str) -> Design:
+    """The paper's detector with the levels of `gepc+` to choose from."""
+    method = GepcExtractor(levels=Levels(FULL_LEVELS), features=("s",), group=Group.of("paper"))
+    return Design(label, method, Scoring(2, "inv_cv", "kde", Aggregation()))
+
+
 def designs() -> dict[str, list[Design]]:
     """Title -> rows. The first design of all is the reference of the significance tests."""
     paper = Group.of("paper")
-    gepc = GepcExtractor(levels=Levels(FULL_LEVELS), features=("s",), group=paper)
     return {
         "gepc+ and GEPC": [
             plus("gepc+ full *"),
             fast("gepc+ fast *"),
-            Design("GEPC, K=2 of these levels, 1/CV, KDE", gepc, Scoring(2, "inv_cv", "kde", Aggregation())),
+            plain_gepc("GEPC, K=2 of these levels, 1/CV, KDE"),
         ],
         "Terms, at the level and transform of the preset fast": [
             fast(" + ".join(terms), features=terms)

@@ -5,7 +5,7 @@ A method's features are extracted once for each split of each data set and kept 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.bench import published
-from gepc.bench.collect import Collection, Looking, needed, open_split
+from gepc.bench.collect import Collection, Keys, Looking, needed, open_split
 from gepc.bench.evaluate import Scores, Scoring, all_detections
 from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.cache import FeatureCache
@@ -174,23 +174,21 @@ class RivalBench:
 
     def __init__(self, rival: Rival, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
         self.rival, self.protocol, self.backbone, self.collection = rival, protocol, backbone, collection
+        self._known: dict[tuple[str, int], Scores] = {}
 
-    @property
-    def keys(self) -> dict[tuple[str, str, int], tuple[bytes, ...]]:
-        """The images of every split that were looked at."""
-        return {place: part.keys for place, part in self.collection.parts.items()}
-
-    def on_images(self, keys: Mapping[tuple[str, str, int], Sequence[bytes]]) -> RivalBench:
+    def on_images(self, keys: Keys) -> RivalBench:
         """The same method on some of its images alone, given by their keys for every part."""
-        parts = {place: part.of(keys[place]) for place, part in self.collection.parts.items()}
-        return RivalBench(self.rival, self.protocol, self.backbone, Collection(parts))
-
-    def count(self, split: str) -> int:
-        """The most images of that split that a set gave."""
-        return max(part.count for (_, kind, _), part in self.collection.parts.items() if kind == split)
+        if keys == self.collection.keys:
+            return self
+        return RivalBench(self.rival, self.protocol, self.backbone, self.collection.of(keys))
 
     def scores(self, name: str, seed: int) -> Scores:
-        """Fit on ID-train alone, score ID-test and every OOD-test set: what `Detector.fit` and `score` do."""
+        """Fit on ID-train alone, score ID-test and every OOD-test set, as `Detector` does; once for each seed."""
+        if (name, seed) not in self._known:
+            self._known[name, seed] = self._scores(name, seed)
+        return self._known[name, seed]
+
+    def _scores(self, name: str, seed: int) -> Scores:
         extractor, parts = self.rival.extractor, self.collection.parts
         picked, scored = self.rival.scoring.fit(extractor.columns(parts[name, "train", seed].table))
         kept = list(picked.kept)

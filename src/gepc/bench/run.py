@@ -17,9 +17,9 @@ from gepc.bench.paired import paired_table
 from gepc.bench.protocol import Protocol
 from gepc.bench.rivals import Rival, RivalBench, collect_rivals
 from gepc.bench.runtime import runtime_table
-from gepc.bench.tables import ResultTable, as_json
+from gepc.bench.tables import ResultTable, write_each, write_tables
 from gepc.cache import FeatureCache
-from gepc.files import replacing, write_text
+from gepc.files import replacing
 from gepc.methods import plain_options
 
 
@@ -94,7 +94,7 @@ def _about_rival(found: RivalBench) -> dict[str, Any]:
         "label": found.rival.label,
         "preset": found.rival.preset,
         "options": plain_options(extractor.options()),
-        "images": {split: found.count(split) for split in ("train", "test")},
+        "images": {split: found.collection.count(split) for split in ("train", "test")},
         "passes": found.collection.passes,
     }
 
@@ -104,11 +104,8 @@ def write(outcome: Outcome, out: Path, data: Path, formats: Sequence[str] = ("pn
     from gepc.bench.page import build_page, draw_all
     from gepc.report.page import write_page
 
-    write_text(out / "results.md", "\n".join(table.markdown() for table in outcome.tables))
-    write_text(out / "results.json", as_json(outcome.tables, outcome.about))
-    for table in outcome.tables:
-        write_text(out / "tables" / f"{table.name}.csv", table.csv())
-        write_text(out / "tables" / f"{table.name}.tex", table.latex())
+    write_tables(out, "results", outcome.tables, outcome.about)
+    write_each(out / "tables", outcome.tables)
     pictures = draw_all(outcome.bench, data, outcome.entries)
     for picture in pictures:
         for kind in formats:

@@ -7,7 +7,10 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from gepc.files import write_text
 
 Cell = str | float | int | None
 
@@ -30,6 +33,11 @@ class ResultTable:
     def shown(self) -> list[list[str]]:
         """The rows as text."""
         return [[show(cell) for cell in row] for row in self.rows]
+
+    def numbers(self, heading: str) -> list[float]:
+        """A column; every cell of it must be a number."""
+        place = self.header.index(heading)
+        return [float(row[place]) for row in self.rows]  # type: ignore[arg-type]
 
     def markdown(self) -> str:
         """A GitHub table with its title and note."""
@@ -80,6 +88,21 @@ def show(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.0e}" if 0.0 < abs(cell) < 5e-4 else f"{cell:.3f}"
     return str(cell)
+
+
+def write_tables(folder: Path, name: str, tables: Sequence[ResultTable], about: dict[str, Any]) -> str:
+    """`name.md` and `name.json` in the folder; gives back the Markdown."""
+    text = "\n".join(table.markdown() for table in tables)
+    write_text(folder / f"{name}.md", text)
+    write_text(folder / f"{name}.json", as_json(tables, about))
+    return text
+
+
+def write_each(folder: Path, tables: Sequence[ResultTable]) -> None:
+    """A CSV and a LaTeX file for each table."""
+    for table in tables:
+        write_text(folder / f"{table.name}.csv", table.csv())
+        write_text(folder / f"{table.name}.tex", table.latex())
 
 
 def as_json(tables: Sequence[ResultTable], about: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gepc.calibrators.aggregation import Aggregation
 from gepc.calibrators.base import Array, Calibrator, State, check_varies, register
@@ -115,7 +116,7 @@ class LevelMahalanobis(Calibrator):
     @staticmethod
     def _learn(vectors: Array) -> Mahalanobis:
         model = Mahalanobis()
-        model.learn(vectors[~np.isnan(vectors).any(axis=1)])
+        model.learn(vectors[_looked_at(vectors)])
         return model
 
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
@@ -125,7 +126,7 @@ class LevelMahalanobis(Calibrator):
         """d^2 of each level, (N, levels)."""
         found = np.full(columns.shape[:2], np.nan)
         for level in range(columns.shape[1]):
-            seen = ~np.isnan(columns[:, level]).any(axis=1)
+            seen = _looked_at(columns[:, level])
             found[seen, level] = self.distance_at(level, columns[seen, level])
         return found
 
@@ -159,21 +160,18 @@ class LevelKNN(LevelMahalanobis):
 
     def _fit(self, columns: Array) -> None:
         super()._fit(columns)
-        samples = np.full(columns.shape, np.nan)
-        for level in range(columns.shape[1]):
-            seen = ~np.isnan(columns[:, level]).any(axis=1)
-            samples[seen, level] = self._white(level, columns[seen, level])
-        self._keep(samples)
-
-    def _white(self, level: int, vectors: Array) -> Array:
-        return _whitened(vectors, self.mean_[level], self.factor_[level])
+        self._keep(columns)
 
     def _keep(self, samples: Array) -> None:
-        """The whitened ID images (N, levels, F), NaN where a level was not looked at, and a search tree for each."""
+        """The ID images (N, levels, F), and for each level a search tree of those looked at, whitened."""
         from scipy.spatial import KDTree
 
         self.samples_ = samples
-        self._trees = [KDTree(level[~np.isnan(level).any(axis=1)]) for level in np.moveaxis(samples, 1, 0)]
+        levels = enumerate(np.moveaxis(samples, 1, 0))
+        self._trees = [KDTree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
+
+    def _white(self, level: int, vectors: Array) -> Array:
+        return _whitened(vectors, self.mean_[level], self.factor_[level])
 
     def distance_at(self, level: int, vectors: Array) -> Array:
         """The k-th smallest of |z - z_i|^2, z whitened."""
@@ -303,6 +301,11 @@ def _checked_neighbour(name: str, k: int) -> int:
     if k < 1:
         raise OptionError(f"{name}: k must be at least 1, got {k}")
     return k
+
+
+def _looked_at(vectors: Array) -> npt.NDArray[np.bool_]:
+    """Which rows have all of their features: the others are of images that were not evaluated at this level."""
+    return np.asarray(~np.isnan(vectors).any(axis=1))
 
 
 def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.bench.tables import ResultTable, as_json
+from gepc.bench.tables import ResultTable, write_each, write_tables
 from gepc.errors import InputError
 from gepc.files import replacing, write_json, write_text
 from gepc.images import iterate
@@ -100,11 +100,8 @@ def write_bench(out: Path, tables: list[ResultTable], figure: Figure, bench: Sar
         "sha256": bench.backbone.sha256,
         "protocol": dataclasses.asdict(bench.protocol),
     }
-    for table in tables:
-        write_text(out / "tables" / f"{table.name}.csv", table.csv())
-        write_text(out / "tables" / f"{table.name}.tex", table.latex())
+    write_each(out / "tables", tables)
     for kind in ("png", "svg"):
         with replacing(out / "figures" / f"sar.{kind}") as draft:
             figure.savefig(draft, format=kind, dpi=150)
-    write_text(out / "results.md", "\n".join(table.markdown() for table in tables))
-    write_text(out / "results.json", as_json(tables, about))
+    write_tables(out, "results", tables, about)
