@@ -14,9 +14,9 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.batching import Chunk, Forgive, chunks
 from gepc.cache import FeatureCache, Sight
-from gepc.detector import FeatureWork, Found
 from gepc.extractors.base import Table, find_method
 from gepc.images import open_images
+from gepc.looking import FeatureWork, Found
 from gepc.preprocessing import Preprocessing
 
 AHEAD = 3

@@ -20,9 +20,9 @@ import numpy as np
 
 from gepc.backbones.base import Backbone
 from gepc.batching import Chunk
-from gepc.detector import FeatureEngine, FeatureWork
 from gepc.extractors.base import Batch, Extractor, Table
 from gepc.files import write_arrays
+from gepc.looking import FeatureEngine, FeatureWork
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class FeatureCache:
                 if not settled:
                     yield chunk
 
-        work = FeatureWork(sight.method, sight.timesteps, sight.seed, sight.rows, with_maps=False)
+        work = FeatureWork(sight.method, sight.timesteps, sight.seed, sight.rows)
         for chunk, found in engine(sight.backbone, work, unknown()):
             while line[0][1]:
                 yield line[0][0], line.popleft()[2]

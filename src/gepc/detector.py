@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from gepc.conformal import Guarantee, Reference, group_labels
 from gepc.discovery import discoveries
 from gepc.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.extractors.base import Batch, Cost, Extractor, Table
-from gepc.images import Image, Images, open_images
-from gepc.maps import Map, MapPool, combine
+from gepc.images import Image, open_images
+from gepc.looking import FeatureEngine, FeatureWork, OnProgress, concatenate, look_at
+from gepc.maps import Map, combine
 from gepc.noise import generator, image_key
 from gepc.preprocessing import Preprocessing, warn_about_range
 from gepc.sequential import Sequential, check_alpha
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int], None]
 MINIMUM_FIT = 8
 
 
@@ -39,51 +39,6 @@ class Result:
     score: float
     p_value: float
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What fitting knows of a collection: the table, and the key and place of every image in it."""
-
-    table: Table
-    keys: list[bytes]
-    indices: npt.NDArray[np.int64]
-    preprocessing: Preprocessing
-
-
-Found = tuple[Table, Map | None]
-
-
-@dataclass(frozen=True)
-class FeatureWork:
-    """What fitting asks of every chunk: the method's table at some levels and, where it has them, the maps."""
-
-    method: Extractor
-    levels: tuple[int, ...]
-    seed: int
-    rows: int
-    with_maps: bool
-
-    def __call__(self, backbone: Backbone, chunk: Chunk) -> Found | None:
-        """The table and maps of the readable images; None where there are none."""
-        if not chunk.indices:
-            return None
-        images = chunk.stacked()
-        backbone.check_size(*images.shape[2:])
-        batch = Batch(images, chunk.keys, self.seed, self.rows)
-        if self.with_maps:
-            return self.method.maps(backbone, batch, self.levels)
-        return self.method.extract(backbone, batch, self.levels), None
-
-
-FeatureEngine = Callable[[Backbone, FeatureWork, Iterable[Chunk]], Iterator[tuple[Chunk, Found | None]]]
-"""Does the work on every chunk and gives them back in order."""
-
-
-def look_here(backbone: Backbone, work: FeatureWork, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Found | None]]:
-    """The engine of this process: one chunk after the other."""
-    for chunk in read:
-        yield chunk, work(backbone, chunk)
 
 
 class Detector:
@@ -208,9 +163,9 @@ class Detector:
         `engine` makes the passes elsewhere (`gepc.engines.features`).
         """
         levels = self.extractor.timesteps(self.backbone)
-        pool = MapPool() if self.extractor.has_maps else None
         method = self.extractor.for_fitting()
-        seen = self._look_at(method, open_images(images), levels, self._preprocessing(), pool, on_progress, engine)
+        work = FeatureWork(method, levels, self.seed, self.batch_size, self.extractor.has_maps)
+        seen = look_at(open_images(images), self._preprocessing(), self.backbone, work, on_progress, engine)
         columns = self.extractor.columns(seen.table)
         fitting, held_out = self._split(seen.keys, calibration_images is None)
         self._check_enough(len(fitting), seen.keys)
@@ -225,7 +180,8 @@ class Detector:
             reference = self.extractor.as_scored(columns[held_out][:, kept], keys, self.seed)
         else:
             source = open_images(calibration_images)
-            again = self._look_at(self.extractor, source, timesteps, seen.preprocessing, None, on_progress, engine)
+            work = replace(work, method=self.extractor, levels=timesteps, with_maps=False)
+            again = look_at(source, seen.preprocessing, self.backbone, work, on_progress, engine)
             reference, indices = self.extractor.columns(again.table), again.indices
             _check_disjoint(seen.keys, again.keys)
         if stages is None:
@@ -243,7 +199,7 @@ class Detector:
         self.calibrator_: Calibrator = calibrator
         self.sequential_, self.mean_levels_ = stages, looked
         self.n_fit_ = len(fitting)
-        self.map_scale_ = pool.v_global(picked.kept, picked.weights) if pool is not None else None
+        self.map_scale_ = seen.maps.v_global(picked.kept, picked.weights) if self.extractor.has_maps else None
         return self
 
     def _stages(self, columns: Array, weights: Array) -> Sequential | None:
@@ -252,46 +208,6 @@ class Detector:
         if columns.shape[1] < 2:
             raise OptionError("sequential scoring needs at least two kept levels; give more levels or raise keep")
         return Sequential.fit(columns, weights, self.calibration_name, self._aggregation(), self.sequential)
-
-    def _look_at(
-        self,
-        method: Extractor,
-        images: Images,
-        levels: tuple[int, ...],
-        preprocessing: Preprocessing,
-        pool: MapPool | None,
-        on_progress: OnProgress | None,
-        engine: FeatureEngine | None,
-    ) -> _Seen:
-        if len(images) == 0:
-            raise InputError("there are no in-distribution images to fit on")
-        warn_about_range(images, self.value_range)
-        tables: list[Table] = []
-        keys: list[bytes] = []
-        indices: list[int] = []
-        unreadable: list[str] = []
-        read = chunks(images, preprocessing, self.batch_size, Forgive.UNREADABLE)
-        work = FeatureWork(method, levels, self.seed, self.batch_size, with_maps=pool is not None)
-        for chunk, found in (engine or look_here)(self.backbone, work, read):
-            unreadable += [error for _, _, error in chunk.failures]
-            if on_progress is not None:
-                on_progress(len(chunk))
-            if found is None:
-                continue
-            preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
-            table, maps = found
-            tables.append(table)
-            if pool is not None and maps is not None:
-                for key, field in zip(chunk.keys, maps, strict=True):
-                    pool.add(key, field)
-            keys += chunk.keys
-            indices += chunk.indices
-        if not tables:
-            raise InputError(f"none of the {len(images)} images can be read; the first: {unreadable[0]}")
-        if unreadable:
-            message = f"{len(unreadable)} of {len(images)} images left out; the first: {unreadable[0]}"
-            warnings.warn(message, UserWarning, stacklevel=3)
-        return _Seen(_concatenate(tables), keys, np.asarray(indices), preprocessing)
 
     def fitting_images(self, images: Any, count: int) -> list[Image]:
         """At most `count` of the images that `fit(images)` learns from, preprocessed; none that it holds out.
@@ -480,7 +396,7 @@ class Detector:
                 part = fields[:, chunk.indices]
                 batch.fixed_noise = {(t, 0): part[position] for position, t in enumerate(levels)}
             tables.append(self.extractor.extract(self.backbone, batch, levels))
-        return _concatenate(tables)
+        return concatenate(tables)
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -538,7 +454,3 @@ def _check_disjoint(fitted: list[bytes], reference: list[bytes]) -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-def _concatenate(tables: list[Table]) -> Table:
-    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gepc.bench.protocol import Protocol
     from gepc.bench.rivals import Rival
     from gepc.bench.run import Outcome
-    from gepc.detector import FeatureEngine
+    from gepc.looking import FeatureEngine
 
 DEFAULT_CACHE = Path(".gepc-cache")
 

@@ -13,8 +13,9 @@ from gepc.errors import InputError, OptionError, check_choice
 from gepc.files import write_json
 
 if TYPE_CHECKING:
-    from gepc.detector import Detector, FeatureEngine
+    from gepc.detector import Detector
     from gepc.images import Images
+    from gepc.looking import FeatureEngine
 
 ImagesArgument = Annotated[str, typer.Argument(help="A folder, an image file, or an array: data.npz:test_x.")]
 DetectorArgument = Annotated[Path, typer.Argument(help="A detector folder written by `gepc fit`.")]

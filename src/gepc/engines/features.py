@@ -11,9 +11,9 @@ from typing import Any
 from gepc.allocator import keep_freed_memory
 from gepc.backbones.base import Backbone
 from gepc.batching import Chunk
-from gepc.detector import FeatureWork, Found
 from gepc.engines.cluster import Cluster, reason_of
 from gepc.errors import GepcError
+from gepc.looking import FeatureWork, Found
 
 AHEAD = 2
 """Chunks that wait at each actor."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.detector import Detector, OnProgress
+from gepc.detector import Detector
 from gepc.files import read_json
+from gepc.looking import OnProgress
 from gepc.options import build
 from gepc.scenes.ending import Ending
 from gepc.scenes.folder import RunFolder

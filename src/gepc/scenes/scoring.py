@@ -10,9 +10,10 @@ import numpy as np
 
 from gepc.batching import Forgive, chunks
 from gepc.conformal import EVERYONE
-from gepc.detector import Detector, OnProgress
+from gepc.detector import Detector
 from gepc.errors import InputError
 from gepc.images import Pixels
+from gepc.looking import OnProgress
 from gepc.maps import Map
 from gepc.preprocessing import warn_about_range
 from gepc.scenes.folder import Progress, RunFolder
