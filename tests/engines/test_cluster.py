@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -182,3 +183,44 @@ def test_a_backbone_that_the_nodes_cannot_load(place: Path) -> None:
 def test_the_reason_of_a_failure_is_its_last_line() -> None:
     assert reason_of(RuntimeError("trace\n  File x\n\nBackboneError: no weights\n")) == "BackboneError: no weights"
     assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+class NoCluster(Cluster):
+    """Ray's names without a cluster behind them."""
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Any]:
+        import ray.data
+
+        yield ray
+
+
+@pytest.mark.parametrize("shards_each_time", [1, 0])
+def test_a_cluster_that_stands_still_is_asked_again_while_it_gets_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards_each_time: int
+) -> None:
+    """Actors of a lost node may wait for ever; Ray then gives up, and what is missing is handed out anew."""
+    from ray.data.exceptions import ExecutionTimeoutError
+
+    from gepc.engines import cluster
+
+    asked: list[int] = []
+
+    def standing_still(ray: Any, shards: list[Shard], *others: Any) -> Iterator[tuple[Shard, list[Result]]]:
+        asked.append(len(shards))
+        for shard in shards[:shards_each_time]:
+            yield shard, [Result(index, str(index), 0.0, 1.0) for index in range(shard.start, shard.stop)]
+        if shards[shards_each_time:]:
+            raise ExecutionTimeoutError("no progress for 1800 s")
+
+    monkeypatch.setattr(cluster, "_computed", standing_still)
+    run = Run(tmp_path, 24, 8, "csv")
+    recipe, source = Recipe({}, None, 2), Source(open_images(str(place / "new")), None)
+    if shards_each_time:
+        score_shards_on_cluster(run, recipe, source, NoCluster())
+        assert asked == [3, 2, 1]
+        assert [result.index for result in rows(run)] == list(range(24))
+    else:
+        with pytest.raises(gepc.errors.GepcError, match=r"gave up: no progress.*run the same command again"):
+            score_shards_on_cluster(run, recipe, source, NoCluster())
+        assert asked == [3]
