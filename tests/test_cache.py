@@ -101,3 +101,11 @@ def test_tables_of_an_engine_serve_this_process_too(tmp_path: Path) -> None:
     list(cache.tables(looked, read()))
     assert cache.misses == 0
     assert looked.backbone.forward_count == 0
+
+
+def test_a_method_with_other_numbers_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(FeatureCache(tmp_path).tables(sight("msma"), read()))
+    monkeypatch.setattr(find_method("msma"), "revision", 2)
+    cache = FeatureCache(tmp_path)
+    list(cache.tables(sight("msma"), read()))
+    assert cache.hits == 0

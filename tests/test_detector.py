@@ -422,6 +422,8 @@ def test_unknown_methods_presets_and_ties(fitted: gepc.GEPC) -> None:
         gepc.create_detector("gepc", toy_backbone(), preset="fast")
     with pytest.raises(OptionError, match="unknown ties"):
         fitted.p_value(NEW, ties="even")
+    with pytest.raises(OptionError, match=r"lmd: steps must be int, got 2\.5"):
+        gepc.create_detector("lmd", toy_backbone(), steps=2.5)
 
 
 def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:

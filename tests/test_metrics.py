@@ -110,3 +110,9 @@ def test_scores_that_cannot_be_compared(inside: list[float], outside: list[float
     for metric in (auroc, aupr, fpr_at_tpr, auroc_interval, detection):
         with pytest.raises(InputError, match=message):
             metric(inside, outside)
+
+
+def test_an_infinite_score_is_the_largest() -> None:
+    found = detection([0.0, 1.0, 2.0], [1.5, np.inf, np.inf])
+    assert found.auroc == pytest.approx(8 / 9)
+    assert np.isfinite([found.aupr, found.fpr95, found.auroc_low, found.auroc_high]).all()

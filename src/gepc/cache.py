@@ -2,7 +2,7 @@
 
 A file holds one timestep of some images, or all timesteps where a method cannot take them one by one. Its name is a
 hash of everything that the numbers depend on: the backbone's weights and settings, the method and its parameters, the
-seed, the timestep and the images' content.
+seed, the timestep and the images' content. A method whose formula changes raises its `revision`.
 """
 
 from __future__ import annotations
@@ -167,6 +167,8 @@ class FeatureCache:
             (where,) = timesteps
         what = [backbone.fingerprint, extractor.name, options, batch.seed, where, list(batch.size)]
         what += [other.fingerprint for other in extractor.other_backbones()]
+        if extractor.revision > 1:
+            what.append({"revision": extractor.revision})
         digest = hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16)
         for key in batch.keys:
             digest.update(key)

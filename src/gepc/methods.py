@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from gepc.errors import OptionError, check_names, nearest
 from gepc.extractors.base import Extractor, find_method, methods
 from gepc.extractors.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.groups import Action, Group
-from gepc.options import suggest_names
+from gepc.options import coerce, is_scalar, suggest_names
 
 
 class GEPC(Detector):
@@ -112,8 +113,17 @@ def create_detector(method: str, backbone: Backbone, preset: str | None = None, 
     given = {name: value for name, value in options.items() if name in shared}
     for name in ("keep", "weights", "aggregate"):
         given.setdefault(name, getattr(extractor_class, name))
-    extractor = extractor_class(**{name: value for name, value in options.items() if name in own})
-    return Detector(backbone, extractor, **given)
+    checked = _checked(extractor_class, {name: value for name, value in options.items() if name in own})
+    return Detector(backbone, extractor_class(**checked), **given)
+
+
+def _checked(extractor_class: type[Extractor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, words and flags of the type that the method declares; the method itself checks all other options."""
+    hints = typing.get_type_hints(extractor_class)
+    return {
+        name: coerce(hints[name], value, f"{extractor_class.name}: {name}") if is_scalar(hints[name]) else value
+        for name, value in options.items()
+    }
 
 
 def extractor_options(extractor_class: type[Extractor]) -> list[str]:

@@ -19,7 +19,7 @@ def _check(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> tuple[Array, 
             raise InputError(f"there are no {name} scores")
         if np.isnan(scores).any():
             raise InputError(f"{int(np.isnan(scores).sum())} {name} scores are NaN")
-    return pair
+    return np.nan_to_num(pair[0]), np.nan_to_num(pair[1])  # infinite ones rank as the largest numbers there are
 
 
 def auroc(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> float:

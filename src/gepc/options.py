@@ -54,6 +54,12 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
     return _coerce_plain(hint, value, where)
 
 
+def is_scalar(hint: Any) -> bool:
+    """Whether the annotation is a number, a word, a flag or None, or a choice of these."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return set(kinds) <= {int, float, str, bool, type(None)}
+
+
 def _coerce_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in arguments:
         return None

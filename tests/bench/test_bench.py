@@ -3,22 +3,26 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
-from gepc.bench import ablations
-from gepc.bench.collect import collect, naive_passes, needed, passes_needed
+from gepc.bench import ablations, figures
+from gepc.bench.collect import check_ready, collect, naive_passes, needed, passes_needed
 from gepc.bench.evaluate import Bench
 from gepc.bench.false_alarms import false_alarm_table
-from gepc.bench.protocol import Protocol, builtin_protocols, load_protocol
+from gepc.bench.protocol import Protocol, Source, builtin_protocols, load_protocol
+from gepc.bench.rows import read_rows
+from gepc.bench.run import run, write
 from gepc.bench.tables import ResultTable
 from gepc.cache import FeatureCache
 from gepc.datasets import open_dataset
-from gepc.errors import InputError, OptionError
+from gepc.errors import InputError, OptionError, ValueRangeWarning
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
 
@@ -145,24 +149,73 @@ def test_other_weights_or_options_do_not_hit_the_cache(data, protocol, tmp_path)
         assert collect(protocol, backbone, data, FeatureCache(tmp_path)).cached_levels == 0
 
 
-def test_a_corrupt_image_is_skipped_and_told(tmp_path, protocol):
-    from dataclasses import replace
-
-    from PIL import Image
-
-    from gepc.bench.protocol import Source
-
+@pytest.fixture
+def folders(tmp_path, protocol) -> Protocol:
+    """Two sets as folders of 30 images; in both test splits the same twelve files are damaged."""
     for name, split in (("a", "train"), ("a", "test"), ("b", "train"), ("b", "test")):
         (tmp_path / name / split).mkdir(parents=True)
         for index, picture in enumerate(as_uint8(pictures(30, 8, seed=len(name + split)))):
             Image.fromarray(picture).save(tmp_path / name / split / f"{index:02d}.png")
-    (tmp_path / "b" / "test" / "03.png").write_bytes(b"broken")
+        if split == "test":
+            for index in range(12):
+                (tmp_path / name / split / f"{index:02d}.png").write_bytes(b"broken")
     sets = {name: Source(f"folder:{name}", name) for name in ("a", "b")}
-    small = replace(protocol, datasets=sets, pairs={"a": ("b",)}, train_images=30, test_images=30, seeds=(0,))
-    found = collect(small, toy_backbone(), tmp_path, FeatureCache(None))
-    assert len(found.skipped) == 1
-    assert "03.png" in found.skipped[0]
-    assert found.parts["b", "test", 0].count == 29
+    levels = {"default": LEVELS}
+    return replace(protocol, datasets=sets, pairs={"a": ("b",)}, levels=levels, train_images=30, test_images=30)
+
+
+def test_corrupt_images_are_skipped_and_told(tmp_path, folders):
+    found = collect(folders, toy_backbone(), tmp_path, FeatureCache(None))
+    assert len(found.skipped) == 24  # once for each image, however many seeds
+    (reason,) = [reason for image, reason in found.skipped.items() if image.startswith("b, test") and "03.png" in image]
+    assert "03.png" in reason
+    assert found.parts["b", "test", 0].count == 18
+    for index in range(12, 30):
+        (tmp_path / "a" / "test" / f"{index}.png").write_bytes(b"")
+    with pytest.raises(InputError, match="no image of a, split test, could be read; the first: "):
+        collect(folders, toy_backbone(), tmp_path, FeatureCache(None))
+
+
+def test_pictures_of_maps_show_the_images_that_have_the_scores(tmp_path, folders):
+    backbone = toy_backbone()
+    bench = Bench(folders, backbone, collect(folders, backbone, tmp_path, FeatureCache(None)))
+    part = bench.collection.parts["b", "test", 0]
+    assert read_rows(bench, tmp_path, "b", "test", [0, 5, 17]).keys == [part.keys[row] for row in (0, 5, 17)]
+    assert len(read_rows(bench, tmp_path, "b", "test", range(64))) == 18
+    outcome = run(folders, backbone, tmp_path, FeatureCache(None), "gepc bench")
+    write(outcome, tmp_path / "out", tmp_path, ("png",))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "30 ID-train, 30 of each test set; fewer of a test: 18, b test: 18" in page
+
+
+def test_more_sets_than_colours(tmp_path, data, protocol):
+    pixels = dict(np.load(data / "set1.npz"))
+    names = [f"other{number}" for number in range(8)]
+    for name in names:
+        np.savez(tmp_path / f"{name}.npz", **pixels)
+    np.savez(tmp_path / "set0.npz", **dict(np.load(data / "set0.npz")))
+    sets = {name: Source(f"npz:{name}.npz", name) for name in ("set0", *names)}
+    many = replace(protocol, datasets=sets, pairs={"set0": tuple(names)}, levels={"default": (0.99, 0.9)}, seeds=(0,))
+    backbone = toy_backbone()
+    bench = Bench(many, backbone, collect(many, backbone, tmp_path, FeatureCache(None)))
+    for figure in (figures.timestep_curve(bench, "set0"), figures.martingale_paths(bench, "set0")):
+        styles = [(line.get_color(), str(line._unscaled_dash_pattern)) for line in figure.axes[0].lines]
+        assert len(set(styles)) >= 8
+
+
+def test_floats_from_zero_to_one_are_warned_about_or_declared(tmp_path, data, protocol):
+    one = replace(protocol, pairs={"set0": ("set1",)}, seeds=(0,))
+    expected = collect(one, toy_backbone(), data, FeatureCache(None)).parts["set0", "test", 0].table["s"]
+    for name in ("set0", "set1"):
+        arrays = {key: (pixels / 255.0).astype(np.float32) for key, pixels in np.load(data / f"{name}.npz").items()}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    with pytest.warns(ValueRangeWarning):
+        collect(one, toy_backbone(), tmp_path, FeatureCache(None))
+    sets = {name: replace(source, value_range=(0.0, 1.0)) for name, source in one.datasets.items()}
+    told = collect(replace(one, datasets=sets), toy_backbone(), tmp_path, FeatureCache(None))
+    drawn_again = told.parts["set0", "test", 0].table["s"]  # the last bit of the pixels, and so the noise, may differ
+    assert drawn_again.shape == expected.shape
+    assert drawn_again.mean() == pytest.approx(expected.mean(), rel=0.2)
 
 
 def test_protocols_of_the_package_are_valid():
@@ -184,12 +237,45 @@ def test_bad_protocols_are_refused(tmp_path):
         load_protocol("smal32")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": "foo"}, "inv_cv"),
+        ({"calibration": "kdee"}, "did you mean 'kde'"),
+        ({"keep": 0}, "keep must be between 1 and 4"),
+        ({"keep": 5}, "keep must be between 1 and 4"),
+        ({"seeds": []}, "seeds must be different"),
+        ({"seeds": [-1]}, "seeds must be different"),
+        ({"seeds": [0, 0]}, "seeds must be different"),
+        ({"pairs": {"celeba": []}}, "one or more different sets"),
+        ({"pairs": {"celeba": ["svhn", "svhn"]}}, "one or more different sets"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"levels": {"celebA": [0.9, 0.8]}}, "did you mean 'celeba'"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_the_first_pass(changes, words):
+    with pytest.raises(OptionError, match=words):
+        load_protocol("small32", changes)
+
+
+def test_what_is_wrong_with_backbone_or_data_is_said_before_the_first_pass(data, protocol):
+    backbone = toy_backbone()
+    check_ready(protocol, backbone, data)
+    missing = {**protocol.datasets, "set2": Source("npz:nowhere.npz", "SET2")}
+    with pytest.raises(InputError, match=r"nowhere\.npz does not exist"):
+        check_ready(replace(protocol, datasets=missing), backbone, data)
+    with pytest.raises(OptionError, match="are 1 timesteps of this backbone"):
+        check_ready(replace(protocol, levels={"default": (0.9, 0.9000001)}), backbone, data)
+    assert backbone.forward_count == 0
+
+
 def test_a_table_says_the_same_in_every_format():
     table = ResultTable("t", "A & B", ("name", "x"), (("a_b", 0.12345), ("c", None)), "50 % of it")
     assert list(csv.reader(io.StringIO(table.csv()))) == [["name", "x"], ["a_b", "0.12345"], ["c", ""]]
     assert "| a_b | 0.123 |" in table.markdown()
     assert r"a\_b & 0.123 \\" in table.latex()
     assert r"A \& B" in table.latex()
+    assert r"10\textasciicircum{}4" in ResultTable("t", "10^4 F", ("a",), ()).latex()
     assert json.loads(json.dumps(table.as_dict()))["rows"][1] == {"name": "c", "x": None}
     with pytest.raises(ValueError, match="cells"):
         ResultTable("t", "t", ("a", "b"), (("x",),))

@@ -57,7 +57,7 @@ def test_a_design_gives_the_columns_of_the_method_it_stands_for(bench: PlusBench
     images = SETS["a"][:6]
     batch = Batch(images, [image_key(image) for image in images])
     timesteps = WIDE.timesteps(bench.backbone)
-    part = Part(WIDE.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys))
+    part = Part(WIDE.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys), tuple(range(len(batch))))
     for rows in designs().values():
         for design in rows:
             own = bench.timesteps(design)
@@ -70,7 +70,8 @@ def test_a_lean_table_holds_the_same_numbers_as_a_wide_one(bench: PlusBench) -> 
     batch = Batch(images, [image_key(image) for image in images])
     timesteps = WIDE.timesteps(bench.backbone)
     wide, lean = (
-        Part(method.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys)) for method in (WIDE, LEAN)
+        Part(method.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys), tuple(range(len(batch))))
+        for method in (WIDE, LEAN)
     )
     for design in (plus("full"), fast("fast")):
         own = bench.timesteps(design)

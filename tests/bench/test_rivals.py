@@ -152,6 +152,21 @@ def test_one_method_with_two_presets(protocol):
     assert knn.scoring.calibration == "knn:k=5"
 
 
+def test_a_method_named_in_two_ways_is_compared_once(protocol):
+    assert [one.label for one in choose_rivals(("msma", "msma:light"), protocol, toy_backbone())] == ["msma"]
+
+
+def test_both_dimensions_of_diffpath_share_their_passes(data, protocol, tmp_path):
+    backbone = kept_backbone()
+    options = {"diffpath": MethodChoice(options={"steps": 4})}
+    rivals = choose_rivals(("diffpath", "diffpath:paper"), replace(protocol, methods=options), backbone)
+    one, six = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    assert one.collection.passes > 0
+    assert six.collection.passes == 0
+    alone, *_ = collect_rivals(rivals[1:], protocol, backbone, data, FeatureCache(None))
+    assert alone.aurocs == six.aurocs
+
+
 @pytest.mark.parametrize(
     ("methods", "sentence"),
     [

@@ -81,9 +81,18 @@ def test_a_budget_that_does_not_suffice_starts_nothing(place, bench, capsys):
         (["--methods", "mmsa"], "did you mean 'msma'"),
         (["--methods", ""], "all, training-free, or names"),
         (["--methods", "lmd", "--set", "methods={lmd: {preset: lite}}"], "did you mean 'light'"),
+        (["--methods", "lmd", "--set", "methods={lmd: {options: {steps: abc}}}"], "lmd: steps must be int, got 'abc'"),
+        (["--methods", "msma", "--set", "methods={msma: {options: {noised: maybe}}}"], "noised must be bool"),
     ],
 )
 def test_bad_input_is_one_sentence(place, bench, capsys, arguments, sentence):
     assert bench("--out", "x", *arguments) == 2
     assert sentence in capsys.readouterr().err
     assert not (place / "x").exists()
+
+
+def test_a_file_in_the_place_of_the_folder(place, bench, capsys):
+    (place / "file").write_text("mine")
+    assert bench("--out", "file") == 2
+    assert "file is a file; give a folder for --out" in capsys.readouterr().err
+    assert (place / "file").read_text() == "mine"

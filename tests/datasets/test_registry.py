@@ -123,8 +123,12 @@ def test_without_a_seed_the_first_ones(root: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 60, 61, 10**9])
-def test_a_limit_that_is_not_reached_gives_all_in_order(root: Path, limit: int | None) -> None:
-    assert numbers("npy", root, "train", limit=limit, seed=3) == list(range(60))
+def test_a_limit_that_is_not_reached_gives_all(root: Path, limit: int | None) -> None:
+    assert numbers("npy", root, "train", limit=limit) == list(range(60))
+    drawn = numbers("npy", root, "train", limit=limit, seed=3)
+    assert sorted(drawn) == list(range(60))
+    if limit is not None:  # the whole set, too, begins with a smaller subset
+        assert drawn[:50] == numbers("npy", root, "train", limit=50, seed=3)
 
 
 def test_a_seeded_subset_is_the_same_for_ever(root: Path) -> None:

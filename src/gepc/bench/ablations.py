@@ -145,13 +145,17 @@ def calibration_table(bench: Bench) -> ResultTable:
     return ResultTable("calibration", "Calibration of the feature s", header, tuple(rows), ELSEWHERE)
 
 
+def feature_variants(bench: Bench) -> dict[str, tuple[str, ...]]:
+    """Every feature that was computed alone, and the fusion of those that the paper fuses."""
+    known = [name for name in ("s", "cos", "pair", "cycle", "x0") if name in bench.protocol.features]
+    fused = tuple(name for name in known if name in published.FEATURES)
+    return {**{name: (name,) for name in known}, "fusion": fused}
+
+
 def feature_table(bench: Bench) -> ResultTable:
     """Single features and their fusion by the mean."""
     rows: list[tuple[Cell, ...]] = []
-    known = [name for name in ("s", "cos", "pair", "cycle", "x0") if name in bench.protocol.features]
-    variants = {name: (name,) for name in known} | {
-        "fusion": tuple(name for name in known if name in published.FEATURES)
-    }
+    variants = feature_variants(bench)
     for name, features in variants.items():
         rows.append(_row(bench, (name, "measured"), bench.aurocs(replace(bench.main, features=features))))
         if name in published.FEATURES:

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from gepc.backbones.base import Backbone
 from gepc.batching import Forgive, chunks
 from gepc.bench.protocol import Protocol
 from gepc.cache import FeatureCache, Sight
 from gepc.datasets import open_dataset
-from gepc.errors import InputError
+from gepc.errors import InputError, OptionError
 from gepc.extractors.base import Extractor, Table
 from gepc.images import Images
-from gepc.preprocessing import Preprocessing
+from gepc.looking import concatenate
+from gepc.preprocessing import Preprocessing, warn_about_range
 
 Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
 """(set, split, seed) -> the keys of images."""
@@ -29,6 +28,8 @@ class Part:
     table: Table
     timesteps: tuple[int, ...]
     keys: tuple[bytes, ...]
+    places: tuple[int, ...]
+    """Where each image is in the split as it was opened: those that cannot be read have no row."""
 
     @property
     def count(self) -> int:
@@ -44,7 +45,8 @@ class Part:
         """The rows of those images, in that order; equal images have equal rows."""
         place = {key: row for row, key in enumerate(self.keys)}
         rows = [place[key] for key in keys]
-        return Part({name: values[rows] for name, values in self.table.items()}, self.timesteps, tuple(keys))
+        table = {name: values[rows] for name, values in self.table.items()}
+        return Part(table, self.timesteps, tuple(keys), tuple(self.places[row] for row in rows))
 
 
 @dataclass
@@ -55,7 +57,8 @@ class Collection:
     passes: int = 0
     cached_levels: int = 0
     computed_levels: int = 0
-    skipped: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Image, with its set and split -> the reason."""
 
     @property
     def keys(self) -> Keys:
@@ -81,14 +84,14 @@ def collect(
     """Features of every split that the pairs need, at every timestep that any pair needs there."""
     found = Collection()
     before = backbone.forward_count
+    looking = Looking(protocol, backbone, protocol.extractor(), cache, found.skipped, on_progress)
     for (name, split), timesteps in needed(protocol, backbone).items():
         images = open_split(protocol, data, name, split)
+        warn_about_range(images, protocol.datasets[name].value_range)
         for seed in protocol.seeds:
-            looking = Looking(protocol, backbone, protocol.extractor(), cache, found.skipped, on_progress)
-            found.parts[name, split, seed] = looking.at(images, timesteps, seed)
+            found.parts[name, split, seed] = looking.at(name, split, images, timesteps, seed)
     found.passes = backbone.forward_count - before
     found.cached_levels, found.computed_levels = cache.hits, cache.misses
-    found.skipped = sorted(set(found.skipped))
     return found
 
 
@@ -109,6 +112,19 @@ def needed(protocol: Protocol, backbone: Backbone) -> dict[tuple[str, str], tupl
     return {place: tuple(sorted(timesteps)) for place, timesteps in found.items()}
 
 
+def check_ready(protocol: Protocol, backbone: Backbone, data: Path) -> None:
+    """Raise what can be known to be wrong before the first pass: the size, the levels, the folders of all sets."""
+    backbone.check_size(protocol.size, protocol.size)
+    for name in protocol.pairs:
+        distinct = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
+        if distinct < protocol.keep:
+            raise OptionError(
+                f"protocol: keep is {protocol.keep}, but the levels of {name} are {distinct} timesteps of this backbone"
+            )
+    for name, split in needed(protocol, backbone):
+        open_split(protocol, data, name, split)
+
+
 def passes_needed(protocol: Protocol, backbone: Backbone) -> int:
     """Network passes of `collect` with an empty cache."""
     per_level = protocol.extractor().cost(backbone, (protocol.size, protocol.size), levels=1).forward
@@ -127,9 +143,9 @@ def naive_passes(protocol: Protocol, backbone: Backbone) -> int:
     return total * per_level * len(protocol.seeds)
 
 
-def preprocessing(protocol: Protocol, backbone: Backbone) -> Preprocessing:
-    """How every image of the benchmark is brought to the backbone."""
-    return Preprocessing(size=(protocol.size, protocol.size), channels=backbone.channels)
+def preprocessing(protocol: Protocol, backbone: Backbone, name: str) -> Preprocessing:
+    """How the images of a set are brought to the backbone."""
+    return Preprocessing(protocol.datasets[name].value_range, (protocol.size,) * 2, channels=backbone.channels)
 
 
 @dataclass(frozen=True)
@@ -140,26 +156,29 @@ class Looking:
     backbone: Backbone
     extractor: Extractor
     cache: FeatureCache
-    skipped: list[str]
+    skipped: dict[str, str]
     on_progress: Callable[[int], None] | None = None
 
-    def at(self, images: Images, timesteps: tuple[int, ...], seed: int) -> Part:
-        """The features of all readable images."""
+    def at(self, name: str, split: str, images: Images, timesteps: tuple[int, ...], seed: int) -> Part:
+        """The features of all readable images of one split of a set."""
         size = self.protocol.batch_size
         cost = self.extractor.cost(self.backbone, (self.protocol.size,) * 2, len(timesteps))
         tables: list[Table] = []
         keys: list[bytes] = []
-        read = chunks(images, preprocessing(self.protocol, self.backbone), size, Forgive.ALL)
+        places: list[int] = []
+        unreadable: dict[str, str] = {}
+        read = chunks(images, preprocessing(self.protocol, self.backbone, name), size, Forgive.ALL)
         sight = Sight(self.backbone, self.extractor, timesteps, seed, size)
         for chunk, found in self.cache.tables(sight, read):
-            self.skipped.extend(f"{name}: {error}" for _, name, error in chunk.failures)
+            unreadable |= {f"{name}, {split}: {image}": error for _, image, error in chunk.failures}
             if found is not None:
                 tables.append(found)
                 keys += chunk.keys
+                places += chunk.indices
             if self.on_progress is not None:
                 self.on_progress(len(chunk) * (cost.forward + cost.jvp))
+        self.skipped.update(unreadable)
         if not tables:
-            reason = self.skipped[-1] if self.skipped else "empty"
-            raise InputError(f"no image of a split could be read; the first reason: {reason}")
-        table = {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
-        return Part(table, timesteps, tuple(keys))
+            reason = f"the first: {next(iter(unreadable.values()))}" if unreadable else "there is none"
+            raise InputError(f"no image of {name}, split {split}, could be read; {reason}")
+        return Part(concatenate(tables), timesteps, tuple(keys), tuple(places))

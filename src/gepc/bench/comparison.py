@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,10 @@ from gepc.bench import published
 from gepc.bench.ablations import ELSEWHERE, Pair, pair_names, paper_row
 from gepc.bench.evaluate import Bench
 from gepc.bench.rivals import RivalBench
-from gepc.bench.runtime import TIMED_IMAGES, Spent, measure, some_images
+from gepc.bench.rows import read_rows
+from gepc.bench.runtime import TIMED_IMAGES, Spent, measure
 from gepc.bench.tables import Cell, ResultTable
-from gepc.extractors.base import Batch, Extractor
+from gepc.extractors.base import Batch
 from gepc.metrics import Detection
 
 HEAD = ("method", "source", "preset", "distance", "calibration", "train / test images")
@@ -60,18 +61,14 @@ class Entry:
 def entries(bench: Bench, rivals: Sequence[RivalBench], data: Path) -> list[Entry]:
     """GEPC, then every method; each is timed on the same few images."""
     first = next(iter(bench.protocol.pairs))
-    batch = some_images(bench, data, first, TIMED_IMAGES)
-    own = _gepc(bench, measure(bench, _feature_s(bench), batch, bench.scores(first, bench.main, _seed(bench)).kept))
+    batch = read_rows(bench, data, first, "test", range(TIMED_IMAGES))
+    kept = bench.scores(first, bench.main, _seed(bench)).kept
+    own = _gepc(bench, measure(bench, bench.main_extractor, batch, kept))
     return [own, *(_entry(bench, one, own, _measure(bench, one, first, batch)) for one in rivals)]
 
 
 def _seed(bench: Bench) -> int:
     return bench.protocol.seeds[0]
-
-
-def _feature_s(bench: Bench) -> Extractor:
-    """The main detector alone: the one pass of the benchmark computes the features of the ablations too."""
-    return replace(bench.extractor, features=("s",))
 
 
 def _gepc(bench: Bench, spent: Spent) -> Entry:

@@ -88,6 +88,11 @@ class Bench:
         protocol = self.protocol
         return Variant(("s",), protocol.keep, protocol.weights, protocol.calibration)
 
+    @property
+    def main_extractor(self) -> GepcExtractor:
+        """The main detector's passes alone: the one pass of the benchmark has the features of the ablations too."""
+        return replace(self.extractor, features=("s",))
+
     def candidates(self, name: str) -> tuple[int, ...]:
         """Candidate timesteps when `name` is in-distribution."""
         return self.protocol.levels_for(name).timesteps(self.backbone.alphas_cumprod)

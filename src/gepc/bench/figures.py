@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gepc.bench.ablations import Pair, kept_raw
+from gepc.bench.ablations import Pair, feature_variants, kept_raw
 from gepc.bench.evaluate import Bench, Variant
 from gepc.bench.false_alarms import id_p_values
 from gepc.bench.published import MAIN
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing
 from gepc.report.labels import place_labels
-from gepc.report.palette import LIGHT, SERIES
+from gepc.report.palette import LIGHT, line_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,11 +41,9 @@ def bars(values: Mapping[str, float], mean: float | None = None, mean_name: str 
 
 def feature_bars(bench: Bench, pair: Pair) -> Figure:
     """Single features and their fusion on one pair."""
-    known = [name for name in ("s", "cos", "pair", "cycle", "x0") if name in bench.protocol.features]
-    variants = {name: (name,) for name in known} | {"fusion": tuple(known)}
     values = {
         name: bench.aurocs(replace(bench.main, features=features), only=pair[0])[pair]
-        for name, features in variants.items()
+        for name, features in feature_variants(bench).items()
     }
     return bars(values)
 
@@ -69,9 +67,8 @@ def timestep_curve(bench: Bench, name: str) -> Figure:
     with drawing(PANEL) as figure:
         axes = figure.add_subplot()
         for position, (other, values) in enumerate(lines.items()):
-            axes.plot(
-                candidates, values, marker="o", markersize=4, color=SERIES[position], label=bench.protocol.label(other)
-            )
+            label = bench.protocol.label(other)
+            axes.plot(candidates, values, marker="o", markersize=4, label=label, **line_style(position))
         for t in kept:
             axes.axvline(t, color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_xscale("log")
@@ -114,7 +111,7 @@ def calibration_curve(bench: Bench) -> Figure:
         for position, name in enumerate(bench.protocol.pairs):
             p, _ = id_p_values(bench, name, bench.protocol.seeds[0])
             seen = [(p <= alpha).mean() for alpha in wanted]
-            axes.plot(wanted, seen, color=SERIES[position], linewidth=1.4, label=bench.protocol.label(name))
+            axes.plot(wanted, seen, linewidth=1.4, label=bench.protocol.label(name), **line_style(position))
         axes.set(xlim=(0, 0.5), ylim=(0, 0.6), xlabel="alpha wanted", ylabel="alarms seen")
         figure.legend(loc="outside upper center", ncols=3)
     return figure
@@ -197,7 +194,7 @@ def martingale_paths(bench: Bench, name: str) -> Figure:
         for position, (label, values) in enumerate(paths.items()):
             monitor = Monitor(calibration, delta=delta)
             log10 = [verdict.log10_capital for verdict in monitor.update_all(values)]
-            axes.plot(np.clip(log10, -3, 10), color=SERIES[position], linewidth=1.3, label=label)
+            axes.plot(np.clip(log10, -3, 10), linewidth=1.3, label=label, **line_style(position))
         axes.set(xlabel="images seen", ylabel="log10 capital (cut at 10)")
         figure.legend(loc="outside upper center", ncols=2)
     return figure

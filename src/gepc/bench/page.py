@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gepc._version import __version__
-from gepc.batching import Forgive, chunks
 from gepc.bench import figures as drawn
-from gepc.bench.collect import open_split, preprocessing
 from gepc.bench.comparison import Entry
 from gepc.bench.evaluate import Bench
+from gepc.bench.rows import read_rows
 from gepc.bench.tables import ResultTable, show
-from gepc.datasets.collection import choose
-from gepc.extractors.base import Batch
 from gepc.maps import MapPool, combine
 from gepc.report import figures
 from gepc.report.page import Block, Bullets, Code, Facts, Page, Picture, Pictures, Prose, Section, Table
@@ -94,7 +91,7 @@ def _maps(bench: Bench, data: Path, name: str) -> list[Drawn]:
     scores = bench.scores(name, bench.main, bench.protocol.seeds[0])
     weights, kept = scores.selection.weights, scores.kept
     pool = MapPool()
-    reference = _batch(bench, data, name, "train", range(POOL))
+    reference = read_rows(bench, data, name, "train", range(POOL))
     for key, field in zip(reference.keys, bench.extractor.maps(bench.backbone, reference, kept)[1], strict=True):
         pool.add(key, field)
     scale = pool.v_global(tuple(range(len(kept))), weights)
@@ -103,7 +100,7 @@ def _maps(bench: Bench, data: Path, name: str) -> list[Drawn]:
         order = np.argsort(values)
         half = SHOWN // 2
         picked = [*order[:half], *order[-half:]]
-        batch = _batch(bench, data, other, "test", picked)
+        batch = read_rows(bench, data, other, "test", picked)
         fields = combine(bench.extractor.maps(bench.backbone, batch, kept)[1], weights)
         images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
         labels = [f"{values[index]:.1f}" for index in picked]
@@ -117,12 +114,6 @@ def _maps(bench: Bench, data: Path, name: str) -> list[Drawn]:
             )
         )
     return found
-
-
-def _batch(bench: Bench, data: Path, name: str, split: str, indices: Sequence[int]) -> Batch:
-    images = choose(open_split(bench.protocol, data, name, split), [int(index) for index in indices])
-    chunk = next(iter(chunks(images, preprocessing(bench.protocol, bench.backbone), len(indices), Forgive.ALL)))
-    return Batch(chunk.stacked(), chunk.keys, bench.protocol.seeds[0], bench.protocol.batch_size)
 
 
 def build_page(bench: Bench, tables: Sequence[ResultTable], pictures: Sequence[Drawn], about: dict[str, Any]) -> Page:
@@ -170,12 +161,12 @@ def _facts(bench: Bench, about: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
         ("data sets", sets),
-        ("images", f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"),
+        ("images", _images(bench)),
         ("noise seeds", ", ".join(map(str, protocol.seeds))),
         ("detector", f"top-k {protocol.topk:g}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
         ("passes used", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
         ("passes the naive way", f"{about['passes_naive']:,}: pair by pair, identity evaluated, main table alone"),
-        ("skipped images", str(len(bench.collection.skipped)) or "0"),
+        ("skipped images", str(len(bench.collection.skipped))),
     ]
     compared = about.get("methods", [])
     if compared:
@@ -183,6 +174,19 @@ def _facts(bench: Bench, about: dict[str, Any]) -> list[tuple[str, str]]:
         names = ", ".join(one["label"] for one in compared)
         facts.append(("compared methods", f"{names}; {passes:,} passes in this run"))
     return facts
+
+
+def _images(bench: Bench) -> str:
+    """How many of each split were evaluated, which may be fewer than the protocol asks for."""
+    protocol, seed = bench.protocol, bench.protocol.seeds[0]
+    asked = {"train": protocol.train_images, "test": protocol.test_images}
+    fewer = [
+        f"{protocol.label(name)} {split}: {part.count}"
+        for (name, split, one), part in bench.collection.parts.items()
+        if one == seed and part.count < asked[split]
+    ]
+    text = f"{asked['train']} ID-train, {asked['test']} of each test set"
+    return f"{text}; fewer of {', '.join(fewer)}" if fewer else text
 
 
 def _limits(bench: Bench) -> list[str]:

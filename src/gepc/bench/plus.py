@@ -208,8 +208,8 @@ def collect_plus(
     for name, split in _places(protocol):
         images = open_split(protocol, data, name, split)
         for seed in protocol.seeds:
-            looking = Looking(protocol, backbone, _looked_at(protocol, seed), cache, [], on_progress)
-            parts[name, split, seed] = looking.at(images, timesteps, seed)
+            looking = Looking(protocol, backbone, _looked_at(protocol, seed), cache, {}, on_progress)
+            parts[name, split, seed] = looking.at(name, split, images, timesteps, seed)
     return PlusBench(protocol, backbone, parts)
 
 

@@ -9,18 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from gepc.backbones.schedule import Levels
-from gepc.errors import InputError, OptionError, nearest
+from gepc.calibrators import create_calibrator
+from gepc.errors import InputError, OptionError, check_choice, nearest
 from gepc.extractors.base import find_method
 from gepc.extractors.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.options import build, read_yaml
+from gepc.selection import WEIGHTINGS
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its name for `gepc.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`), and its name in tables."""
+    """A data set.
+
+    Parameters
+    ----------
+    dataset : its name for `gepc.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`).
+    label : its name in tables.
+    value_range : the numbers that mean black and white, where the type of the pixels does not say it.
+    """
 
     dataset: str
     label: str = ""
+    value_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,22 @@ class Protocol:
     methods: dict[str, MethodChoice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_pairs()
+        if "s" not in self.features:
+            raise OptionError("protocol: features must hold 's'")
+        if min(self.train_images, self.test_images) < 20:
+            raise OptionError("protocol: train_images and test_images must be at least 20")
+        if min(self.size, self.batch_size) < 1:
+            raise OptionError("protocol: size and batch_size must be at least 1")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise OptionError(f"protocol: seeds must be different whole numbers from 0, got {list(self.seeds)}")
+        check_choice("weights", self.weights, WEIGHTINGS)
+        create_calibrator(self.calibration)
+        self._check_levels()
+        self._check_methods()
+        self.extractor()
+
+    def _check_pairs(self) -> None:
         if not self.pairs:
             raise OptionError("protocol: pairs names no in-distribution set")
         for name, others in self.pairs.items():
@@ -93,12 +119,19 @@ class Protocol:
                     raise OptionError(f"protocol: pairs names {known!r}; {nearest(known, self.datasets)}")
             if name in others:
                 raise OptionError(f"protocol: {name!r} is its own out-of-distribution set")
-        if "s" not in self.features:
-            raise OptionError("protocol: features must hold 's'")
-        if min(self.train_images, self.test_images) < 20:
-            raise OptionError("protocol: train_images and test_images must be at least 20")
-        self._check_methods()
-        self.extractor()
+            if not others or len(set(others)) < len(others):
+                raise OptionError(f"protocol: pairs.{name} must name one or more different sets, got {list(others)}")
+
+    def _check_levels(self) -> None:
+        for name in self.levels:
+            if name != "default" and name not in self.datasets:
+                raise OptionError(f"protocol: levels names {name!r}; {nearest(name, ['default', *self.datasets])}")
+        for name in self.pairs:
+            count = len(self.levels_for(name).values)
+            if not 1 <= self.keep <= count:
+                raise OptionError(
+                    f"protocol: keep must be between 1 and {count}, the levels of {name}; got {self.keep}"
+                )
 
     def _check_methods(self) -> None:
         for full_name, choice in self.methods.items():

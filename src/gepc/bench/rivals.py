@@ -99,8 +99,9 @@ def _usual_presets(name: str) -> list[str]:
 
 
 def choose_rivals(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Rival]:
-    """The methods with the presets, options and numbers of images that the protocol gives them."""
-    return [_rival(name, protocol, backbone) for name in names]
+    """The methods with the presets, options and numbers of images that the protocol gives them; none twice."""
+    found = [_rival(name, protocol, backbone) for name in names]
+    return list({(rival.extractor.name, rival.preset): rival for rival in reversed(found)}.values())[::-1]
 
 
 def _rival(full_name: str, protocol: Protocol, backbone: Backbone) -> Rival:
@@ -244,8 +245,7 @@ def _collect(
     for name, split in needed(protocol, backbone):
         images = open_split(protocol, data, name, split, rival.images(split))
         for seed in protocol.seeds:
-            found.parts[name, split, seed] = looking.at(images, timesteps, seed)
+            found.parts[name, split, seed] = looking.at(name, split, images, timesteps, seed)
     found.passes = backbone.forward_count + backbone.jvp_count - before
     found.cached_levels, found.computed_levels = cache.hits - hits, cache.misses - misses
-    found.skipped = sorted(set(found.skipped))
     return found

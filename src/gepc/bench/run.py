@@ -44,9 +44,9 @@ class Outcome:
         return sum(collection.cached_levels for collection in self._collections)
 
     @property
-    def skipped(self) -> list[str]:
+    def skipped(self) -> dict[str, str]:
         """Images that could not be read, with the reasons."""
-        return sorted({reason for collection in self._collections for reason in collection.skipped})
+        return {image: reason for collection in self._collections for image, reason in collection.skipped.items()}
 
     @property
     def _collections(self) -> list[Collection]:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gepc.batching import Forgive, chunks
 from gepc.bench import published
 from gepc.bench.ablations import CALIBRATIONS
-from gepc.bench.collect import open_split, preprocessing
 from gepc.bench.evaluate import Bench
+from gepc.bench.rows import read_rows
 from gepc.bench.tables import Cell, ResultTable
 from gepc.calibrators import Aggregation, create_calibrator
 from gepc.extractors.base import Batch, Extractor
@@ -65,17 +64,18 @@ def measure(bench: Bench, extractor: Extractor, batch: Batch, timesteps: Sequenc
 
 def runtime_table(bench: Bench, data: Path) -> ResultTable:
     """Milliseconds per image of the main detector under each calibration, and the ratio to one bare pass."""
-    name = next(iter(bench.protocol.pairs))
-    batch = some_images(bench, data, name, bench.protocol.batch_size)
-    kept = bench.scores(name, bench.main, bench.protocol.seeds[0]).kept
+    name, seed = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0]
+    method, kept = bench.main_extractor, bench.scores(name, bench.main, seed).kept
+    batch = read_rows(bench, data, name, "test", range(bench.protocol.batch_size))
     bare = _seconds(lambda: _bare_pass(bench, batch)) / len(batch)
-    extraction = _seconds(lambda: bench.extractor.extract(bench.backbone, batch, kept)) / len(batch)
-    columns = bench.extractor.columns(bench.extractor.extract(bench.backbone, batch, kept))[:, :, :1]
-    passes = bench.extractor.cost(bench.backbone, batch.size, len(kept)).forward
+    extraction = _seconds(lambda: method.extract(bench.backbone, batch, kept)) / len(batch)
+    columns = method.columns(method.extract(bench.backbone, batch, kept))
+    passes = method.cost(bench.backbone, batch.size, len(kept)).forward
     weights = np.full(len(kept), 1.0 / len(kept))
+    train = bench.columns(name, "train", seed, bench.main, kept)
     rows: list[tuple[Cell, ...]] = []
     for calibration in CALIBRATIONS:
-        calibrator = create_calibrator(calibration).fit(columns)
+        calibrator = create_calibrator(calibration).fit(train)
         scoring = _seconds(partial(calibrator.score, columns, weights, Aggregation())) / len(batch)
         total = extraction + scoring
         paper = published.RUNTIME_MS.get(calibration)
@@ -87,14 +87,6 @@ def runtime_table(bench: Bench, data: Path) -> ResultTable:
         "The paper's figures are for another network on an RTX 4060 laptop GPU."
     )
     return ResultTable("runtime", "Runtime and passes", header, tuple(rows), note)
-
-
-def some_images(bench: Bench, data: Path, name: str, count: int) -> Batch:
-    """The first test images of a set."""
-    images = open_split(bench.protocol, data, name, "test")
-    shape = preprocessing(bench.protocol, bench.backbone)
-    chunk = next(iter(chunks(images, shape, count, Forgive.ALL)))
-    return Batch(chunk.stacked(), chunk.keys, 0, bench.protocol.batch_size)
 
 
 def _bare_pass(bench: Bench, batch: Batch) -> None:

@@ -114,7 +114,8 @@ def _bar(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-_TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+_TEX = {letter: f"\\{letter}" for letter in "&%_#${}"}
+_TEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def _tex(text: str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gepc.looking import FeatureEngine
 
 DEFAULT_CACHE = Path(".gepc-cache")
+SHOWN_REASONS = 5
 
 ConfigArgument = Annotated[str, typer.Argument(help="A protocol: a YAML file, or a name (paper32, small32, quick).")]
 DataOption = Annotated[
@@ -113,18 +114,22 @@ def ablate(
 
 def _run(request: Request) -> None:
     import gepc
+    from gepc.bench.collect import check_ready
     from gepc.bench.protocol import load_protocol
     from gepc.bench.rivals import choose_rivals, method_names
     from gepc.bench.run import run, write
     from gepc.cache import FeatureCache
 
     folder, out = _data_folder(request.data), request.out
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; give a folder for --out")
     if out.exists() and any(out.iterdir()) and not (out / "results.json").exists():
         raise InputError(f"{out} is not empty and holds no benchmark; give another --out folder")
     protocol = load_protocol(request.config, parse_settings(request.settings or []))
     names = method_names(request.methods) if request.methods is not None else []
     backbone = gepc.load_backbone(protocol.backbone)
     rivals = choose_rivals(names, protocol, backbone)
+    check_ready(protocol, backbone, folder)
     passes, minutes = _foretell(protocol, backbone, rivals, cached=request.cache is not None)
     if request.budget is not None and minutes > request.budget:
         raise OptionError(
@@ -189,8 +194,10 @@ def _seconds_per_jvp(backbone: Backbone, size: tuple[int, int], count: int = 8) 
 
 def _tell(outcome: Outcome, out: Path) -> None:
     note(f"{outcome.passes:,} passes made, {outcome.cached} tables from the cache")
-    for reason in outcome.skipped[:5]:
-        note(f"skipped: {reason}")
+    if outcome.skipped:
+        note(f"{len(outcome.skipped)} images could not be read and are left out; the first:")
+    for image, reason in list(outcome.skipped.items())[:SHOWN_REASONS]:
+        note(f"  {image}: {reason}")
     peak = _peak_memory()
     if peak is not None:
         note(f"at most {peak / 2**20:,.0f} MiB of memory in use")

@@ -118,7 +118,7 @@ def open_dataset(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise OptionError(f"{option} must be a whole number of at least {least}, or None; got {value!r}")
     images = find_dataset(name).open(Path(root), split, name.partition(":")[2])
-    if limit is None or limit >= len(images):
+    if limit is None or (seed is None and limit >= len(images)):
         return images
     return choose(images, range(limit) if seed is None else _draw(name, split, seed, len(images), limit))
 

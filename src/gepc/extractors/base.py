@@ -99,7 +99,8 @@ class Extractor(ABC):
 
     Class attributes say what goes with the method: `calibration`, its usual calibrator; `keep`, how many noise
     levels the selection keeps (None: all of them); `weights` and `aggregate`, how levels are put together; `presets`,
-    named sets of options; `by_level`, whether the table at a timestep is the same whatever others are asked for.
+    named sets of options; `by_level`, whether the table at a timestep is the same whatever others are asked for;
+    `revision`, which is raised when the method's numbers change, so that features cached before are not found again.
     """
 
     name: ClassVar[str]
@@ -109,6 +110,7 @@ class Extractor(ABC):
     aggregate: ClassVar[str] = "wmean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     by_level: ClassVar[bool] = True
+    revision: ClassVar[int] = 1
 
     @abstractmethod
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ x_t at t = 0. Their kernel density has bandwidth 5, which means something for N 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -77,6 +77,10 @@ class DiffPath(WholeImage):
                 _add_moments(sums, "d", self.steps * (eps.double() - before))
             before = eps.double()
         return sums
+
+    def builds_on(self) -> tuple[DiffPath, ...]:
+        """Both dimensions read the same table."""
+        return () if self.dim == 1 else (replace(self, dim=1),)
 
     def columns(self, table: Table) -> Columns:
         """(N, 1, 6) or (N, 1, 1)."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gepc.errors import GepcError, InputError
 from gepc.maps import overlay
-from gepc.report.palette import LIGHT, SERIES
+from gepc.report.palette import DASHES, LIGHT, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,13 +146,12 @@ def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
     """One ROC curve for each named (ID scores, OOD scores): OOD images caught against false alarms."""
     from gepc.metrics import auroc
 
-    styles = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
     side = 1.85
     with drawing(PANEL, layout=None) as figure:
         axes = figure.add_axes((0.48 / WIDTH, 0.44 / PANEL, side / WIDTH, side / PANEL))
         axes.plot([0, 1], [0, 1], color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (1, 2)))
         for position, (name, (inside, outside)) in enumerate(pairs.items()):
-            colour, style = SERIES[position % len(SERIES)], styles[position % len(styles)]
+            colour, style = SERIES[position % len(SERIES)], DASHES[position % len(DASHES)]
             label = f"{_visible(name)} {auroc(inside, outside):.3f}"
             axes.plot(
                 *_curve(inside, outside), color=colour, linestyle=style, linewidth=1.6, label=label, clip_on=False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 LIGHT = {
     "paper": "#ffffff",
     "raised": "#f5f6f8",
@@ -33,3 +35,9 @@ DARK = {
     "series6": "#ea88b1",
 }
 SERIES = tuple(LIGHT[name] for name in LIGHT if name.startswith("series"))
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
+
+
+def line_style(position: int) -> dict[str, Any]:
+    """How the line of that number is drawn: another colour for each, and other dashes when the colours are used up."""
+    return {"color": SERIES[position % len(SERIES)], "linestyle": DASHES[position // len(SERIES) % len(DASHES)]}
