@@ -290,13 +290,31 @@ def test_parquet_without_its_library(place, gepc, monkeypatch):
     assert not list(place.glob("x.parquet*"))
 
 
-def test_two_processes_under_accelerate(place, gepc, expected):
-    """`accelerate launch` splits the shards by index; the first process merges when both are done (gloo)."""
+# the command line, with a note of which process wrote which shard
+NOTING = """
+import os, sys
+from gepc.cli.app import run
+from gepc.engines.runs import Run
+
+write = Run.write
+
+def noting(self, shard, results):
+    write(self, shard, results)
+    with open(f"written-by-{os.environ['RANK']}.txt", "a") as notes:
+        print(shard.number, file=notes)
+
+Run.write = noting
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_two_processes_that_a_launcher_starts(place, gepc, expected):
+    """Each of two CPU processes writes its shards (gloo); the first merges when both are done."""
+    (place / "noting.py").write_text(NOTING)
     arguments = ["score", "det", "new", "--shards", "two", "--out", "two.csv", "--shard-size", "2", "--alpha", "0.1"]
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "noting.py"]
     run = subprocess.run(
-        [sys.executable, *launch, "-m", "gepc", *arguments],
+        [sys.executable, *launch, *arguments],
         capture_output=True,
         text=True,
         cwd=place,
@@ -306,7 +324,67 @@ def test_two_processes_under_accelerate(place, gepc, expected):
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("10 images, ") == 1
     assert_same_table((place / "two.csv").read_text(), expected)
-    assert len(list((place / "two").glob("shard-*.csv"))) == 5
+    written = [sorted(map(int, (place / f"written-by-{rank}.txt").read_text().split())) for rank in (0, 1)]
+    assert written == [[0, 2, 4], [1, 3]]
+
+
+def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, expected, monkeypatch):
+    """It takes the shards that are its own, and lets alone what the first is writing."""
+    from gepc.cli.app import run
+    from gepc.engines import processes
+
+    command = ["score", "det", "new", "--out", "late.csv", "--shard-size", "2", "--alpha", "0.1"]
+    draft = place / "late.csv.parts" / ".shard-00009.csv.abc.part"
+    waits = iter(range(3))
+
+    def wait() -> None:
+        if next(waits) == 1:  # the first has written its shards
+            draft.touch()
+            monkeypatch.setattr(processes, "team", lambda: processes.Team(1, 2))
+            assert run(command) == 0
+            assert draft.exists()
+
+    monkeypatch.setattr(processes, "team", lambda: processes.Team(0, 2, wait))
+    code, _, err = gepc(*command)
+    assert code == 0, err
+    assert_same_table((place / "late.csv").read_text(), expected)
+
+
+def test_processes_that_do_not_find_each_other(monkeypatch):
+    import accelerate
+
+    from gepc.engines.processes import team
+    from gepc.errors import OptionError
+
+    class Alone:
+        num_processes, process_index = 1, 0
+
+        def __init__(self, **_: object) -> None: ...
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(accelerate, "PartialState", Alone)
+    with pytest.raises(OptionError, match="WORLD_SIZE is 2 but 1 processes found each other"):
+        team()
+
+
+def test_a_process_that_is_left_alone_says_so(monkeypatch):
+    import accelerate
+
+    from gepc.engines.processes import team
+    from gepc.errors import GepcError
+
+    class Lost:
+        num_processes, process_index = 2, 1
+
+        def __init__(self, **_: object) -> None: ...
+
+        def wait_for_everyone(self) -> None:
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(accelerate, "PartialState", Lost)
+    with pytest.raises(GepcError, match="another process of this run has ended"):
+        team().wait()
 
 
 def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
@@ -320,10 +398,13 @@ def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
 
 def test_a_team_shares_everything_once():
     from gepc.engines.processes import Team, team
+    from gepc.engines.runs import Shard
 
+    shards = [Shard(number, number, number + 1) for number in range(7)]
     for size in (1, 2, 3, 5):
-        shares = [Team(rank, size).share(range(7)) for rank in range(size)]
-        assert sorted(item for share in shares for item in share) == list(range(7))
+        # whatever the processes before have finished in the meantime
+        shares = [Team(rank, size).share(shards[rank:]) for rank in range(size)]
+        assert sorted(shard.number for share in shares for shard in share) == list(range(7))
     assert team().is_first
 
 

@@ -200,12 +200,12 @@ def _open_run(
     restart: bool,
 ) -> Run:
     """The first process makes or takes up the run, the others find it there."""
-    from gepc.engines.runs import Identity, open_run
+    from gepc.engines.runs import Identity, join_run, open_run
 
     identity = Identity.of(detector, images, labels)
     if not us.is_first:
         us.wait()
-        return open_run(folder, identity, images)
+        return join_run(folder, identity)
     run = open_run(folder, identity, images, kind, shard_size, restart)
     done = len(run.shards) - len(run.pending())
     if done:

@@ -1,16 +1,14 @@
-"""Several processes on one machine, one per GPU, started by `accelerate launch -m gepc score ...`."""
+"""Several processes on one machine, one per GPU, started by `accelerate launch -m gepc score ...` or by torchrun."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
-from gepc.errors import OptionError
-
-T_ = TypeVar("T_")
+from gepc.engines.runs import Shard
+from gepc.errors import GepcError, OptionError
 
 
 @dataclass(frozen=True)
@@ -26,19 +24,36 @@ class Team:
         """Whether this process makes the run's folder and merges its shards."""
         return self.rank == 0
 
-    def share(self, items: Sequence[T_]) -> list[T_]:
-        """Every `size`-th of the items: each belongs to one process."""
-        return list(items[self.rank :: self.size])
+    def share(self, shards: Iterable[Shard]) -> list[Shard]:
+        """Every `size`-th shard, by its number: each belongs to one process, however many are finished already."""
+        return [shard for shard in shards if shard.number % self.size == self.rank]
 
 
 def team() -> Team:
     """The processes that a launcher has started together; one by itself otherwise."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size < 2:
         return Team()
+    import torch
+
     try:
         from accelerate import PartialState
     except ImportError as error:
         raise OptionError("several processes need accelerate: pip install 'gepc[train]'") from error
     # the first to finish waits for the last, which may take longer than the usual half an hour
-    state = PartialState(timeout=timedelta(days=30))
-    return Team(state.process_index, state.num_processes, state.wait_for_everyone)
+    state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=30))
+    if state.num_processes != size:
+        raise OptionError(
+            f"WORLD_SIZE is {size} but {state.num_processes} processes found each other; "
+            "start them with accelerate launch or torchrun, or unset WORLD_SIZE for one by itself"
+        )
+    return Team(state.process_index, size, lambda: _wait(state.wait_for_everyone))
+
+
+def _wait(for_everyone: Callable[[], None]) -> None:
+    try:
+        for_everyone()
+    except RuntimeError as error:  # what torch raises when a connection is lost
+        raise GepcError(
+            "another process of this run has ended; what is finished is kept: run the same command again"
+        ) from error

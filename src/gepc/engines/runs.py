@@ -112,15 +112,21 @@ def open_run(
     if restart and (folder / DESCRIPTION).exists():
         _empty(folder)
     if (folder / DESCRIPTION).exists():
-        stored = _stored(folder)
-        _check_same(folder, Identity(*(stored[name] for name in ("detector", "images", "count", "groups"))), identity)
+        run = join_run(folder, identity)
         remove_drafts(folder)
-        return Run(folder, identity.count, stored["shard_size"], stored["format"])
+        return run
     _check_usable(folder)
     if isinstance(images, FileImages):
         write_json(folder / LISTING, [str(path) for path in images.paths])
     write_json(folder / DESCRIPTION, _description(identity, kind, shard_size))
     return Run(folder, identity.count, shard_size, kind)
+
+
+def join_run(folder: Path, identity: Identity) -> Run:
+    """The run that is in `folder`, where others may be writing: nothing is changed."""
+    stored = _stored(folder)
+    _check_same(folder, Identity(*(stored[name] for name in ("detector", "images", "count", "groups"))), identity)
+    return Run(folder, identity.count, stored["shard_size"], stored["format"])
 
 
 def _empty(folder: Path) -> None:
