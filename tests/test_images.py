@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -173,6 +177,13 @@ UNREADABLE = {
     "nothing": (lambda path: None, "png", "does not exist"),
     "truncated npy": (lambda path: (np.save(path, BYTES[0]), path.write_bytes(path.read_bytes()[:150])), "npy", "npy"),
     "pickled npy": (lambda path: np.save(path, np.array([{}], dtype=object)), "npy", "npy"),
+    "archive named .npy": (
+        lambda path: (np.savez(path.with_suffix(".npz"), x=BYTES), path.with_suffix(".npz").rename(path)),
+        "npy",
+        "an archive of arrays",
+    ),
+    "no npy": (lambda path: None, "npy", "does not exist"),
+    "folder named .png": (lambda path: path.mkdir(), "png", "cannot be read: is a directory"),
     "npy of many images": (lambda path: np.save(path, BYTES), "npy", "one image per file"),
     "32-bit integers": (
         lambda path: PILImage.fromarray(np.full((4, 4), 70000, dtype=np.int32)).save(path),
@@ -200,6 +211,91 @@ def test_an_empty_folder_and_a_missing_one(tmp_path: Path) -> None:
         open_images(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         open_images(tmp_path / "nowhere")
+
+
+def named(images: FileImages, folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in images.paths]
+
+
+def test_links_lose_no_image_and_repeat_no_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Folders that links lead to are read, once; a link to nothing is a row with a reason."""
+    far = tmp_path_factory.mktemp("far")
+    PILImage.fromarray(BYTES[0]).save(far / "x.png")
+    (far / "back").symlink_to(folder)
+    (folder / "linked").symlink_to(far)
+    (folder / "again").symlink_to(folder / "a")
+    (folder / "round").symlink_to("round")
+    (folder / "round.png").symlink_to("round.png")
+    (folder / "gone.png").symlink_to(far / "nowhere.png")
+    (folder / "same.png").symlink_to(folder / "a" / "0.png")
+    images = FileImages.below(folder)
+    usual = ["a/0.png", "a/3.png", "b/1.png", "b/2.png"]
+    assert named(images, folder) == [*usual, "gone.png", "linked/x.png", "round.png", "same.png"]
+    assert images[4].error == f"{folder}/gone.png does not exist"
+    assert "round.png cannot be read: too many levels" in (images[6].error or "")
+
+
+def test_what_is_no_file_is_no_image(folder: Path) -> None:
+    """Reading a pipe would never end."""
+    os.mkfifo(folder / "pipe.png")
+    (folder / "to-pipe.png").symlink_to(folder / "pipe.png")
+    assert named(FileImages.below(folder), folder) == ["a/0.png", "a/3.png", "b/1.png", "b/2.png"]
+
+
+def denied(monkeypatch: pytest.MonkeyPatch, name: str, place: Path) -> None:
+    """As if we had no permission to do that with `place`; permissions do not bind root, which may run the tests."""
+    allowed = getattr(os if name != "open" else builtins, name)
+
+    def refusing(path: object, *arguments: object, **options: object) -> object:
+        if not isinstance(path, int) and os.fspath(path) == str(place):  # type: ignore[call-overload]
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return allowed(path, *arguments, **options)
+
+    monkeypatch.setattr(os if name != "open" else builtins, name, refusing)
+
+
+@pytest.mark.parametrize("name", ["scandir", "stat"])
+def test_a_folder_that_cannot_be_read_is_an_error_that_names_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    denied(monkeypatch, name, folder / "b")
+    with pytest.raises(InputError, match=r"/b cannot be read: permission denied; its images would be missing"):
+        open_images(folder)
+
+
+def test_a_folder_that_goes_while_it_is_read_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def going(path: str) -> object:
+        if path == str(folder / "b"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", going)
+    assert named(FileImages.below(folder), folder) == ["a/0.png", "a/3.png"]
+
+
+@pytest.mark.parametrize("file", ["a/0.png", "a/array.npy"])
+def test_a_file_without_permission_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    np.save(folder / "a" / "array.npy", BYTES[0])
+    denied(monkeypatch, "open", folder / file)
+    assert FileImages([folder / file])[0].error == f"{folder / file} cannot be read: permission denied"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
+@pytest.mark.parametrize("mode", [0o000, 0o400])
+def test_real_permissions(folder: Path, mode: int) -> None:
+    (folder / "b").chmod(mode)
+    try:
+        if mode == 0:
+            with pytest.raises(InputError, match="/b cannot be read: permission denied"):
+                open_images(folder)
+        else:
+            images = FileImages.below(folder)
+            assert named(images, folder) == ["a/0.png", "a/3.png", "b/1.png", "b/2.png"]
+            assert "permission denied" in (images[2].error or "")
+    finally:
+        (folder / "b").chmod(0o700)
 
 
 @pytest.mark.parametrize("source", [None, 3.5, object()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import heapq
 import os
 import zipfile
 import zlib
@@ -191,12 +193,21 @@ class FileImages(Images):
 
     @classmethod
     def below(cls, path: Path) -> FileImages:
-        """All image files in a folder and its subfolders, in sorted order; or the one file named."""
-        if path.is_file():
-            return cls([path])
-        if not path.is_dir():
-            raise InputError(f"{path} does not exist; give a folder of images, an image file or an array")
-        paths = sorted(p for p in path.rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
+        """All image files in a folder and its subfolders, in sorted order; or the one file named.
+
+        Links to folders are followed, and every folder is read once, whatever leads to it. One that cannot be read is
+        an `InputError`, for its images would be missing without a word; a link to no file is a record with a reason.
+        """
+        try:
+            if path.is_file():
+                return cls([path])
+            if not path.is_dir():
+                raise InputError(f"{path} does not exist; give a folder of images, an image file or an array")
+            paths = sorted(_image_files(path))
+        except OSError as error:
+            raise InputError(
+                f"{error.filename or path} cannot be read: {_why(error)}; its images would be missing"
+            ) from error
         if not paths:
             raise InputError(f"{path} holds no image file ({', '.join(EXTENSIONS)})")
         return cls(paths)
@@ -212,30 +223,81 @@ class FileImages(Images):
             return Record(str(path), error=str(error))
 
 
+def _image_files(root: Path) -> Iterator[Path]:
+    """Every image file below `root`, in no order."""
+    folders, links, seen = [str(root)], list[str](), set[tuple[int, int]]()
+    while folders or links:
+        # links last: a folder that has its own place below the root is read there
+        folder = folders.pop() if folders else heapq.heappop(links)
+        for entry in _entries(folder, seen):
+            is_image = entry.name.lower().endswith(EXTENSIONS) and Path(entry.name).suffix != ""
+            try:
+                if entry.is_dir():
+                    heapq.heappush(links, entry.path) if entry.is_symlink() else folders.append(entry.path)
+                elif is_image and (entry.is_file() or _leads_nowhere(entry)):
+                    yield Path(entry.path)
+            except OSError as error:
+                if is_image:
+                    yield Path(entry.path)  # reading it will say why it cannot be read
+                elif error.errno != errno.ELOOP:
+                    raise
+
+
+def _entries(folder: str, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing where it was read before or has gone in the meantime."""
+    try:
+        facts = Path(folder).stat()
+        if (facts.st_dev, facts.st_ino) in seen:
+            return []
+        seen.add((facts.st_dev, facts.st_ino))
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not Path(entry.path).exists()
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
 def read_pixels(path: str | os.PathLike[str], content: IO[bytes] | None = None) -> Pixels:
     """Decode one file to (H, W) or (H, W, C) in its own depth: 8 or 16 bits, or float for `.npy` and float TIFF.
 
     `content` is the file opened already, where `path` is no place of this machine.
     """
+    if content is None:
+        with _opened(path) as handle:
+            return read_pixels(path, handle)
     if Path(path).suffix.lower() == ".npy":
         return _read_npy(path, content)
     from PIL import Image as PILImage
     from PIL import UnidentifiedImageError
 
     try:
-        with PILImage.open(path if content is None else content) as picture:
+        with PILImage.open(content) as picture:
             picture.load()
             return _decode(picture)
     except InputError as error:
         raise InputError(f"{path} {error}") from error
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
     except UnidentifiedImageError as error:
         raise InputError(f"{path} is not an image that can be decoded") from error
     except PILImage.DecompressionBombError as error:
         raise InputError(f"{path} has too many pixels to be decoded safely: {error}") from error
     except Exception as error:  # a decoder may raise anything on damaged bytes
         raise InputError(f"{path} is damaged or cut short: {error}") from error
+
+
+def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {_why(error)}") from error
 
 
 def _decode(picture: Any) -> Pixels:
@@ -252,11 +314,13 @@ def _decode(picture: Any) -> Pixels:
     return np.asarray(picture.convert("L" if grey else "RGB"))
 
 
-def _read_npy(path: str | os.PathLike[str], content: IO[bytes] | None) -> Pixels:
+def _read_npy(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
     try:
-        array = np.load(path if content is None else content, allow_pickle=False)
+        array = np.load(content, allow_pickle=False)
     except DAMAGED_ARRAY as error:
         raise InputError(f"{path} is not a plain .npy array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} is an archive of arrays; name it .npz")
     if array.ndim == 3 and not _channels_last(array.shape, str(path)):
         array = array.transpose(1, 2, 0)
     if array.ndim not in (2, 3):
