@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 from toys import as_uint8, pictures
 
+from gepc.batching import Forgive, chunks
 from gepc.errors import InputError, OptionError, ValueRangeWarning
 from gepc.images import FileImages, iterate, open_images, read_pixels
 from gepc.preprocessing import Preprocessing, load_all, warn_about_range
@@ -376,6 +377,33 @@ def test_pixels_that_are_not_finite_are_refused(bad: float) -> None:
     pixels[2, 3, 1] = bad
     with pytest.raises(InputError, match="scan has NaN or infinite pixels"):
         Preprocessing()(pixels, "scan")
+
+
+NO_NUMBERS = {
+    "text": np.full((8, 8, 3), "7"),
+    "bytes": np.full((8, 8, 3), b"7"),
+    "dates": np.full((8, 8, 3), 7, dtype="datetime64[s]"),
+    "spans": np.full((8, 8, 3), 7, dtype="timedelta64[s]"),
+    "records": np.zeros((8, 8, 3), dtype=[("a", "u1"), ("b", "u1")]),
+    "void": np.zeros((8, 8, 3), dtype="V2"),
+}
+
+
+@pytest.mark.parametrize("magnitude", ["linear", "log"])
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_what_holds_no_numbers_is_a_failure_of_its_own(tmp_path: Path, kind: str, magnitude: str) -> None:
+    """With a range given too, and in the middle of a run."""
+    np.save(tmp_path / "a.npy", np.full((8, 8, 3), 9, dtype=np.uint8))
+    np.save(tmp_path / "b.npy", NO_NUMBERS[kind])
+    preprocessing = Preprocessing(value_range=(0, 10), magnitude=magnitude)
+    (chunk,) = chunks(open_images(tmp_path), preprocessing, 8, Forgive.ALL)
+    assert chunk.indices == [0]
+    assert [(index, "not numbers" in error) for index, _, error in chunk.failures] == [(1, True)]
+
+
+def test_flags_outside_the_range_are_refused_as_numbers_are() -> None:
+    with pytest.raises(InputError, match=r"values from 1 to 1, outside \[5, 9\]"):
+        Preprocessing(value_range=(5, 9))(np.ones((4, 4), dtype=bool))
 
 
 def test_complex_and_empty_images_are_refused() -> None:

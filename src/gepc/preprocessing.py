@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gepc.errors import InputError, OptionError, ValueRangeWarning, check_choice
-from gepc.images import Image, Images, Pixels, iterate
+from gepc.images import Image, Images, Pixels, check_numbers, iterate
 from gepc.sar.magnitude import MAGNITUDES, NORMALISATIONS, log_magnitude, normalised
 
 RESIZES = ("stretch", "crop", "cut", "exact")
@@ -80,6 +80,7 @@ class Preprocessing:
         return np.ascontiguousarray(image.transpose(2, 0, 1))
 
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
+        check_numbers(pixels, name)
         if np.iscomplexobj(pixels):
             raise InputError(f"{name} is complex; give its magnitude, or magnitude='log' for radar")
         if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
@@ -89,8 +90,9 @@ class Preprocessing:
         unit = (pixels.astype(np.float64) - low) * (2.0 / (high - low)) - 1.0
         worst = max(float(unit.max()) - 1.0, -1.0 - float(unit.min()))
         if worst > 1e-3:
+            least, most = float(pixels.min()), float(pixels.max())
             raise InputError(
-                f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
+                f"{name} has values from {least:g} to {most:g}, outside [{low:g}, {high:g}]; "
                 "say what black and white are with value_range=(low, high)"
             )
         return unit.clip(-1.0, 1.0).astype(np.float32)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.errors import InputError
+from gepc.images import check_numbers
 
 MAGNITUDES = ("linear", "log")
 NORMALISATIONS = ("fixed", "patch")
@@ -33,6 +34,7 @@ def log_magnitude(
 
     Float and complex pixels have no white of their own: the range must be given.
     """
+    check_numbers(pixels, name)
     black, white = _range(pixels, value_range, name)
     magnitude = np.abs(pixels).astype(np.float64) if np.iscomplexobj(pixels) else pixels.astype(np.float64)
     if not np.isfinite(magnitude).all():
