@@ -122,6 +122,12 @@ def _as_numpy(array: Any) -> Pixels:
     return np.asarray(array)
 
 
+def check_numbers(pixels: Pixels, name: str) -> None:
+    """Refuse text, dates and records, which numpy would turn into numbers or into an error of its own."""
+    if pixels.dtype.kind not in "uifbc":
+        raise InputError(f"{name} holds {pixels.dtype}, not numbers; save the pixels as integers or floats")
+
+
 def _channels_last(shape: tuple[int, ...], what: str) -> bool:
     """Whether the last of the axes (first, ..., last) holds the channels; ambiguous shapes are refused."""
     first, last = shape[0] in (1, 3), shape[-1] in (1, 3, 4)
@@ -211,6 +217,11 @@ class FileImages(Images):
         if not paths:
             raise InputError(f"{path} holds no image file ({', '.join(EXTENSIONS)})")
         return cls(paths)
+
+    @property
+    def names(self) -> list[str]:
+        """What each file is called, in order: what a run lists, and what finds the files again."""
+        return [str(path) for path in self.paths]
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -194,6 +194,36 @@ def test_a_changed_list_is_refused_unless_told(place, gepc, expected):
         (place / "new" / "z.png").unlink()
 
 
+def test_addresses_are_found_again_as_listed(place, gepc, expected):
+    command = ["score", "det", f"file://{place}/new", "--out", "far.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, at_rename(3, before=False))
+    shutil.copy(place / "new" / "1.png", place / "new" / "z.png")
+    try:
+        code, _, err = gepc(*command, "--as-listed")
+    finally:
+        (place / "new" / "z.png").unlink()
+    assert code == 0, err
+    local = (place / "far.csv").read_text().replace(f"file://{place}/", "")
+    assert_same_table(local, expected)
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_as_listed_when_all_images_are_gone(place, gepc, expected, emptied):
+    """Rows that were finished are kept, the others have a reason."""
+    shutil.copytree(place / "new", place / "going")
+    command = ["score", "det", "going", "--out", "gone.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, at_rename(3, before=False))
+    shutil.rmtree(place / "going")
+    if emptied:
+        (place / "going").mkdir()
+    code, _, err = gepc(*command, "--as-listed")
+    assert code == 0, err
+    found = rows((place / "gone.csv").read_text())
+    assert [row["score"] for row in found[:4]] == [row["score"] for row in rows(expected)[:4]]
+    assert [row["error"] for row in found[4:]] == [f"{row['path']} does not exist" for row in found[4:]]
+    shutil.rmtree(place / "going", ignore_errors=True)
+
+
 def test_another_detector_is_refused(place, gepc):
     import gepc as library
 

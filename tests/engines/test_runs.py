@@ -15,6 +15,7 @@ from toys import pictures, toy_detector
 import gepc
 from gepc.detector import Result
 from gepc.engines.merging import merge
+from gepc.engines.remote import UrlImages
 from gepc.engines.runs import Identity, Run, detector_digest, list_digest, listed, open_run
 from gepc.engines.tables import csv_table, format_of, read_shard, table, write_shard
 from gepc.errors import InputError, OptionError
@@ -86,8 +87,17 @@ def test_a_run_is_taken_up_with_its_own_sizes(tmp_path: Path) -> None:
     second = open_run(tmp_path / "run", identity(), FILES, "parquet", 100)
     assert [shard.number for shard in second.pending()] == [0, 2]
     assert not list((tmp_path / "run").glob(".*.part"))
-    assert listed(tmp_path / "run") == [f"{index}.png" for index in range(7)]
+    assert listed(tmp_path / "run").names == FILES.names
     assert len(open_run(tmp_path / "run", identity(), FILES, restart=True).pending()) == 1
+
+
+def test_addresses_are_listed_as_they_are(tmp_path: Path) -> None:
+    images = UrlImages([f"s3://bucket/{index}.png" for index in range(7)])
+    open_run(tmp_path / "run", identity(), images)
+    found = listed(tmp_path / "run")
+    assert isinstance(found, UrlImages)
+    assert found.urls == images.urls
+    assert list_digest(found) == list_digest(images)
 
 
 @pytest.mark.parametrize(

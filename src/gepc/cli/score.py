@@ -25,7 +25,6 @@ from gepc.cli.detect import (
     GroupsOption,
     ImagesArgument,
     estimate,
-    open_both,
     read_groups,
 )
 from gepc.errors import InputError, OptionError, StorageError, check_choice
@@ -105,8 +104,11 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
+    from gepc import load_detector
     from gepc.engines.processes import team
+    from gepc.engines.runs import listed
     from gepc.engines.tables import arrow, format_of
+    from gepc.images import open_images
 
     check_choice("engine", engine, ENGINES)
     kind = format_of(out, format_ or ("parquet" if engine == "ray" and out is None else None))
@@ -117,10 +119,10 @@ def score(
     us = team()
     if us.size > 1 and (engine == "ray" or (out is None and shards is None)):
         raise OptionError("several processes need --engine local and --out or --shards")
-    loaded, collection = open_both(detector, images, backbone, None)
+    loaded = load_detector(detector, backbone)
+    found = None if as_listed else open_images(images)  # what was listed may be gone by now
     with _place(out, shards) as folder, _held(folder) if us.is_first else contextlib.nullcontext():
-        if as_listed:
-            collection = _as_listed(folder)
+        collection = listed(folder) if found is None else found
         labels = _labels(groups, collection, loaded)
         rule = Rule(loaded, alpha, confidence, fdr, procedure, labels)
         loaded.batch_size = _batch_size(batch_size, loaded, len(collection))
@@ -168,15 +170,6 @@ def _held(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _as_listed(folder: Path) -> Images:
-    from gepc.engines.remote import UrlImages
-    from gepc.engines.runs import listed
-    from gepc.images import FileImages
-
-    names = listed(folder)
-    return UrlImages(names) if "://" in names[0] else FileImages([Path(name) for name in names])
 
 
 def _labels(groups: str | None, images: Images, detector: Detector) -> Labels | None:

@@ -35,6 +35,11 @@ class UrlImages(FileImages):
         """The addresses as paths, for the names of their folders."""
         return [Path(PurePosixPath(url)) for url in self.urls]
 
+    @property
+    def names(self) -> list[str]:
+        """The addresses; as paths they would lead nowhere."""
+        return self.urls
+
     def between(self, start: int, stop: int) -> UrlImages:
         """Those of a range."""
         return UrlImages(self.urls[start:stop])

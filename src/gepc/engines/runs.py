@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gepc.detector import Detector, Result
+from gepc.engines.remote import UrlImages
 from gepc.engines.tables import read_shard, write_shard
 from gepc.errors import InputError, StorageError
 from gepc.files import read_json, remove_drafts, write_json
@@ -117,7 +118,7 @@ def open_run(
         return run
     _check_usable(folder)
     if isinstance(images, FileImages):
-        write_json(folder / LISTING, [str(path) for path in images.paths])
+        write_json(folder / LISTING, images.names)
     write_json(folder / DESCRIPTION, _description(identity, kind, shard_size))
     return Run(folder, identity.count, shard_size, kind)
 
@@ -145,11 +146,13 @@ def _check_usable(folder: Path) -> None:
     remove_drafts(folder)
 
 
-def listed(folder: Path) -> list[str]:
-    """The files that a run was started with."""
+def listed(folder: Path) -> FileImages:
+    """The files or addresses that a run was started with."""
     if not (folder / LISTING).exists():
         raise InputError(f"{folder} holds no list of files; start the run without --as-listed")
-    return [str(name) for name in read_json(folder / LISTING)]
+    names = [str(name) for name in read_json(folder / LISTING)]
+    # no path holds two slashes in a row
+    return UrlImages(names) if names and "://" in names[0] else FileImages([Path(name) for name in names])
 
 
 def _description(identity: Identity, kind: str, shard_size: int) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def detector_digest(detector: Detector) -> str:
 def list_digest(images: Images) -> str:
     """Of files, their names in order; of arrays and other collections, which have no names, their pixels."""
     if isinstance(images, FileImages):
-        return _digest(str(path) for path in images.paths)
+        return _digest(images.names)
     digest = hashlib.sha256()
     for record in iterate(images):
         content = b"" if record.pixels is None else np.ascontiguousarray(record.pixels).tobytes()
