@@ -180,6 +180,14 @@ def test_a_backbone_that_the_nodes_cannot_load(place: Path) -> None:
         Recipe.of(place / "det", "nowhere", batch_size=2).build()
 
 
+def test_without_an_address_a_cluster_is_started_here_whatever_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # a cluster that is no more
+    with Cluster().joined() as joined:
+        assert joined.is_initialized()
+        assert len(joined.nodes()) == 1
+    assert not ray.is_initialized()
+
+
 def test_the_reason_of_a_failure_is_its_last_line() -> None:
     assert reason_of(RuntimeError("trace\n  File x\n\nBackboneError: no weights\n")) == "BackboneError: no weights"
     assert reason_of(RuntimeError()) == "RuntimeError"

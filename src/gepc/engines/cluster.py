@@ -153,9 +153,11 @@ class Cluster:
             return
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
         try:
-            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            # `local`: without any address Ray would look for one that runs already, or ran once
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise InputError(f"no Ray cluster answers at {self.address}: {error}") from error
+            what = "can be started here" if self.address is None else f"answers at {self.address}"
+            raise InputError(f"no Ray cluster {what}: {error}") from error
         try:
             yield ray
         finally:
