@@ -222,7 +222,7 @@ def test_scoring_holds_a_bounded_number_of_images(name: str) -> None:
 
 
 def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gepc.detector.MapPool", functools.partial(MapPool, 4))  # a sample that is full at once
+    monkeypatch.setattr("gepc.looking.MapPool", functools.partial(MapPool, 4))  # a sample that is full at once
     assert_bounded(gepc.GEPC(quick_backbone(image_size=None), batch_size=4).fit, few=12)
 
 

@@ -431,3 +431,26 @@ def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
     with pytest.raises(InputError, match="image 2 has NaN"):
         list(fitted.results(bad, Forgive.UNREADABLE))
     assert [row.error is None for row in fitted.results(bad)] == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("gepc", {}),
+        ("gepc", {"keep": 3, "level_samples": 2}),
+        ("gepc", {"keep": 3, "sequential": 0.2}),
+        ("gepc", {"keep": 3, "group_samples": 2}),
+        ("gepc+", {"preset": "full", "sequential": 0.2}),
+        ("gepc+", {"preset": "full", "elements": "mean", "level_samples": 2}),
+        ("ddpm_ood", {"compat": True, "keep": 1, "steps": 8, "distances": "mse"}),
+        ("ddpm_ood", {"compat": True, "sequential": 0.2, "steps": 8, "distances": "mse"}),
+        ("msma", {"keep": 4, "sequential": 0.2, "calibration": "kde"}),
+    ],
+)
+def test_the_reference_is_scored_by_the_rule_that_scores_images(method: str, options: dict[str, object]) -> None:
+    """What fitting keeps of the held-out images is what `score` says of them: the guarantee rests on it."""
+    images = pictures(45, 8, seed=5)
+    detector = gepc.create_detector(method, toy_backbone(), **options).fit(images)
+    scores = detector.score(images)
+    for kept in detector.calibration_scores_:
+        assert np.abs(scores - kept).min() < 1e-4

@@ -143,3 +143,21 @@ def test_a_rate_that_is_none_is_refused(alpha: float) -> None:
 def test_one_level_cannot_be_sequential() -> None:
     with pytest.raises(OptionError, match="at least two kept levels"):
         toy_detector(keep=1, sequential=0.05).fit(as_uint8(pictures(40)))
+
+
+@pytest.mark.parametrize("count", [21, 60, 101, 400])
+@pytest.mark.parametrize("calibration", ["z", "kde"])
+def test_rounding_moves_no_fitted_image_over_a_border(count: int, calibration: str) -> None:
+    """Another batch size changes the last digits of a feature; no image may stop elsewhere because of them."""
+    seen = columns(count, count)
+    rule = Sequential.fit(seen, WEIGHTS, calibration, Aggregation(), 0.05)
+    scores, levels = rule.score_columns(seen)
+    for factor in (1.0 - 1e-9, 1.0 + 1e-9):
+        again, other = rule.score_columns(seen * factor)
+        np.testing.assert_array_equal(levels, other)
+        np.testing.assert_allclose(scores, again, atol=1e-6)
+
+
+def test_levels_cannot_be_left_out_at_random_as_well() -> None:
+    with pytest.raises(OptionError, match="leave level_samples out"):
+        toy_detector(keep=3, sequential=0.1, level_samples=1)

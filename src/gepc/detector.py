@@ -113,6 +113,8 @@ class Detector:
         self._aggregation()
         self._preprocessing()
         check_alpha(self.sequential)
+        if self.sequential is not None and self.extractor.for_fitting() != self.extractor:
+            raise OptionError("sequential scoring chooses the levels of an image by itself; leave level_samples out")
         if self.weights not in selection.WEIGHTINGS:
             raise OptionError(f"weights must be one of {', '.join(selection.WEIGHTINGS)}, got {self.weights!r}")
         if not 0.0 < self.calibration_share < 1.0:

@@ -156,6 +156,16 @@ def _borders(early: Array, alarm: npt.NDArray[np.bool_]) -> tuple[float, float]:
     allowed = int(TOLERANCE * alarm.sum())
     lost = np.sort(early[alarm])
     false = np.sort(early[~alarm])[::-1]
-    low = np.nextafter(lost[allowed], -np.inf) if len(lost) > allowed else float(np.median(early))
-    high = np.nextafter(false[allowed], np.inf) if len(false) > allowed else np.inf
-    return float(min(low, 1.0)), float(max(high, 1.0))
+    first = lost[allowed] if len(lost) > allowed else np.nextafter(np.median(early), np.inf)
+    low = _gap_below(early, min(first, np.nextafter(1.0, np.inf)))
+    if len(false) <= allowed:
+        return low, np.inf
+    return low, -_gap_below(-early, -max(false[allowed], np.nextafter(1.0, -np.inf)))
+
+
+def _gap_below(values: Array, bound: float) -> float:
+    """The middle between the values below `bound` and the others: no value is so near that rounding could move it."""
+    below, others = values[values < bound], values[values >= bound]
+    if len(below) == 0:
+        return -np.inf
+    return float((below.max() + others.min()) / 2) if len(others) else float(bound)

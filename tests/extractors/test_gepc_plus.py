@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from toys import LEVELS, pictures, toy_backbone
 
 import gepc
+from gepc.backbones.analytic import GaussianBackbone
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.calibrators import Aggregation, create_calibrator
 from gepc.errors import InputError, OptionError
@@ -135,9 +136,23 @@ def test_one_column_for_the_mean_over_the_group() -> None:
     method = plus(group=Group.of("paper"), features=("d", "s"), elements="mean")
     table = method.extract(backbone, batch(), method.timesteps(backbone))
     columns = method.columns(table)
-    assert method.column_names == ("d", "s")
-    assert method.base_column == 1
-    np.testing.assert_allclose(columns[:, :, 1], np.log(table["s"].mean(axis=2)), rtol=1e-12)
+    assert method.column_names == ("s", "d")
+    np.testing.assert_allclose(columns[:, :, 0], np.log(table["s"].mean(axis=2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (3, (8, 12)), (1, (8, 12))])
+@pytest.mark.parametrize("features", [("ac", "cos", "s"), ("cos", "d", "s")])
+def test_levels_are_chosen_by_s_whatever_columns_drop_out(
+    channels: int, size: tuple[int, int], features: tuple[str, ...]
+) -> None:
+    """A network of one channel has no ac, and images that are not square no rot90."""
+    pixels = np.random.default_rng(0).uniform(-1, 1, (12, channels, *size)).astype(np.float32)
+    backbone = GaussianBackbone.fitted(pixels)
+    method = plus(group=Group.of(("rot90", "flip_x")), features=features)
+    looked = Batch(pixels, [bytes([index]) for index in range(12)], seed=0)
+    table = method.extract(backbone, looked, method.timesteps(backbone))
+    first = np.log(np.maximum(table["s"][:, :, 1], 1e-30))
+    np.testing.assert_allclose(method.columns(table)[:, :, method.base_column], first)
 
 
 @pytest.mark.parametrize(("preset", "passes"), [("fast", 2), ("full", 12)])

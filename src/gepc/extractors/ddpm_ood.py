@@ -99,10 +99,14 @@ class DDPMOOD(Extractor):
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
         """Every grid point from each start down; at most that where only some of the starts are kept.
 
+        With `compat` a start's history is that of all starts before it, so none of them is spared.
+
         The distance `backbone` takes one pass for the image and one a reconstruction besides.
         """
         grid = np.asarray(ddim_grid(backbone.n_steps, self.steps))
-        starts = self.timesteps(backbone)[-len(self.timesteps(backbone)) if levels is None else -levels :]
+        starts = self.timesteps(backbone)
+        if levels is not None and not self.compat:
+            starts = starts[-levels:]
         extra = 1 + len(starts) if "backbone" in self.distances else 0
         return Cost(forward=sum(int((grid <= start).sum()) for start in starts) + extra)
 
@@ -113,7 +117,8 @@ class DDPMOOD(Extractor):
         image = unit(batch.clean(backbone))
         history: list[torch.Tensor] = []
         found: dict[str, list[torch.Tensor]] = {name: [] for name in rulers}
-        for start in timesteps:
+        starts = self.timesteps(backbone) if self.compat else tuple(timesteps)
+        for start in starts:
             x_t, _ = batch.noised(backbone, int(start))
             below = [t for t in grid if t <= start]
             again = unit(
@@ -121,7 +126,8 @@ class DDPMOOD(Extractor):
             )
             for name, ruler in rulers.items():
                 found[name].append(ruler(image, again))
-        return {name: np.stack([to_numpy(value) for value in values], axis=1) for name, values in found.items()}
+        asked = [starts.index(start) for start in timesteps]
+        return {name: np.stack([to_numpy(values[place]) for place in asked], axis=1) for name, values in found.items()}
 
     def columns(self, table: Table) -> Columns:
         """(N, starts, distances)."""

@@ -105,10 +105,18 @@ class GepcPlus(GepcExtractor):
         return not set(self.features) <= set(WITHOUT_GROUP)
 
     @property
+    def _ordered(self) -> tuple[str, ...]:
+        """The features with s in front: what stands before the base column must not depend on the images."""
+        return tuple(sorted(self.features, key=lambda name: name != "s"))
+
+    @property
     def column_names(self) -> tuple[str, ...]:
-        """s:rot90 and so on for features that have a column for each element."""
+        """s:rot90 and so on for features that have a column for each element.
+
+        As on square images and several channels: on others rot90 and ac are left out.
+        """
         names: list[str] = []
-        for feature in self.features:
+        for feature in self._ordered:
             spread = self.elements == "each" and feature in PER_ELEMENT
             names += [f"{feature}:{action.name}" for action in self.group.moving] if spread else [feature]
         return tuple(names)
@@ -116,12 +124,11 @@ class GepcPlus(GepcExtractor):
     @property
     def base_column(self) -> int:
         """The first column of s, else the first of all."""
-        of_s = (place for place, name in enumerate(self.column_names) if name.partition(":")[0] == "s")
-        return next(of_s, 0)
+        return 0
 
     def columns(self, table: Table) -> Columns:
         """The features side by side, energies in logarithms."""
-        present = [name for name in self.features if name != "ac" or name in table]
+        present = [name for name in self._ordered if name != "ac" or name in table]
         if not present:
             raise OptionError("ac compares channels and the backbone has one; name another feature")
         return np.concatenate([self._columns_of(name, table[name]) for name in present], axis=2)
