@@ -60,6 +60,15 @@ def test_median_over_draws() -> None:
     np.testing.assert_allclose(found, np.median(values, axis=0))
 
 
+def test_a_column_for_every_draw() -> None:
+    extractor = EigenScore(draws=3, iterations=2, over_draws="all")
+    images = sample(2)
+    columns = extractor.columns(run(extractor, images))
+    means = run(EigenScore(draws=3, iterations=2), images)["eigenscore"]
+    assert columns.shape == (2, 3, 3)
+    np.testing.assert_allclose(columns.mean(axis=2), means)
+
+
 @pytest.mark.parametrize(("options", "cost"), [({}, 96), ({"k": 2, "iterations": 3, "draws": 1}, 36)])
 def test_cost(options: dict[str, int], cost: int) -> None:
     assert passes(method("eigenscore", **options), gaussian()) == (cost, 0)

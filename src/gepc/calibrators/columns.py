@@ -24,14 +24,24 @@ class ColumnCalibrator(Calibrator):
 
 @register("raw")
 class Raw(ColumnCalibrator):
-    """No model: the features themselves, which are OOD-high by construction but not always in fact."""
+    """No model: the features themselves, which are OOD-high by construction but not always in fact.
+
+    Options
+    -------
+    sign : 1, or -1 for a feature that is known to be small out of distribution; never to be chosen with OOD images.
+    """
+
+    def __init__(self, sign: int = 1) -> None:
+        if sign not in (1, -1):
+            raise OptionError(f"raw: sign must be 1 or -1, got {sign}")
+        self.sign = sign
 
     def _fit(self, columns: Array) -> None:
         pass
 
     def surprise(self, columns: Array) -> Array:
-        """The values as they are."""
-        return columns
+        """The values as they are, or their negatives."""
+        return self.sign * columns
 
     def _state(self) -> State:
         return {}

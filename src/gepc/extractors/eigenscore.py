@@ -38,7 +38,7 @@ class EigenScore(PerLevel):
     ----------
     levels : where to look.
     k, iterations : eigenvalues, and products with the Jacobian for each; the last product gives the quotient.
-    draws, over_draws : noise draws, and their `mean` or `median`.
+    draws, over_draws : noise draws, and their `mean` or `median`; `all` makes a column of each.
     """
 
     calibration: ClassVar[str] = "z"
@@ -61,7 +61,13 @@ class EigenScore(PerLevel):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(1, k=self.k, iterations=self.iterations, draws=self.draws)
-        check_choice("over_draws", self.over_draws, ("mean", "median"))
+        check_choice("over_draws", self.over_draws, ("mean", "median", "all"))
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """One, or one for each draw."""
+        each = tuple(f"{self.name}{draw}" for draw in range(self.draws))
+        return each if self.over_draws == "all" else (self.name,)
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         """Two passes a product."""
@@ -72,7 +78,9 @@ class EigenScore(PerLevel):
         import torch
 
         found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
-        return {"eigenscore": found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
+        if self.over_draws == "all":
+            return dict(zip(self.column_names, found.unbind(1), strict=True))
+        return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
 
     def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> torch.Tensor:
         """(N, k) float64, largest first."""

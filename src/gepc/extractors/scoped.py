@@ -37,7 +37,11 @@ class SCOPED(PerLevel):
 
     calibration: ClassVar[str] = "kde:standardise=true"
     aggregate: ClassVar[str] = "max"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {"levels": Levels.rho(0.13)}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "light": {"levels": Levels.rho(0.13)},
+        "unsigned": {"levels": Levels.rho(0.13), "sign": "none"},
+    }
 
     levels: Levels = Levels.rho(0.0045, 0.13)
     probes: int = 1
