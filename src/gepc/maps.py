@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError, ValueRangeWarning, check_choice
+from gepc.errors import InputError, StorageError, ValueRangeWarning, check_choice
 from gepc.files import replacing
 from gepc.images import Image, Images, iterate
 from gepc.preprocessing import warn_about_range
@@ -72,7 +72,7 @@ def write_maps(
     """
     check_choice("scale", scale, SCALES)
     warn_about_range(images, detector.value_range)
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     entries: list[dict[str, Any]] = []
     for index, record in enumerate(iterate(images)):
         entry: dict[str, Any] = {"path": record.name, "map": None, "picture": None, "error": record.error}
@@ -93,6 +93,15 @@ def write_maps(
         if on_progress is not None:
             on_progress(1)
     return entries
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{out} is a file; give a folder for the maps") from error
+    except OSError as error:
+        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def _write_map(out: Path, stem: str, field: Map, image: Image, scale: float) -> None:

@@ -153,6 +153,8 @@ def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
         (["score", "det", "new", "--fdr", "0"], "between 0 and 1"),
         (["score", "det", "new", "--alfa", "0.1"], "--alfa"),
         (["score", "det"], "IMAGES"),
+        (["map", "det", "new", "--out", "det/detector.json"], "det/detector.json is a file; give a folder"),
+        (["map", "det", "new", "--out", "det/detector.json/x"], "cannot write det/detector.json/x"),
         (["watch", "det", "nowhere", "--out", "l.csv"], "nowhere is not a folder"),
     ],
 )

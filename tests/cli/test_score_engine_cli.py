@@ -288,15 +288,80 @@ def test_a_full_disk_keeps_what_is_finished(place, gepc, expected):
         code, _, err = gepc(*command)
     assert code == 2
     assert "cannot write full.csv:" in err
+    assert "Every image is scored, in full.csv.parts: make room and run the same command again" in err
     assert not (place / "full.csv").exists()
     assert gepc(*command)[0] == 0
     assert_same_table((place / "full.csv").read_text(), expected)
 
 
+def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected, monkeypatch, tmp_path):
+    """In a process of its own, for the interpreter writes what is left in its buffer when it ends."""
+    command = ["score", "det", "new", "--alpha", "0.1"]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "gepc", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=place,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        )
+    assert run.returncode == 2
+    (sentence,) = run.stderr.splitlines()
+    (kept,) = tmp_path.glob("gepc-*/run")
+    assert "cannot write to standard output: No space left on device. What is finished is kept" in sentence
+    assert f"with --shards {kept} and --out FILE" in sentence
+    monkeypatch.setattr("gepc.engines.local.Judge.__call__", None)  # nothing is left to be scored
+    code, _, err = gepc(*command, "--shards", kept, "--out", "rescued.csv")
+    assert code == 0, err
+    assert_same_table((place / "rescued.csv").read_text(), expected)
+
+
+def test_standard_output_leaves_nothing_behind(place, gepc, expected, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert gepc("score", "det", "new", "--alpha", "0.1").stdout == expected
+    assert gepc("score", "det", "new", "--alpha", "7").returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def at_removal(number: int) -> Callable[[], None]:
+    """kill -9 when the number-th file of the run is to be removed."""
+
+    def interfere() -> None:
+        unlink, removed = Path.unlink, 0
+
+        def counting(path: Path, missing_ok: bool = False) -> None:
+            nonlocal removed
+            removed += not path.name.endswith(".part")
+            if removed == number:
+                die()
+            unlink(path, missing_ok)
+
+        Path.unlink = counting
+
+    return interfere
+
+
+# three shards, the list and run.json
+@pytest.mark.parametrize("number", range(1, 6))
+def test_killed_while_a_run_is_thrown_away(place, gepc, expected, number):
+    command = ["score", "det", "new", "--out", "away.csv", "--shard-size", "4", "--alpha", "0.1"]
+    killed(place, command, at_removal(number))  # after merging
+    assert_same_table((place / "away.csv").read_text(), expected)
+    killed(place, [*command, "--restart"], at_removal(number))  # what is left of it, and the new one if need be
+    for again in ([*command, "--restart"], command):
+        code, _, err = gepc(*again)
+        assert code == 0, err
+    assert_same_table((place / "away.csv").read_text(), expected)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--out", "det/detector.json/x.csv"], "cannot write det/detector.json/x.csv.parts"),
+        (["--out", "det/detector.json/x.csv"], "cannot write det/detector.json/x.csv: "),
+        (["--shards", "x", "--out", "det/detector.json/x.csv"], "cannot write det/detector.json/x.csv: "),
+        (["--out", "new"], "new is a folder; --out is a file, such as new/scores.csv"),
+        (["--shards", "det/detector.json/x"], "cannot write det/detector.json/x: "),
         (["--out", "x.csv", "--batch-size", "many"], "whole number of at least 1, or auto"),
         (["--out", "x.csv", "--engine", "spark"], "unknown engine 'spark'"),
         (["--out", "x.csv", "--format", "xlsx"], "unknown format 'xlsx'"),

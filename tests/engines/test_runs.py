@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 from pathlib import Path
@@ -125,6 +127,29 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
             open_run(tmp_path, identity(), FILES)
     with pytest.raises(InputError, match="no list of files"):
         listed(tmp_path)
+
+
+def test_shards_whose_run_is_lost_are_thrown_away_when_told(tmp_path: Path) -> None:
+    open_run(tmp_path, identity(), FILES)
+    write_shard(tmp_path / "shard-00000.csv", [])
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(InputError, match="holds no run; --restart throws its shards away"):
+        open_run(tmp_path, identity(), FILES)
+    (tmp_path / "shard-notes.txt").touch()
+    with pytest.raises(InputError, match="holds no run; give another folder"):
+        open_run(tmp_path, identity(), FILES, restart=True)
+    (tmp_path / "shard-notes.txt").unlink()
+    assert len(open_run(tmp_path, identity(), FILES, restart=True).pending()) == 1
+
+
+@given(rows=results())
+def test_a_table_for_standard_output_keeps_every_name(rows: list[Result]) -> None:
+    """Names may hold line ends of any kind."""
+    text = io.StringIO(newline="")
+    csv_table(text, "\n")(rows, [False] * len(rows))
+    found = list(csv.reader(io.StringIO(text.getvalue(), newline="")))
+    assert [row[0] for row in found[1:]] == [row.name for row in rows]
+    assert text.getvalue().startswith("path,score,p_value,alarm,error\n")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

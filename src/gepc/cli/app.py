@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 
 import typer
 
-from gepc.errors import GepcError, OptionError
+from gepc.errors import GepcError, OptionError, StorageError
 
 app = typer.Typer(
     name="gepc",
@@ -26,7 +27,19 @@ app = typer.Typer(
 
 def say(text: str = "") -> None:
     """Print a line of result to standard output."""
-    print(text)
+    with printing():
+        print(text)
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """Standard output that takes no more is one sentence; that nobody reads any longer is no error."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write to standard output: {error.strerror or error}") from error
 
 
 def note(text: str) -> None:
@@ -42,6 +55,28 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line; bad input is one sentence and exit code 2, never a traceback."""
     warnings.showwarning = show_warning
+    code = _run(arguments)
+    try:
+        with printing():
+            if sys.stdout:  # none where the command was started without one
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except StorageError as error:
+        _drop_output()
+        if code == 0:
+            note(f"error: {error}")
+            code = 2
+    return code
+
+
+def _drop_output() -> None:
+    """What is left in the buffer goes nowhere; the interpreter would fail on it again when it ends."""
+    with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except GepcError as error:

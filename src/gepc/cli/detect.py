@@ -105,7 +105,7 @@ def map_(
     from gepc.maps import write_maps
 
     loaded, collection = open_both(detector, images, backbone, batch_size)
-    if out.exists() and not (out / "metadata.json").exists() and any(out.iterdir()):
+    if out.is_dir() and not (out / "metadata.json").exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty and holds no maps; give another folder")
     cost = loaded.cost()
     estimate(loaded, len(collection), cost.forward, cost.jvp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gepc.cli.app import app, note, progress
+from gepc.cli.app import app, note, printing, progress
 from gepc.cli.detect import (
     ENGINES,
     ActorsOption,
@@ -121,6 +122,8 @@ def score(
         raise OptionError("several processes need --engine local and --out or --shards")
     loaded = load_detector(detector, backbone)
     found = None if as_listed else open_images(images)  # what was listed may be gone by now
+    if out is not None and us.is_first:
+        _check_writable(out)
     with _place(out, shards) as folder, _held(folder) if us.is_first else contextlib.nullcontext():
         collection = listed(folder) if found is None else found
         labels = _labels(groups, collection, loaded)
@@ -149,8 +152,39 @@ def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
     elif out is not None:
         yield out.with_name(f"{out.name}.parts")
     else:
-        with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
-            yield Path(folder) / "run"
+        with _kept_if_needed() as folder:
+            yield folder
+
+
+@contextlib.contextmanager
+def _kept_if_needed() -> Iterator[Path]:
+    """A temporary folder; where something could not be written, what was computed stays."""
+    place = Path(tempfile.mkdtemp(prefix="gepc-"))
+    folder, keep = place / "run", False
+    try:
+        yield folder
+    except StorageError as error:
+        keep = any(folder.glob("shard-*"))
+        if not keep:
+            raise
+        raise StorageError(
+            f"{error}. What is finished is kept: give the same command with --shards {folder} and --out FILE"
+        ) from error
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _check_writable(out: Path) -> None:
+    """Whether the table can be made, before the first pass."""
+    try:
+        if out.is_dir():
+            raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
+        home = next(parent for parent in out.absolute().parents if parent.exists())
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -259,11 +293,20 @@ def _merge(run: Run, rule: Rule, out: Path | None, kind: str) -> Summary:
     from gepc.engines.tables import csv_table, table
 
     if out is not None:
-        with table(out, kind) as append:
-            return merge(run, rule.flags, append)
+        try:
+            with table(out, kind) as append:
+                return merge(run, rule.flags, append)
+        except StorageError as error:
+            raise StorageError(
+                f"{error}. Every image is scored, in {run.folder}: make room and run the same command again, "
+                f"or give --shards {run.folder} and another --out"
+            ) from error
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files that are no text come out as they are
-    return merge(run, rule.flags, csv_table(sys.stdout, "\n"))
+    with printing():
+        summary = merge(run, rule.flags, csv_table(sys.stdout, "\n"))
+        sys.stdout.flush()  # while the shards are there
+    return summary
 
 
 class Rule:

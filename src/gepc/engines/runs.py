@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from gepc.storage import describe, state_of, versions
 
 SCHEMA = 1
 DESCRIPTION, LISTING = "run.json", "images.json"
+SHARD_NAME = re.compile(r"shard-\d{5,}\.(csv|parquet)")
 SHARD_SIZE = 1024
 
 
@@ -95,6 +97,7 @@ class Run:
 
     def remove(self) -> None:
         """Delete the folder: its rows are in the merged table."""
+        _empty(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -110,7 +113,7 @@ def open_run(
 
     A run that is taken up keeps its own shard size and format.
     """
-    if restart and (folder / DESCRIPTION).exists():
+    if restart and ((folder / DESCRIPTION).exists() or _is_left_over(folder)):
         _empty(folder)
     if (folder / DESCRIPTION).exists():
         run = join_run(folder, identity)
@@ -131,10 +134,20 @@ def join_run(folder: Path, identity: Identity) -> Run:
 
 
 def _empty(folder: Path) -> None:
-    """Throw a run away; the folder itself, which a process may be holding, stays."""
-    (folder / DESCRIPTION).unlink(missing_ok=True)
-    for path in [folder / LISTING, *folder.glob("shard-*")]:
+    """Throw a run away; the folder itself, which a process may be holding, stays.
+
+    The description goes last: if this is killed, what is left is still a run.
+    """
+    shards = [path for path in folder.glob("shard-*") if SHARD_NAME.fullmatch(path.name)]
+    for path in [*shards, folder / LISTING, folder / DESCRIPTION]:
         path.unlink(missing_ok=True)
+
+
+def _is_left_over(folder: Path) -> bool:
+    """A folder of shards, drafts and a list alone: a run whose description is lost."""
+    return folder.is_dir() and all(
+        path.name == LISTING or path.suffix == ".part" or SHARD_NAME.fullmatch(path.name) for path in folder.iterdir()
+    )
 
 
 def _check_usable(folder: Path) -> None:
@@ -142,7 +155,8 @@ def _check_usable(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir() or any(path.name != LISTING and path.suffix != ".part" for path in folder.iterdir()):
-        raise InputError(f"{folder} exists and holds no run; give another folder")
+        hint = "--restart throws its shards away" if _is_left_over(folder) else "give another folder"
+        raise InputError(f"{folder} exists and holds no run; {hint}")
     remove_drafts(folder)
 
 

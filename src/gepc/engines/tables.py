@@ -132,9 +132,19 @@ def table(path: Path, kind: str) -> Iterator[Append]:
                 yield csv_table(handle)
 
 
+class _Lines:
+    """Ends rows otherwise than the writer does, which quotes only what is in its own ending: always both CR and LF."""
+
+    def __init__(self, handle: IO[str], ending: str) -> None:
+        self.handle, self.ending = handle, ending
+
+    def write(self, row: str) -> None:
+        self.handle.write(row.removesuffix("\r\n") + self.ending)
+
+
 def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
     """Write the header, and give `append(results, alarms)`."""
-    writer = csv.writer(handle, lineterminator=lineterminator)
+    writer = csv.writer(_Lines(handle, lineterminator))
     writer.writerow(COLUMNS)
 
     def append(results: Sequence[Result], alarms: Sequence[bool]) -> None:
