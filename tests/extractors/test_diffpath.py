@@ -56,6 +56,14 @@ def test_clipping_rederives_eps_from_the_clipped_estimate() -> None:
     torch.testing.assert_close(eps, torch.full_like(eps, expected))
 
 
+def test_the_score_norm_along_the_path() -> None:
+    extractor = method("diffpath", dim=1, root="eps", clip=False)
+    table = run(extractor, sample(3))
+    np.testing.assert_allclose(extractor.columns(table)[:, 0, 0] ** 2, table["eps2"][:, 0])
+    assert extractor.label == "diffpath[norm]"
+    assert extractor.builds_on()[0].label == "diffpath[1-D]"
+
+
 def test_ddim_is_exact_for_any_number_of_steps() -> None:
     """Down as up: y_0 - mu = (y - mu) prod[1 + (rho_{k-1} - rho_k) rho_k/(s^2 + rho_k^2)], ending at rho = 0."""
     x = torch.from_numpy(sample(3)).double()
@@ -99,6 +107,8 @@ def test_presets_and_the_published_bandwidth() -> None:
     assert (paper.calibration_name, paper.extractor.options()["dim"]) == ("gmm", 6)
     light.fit(as_given(30))
     assert (light.calibrator_.bandwidth_ == 5).all()  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="unknown root 'eps2'"):
+        method("diffpath", dim=1, root="eps2")
     with pytest.raises(OptionError, match="dim must be 1 or 6"):
         method("diffpath", dim=2)
 

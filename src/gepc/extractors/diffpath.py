@@ -2,12 +2,12 @@
 
 DDIM inversion of x_0 on N evenly strided timesteps gives eps_0 ... eps_{N-1}, and d_n = N (eps_{n+1} - eps_n):
 
-    1-D   sqrt(sum d^2)
+    1-D   sqrt(sum d^2), or sqrt(sum eps^2), the score norm along the path
     6-D   sum eps, sum eps^2, sum eps^3, sum d, sum d^2, sum d^3      sums over steps, channels and pixels
 
 As in the authors' code the estimate of x_0 is clipped and eps re-derived from it (`clip`), and the image is taken for
 x_t at t = 0. Their kernel density has bandwidth 5, which means something for N = 10 and 32x32x3 alone: it is
-`calibration="kde:bandwidth=5"`. sqrt(sum eps^2), also in the table, is the score norm along the path.
+`calibration="kde:bandwidth=5"`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from gepc.backbones.base import Backbone
-from gepc.errors import OptionError
+from gepc.errors import OptionError, check_choice
 from gepc.extractors.base import Batch, Columns, Cost, Table, register
 from gepc.extractors.samplers import ddim_grid, invert
 from gepc.extractors.shapes import WholeImage, check_least, total
@@ -35,7 +35,7 @@ MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
 @register("diffpath")
 @dataclass(frozen=True)
 class DiffPath(WholeImage):
-    """Six signed moments, or one root; `steps` must divide the schedule evenly."""
+    """Six signed moments, or the `root` of one of them: d or eps; `steps` must divide the schedule evenly."""
 
     calibration: ClassVar[str] = "gmm"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -46,16 +46,18 @@ class DiffPath(WholeImage):
     dim: int = 6
     steps: int = 10
     clip: bool = True
+    root: str = "d"
 
     def __post_init__(self) -> None:
         if self.dim not in (1, 6):
             raise OptionError(f"dim must be 1 or 6, got {self.dim}")
+        check_choice("root", self.root, ("d", "eps"))
         check_least(2, steps=self.steps)
 
     @property
     def label(self) -> str:
-        """With the dimension."""
-        return f"{self.name}[{self.dim}-D]"
+        """With the dimension, or as a norm."""
+        return f"{self.name}[norm]" if (self.dim, self.root) == (1, "eps") else f"{self.name}[{self.dim}-D]"
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -79,13 +81,14 @@ class DiffPath(WholeImage):
         return sums
 
     def builds_on(self) -> tuple[DiffPath, ...]:
-        """Both dimensions read the same table."""
-        return () if self.dim == 1 else (replace(self, dim=1),)
+        """All forms read the same table, that of the plain one."""
+        plain = replace(self, dim=1, root="d")
+        return () if self == plain else (plain,)
 
     def columns(self, table: Table) -> Columns:
         """(N, 1, 6) or (N, 1, 1)."""
         if self.dim == 1:
-            return np.sqrt(table["d2"])[:, :, None]
+            return np.sqrt(table[f"{self.root}2"])[:, :, None]
         return super().columns(table)
 
 

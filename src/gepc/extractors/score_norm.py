@@ -33,7 +33,7 @@ class ScoreNorm(PerLevel):
     ----------
     levels : where to look.
     draws : noise draws to average over.
-    of : `score`, or `eps` for |eps| = sigma_t |s|. The norm along an inversion is a statistic of `diffpath`.
+    of : `score`, or `eps` for |eps| = sigma_t |s|. The norm along an inversion is `diffpath` with dim=1, root=eps.
     """
 
     calibration: ClassVar[str] = "kde"
