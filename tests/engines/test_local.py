@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from toys import pictures, toy_detector
 
 import gepc
+from gepc.batching import Chunk
 from gepc.conformal import group_labels
 from gepc.detector import Result
 from gepc.engines.local import Judge, score_part, score_shards
@@ -99,6 +101,27 @@ def test_equal_images_within_one_batch(detector: gepc.GEPC) -> None:
     images = ArrayImages(picture[[0, 1, 0, 0, 1]])
     found = score_part(Judge(detector, dedup=True), images, 0, None, threads=2)
     assert_same(found, list(detector.results(images)))
+
+
+class Says:
+    """A detector that costs nothing."""
+
+    def judge(self, chunk: Chunk, labels: object) -> list[Result]:
+        return [Result(index, name, index + 0.5, 0.5) for index, name in zip(chunk.indices, chunk.names, strict=True)]
+
+
+def test_what_is_remembered_of_an_image_is_small() -> None:
+    """The documentation says about 200 bytes; the longest names do not change it."""
+    judge, count = Judge(Says(), dedup=True), 20_000  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        for start in range(0, count, 1000):
+            places = list(range(start, start + 1000))
+            keys = [place.to_bytes(16, "big") for place in places]
+            judge(Chunk(places, [f"{place:0200d}.png" for place in places], keys, [None] * 1000))  # type: ignore[list-item]
+        assert tracemalloc.get_traced_memory()[0] / count < 250
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("dedup", [False, True])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,12 @@ Labels = npt.NDArray[np.str_]
 class Judge:
     """Chunks to results. With `dedup`, an image whose content was seen before gets the score it got then.
 
-    What is remembered is 16 bytes of every image's content and its result: some 200 MB for a million images.
+    What is remembered is 16 bytes of every image's content, its group, score and p-value: some 200 MB for a million.
     """
 
     def __init__(self, detector: Detector, dedup: bool = False) -> None:
         self.detector, self.dedup = detector, dedup
-        self._known: dict[tuple[bytes, str | None], Result] = {}
+        self._known: dict[bytes, tuple[float, float]] = {}
 
     def __call__(self, chunk: Chunk, labels: Labels | None = None) -> list[Result]:
         """Results in order; `labels` are the groups of all images of the chunk, also of those that failed."""
@@ -33,7 +32,7 @@ class Judge:
         return self._each_once(chunk, own) if self.dedup else self.detector.judge(chunk, own)
 
     def _each_once(self, chunk: Chunk, labels: Labels | None) -> list[Result]:
-        marks = [(key, None if labels is None else str(labels[row])) for row, key in enumerate(chunk.keys)]
+        marks = chunk.keys if labels is None else [key + _bytes(labels[row]) for row, key in enumerate(chunk.keys)]
         first = {mark: row for row, mark in reversed(list(enumerate(marks))) if mark not in self._known}
         rows = sorted(first.values())
         fresh = Chunk(
@@ -44,11 +43,15 @@ class Judge:
             chunk.failures,
         )
         found = self.detector.judge(fresh, None if labels is None else labels[rows])
-        scored = {result.index: result for result in found if result.error is None}
+        scored = {result.index: (result.score, result.p_value) for result in found if result.error is None}
         self._known.update({marks[row]: scored[chunk.indices[row]] for row in rows})
         repeated = zip(marks, chunk.indices, chunk.names, strict=True)
-        results = [replace(self._known[mark], index=index, name=name) for mark, index, name in repeated]
+        results = [Result(index, name, *self._known[mark]) for mark, index, name in repeated]
         return sorted([*results, *(r for r in found if r.error is not None)], key=lambda result: result.index)
+
+
+def _bytes(label: np.str_) -> bytes:
+    return str(label).encode("utf-8", "surrogateescape")
 
 
 def _of_readable(chunk: Chunk, labels: Labels) -> Labels:
