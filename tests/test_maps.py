@@ -14,7 +14,7 @@ from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.errors import OptionError
 from gepc.groups import Group
 from gepc.images import open_images
-from gepc.maps import MapPool, colour_bar, combine, overlay, write_maps
+from gepc.maps import MapPool, colour_bar, combine, overlay, showing, write_maps
 
 ID = pictures(24)
 
@@ -132,6 +132,26 @@ def test_pictures_share_one_scale_or_have_each_their_own(tmp_path: Path) -> None
         assert entry["scale"] == pytest.approx(np.quantile(field, 0.99))
     with pytest.raises(OptionError, match="scale"):
         write_maps(detector, images, tmp_path / "other", scale="pixel")
+
+
+def test_a_fitted_detector_shows_its_parts_apart() -> None:
+    """On the scale of their sum, and without another score."""
+    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS).fit(ID)
+    images = pictures(5, seed=1)
+    parts = {part: showing(detector, part) for part in ("sum", "residual", "error")}
+    maps = {part: shown.score_map(images) for part, shown in parts.items()}
+    np.testing.assert_allclose(maps["residual"] + maps["error"], maps["sum"], rtol=1e-5)
+    np.testing.assert_array_equal(maps["sum"], detector.score_map(images))
+    for shown in parts.values():
+        assert shown.map_scale_ == detector.map_scale_
+        np.testing.assert_array_equal(shown.score(images), detector.score(images))
+    with pytest.raises(OptionError, match="unknown map_part 'errors'"):
+        showing(detector, "errors")
+
+
+def test_other_methods_have_no_parts() -> None:
+    with pytest.raises(OptionError, match="the maps of 'gepc' have no parts"):
+        showing(toy_detector().fit(ID), "residual")
 
 
 def test_the_colour_bar_has_the_overlays_colours() -> None:

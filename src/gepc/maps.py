@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError, StorageError, ValueRangeWarning, check_choice
+from gepc.errors import InputError, OptionError, StorageError, ValueRangeWarning, check_choice
 from gepc.files import replacing
 from gepc.images import Image, Images, iterate
 from gepc.preprocessing import warn_about_range
@@ -55,6 +57,16 @@ def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:
     share /= share.sum(axis=1, keepdims=True)
     fields = np.where(seen[:, :, None, None], levels, 0.0)
     return np.asarray(np.einsum("nlhw,nl->nhw", fields, share), dtype=np.float32)
+
+
+def showing(detector: Detector, part: str) -> Detector:
+    """The fitted detector with maps of that part alone; the scale stays that of the map it was fitted with."""
+    method = detector.extractor
+    if not hasattr(method, "map_part"):
+        raise OptionError(f"the maps of {method.name!r} have no parts; --part goes with gepc+")
+    shown = copy.copy(detector)
+    shown.extractor = replace(method, map_part=part)  # type: ignore[type-var]
+    return shown
 
 
 def write_maps(

@@ -116,6 +116,21 @@ def test_map_writes_pictures_arrays_and_metadata(place, gepc):
     assert gepc("map", "det", "new", "--out", "new").returncode == 2
 
 
+def test_map_shows_the_parts_of_a_fitted_detector(place, gepc):
+    fitting = ["--backbone", "net", "--method", "gepc+", "--preset", "fast"]
+    assert gepc("fit", "normal", "--out", "plus", *fitting).returncode == 0
+    found = {}
+    for part in (None, "sum", "residual", "error"):
+        options = [] if part is None else ["--part", part]
+        run = gepc("map", "plus", "new/00.png", "--out", f"plus-{part}", *options)
+        assert run.returncode == 0, run.stderr
+        metadata = json.loads((place / f"plus-{part}" / "metadata.json").read_text())
+        assert metadata["part"] == part or (part is None and metadata["part"] == "sum")
+        found[part] = np.load(place / f"plus-{part}" / metadata["images"][0]["map"])
+    np.testing.assert_array_equal(found[None], found["sum"])
+    np.testing.assert_allclose(found["residual"] + found["error"], found["sum"], rtol=1e-4)
+
+
 def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
     folder, log = place / "incoming", place / "log.csv"
     folder.mkdir()
@@ -153,6 +168,7 @@ def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
         (["score", "det", "new", "--fdr", "0"], "between 0 and 1"),
         (["score", "det", "new", "--alfa", "0.1"], "--alfa"),
         (["score", "det"], "IMAGES"),
+        (["map", "det", "new", "--out", "x", "--part", "error"], "the maps of 'gepc' have no parts"),
         (["map", "det", "new", "--out", "det/detector.json"], "det/detector.json is a file; give a folder"),
         (["map", "det", "new", "--out", "det/detector.json/x"], "cannot write det/detector.json/x"),
         (["watch", "det", "nowhere", "--out", "l.csv"], "nowhere is not a folder"),

@@ -95,6 +95,9 @@ def map_(
     scale: Annotated[
         str, typer.Option(help="global: one scale for all; image: each its own, which shows structure anywhere.")
     ] = "global",
+    part: Annotated[
+        str | None, typer.Option(help="With gepc+: sum, residual or error; as fitted without it, on the same scale.")
+    ] = None,
     backbone: BackboneOption = None,
     batch_size: BatchSizeOption = None,
 ) -> None:
@@ -102,16 +105,19 @@ def map_(
 
     Example: `gepc map det photos/new --out maps`
     """
-    from gepc.maps import write_maps
+    from gepc.maps import showing, write_maps
 
     loaded, collection = open_both(detector, images, backbone, batch_size)
+    if part is not None:
+        loaded = showing(loaded, part)
     if out.is_dir() and not (out / "metadata.json").exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty and holds no maps; give another folder")
     cost = loaded.cost()
     estimate(loaded, len(collection), cost.forward, cost.jvp)
     with progress("mapping", len(collection)) as advance:
         entries = write_maps(loaded, collection, out, scale, advance)
-    write_json(out / "metadata.json", {"scale": loaded.map_scale_, "detector": str(detector), "images": entries})
+    shown = {"scale": loaded.map_scale_, "part": getattr(loaded.extractor, "map_part", None)}
+    write_json(out / "metadata.json", {**shown, "detector": str(detector), "images": entries})
     failures = sum(entry["error"] is not None for entry in entries)
     say(f"{len(entries) - failures} maps in {out}, {failures} failures; common scale {loaded.map_scale_:.4g}")
 
