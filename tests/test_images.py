@@ -401,11 +401,6 @@ def test_what_holds_no_numbers_is_a_failure_of_its_own(tmp_path: Path, kind: str
     assert [(index, "not numbers" in error) for index, _, error in chunk.failures] == [(1, True)]
 
 
-def test_flags_outside_the_range_are_refused_as_numbers_are() -> None:
-    with pytest.raises(InputError, match=r"values from 1 to 1, outside \[5, 9\]"):
-        Preprocessing(value_range=(5, 9))(np.ones((4, 4), dtype=bool))
-
-
 def test_complex_and_empty_images_are_refused() -> None:
     with pytest.raises(InputError, match="complex; give its magnitude"):
         Preprocessing()(np.ones((3, 3), dtype=np.complex64))

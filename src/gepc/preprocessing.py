@@ -90,9 +90,8 @@ class Preprocessing:
         unit = (pixels.astype(np.float64) - low) * (2.0 / (high - low)) - 1.0
         worst = max(float(unit.max()) - 1.0, -1.0 - float(unit.min()))
         if worst > 1e-3:
-            least, most = float(pixels.min()), float(pixels.max())
             raise InputError(
-                f"{name} has values from {least:g} to {most:g}, outside [{low:g}, {high:g}]; "
+                f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
                 "say what black and white are with value_range=(low, high)"
             )
         return unit.clip(-1.0, 1.0).astype(np.float32)

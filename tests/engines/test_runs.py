@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from toys import pictures, toy_detector
 
@@ -143,6 +143,7 @@ def test_shards_whose_run_is_lost_are_thrown_away_when_told(tmp_path: Path) -> N
 
 
 @given(rows=results())
+@example(rows=[Result(0, "a\rb.png", 1.0, 0.5), Result(1, "a\nb.png", math.nan, math.nan, "cut\rshort")])
 def test_a_table_for_standard_output_keeps_every_name(rows: list[Result]) -> None:
     """Names may hold line ends of any kind."""
     text = io.StringIO(newline="")
