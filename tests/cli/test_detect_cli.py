@@ -189,6 +189,17 @@ def test_bad_input_leaves_no_traceback_in_a_fresh_process_either(place):
     assert run.stderr == "error: nowhere does not exist; give a folder of images, an image file or an array\n"
 
 
+@pytest.mark.parametrize("command", [["score", "--help"], ["map", "det", "new/00.png", "--out", "short"]])
+def test_standard_output_that_takes_no_more_is_one_sentence(place, monkeypatch, capsys, command):
+    from gepc.cli.app import run
+
+    monkeypatch.chdir(place)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run(command) == 2
+    assert "no space left on device" in capsys.readouterr().err.lower()
+
+
 def test_selfcheck_passes(gepc):
     run = gepc("selfcheck")
     assert run.returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -89,6 +90,11 @@ def _run(arguments: list[str] | None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        note(f"error: {(error.strerror or str(error)).lower()}: {error.filename or 'standard output'}")
+        return 2
     except Exception as error:
         # typer vendors its own click: usage errors are known by what they can do, not by their class
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
