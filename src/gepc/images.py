@@ -243,8 +243,10 @@ def _image_files(root: Path) -> Iterator[Path]:
         for entry in _entries(folder, seen):
             is_image = entry.name.lower().endswith(EXTENSIONS) and Path(entry.name).suffix != ""
             try:
-                if entry.is_dir():
-                    heapq.heappush(links, entry.path) if entry.is_symlink() else folders.append(entry.path)
+                if entry.is_dir() and entry.is_symlink():
+                    heapq.heappush(links, entry.path)
+                elif entry.is_dir():
+                    folders.append(entry.path)
                 elif is_image and (entry.is_file() or _leads_nowhere(entry)):
                     yield Path(entry.path)
             except OSError as error:
