@@ -218,6 +218,19 @@ def test_floats_from_zero_to_one_are_warned_about_or_declared(tmp_path, data, pr
     assert drawn_again.mean() == pytest.approx(expected.mean(), rel=0.2)
 
 
+def test_every_noise_seed_has_its_column(bench, protocol):
+    table = ablations.seed_table(bench)
+    assert table.header == ("pair", "seed 0", "seed 1", "mean", "std over seeds")
+    first, *_, average = (row for row in table.rows if not str(row[0]).startswith("kept"))
+    aurocs = [bench.detections(bench.main, seed)["set0", "set1"].auroc for seed in (0, 1)]
+    assert first == ("SET0:SET1", *aurocs, np.mean(aurocs), pytest.approx(np.std(aurocs, ddof=1)))
+    assert average[0] == "average"
+    assert table.rows[-1][0] == "kept, ID SET1"
+    assert "Noise seeds" in [one.title for one in ablations.all_tables(bench)]
+    alone = Bench(replace(protocol, seeds=(0,)), bench.backbone, bench.collection)
+    assert "Noise seeds" not in [one.title for one in ablations.all_tables(alone)]
+
+
 def test_protocols_of_the_package_are_valid():
     assert {"paper32", "small32", "quick"} <= set(builtin_protocols())
     for name in builtin_protocols():

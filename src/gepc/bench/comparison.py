@@ -10,7 +10,7 @@ import numpy as np
 
 from gepc.bench import published
 from gepc.bench.ablations import ELSEWHERE, Pair, pair_names, paper_row
-from gepc.bench.evaluate import Bench
+from gepc.bench.evaluate import Bench, over_seeds
 from gepc.bench.rivals import RivalBench
 from gepc.bench.rows import read_rows
 from gepc.bench.runtime import TIMED_IMAGES, Spent, measure
@@ -54,8 +54,7 @@ class Entry:
     @property
     def spread(self) -> float | None:
         """Standard deviation of the average over noise seeds; None with one seed."""
-        runs = [np.mean([found.auroc for found in run.values()]) for run in self.detections.values()]
-        return float(np.std(runs)) if len(runs) > 1 else None
+        return over_seeds([float(np.mean([one.auroc for one in run.values()])) for run in self.detections.values()])
 
 
 def entries(bench: Bench, rivals: Sequence[RivalBench], data: Path) -> list[Entry]:
@@ -153,7 +152,7 @@ def methods_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:
         runs = list(entry.detections.values())
         for pair, name in zip(bench.protocol.pair_list, pair_names(bench), strict=True):
             first = runs[0][pair]
-            spread = float(np.std([run[pair].auroc for run in runs])) if len(runs) > 1 else None
+            spread = over_seeds([run[pair].auroc for run in runs])
             interval = (first.auroc, first.auroc_low, first.auroc_high)
             rows.append(
                 (entry.label, name, *interval, spread, first.aupr, first.fpr95, f"{first.n_id} / {first.n_ood}")

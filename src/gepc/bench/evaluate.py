@@ -62,6 +62,11 @@ class Scoring:
         return picked, lambda columns: calibrator.score(columns, picked.weights, self.aggregation)
 
 
+def over_seeds(values: Sequence[float] | Array) -> float | None:
+    """Standard deviation of one number per noise seed; None with one seed."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
 ScoresOf = Callable[[str, int], Scores]
 
 

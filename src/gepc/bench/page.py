@@ -139,7 +139,7 @@ def build_page(bench: Bench, tables: Sequence[ResultTable], pictures: Sequence[D
 
 def _table_sections(tables: Sequence[ResultTable]) -> list[Section]:
     groups = {
-        "Results": ("main", "paired", "methods", "detail", "kept"),
+        "Results": ("main", "paired", "methods", "detail", "seeds", "kept"),
         "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
         "False alarms and cost": ("false_alarms", "runtime"),
     }

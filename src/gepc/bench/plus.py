@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.bench.collect import Looking, Part, open_split
-from gepc.bench.evaluate import Scores, Scoring
+from gepc.bench.evaluate import Scores, Scoring, over_seeds
 from gepc.bench.paired import advantage, aurocs
 from gepc.bench.protocol import Protocol
 from gepc.bench.tables import Cell, ResultTable
@@ -184,7 +184,7 @@ class PlusBench:
         runs = list(found.values())
         per_seed = np.array([list(aurocs(run).values()) for run in runs])
         mean = per_seed.mean(axis=0)
-        spread = float(per_seed.mean(axis=1).std(ddof=1)) if len(runs) > 1 else None
+        spread = over_seeds(per_seed.mean(axis=1))
         passes = design.passes(self.backbone, self.protocol.size, len(self.timesteps(design)))
         lead, p = advantage([reference[seed] for seed in found], runs)
         values = [float(value) for value in mean]
