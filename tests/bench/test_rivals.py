@@ -324,13 +324,23 @@ def test_the_main_table_says_what_each_row_is(bench, compared):
         assert row["worst"] == min(values) == row[row["worst pair"]]
         assert row["std over seeds"] >= 0.0
         assert row["time in bare passes"] > 0.0
+    assert len(rows) == len(measured)  # no published figure is for these pairs
+    assert ablations.ELSEWHERE not in table.note
+    assert table.header[: len(HEAD)] == HEAD
+    json.dumps(table.as_dict())
+
+
+def test_published_rows_stand_beside_pairs_that_have_them(bench, compared):
+    labels = {"set0": "C10", "set1": "SVHN"}
+    sets = {name: replace(source, label=labels[name]) for name, source in bench.protocol.datasets.items()}
+    table = comparison_table(Bench(replace(bench.protocol, datasets=sets), bench.backbone, bench.collection), compared)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     names = [row["method"] for row in rows]
     assert names[names.index("msma") + 1] == "MSMA"
     published_only = {name: rows[names.index(f"{name} (ID-trained)")] for name in ("IGEBM", "VAEBM", "Improved CD")}
     assert all(row["source"].startswith("published") for row in published_only.values())
-    assert len(rows) == len(measured) + len(published.MAIN)
-    assert table.header[: len(HEAD)] == HEAD
-    json.dumps(table.as_dict())
+    assert len(rows) == len(compared) + len(published.MAIN)
+    assert ablations.ELSEWHERE in table.note
 
 
 def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, protocol):

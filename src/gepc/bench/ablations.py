@@ -32,14 +32,23 @@ def _row(bench: Bench, head: tuple[Cell, ...], values: Mapping[Pair, float]) -> 
     return (*head, *found, float(np.mean(found)))
 
 
-def paper_row(bench: Bench, head: tuple[Cell, ...], values: tuple[float | None, ...]) -> tuple[Cell, ...]:
-    """`head`, the published figure of every pair, and their average where all are known."""
-    label = bench.protocol.label
-    pairs = [(label(name), label(other)) for name, other in bench.protocol.pair_list]
-    found = [published.beside(values, pair) for pair in pairs]
+def paper_rows(bench: Bench, head: tuple[Cell, ...], values: tuple[float | None, ...]) -> list[tuple[Cell, ...]]:
+    """`head`, the published figure of every pair, and their average where all are known; no row where none is."""
+    found = _beside(bench, values)
     known = [value for value in found if value is not None]
-    whole = known and len(known) == len(found)
-    return (*head, *found, float(np.mean(known)) if whole else None)
+    average = float(np.mean(known)) if known and len(known) == len(found) else None
+    return [(*head, *found, average)] if known else []
+
+
+def _beside(bench: Bench, values: tuple[float | None, ...]) -> list[float | None]:
+    label = bench.protocol.label
+    return [published.beside(values, (label(name), label(other))) for name, other in bench.protocol.pair_list]
+
+
+def elsewhere(bench: Bench) -> str:
+    """What published figures were measured on; nothing where the pairs have none."""
+    values, _ = published.MAIN["GEPC"]
+    return ELSEWHERE if any(value is not None for value in _beside(bench, values)) else ""
 
 
 def main_table(bench: Bench) -> ResultTable:
@@ -47,11 +56,9 @@ def main_table(bench: Bench) -> ResultTable:
     extractor, keep = bench.extractor, bench.protocol.keep
     cost = extractor.cost(bench.backbone, (bench.protocol.size,) * 2, keep)
     rows = [(*_row(bench, ("GEPC, measured",), bench.aurocs(bench.main)), str(cost))]
-    rows += [
-        (*paper_row(bench, (f"{name}, published",), values), passes)
-        for name, (values, passes) in published.MAIN.items()
-    ]
-    note = f"Ours counts {cost}; the paper's way of counting gives {extractor.paper_cost(keep)}. {ELSEWHERE}"
+    for name, (values, passes) in published.MAIN.items():
+        rows += [(*row, passes) for row in paper_rows(bench, (f"{name}, published",), values)]
+    note = f"Ours counts {cost}; the paper's way of counting gives {extractor.paper_cost(keep)}. {elsewhere(bench)}"
     return ResultTable(
         "main", "AUROC on all pairs", ("method", *pair_names(bench), "average", "F+J"), tuple(rows), note
     )
@@ -110,7 +117,7 @@ def kept_table(bench: Bench) -> ResultTable:
             )
         )
     header = ("ID set", "candidate timesteps (CV)", "kept (weight)", "the paper kept (weight)")
-    return ResultTable("kept", "Timesteps: candidates, kept ones and weights", header, tuple(rows), ELSEWHERE)
+    return ResultTable("kept", "Timesteps: candidates, kept ones and weights", header, tuple(rows), elsewhere(bench))
 
 
 def sweep_table(bench: Bench) -> ResultTable:
@@ -122,9 +129,9 @@ def sweep_table(bench: Bench) -> ResultTable:
             variant = replace(bench.main, keep=keep, weights=weights)
             passes = bench.extractor.cost(bench.backbone, (bench.protocol.size,) * 2, keep).forward
             rows.append(_row(bench, (keep, weights, "measured", passes), bench.aurocs(variant)))
-            rows.append(paper_row(bench, (keep, weights, "paper", 8 * keep), published.SWEEP[keep, weights]))
+            rows += paper_rows(bench, (keep, weights, "paper", 8 * keep), published.SWEEP[keep, weights])
     header = ("K", "weights", "source", "F", *pair_names(bench), "average")
-    return ResultTable("sweep", "Number of kept timesteps and weighting", header, tuple(rows), ELSEWHERE)
+    return ResultTable("sweep", "Number of kept timesteps and weighting", header, tuple(rows), elsewhere(bench))
 
 
 def transform_table(bench: Bench) -> ResultTable:
@@ -135,10 +142,10 @@ def transform_table(bench: Bench) -> ResultTable:
         if name != "id"
     ]
     rows.append(_row(bench, ("mean over g", "measured"), kept_raw(bench, None)))
-    rows.append(paper_row(bench, ("mean over g", "paper"), published.PER_TRANSFORM_MEAN))
+    rows += paper_rows(bench, ("mean over g", "paper"), published.PER_TRANSFORM_MEAN)
     note = "max(AUROC, 1 - AUROC) of the raw gap: a diagnostic, whose sign was looked up with OOD data (oracle). "
     header = ("element", "source", *pair_names(bench), "average")
-    return ResultTable("transforms", "Each transform by itself", header, tuple(rows), note + ELSEWHERE)
+    return ResultTable("transforms", "Each transform by itself", header, tuple(rows), note + elsewhere(bench))
 
 
 def kept_raw(bench: Bench, elements: tuple[str, ...] | None, only: str | None = None) -> dict[Pair, float]:
@@ -159,9 +166,9 @@ def calibration_table(bench: Bench) -> ResultTable:
     for calibration in CALIBRATIONS:
         values = bench.aurocs(replace(bench.main, calibration=calibration))
         rows.append(_row(bench, (calibration, "measured"), values))
-        rows.append(paper_row(bench, (calibration, "paper"), published.CALIBRATION[calibration]))
+        rows += paper_rows(bench, (calibration, "paper"), published.CALIBRATION[calibration])
     header = ("calibration", "source", *pair_names(bench), "average")
-    return ResultTable("calibration", "Calibration of the feature s", header, tuple(rows), ELSEWHERE)
+    return ResultTable("calibration", "Calibration of the feature s", header, tuple(rows), elsewhere(bench))
 
 
 def feature_variants(bench: Bench) -> dict[str, tuple[str, ...]]:
@@ -178,9 +185,9 @@ def feature_table(bench: Bench) -> ResultTable:
     for name, features in variants.items():
         rows.append(_row(bench, (name, "measured"), bench.aurocs(replace(bench.main, features=features))))
         if name in published.FEATURES:
-            rows.append(paper_row(bench, (name, "paper"), published.FEATURES[name]))
+            rows += paper_rows(bench, (name, "paper"), published.FEATURES[name])
     header = ("feature", "source", *pair_names(bench), "average")
-    note = f"Fusion is the mean over {', '.join(variants['fusion'])}. {ELSEWHERE}"
+    note = f"Fusion is the mean over {', '.join(variants['fusion'])}. {elsewhere(bench)}"
     return ResultTable("features", "Single features and fusion", header, tuple(rows), note)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gepc.bench import published
-from gepc.bench.ablations import ELSEWHERE, Pair, pair_names, paper_row
+from gepc.bench.ablations import Pair, elsewhere, pair_names, paper_rows
 from gepc.bench.evaluate import Bench, over_seeds
 from gepc.bench.rivals import RivalBench
 from gepc.bench.rows import read_rows
@@ -118,10 +118,11 @@ def comparison_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:
         rows.append(_measured_row(bench, entry))
         row = published.MAIN_ROW.get(entry.name)
         if row in left:
-            rows.append(_published_row(bench, row, *left.pop(row)))
-    rows += [_published_row(bench, row, *values) for row, values in left.items()]
+            rows += _published_rows(bench, row, *left.pop(row))
+    for row, values in left.items():
+        rows += _published_rows(bench, row, *values)
     title = "AUROC on all pairs, every method on the same backbone"
-    return ResultTable("main", title, (*HEAD, *pair_names(bench), *TAIL), tuple(rows), NOTE + ELSEWHERE)
+    return ResultTable("main", title, (*HEAD, *pair_names(bench), *TAIL), tuple(rows), NOTE + elsewhere(bench))
 
 
 def _measured_row(bench: Bench, entry: Entry) -> tuple[Cell, ...]:
@@ -134,11 +135,16 @@ def _measured_row(bench: Bench, entry: Entry) -> tuple[Cell, ...]:
     return (*head, *values, *tail, str(entry.spent), entry.spent.in_passes)
 
 
-def _published_row(bench: Bench, name: str, values: tuple[float | None, ...], passes: str) -> tuple[Cell, ...]:
+def _published_rows(bench: Bench, name: str, values: tuple[float | None, ...], passes: str) -> list[tuple[Cell, ...]]:
     source = "published"
     if name in published.OTHER_BACKBONE or "ID-trained" in name:
         source = "published, a model for each ID set"
-    *row, average = paper_row(bench, (name, source, None, None, None, None), values)
+    found = paper_rows(bench, (name, source, None, None, None, None), values)
+    return [_with_worst(bench, row, passes) for row in found]
+
+
+def _with_worst(bench: Bench, found: tuple[Cell, ...], passes: str) -> tuple[Cell, ...]:
+    *row, average = found
     figures = [value for value in row[len(HEAD) :] if isinstance(value, float)]
     worst = min(figures) if len(figures) == len(bench.protocol.pair_list) else None
     where = None if worst is None else pair_names(bench)[row[len(HEAD) :].index(worst)]
