@@ -13,7 +13,7 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.bench import ablations, figures
-from gepc.bench.collect import check_ready, collect, naive_passes, needed, passes_needed
+from gepc.bench.collect import asked_for, check_ready, collect, naive_passes, needed, passes_needed
 from gepc.bench.evaluate import Bench
 from gepc.bench.false_alarms import false_alarm_table
 from gepc.bench.protocol import Protocol, Source, builtin_protocols, load_protocol
@@ -273,7 +273,11 @@ def test_a_wrong_value_is_refused_before_the_first_pass(changes, words):
 
 def test_what_is_wrong_with_backbone_or_data_is_said_before_the_first_pass(data, protocol):
     backbone = toy_backbone()
-    check_ready(protocol, backbone, data)
+    assert check_ready(protocol, backbone, data) == asked_for(protocol, backbone)
+    more = replace(protocol, train_images=60, test_images=100)
+    there = check_ready(more, backbone, data)  # 48 of each
+    assert set(there.values()) == {48}
+    assert passes_needed(more, backbone, there) < passes_needed(more, backbone)
     missing = {**protocol.datasets, "set2": Source("npz:nowhere.npz", "SET2")}
     with pytest.raises(InputError, match=r"nowhere\.npz does not exist"):
         check_ready(replace(protocol, datasets=missing), backbone, data)

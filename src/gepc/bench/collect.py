@@ -17,6 +17,8 @@ from gepc.images import Images
 from gepc.looking import concatenate
 from gepc.preprocessing import Preprocessing, warn_about_range
 
+Sizes = Mapping[tuple[str, str], int]
+"""(set, split) -> how many images it has."""
 Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
 """(set, split, seed) -> the keys of images."""
 
@@ -69,6 +71,11 @@ class Collection:
         """Some of the images of every part alone."""
         return Collection({place: part.of(keys[place]) for place, part in self.parts.items()})
 
+    @property
+    def sizes(self) -> Sizes:
+        """How many images of each split were looked at."""
+        return {(name, split): part.count for (name, split, _), part in self.parts.items()}
+
     def count(self, split: str) -> int:
         """The most images of that split that a set gave."""
         return max(part.count for (_, kind, _), part in self.parts.items() if kind == split)
@@ -112,8 +119,11 @@ def needed(protocol: Protocol, backbone: Backbone) -> dict[tuple[str, str], tupl
     return {place: tuple(sorted(timesteps)) for place, timesteps in found.items()}
 
 
-def check_ready(protocol: Protocol, backbone: Backbone, data: Path) -> None:
-    """Raise what can be known to be wrong before the first pass: the size, the levels, the folders of all sets."""
+def check_ready(protocol: Protocol, backbone: Backbone, data: Path) -> dict[tuple[str, str], int]:
+    """Raise what can be known to be wrong before the first pass: the size, the levels, the folders of all sets.
+
+    Gives back how many images there are of each split: as many as the protocol asks for, or fewer.
+    """
     backbone.check_size(protocol.size, protocol.size)
     for name in protocol.pairs:
         distinct = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
@@ -121,25 +131,31 @@ def check_ready(protocol: Protocol, backbone: Backbone, data: Path) -> None:
             raise OptionError(
                 f"protocol: keep is {protocol.keep}, but the levels of {name} are {distinct} timesteps of this backbone"
             )
-    for name, split in needed(protocol, backbone):
-        open_split(protocol, data, name, split)
+    return {place: len(open_split(protocol, data, *place)) for place in needed(protocol, backbone)}
 
 
-def passes_needed(protocol: Protocol, backbone: Backbone) -> int:
+def asked_for(protocol: Protocol, backbone: Backbone) -> dict[tuple[str, str], int]:
+    """How many images of each split the protocol asks for."""
+    images = {"train": protocol.train_images, "test": protocol.test_images}
+    return {(name, split): images[split] for name, split in needed(protocol, backbone)}
+
+
+def passes_needed(protocol: Protocol, backbone: Backbone, sizes: Sizes | None = None) -> int:
     """Network passes of `collect` with an empty cache."""
     per_level = protocol.extractor().cost(backbone, (protocol.size, protocol.size), levels=1).forward
-    images = {"train": protocol.train_images, "test": protocol.test_images}
-    levels = sum(images[split] * len(timesteps) for (_, split), timesteps in needed(protocol, backbone).items())
+    sizes = asked_for(protocol, backbone) if sizes is None else sizes
+    levels = sum(sizes[place] * len(timesteps) for place, timesteps in needed(protocol, backbone).items())
     return levels * per_level * len(protocol.seeds)
 
 
-def naive_passes(protocol: Protocol, backbone: Backbone) -> int:
+def naive_passes(protocol: Protocol, backbone: Backbone, sizes: Sizes | None = None) -> int:
     """What the pairs cost one by one as the paper counts: (1 + |G|) passes, ID-train again for every pair."""
     per_level = 1 + len(protocol.extractor().group)
+    sizes = asked_for(protocol, backbone) if sizes is None else sizes
     total = 0
-    for name, _ in protocol.pair_list:
+    for name, other in protocol.pair_list:
         candidates = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
-        total += protocol.train_images * candidates + 2 * protocol.test_images * protocol.keep
+        total += sizes[name, "train"] * candidates + (sizes[name, "test"] + sizes[other, "test"]) * protocol.keep
     return total * per_level * len(protocol.seeds)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.bench import published
-from gepc.bench.collect import Collection, Keys, Looking, needed, open_split
+from gepc.bench.collect import Collection, Keys, Looking, Sizes, asked_for, needed, open_split
 from gepc.bench.evaluate import Scores, Scoring, all_detections
 from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.cache import FeatureCache
@@ -136,9 +136,12 @@ class Foretold:
         return Cost(self.own.forward * self.images, self.own.jvp * self.images)
 
 
-def foretell(rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, cached: bool = True) -> list[Foretold]:
+def foretell(
+    rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, cached: bool = True, sizes: Sizes | None = None
+) -> list[Foretold]:
     """What each method costs; with a cache, tables that were extracted before for as many images cost nothing more."""
-    places, size = needed(protocol, backbone), (protocol.size, protocol.size)
+    size = (protocol.size, protocol.size)
+    sizes = asked_for(protocol, backbone) if sizes is None else sizes
     found: list[Foretold] = []
     known: set[tuple[str, int, int]] = set()
     for rival in extraction_order(rivals):
@@ -150,7 +153,7 @@ def foretell(rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, ca
                 cost = part.cost(backbone, size)
                 own = Cost(own.forward + cost.forward, own.jvp + cost.jvp)
             known.add((what, rival.train_images, rival.test_images))
-        images = sum(rival.images(split) for _, split in places) * len(protocol.seeds)
+        images = sum(min(count, rival.images(split)) for (_, split), count in sizes.items()) * len(protocol.seeds)
         found.append(Foretold(rival, method.cost(backbone, size), own, images))
     return found
 

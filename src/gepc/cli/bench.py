@@ -19,6 +19,7 @@ from gepc.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
+    from gepc.bench.collect import Sizes
     from gepc.bench.protocol import Protocol
     from gepc.bench.rivals import Rival
     from gepc.bench.run import Outcome
@@ -129,8 +130,8 @@ def _run(request: Request) -> None:
     names = method_names(request.methods) if request.methods is not None else []
     backbone = gepc.load_backbone(protocol.backbone)
     rivals = choose_rivals(names, protocol, backbone)
-    check_ready(protocol, backbone, folder)
-    passes, minutes = _foretell(protocol, backbone, rivals, cached=request.cache is not None)
+    sizes = check_ready(protocol, backbone, folder)
+    passes, minutes = _foretell(protocol, backbone, rivals, sizes, cached=request.cache is not None)
     if request.budget is not None and minutes > request.budget:
         raise OptionError(
             f"about {minutes:.0f} minutes are foretold, --budget-minutes allows {request.budget:g}; raise it, name "
@@ -144,18 +145,20 @@ def _run(request: Request) -> None:
     _tell(outcome, out)
 
 
-def _foretell(protocol: Protocol, backbone: Backbone, rivals: Sequence[Rival], cached: bool) -> tuple[int, float]:
+def _foretell(
+    protocol: Protocol, backbone: Backbone, rivals: Sequence[Rival], sizes: Sizes, cached: bool
+) -> tuple[int, float]:
     """Print what the run will cost with an empty cache; passes to show progress by, and minutes."""
     from gepc.bench.collect import naive_passes, passes_needed
     from gepc.bench.rivals import foretell
 
     size = (protocol.size, protocol.size)
     pass_seconds = seconds_per_pass(backbone, size)
-    passes = passes_needed(protocol, backbone)
+    passes = passes_needed(protocol, backbone, sizes)
     minutes = passes * pass_seconds / 60
-    naive = naive_passes(protocol, backbone)
+    naive = naive_passes(protocol, backbone, sizes)
     note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes; naively {naive:,}")
-    foretold = foretell(rivals, protocol, backbone, cached)
+    foretold = foretell(rivals, protocol, backbone, cached, sizes)
     jvp_seconds = _seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in foretold) else 0.0
     for one in foretold:
         total = one.total
