@@ -167,7 +167,7 @@ class FeatureCache:
             (where,) = timesteps
         what = [backbone.fingerprint, extractor.name, options, batch.seed, where, list(batch.size)]
         what += [other.fingerprint for other in extractor.other_backbones()]
-        if extractor.revision > 1:
+        if extractor.revision > 1:  # the first has no mark: what was kept before there were revisions stays valid
             what.append({"revision": extractor.revision})
         digest = hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16)
         for key in batch.keys:

@@ -85,6 +85,14 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"{path} is not a readable JSON file: {error}") from error
 
 
+def check_free(folder: Path, mark: str, holds: str) -> None:
+    """Refuse a place for results that is a file, or a folder of other things: new, empty, or one that has `mark`."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder for --out")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).exists():
+        raise InputError(f"{folder} is not empty and holds no {holds}; give another --out folder")
+
+
 def sha256(*paths: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of the files' bytes, one after the other."""
     digest = hashlib.sha256()

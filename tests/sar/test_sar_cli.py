@@ -133,6 +133,7 @@ def test_bench_writes_tables_and_the_figure(place: Path, call: Callable[..., tup
         (["bench", "SSDD", "--out", "x", "--backbone", "net"], "comes from HRSID"),
         (["bench", "HRSID", "--out", "x", "--backbone", "net", "--normalise", "fixd"], "normalisations are"),
         (["bench", "HRSID", "--out", "net", "--backbone", "net"], "holds no benchmark"),
+        (["bench", "HRSID", "--out", "net/config.json", "--backbone", "net"], "is a file"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(

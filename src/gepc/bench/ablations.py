@@ -84,12 +84,12 @@ def detail_table(bench: Bench) -> ResultTable:
 def seed_table(bench: Bench) -> ResultTable:
     """The main detector's AUROC and kept timesteps with every noise seed."""
     seeds, label = bench.protocol.seeds, bench.protocol.label
-    found = {seed: bench.detections(bench.main, seed) for seed in seeds}
+    runs = [bench.detections(bench.main, seed) for seed in seeds]
     values = {
-        f"{label(name)}:{label(other)}": [found[seed][name, other].auroc for seed in seeds]
-        for name, other in bench.protocol.pair_list
+        name: [run[pair].auroc for run in runs]
+        for pair, name in zip(bench.protocol.pair_list, pair_names(bench), strict=True)
     }
-    values["average"] = [float(np.mean([one.auroc for one in found[seed].values()])) for seed in seeds]
+    values["average"] = [float(np.mean([one.auroc for one in run.values()])) for run in runs]
     rows: list[tuple[Cell, ...]] = [
         (what, *numbers, float(np.mean(numbers)), over_seeds(numbers)) for what, numbers in values.items()
     ]

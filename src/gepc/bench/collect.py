@@ -78,7 +78,7 @@ class Collection:
 
     def count(self, split: str) -> int:
         """The most images of that split that a set gave."""
-        return max(part.count for (_, kind, _), part in self.parts.items() if kind == split)
+        return max(count for (_, kind), count in self.sizes.items() if kind == split)
 
 
 def collect(
@@ -104,7 +104,7 @@ def collect(
 
 def open_split(protocol: Protocol, data: Path, name: str, split: str, limit: int | None = None) -> Images:
     """The images of one split, as many as the protocol wants or fewer: a smaller limit keeps some of the same ones."""
-    wanted = protocol.train_images if split == "train" else protocol.test_images
+    wanted = protocol.images(split)
     limit = wanted if limit is None else min(limit, wanted)
     return open_dataset(protocol.datasets[name].dataset, data, split, limit, protocol.subset_seed)
 
@@ -136,8 +136,7 @@ def check_ready(protocol: Protocol, backbone: Backbone, data: Path) -> dict[tupl
 
 def asked_for(protocol: Protocol, backbone: Backbone) -> dict[tuple[str, str], int]:
     """How many images of each split the protocol asks for."""
-    images = {"train": protocol.train_images, "test": protocol.test_images}
-    return {(name, split): images[split] for name, split in needed(protocol, backbone)}
+    return {(name, split): protocol.images(split) for name, split in needed(protocol, backbone)}
 
 
 def passes_needed(protocol: Protocol, backbone: Backbone, sizes: Sizes | None = None) -> int:

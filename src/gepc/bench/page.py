@@ -178,14 +178,13 @@ def _facts(bench: Bench, about: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _images(bench: Bench) -> str:
     """How many of each split were evaluated, which may be fewer than the protocol asks for."""
-    protocol, seed = bench.protocol, bench.protocol.seeds[0]
-    asked = {"train": protocol.train_images, "test": protocol.test_images}
+    protocol = bench.protocol
     fewer = [
-        f"{protocol.label(name)} {split}: {part.count}"
-        for (name, split, one), part in bench.collection.parts.items()
-        if one == seed and part.count < asked[split]
+        f"{protocol.label(name)} {split}: {count}"
+        for (name, split), count in bench.collection.sizes.items()
+        if count < protocol.images(split)
     ]
-    text = f"{asked['train']} ID-train, {asked['test']} of each test set"
+    text = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
     return f"{text}; fewer of {', '.join(fewer)}" if fewer else text
 
 

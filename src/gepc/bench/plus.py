@@ -215,8 +215,7 @@ def collect_plus(
 
 def passes_needed(protocol: Protocol, backbone: Backbone) -> int:
     """Network passes of `collect_plus` with an empty cache."""
-    images = {"train": protocol.train_images, "test": protocol.test_images}
-    count = sum(images[split] for _, split in _places(protocol))
+    count = sum(protocol.images(split) for _, split in _places(protocol))
     size = (protocol.size, protocol.size)
     return count * sum(_looked_at(protocol, seed).cost(backbone, size).forward for seed in protocol.seeds)
 

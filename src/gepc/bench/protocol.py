@@ -149,6 +149,10 @@ class Protocol:
         """Candidate levels when `name` is in-distribution."""
         return Levels(self.levels.get(name, self.levels.get("default", PAPER_LEVELS)))
 
+    def images(self, split: str) -> int:
+        """How many images of a split are asked for."""
+        return self.train_images if split == "train" else self.test_images
+
     def label(self, name: str) -> str:
         """The data set's name in tables."""
         return self.datasets[name].label or name

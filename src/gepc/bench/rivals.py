@@ -100,8 +100,11 @@ def _usual_presets(name: str) -> list[str]:
 
 def choose_rivals(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Rival]:
     """The methods with the presets, options and numbers of images that the protocol gives them; none twice."""
-    found = [_rival(name, protocol, backbone) for name in names]
-    return list({(rival.extractor.name, rival.preset): rival for rival in reversed(found)}.values())[::-1]
+    found: dict[tuple[str, str | None], Rival] = {}
+    for name in names:
+        rival = _rival(name, protocol, backbone)
+        found.setdefault((rival.extractor.name, rival.preset), rival)
+    return list(found.values())
 
 
 def _rival(full_name: str, protocol: Protocol, backbone: Backbone) -> Rival:

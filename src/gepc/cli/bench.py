@@ -16,6 +16,7 @@ from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
 from gepc.cli.detect import ActorsOption, AddressOption, CpusOption, EngineOption, GpusOption, feature_engine
 from gepc.errors import InputError, OptionError
+from gepc.files import check_free
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -122,10 +123,7 @@ def _run(request: Request) -> None:
     from gepc.cache import FeatureCache
 
     folder, out = _data_folder(request.data), request.out
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file; give a folder for --out")
-    if out.exists() and any(out.iterdir()) and not (out / "results.json").exists():
-        raise InputError(f"{out} is not empty and holds no benchmark; give another --out folder")
+    check_free(out, "results.json", "benchmark")
     protocol = load_protocol(request.config, parse_settings(request.settings or []))
     names = method_names(request.methods) if request.methods is not None else []
     backbone = gepc.load_backbone(protocol.backbone)

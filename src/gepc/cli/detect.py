@@ -10,7 +10,7 @@ import typer
 from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
 from gepc.errors import InputError, OptionError, check_choice
-from gepc.files import write_json
+from gepc.files import check_free, write_json
 
 if TYPE_CHECKING:
     from gepc.detector import Detector
@@ -110,8 +110,7 @@ def map_(
     loaded, collection = open_both(detector, images, backbone, batch_size)
     if part is not None:
         loaded = showing(loaded, part)
-    if out.is_dir() and not (out / "metadata.json").exists() and any(out.iterdir()):
-        raise InputError(f"{out} is not empty and holds no maps; give another folder")
+    check_free(out, "metadata.json", "maps")
     cost = loaded.cost()
     estimate(loaded, len(collection), cost.forward, cost.jvp)
     with progress("mapping", len(collection)) as advance:

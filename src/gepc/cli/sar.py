@@ -9,6 +9,7 @@ import typer
 
 from gepc.cli.app import app, note, progress, say
 from gepc.errors import InputError, OptionError
+from gepc.files import check_free
 
 sar = typer.Typer(
     name="sar",
@@ -190,8 +191,7 @@ def bench(
     from gepc.sar.protocol import SarProtocol, gather
     from gepc.sar.storage import write_bench
 
-    if out.exists() and any(out.iterdir()) and not (out / "results.json").exists():
-        raise InputError(f"{out} is not empty and holds no benchmark; give another --out folder")
+    check_free(out, "results.json", "benchmark")
     protocol = SarProtocol(
         rules=PatchRules(size, stride, ship_share, land),
         hold_out=hold_out,

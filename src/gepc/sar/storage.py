@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gepc.bench.tables import ResultTable, write_each, write_tables
 from gepc.errors import InputError
-from gepc.files import replacing, write_json, write_text
+from gepc.files import check_free, replacing, write_json, write_text
 from gepc.images import iterate
 from gepc.sar.folder import COLUMNS
 from gepc.sar.magnitude import log_magnitude
@@ -55,8 +55,7 @@ def write_folder(folder: Path, arrays: dict[str, npt.NDArray[Any]], sources: dic
     """`NAME/000000.png` (`.npy` for float or complex pixels), and `sources.json`, written last."""
     from PIL import Image
 
-    if folder.exists() and any(folder.iterdir()) and not (folder / "sources.json").exists():
-        raise InputError(f"{folder} is not empty and holds no patches; give another folder")
+    check_free(folder, "sources.json", "patches")
     for name, array in arrays.items():
         for index, pixels in enumerate(array[..., 0]):
             picture = pixels.dtype in (np.uint8, np.uint16)
