@@ -1,0 +1,62 @@
+"""What must not change: scores, p-values and maps of detectors saved by version 0.1, and the names of cached features.
+
+The saved folders, their expected answers and the keys were written by `tests/data/pinned/make.py`. The backbone computes
+in float64, so that the answers are the same on every machine to far below the tolerance.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gepc
+
+FOLDER = Path(__file__).parent / "data" / "pinned"
+_spec = importlib.util.spec_from_file_location("make_pinned", FOLDER / "make.py")
+assert _spec is not None
+assert _spec.loader is not None
+make: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> gepc.Backbone:
+    return gepc.load_backbone(FOLDER / "net", dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def images() -> Any:
+    return np.concatenate([make.images(4, 2), make.images(4, 3, blur=1)])
+
+
+@pytest.mark.parametrize("name", make.CASES)
+def test_a_saved_detector_answers_as_before(name: str, backbone: gepc.Backbone, images: Any) -> None:
+    detector = gepc.load_detector(FOLDER / name, backbone)
+    expected = np.load(FOLDER / name / "expected.npz")
+    results = list(detector.results(images, groups=make.groups_for(name, len(images))))
+    for field in ("score", "p_value"):
+        found = [getattr(result, field) for result in results]
+        np.testing.assert_allclose(found, expected[field], rtol=1e-12, atol=1e-12)
+    assert ("map" in expected) == detector.extractor.has_maps
+    if "map" in expected:
+        np.testing.assert_allclose(detector.score_map(images), expected["map"], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", make.CASES)
+def test_fitting_again_gives_the_same_detector(name: str, backbone: gepc.Backbone, images: Any) -> None:
+    method, options = make.CASES[name]
+    options = dict(options)
+    detector = gepc.create_detector(method, backbone, preset=options.pop("preset", None), **options)
+    detector.fit(make.images(30, 0), make.images(20, 1), groups=make.groups_for(name, 20))
+    expected = np.load(FOLDER / name / "expected.npz")["score"]
+    results = detector.results(images, groups=make.groups_for(name, len(images)))
+    np.testing.assert_allclose([result.score for result in results], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_cache_finds_features_under_the_same_names(backbone: gepc.Backbone) -> None:
+    assert make.cache_keys(backbone) == json.loads((FOLDER / "cache_keys.json").read_text())
