@@ -1,4 +1,4 @@
-"""What it brings that freed memory is kept between passes (`gepc.allocator`), as a ratio measured in one run.
+"""What it brings that freed memory is kept between passes (`gepc.core.allocator`), as a ratio measured in one run.
 
     python benchmarks/allocator.py [--backbone celeba32-tiny] [--repeats 5]
 
@@ -16,7 +16,7 @@ import torch
 from overhead import spread
 
 import gepc
-from gepc.allocator import keep_freed_memory
+from gepc.core.allocator import keep_freed_memory
 
 ROWS, CALLS = 32, 20
 

@@ -24,18 +24,18 @@ import numpy.typing as npt
 from PIL import Image
 
 import gepc
-from gepc.allocator import keep_freed_memory
 from gepc.bench.paired import Pair, aurocs
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import Design, PlusBench, collect_plus, fast, plain_gepc, plus
 from gepc.bench.protocol import Protocol, Source
 from gepc.bench.rivals import choose_rivals, collect_rivals, method_names
 from gepc.bench.tables import Cell, ResultTable, write_tables
-from gepc.cache import FeatureCache
-from gepc.demo import Photograph, load_photograph
-from gepc.extractors.residuals import LAGS
-from gepc.groups import Group
-from gepc.images import read_npz
+from gepc.core.allocator import keep_freed_memory
+from gepc.features.cache import FeatureCache
+from gepc.features.groups import Group
+from gepc.features.residuals import LAGS
+from gepc.images.sources import read_npz
+from gepc.report.demo import Photograph, load_photograph
 from gepc.sar.hrsid import read_hrsid
 from gepc.sar.ssdd import read_ssdd
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import gepc
-from gepc.allocator import keep_freed_memory
+from gepc.core.allocator import keep_freed_memory
 
 
 def bare_passes(backbone: gepc.Backbone, passes: int, rows: int) -> None:

@@ -3,13 +3,13 @@
     python benchmarks/photos.py --out photos32.npz                    # download the packages with apt-get, then cut
     python benchmarks/photos.py --packages unpacked/ --out photos32.npz
 
-Only pictures under a Creative Commons licence that allows commercial use (CC0, CC BY, CC BY-SA) or in the public domain
-are used. The licence of a file is what the package says about it: its machine-readable `debian/copyright`, the wallpaper's
-`metadata.json`, or `AUTHORS`. A file with no such statement is left out.
+Only pictures in the public domain or under a Creative Commons licence that allows commercial use (CC0, CC BY, CC BY-SA)
+are used. The licence of a file is what its package states: the machine-readable `debian/copyright`, the wallpaper's
+`metadata.json`, or `AUTHORS`. A file without such a statement is left out.
 
-Writes `OUT` with `train_x` and `test_x` (uint8, N x 32 x 32 x 3; no picture contributes to both) and `OUT` with the suffix
-`.json`: every picture with its package, author, licence, SHA-256, split and number of crops, and the SHA-256 of the arrays.
-Needs `python-debian`.
+Writes `OUT` with `train_x` and `test_x` (uint8, N x 32 x 32 x 3; no picture contributes to both) and a manifest
+(suffix `.json`): every picture with package, author, licence, SHA-256, split and number of crops, and the SHA-256 of
+the arrays. Needs `python-debian`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,26 @@ PREFIXES = {
     "ukui-wallpapers": ("usr/share/backgrounds/", ""),
     "supertuxkart-data": ("usr/share/games/supertuxkart/", ""),
 }
-GNOME_AUTHORS = {"adwaita": "Jakub Steiner", "grid": "Jakub Steiner", "pixels": "Jakub Steiner", "wood": "Jakub Steiner"}
+GNOME_AUTHORS = {
+    "adwaita": "Jakub Steiner",
+    "grid": "Jakub Steiner",
+    "pixels": "Jakub Steiner",
+    "wood": "Jakub Steiner",
+}
 FREE = re.compile(r"^(CC0|CC-BY-SA|CC-BY|public-domain)(-\d\.\d)?$")
 # Not pictures of anything: normal maps, gloss and colour masks, fonts, icons, splash screens with text.
-NOT_PICTURES = re.compile(r"(_nm|_nrm|normal|gloss|mask|_alpha|colori[sz]|icon|/gui/|/skins/|/ttf/|light|halo|glow|shadow)", re.I)
+NOT_PICTURES = re.compile(
+    r"(_nm|_nrm|normal|gloss|mask|_alpha|colori[sz]|icon|/gui/|/skins/|/ttf/|light|halo|glow|shadow)", re.I
+)
 SIDE = 32
 SMALLEST = 96
 # Crops of a picture: photographs many, drawn wallpapers some, textures by their area and at most these.
-QUOTA = {"lomiri-wallpapers-16.04": 1500, "lomiri-wallpapers-20.04": 1500, "ukui-wallpapers": 700, "supertuxkart-data": 60}
+QUOTA = {
+    "lomiri-wallpapers-16.04": 1500,
+    "lomiri-wallpapers-20.04": 1500,
+    "ukui-wallpapers": 700,
+    "supertuxkart-data": 60,
+}
 QUOTA_OF_ART = 200
 FILTERS = (Image.Resampling.BOX, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 
@@ -144,12 +156,12 @@ def is_flat(crop: Pixels) -> bool:
 
 
 def crops(image: Image.Image, count: int, rng: np.random.Generator) -> list[Pixels]:
-    """Random squares, log-uniform between 32 pixels and the shorter side, brought to 32x32; flat ones are drawn again."""
+    """Random squares of a side log-uniform between 32 and the shorter side, resized to 32x32; no flat ones."""
     found: list[Pixels] = []
     for _ in range(6 * count):
         if len(found) == count:
             break
-        side = int(round(np.exp(rng.uniform(np.log(SIDE), np.log(min(image.size))))))
+        side = round(np.exp(rng.uniform(np.log(SIDE), np.log(min(image.size)))))
         left, top = (int(rng.integers(0, length - side + 1)) for length in image.size)
         resampling = FILTERS[int(rng.integers(len(FILTERS)))]
         box = (left, top, left + side, top + side)

@@ -33,14 +33,14 @@ from overhead import seconds as wall_seconds
 from PIL import Image
 
 import gepc
-from gepc.allocator import keep_freed_memory
 from gepc.bench.protocol import split_name
-from gepc.engines.local import score_shards
-from gepc.engines.merging import merge
-from gepc.engines.processes import Team
-from gepc.engines.runs import Identity, Run, open_run
-from gepc.engines.tables import table
-from gepc.images import FileImages, read_npz
+from gepc.core.allocator import keep_freed_memory
+from gepc.images.sources import FileImages, read_npz
+from gepc.runs.local import score_shards
+from gepc.runs.merging import merge
+from gepc.runs.processes import Team
+from gepc.runs.run_folder import Identity, Run, open_run
+from gepc.runs.tables import table
 
 LEVELS = (0.9979, 0.99)
 MORE_LEVELS = (0.999, 0.9979, 0.99, 0.97, 0.95)
@@ -162,7 +162,7 @@ def sweep_tables(options: Any, reference: np.ndarray, paths: list[Path], place: 
         for name, changes, size in rows:
             try:
                 detector = fitted(options, reference, **changes)
-            except gepc.errors.GepcError as error:
+            except gepc.core.errors.GepcError as error:
                 print(f"| {name} | - | {error} | - |")
                 continue
             ratios = over_bare(detector, few, place, options, size)

@@ -11,14 +11,14 @@ import argparse
 from pathlib import Path
 
 import gepc
-from gepc.allocator import keep_freed_memory
 from gepc.bench.figures import auroc_over_passes
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import collect_plus, passes_needed, tables
 from gepc.bench.protocol import load_protocol
 from gepc.bench.tables import write_tables
-from gepc.cache import FeatureCache
-from gepc.files import replacing
+from gepc.core.allocator import keep_freed_memory
+from gepc.core.files import replacing
+from gepc.features.cache import FeatureCache
 
 
 def main() -> None:

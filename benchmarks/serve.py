@@ -52,7 +52,7 @@ def as_request(image: np.ndarray) -> tuple[bytes, dict[str, str]]:
 def service(folder: Path, max_batch: int) -> Iterator[tuple[int, psutil.Process]]:
     """`gepc serve` in a process of its own, on a free port; ended by a signal."""
     command = [sys.executable, "-m", "gepc", "serve", str(folder), "--port", "0", "--max-batch", str(max_batch)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)  # noqa: S603
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     try:
         line = process.stdout.readline() if process.stdout else ""
         yield int(re.findall(r"127\.0\.0\.1:(\d+)", line)[0]), psutil.Process(process.pid)

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from skimage import data
 
 import gepc
-from gepc.conformal import threshold
-from gepc.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
-from gepc.groups import find_action
-from gepc.noise import image_key, normal
+from gepc.features.groups import find_action
+from gepc.images.noise import image_key, normal
 from gepc.report import figures
+from gepc.report.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
+from gepc.verdicts.conformal import threshold
 
 OUT = Path(__file__).parent / "images"
 LEVELS = (0.9999, 0.9979, 0.99)

@@ -12,9 +12,9 @@ from skimage import data
 
 import gepc
 from gepc.backbones.analytic import GaussianBackbone
-from gepc.conformal import threshold
-from gepc.extractors.base import find_method
-from gepc.metrics import auroc
+from gepc.features.base import find_method
+from gepc.scoring.metrics import auroc
+from gepc.verdicts.conformal import threshold
 
 SIDE = 8
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"

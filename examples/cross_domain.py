@@ -11,8 +11,8 @@ import numpy as np
 from skimage import data
 
 import gepc
-from gepc.conformal import threshold
-from gepc.metrics import auroc
+from gepc.scoring.metrics import auroc
+from gepc.verdicts.conformal import threshold
 
 SIDE = 32
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"

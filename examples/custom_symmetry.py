@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import gepc
 from gepc.backbones.analytic import MixtureBackbone
-from gepc.metrics import auroc
+from gepc.scoring.metrics import auroc
 
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"
 GROUPS = {

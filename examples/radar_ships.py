@@ -10,11 +10,11 @@ import os
 import numpy as np
 
 import gepc
-from gepc.conformal import threshold
-from gepc.metrics import auroc
 from gepc.sar.annotations import Box
 from gepc.sar.preset import sar_options
 from gepc.sar.simulate import Sea, Target, simulate
+from gepc.scoring.metrics import auroc
+from gepc.verdicts.conformal import threshold
 
 SIDE = 32
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"

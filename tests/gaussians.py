@@ -11,10 +11,10 @@ import numpy.typing as npt
 import gepc
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.backbones.schedule import cosine_alphas_cumprod, rho_of
-from gepc.calibrators import create_calibrator
-from gepc.extractors.base import Batch, Extractor, Table, find_method
-from gepc.metrics import auroc
-from gepc.noise import image_key
+from gepc.features.base import Batch, Extractor, Table, find_method
+from gepc.images.noise import image_key
+from gepc.scoring import create_calibrator
+from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
 
@@ -82,7 +82,7 @@ def aurocs(extractor: Extractor, calibration: str, count: int = 300, **kwargs: A
     )
     calibrator = create_calibrator(calibration).fit(train)
     levels = train.shape[1]
-    aggregation = gepc.calibrators.Aggregation("sum", extractor.aggregate)
+    aggregation = gepc.scoring.Aggregation("sum", extractor.aggregate)
     weights = np.full(levels, 1 / levels)
     scores = [calibrator.score(columns, weights, aggregation) for columns in (inside, wide, narrow)]
     return auroc(scores[0], scores[1]), auroc(scores[0], scores[2])

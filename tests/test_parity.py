@@ -12,10 +12,10 @@ from literal_gepc import Literal
 from toys import pictures
 
 import gepc
-from gepc.calibrators import AGGREGATIONS, FUSIONS, Aggregation, create_calibrator
-from gepc.extractors.gepc import FEATURES
-from gepc.pooling import KINDS
-from gepc.selection import WEIGHTINGS, select
+from gepc.features.gepc import FEATURES
+from gepc.features.pooling import KINDS
+from gepc.scoring import AGGREGATIONS, FUSIONS, Aggregation, create_calibrator
+from gepc.scoring.selection import WEIGHTINGS, select
 
 LEVELS = (0.9999, 0.9979)
 COUNT = 2

@@ -1,7 +1,7 @@
 """What must not change: scores, p-values and maps of detectors saved by version 0.1, and the names of cached features.
 
-The saved folders, their expected answers and the keys were written by `tests/data/pinned/make.py`. The backbone computes
-in float64, so that the answers are the same on every machine to far below the tolerance.
+The saved folders, their expected answers and the keys were written by `tests/data/pinned/make.py`. The backbone
+computes in float64, so that the answers are the same on every machine to far below the tolerance.
 """
 
 from __future__ import annotations

@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     from gepc.backbones.load import list_backbones as list_backbones
     from gepc.backbones.load import load_backbone as load_backbone
     from gepc.backbones.schedule import Levels as Levels
+    from gepc.core.errors import GepcError as GepcError
     from gepc.datasets import list_datasets as list_datasets
     from gepc.datasets import open_dataset as open_dataset
-    from gepc.detector import Detector as Detector
-    from gepc.errors import GepcError as GepcError
-    from gepc.groups import Action as Action
-    from gepc.groups import Group as Group
-    from gepc.groups import register_action as register_action
-    from gepc.methods import GEPC as GEPC
-    from gepc.methods import create_detector as create_detector
-    from gepc.methods import list_detectors as list_detectors
-    from gepc.monitor import Monitor as Monitor
-    from gepc.preprocessing import Preprocessing as Preprocessing
-    from gepc.storage import load_detector as load_detector
+    from gepc.detector.detector import Detector as Detector
+    from gepc.detector.registry import GEPC as GEPC
+    from gepc.detector.registry import create_detector as create_detector
+    from gepc.detector.registry import list_detectors as list_detectors
+    from gepc.detector.storage import load_detector as load_detector
+    from gepc.features.groups import Action as Action
+    from gepc.features.groups import Group as Group
+    from gepc.features.groups import register_action as register_action
+    from gepc.images.preprocessing import Preprocessing as Preprocessing
+    from gepc.verdicts.monitor import Monitor as Monitor
 
 _HOME = {
-    "Action": "gepc.groups",
+    "Action": "gepc.features.groups",
     "Backbone": "gepc.backbones.base",
-    "Detector": "gepc.detector",
-    "GEPC": "gepc.methods",
-    "GepcError": "gepc.errors",
-    "Group": "gepc.groups",
+    "Detector": "gepc.detector.detector",
+    "GEPC": "gepc.detector.registry",
+    "GepcError": "gepc.core.errors",
+    "Group": "gepc.features.groups",
     "Levels": "gepc.backbones.schedule",
-    "Preprocessing": "gepc.preprocessing",
-    "create_detector": "gepc.methods",
+    "Preprocessing": "gepc.images.preprocessing",
+    "create_detector": "gepc.detector.registry",
     "list_datasets": "gepc.datasets",
     "open_dataset": "gepc.datasets",
-    "Monitor": "gepc.monitor",
+    "Monitor": "gepc.verdicts.monitor",
     "list_backbones": "gepc.backbones.load",
-    "list_detectors": "gepc.methods",
+    "list_detectors": "gepc.detector.registry",
     "load_backbone": "gepc.backbones.load",
-    "load_detector": "gepc.storage",
-    "register_action": "gepc.groups",
+    "load_detector": "gepc.detector.storage",
+    "register_action": "gepc.features.groups",
 }
 
 __all__ = ["__version__", *_HOME]

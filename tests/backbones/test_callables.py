@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gepc import Backbone
-from gepc.errors import BackboneError, InputError
+from gepc.core.errors import BackboneError, InputError
 
 ABAR = np.array([0.99, 0.9, 0.5, 0.1])
 

@@ -14,7 +14,7 @@ import torch
 from gepc import load_backbone
 from gepc.backbones.diffusers import DiffusersBackbone, log_variances
 from gepc.backbones.scheduler import Scheduler
-from gepc.errors import BackboneError, InputError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError
 
 Maker = Callable[..., Path]
 ATTENTION = {

@@ -16,7 +16,7 @@ import torch
 
 import gepc
 from gepc.backbones import load
-from gepc.errors import BackboneError, InputError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError
 
 Maker = Callable[..., Path]
 

@@ -18,7 +18,7 @@ from gepc.backbones.openai.architecture import Architecture, expected_shapes, re
 from gepc.backbones.openai.convert import convert
 from gepc.backbones.openai.save import save_folder
 from gepc.backbones.weights import check_shapes
-from gepc.errors import BackboneError, GepcError, InputError, OptionError
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
 
 SAID = {
     "image_size": 16,

@@ -18,7 +18,7 @@ from gepc.backbones.schedule import (
     sub_schedule,
 )
 from gepc.backbones.scheduler import Scheduler, respace
-from gepc.errors import BackboneError, InputError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError
 
 COSINE = cosine_alphas_cumprod(4000)
 PAPER = (0.99997, 0.9999, 0.9979, 0.9969)

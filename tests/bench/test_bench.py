@@ -20,9 +20,9 @@ from gepc.bench.protocol import Protocol, Source, builtin_protocols, load_protoc
 from gepc.bench.rows import read_rows
 from gepc.bench.run import run, write
 from gepc.bench.tables import ResultTable
-from gepc.cache import FeatureCache
+from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.datasets import open_dataset
-from gepc.errors import InputError, OptionError, ValueRangeWarning
+from gepc.features.cache import FeatureCache
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
 
@@ -51,7 +51,7 @@ def protocol() -> Protocol:
         "test_images": 24,
         "seeds": [0, 1],
     }
-    from gepc.options import build
+    from gepc.core.options import build
 
     return build(Protocol, values, "protocol")
 

@@ -5,8 +5,8 @@ import pytest
 
 from gepc.bench.evaluate import Scores
 from gepc.bench.paired import advantage, placements
-from gepc.metrics import auroc
-from gepc.selection import Selection
+from gepc.scoring.metrics import auroc
+from gepc.scoring.selection import Selection
 
 
 def scores(inside: np.ndarray, **outside: np.ndarray) -> Scores:

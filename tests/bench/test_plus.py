@@ -24,12 +24,12 @@ from gepc.bench.plus import (
     tables,
 )
 from gepc.bench.protocol import Protocol, Source
-from gepc.cache import FeatureCache
-from gepc.calibrators import Aggregation, Calibrator, create_calibrator
-from gepc.extractors.base import Batch
-from gepc.metrics import auroc
-from gepc.noise import image_key
-from gepc.selection import select
+from gepc.features.base import Batch
+from gepc.features.cache import FeatureCache
+from gepc.images.noise import image_key
+from gepc.scoring import Aggregation, Calibrator, create_calibrator
+from gepc.scoring.metrics import auroc
+from gepc.scoring.selection import select
 
 SETS = {"a": pictures(80), "b": pictures(60, seed=1, contrast=0.8), "c": pictures(60, seed=2, contrast=0.3)}
 PROTOCOL = Protocol(

@@ -18,11 +18,11 @@ from gepc.bench.paired import paired_table
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
 from gepc.bench.rivals import choose_rivals, collect_rivals, foretell, method_names
 from gepc.bench.tables import ResultTable
-from gepc.cache import FeatureCache
+from gepc.core.errors import OptionError
+from gepc.core.options import build
 from gepc.datasets import open_dataset
-from gepc.errors import OptionError
-from gepc.extractors import base
-from gepc.options import build
+from gepc.features import base
+from gepc.features.cache import FeatureCache
 
 METHODS = [name for name in gepc.list_detectors() if name != "gepc"]
 QUICK = ("msma", "scoped", "nll_vlb", "ic", "typicality")

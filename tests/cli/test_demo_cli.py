@@ -12,7 +12,7 @@ import pytest
 from pages import ReadPage, outside_references
 
 from gepc.cli.app import run
-from gepc.errors import GepcError
+from gepc.core.errors import GepcError
 
 
 def gepc(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -159,7 +159,7 @@ def test_a_real_process_killed_after_its_first_shard(place, gepc, expected):
 
 
 def test_resuming_scores_only_what_is_missing(place, gepc, expected, monkeypatch):
-    from gepc.engines import local
+    from gepc.runs import local
 
     command = ["score", "det", "new", "--out", "some.csv", "--shard-size", "4", "--alpha", "0.1"]
     killed(place, command, at_rename(4, before=False))  # two of three shards
@@ -311,7 +311,7 @@ def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected
     (kept,) = tmp_path.glob("gepc-*/run")
     assert "cannot write to standard output: No space left on device. What is finished is kept" in sentence
     assert f"with --shards {kept} and --out FILE" in sentence
-    monkeypatch.setattr("gepc.engines.local.Judge.__call__", None)  # nothing is left to be scored
+    monkeypatch.setattr("gepc.runs.local.Judge.__call__", None)  # nothing is left to be scored
     code, _, err = gepc(*command, "--shards", kept, "--out", "rescued.csv")
     assert code == 0, err
     assert_same_table((place / "rescued.csv").read_text(), expected)
@@ -389,7 +389,7 @@ def test_parquet_without_its_library(place, gepc, monkeypatch):
 NOTING = """
 import os, sys
 from gepc.cli.app import run
-from gepc.engines.runs import Run
+from gepc.runs.run_folder import Run
 
 write = Run.write
 
@@ -426,7 +426,7 @@ def test_two_processes_that_a_launcher_starts(place, gepc, expected):
 def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, expected, monkeypatch):
     """It takes the shards that are its own, and lets alone what the first is writing."""
     from gepc.cli.app import run
-    from gepc.engines import processes
+    from gepc.runs import processes
 
     command = ["score", "det", "new", "--out", "late.csv", "--shard-size", "2", "--alpha", "0.1"]
     draft = place / "late.csv.parts" / ".shard-00009.csv.abc.part"
@@ -448,8 +448,8 @@ def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, ex
 def test_processes_that_do_not_find_each_other(monkeypatch):
     import accelerate
 
-    from gepc.engines.processes import team
-    from gepc.errors import OptionError
+    from gepc.core.errors import OptionError
+    from gepc.runs.processes import team
 
     class Alone:
         num_processes, process_index = 1, 0
@@ -465,8 +465,8 @@ def test_processes_that_do_not_find_each_other(monkeypatch):
 def test_a_process_that_is_left_alone_says_so(monkeypatch):
     import accelerate
 
-    from gepc.engines.processes import team
-    from gepc.errors import GepcError
+    from gepc.core.errors import GepcError
+    from gepc.runs.processes import team
 
     class Lost:
         num_processes, process_index = 2, 1
@@ -483,7 +483,7 @@ def test_a_process_that_is_left_alone_says_so(monkeypatch):
 
 
 def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
-    from gepc.engines import processes
+    from gepc.runs import processes
 
     monkeypatch.setattr(processes, "team", lambda: processes.Team(1, 2))
     code, _, err = gepc("score", "det", "new")
@@ -492,8 +492,8 @@ def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
 
 
 def test_a_team_shares_everything_once():
-    from gepc.engines.processes import Team, team
-    from gepc.engines.runs import Shard
+    from gepc.runs.processes import Team, team
+    from gepc.runs.run_folder import Shard
 
     shards = [Shard(number, number, number + 1) for number in range(7)]
     for size in (1, 2, 3, 5):
@@ -504,7 +504,7 @@ def test_a_team_shares_everything_once():
 
 
 def test_a_second_command_is_kept_out_of_a_run(gepc, place) -> None:
-    from gepc.files import only_writer
+    from gepc.core.files import only_writer
 
     parts = place / "held.csv.parts"
     parts.mkdir()

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError
-from gepc.images import iterate
+from gepc.images.sources import iterate
 
 TRAIN = np.random.default_rng(1).integers(0, 256, (9, 8, 8, 3), dtype=np.uint8)
 TEST = TRAIN[:4] // 3

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError
-from gepc.images import Images
+from gepc.images.sources import Images
 
 FILES = {
     "cifar10": {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_batch"]},

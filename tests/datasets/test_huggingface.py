@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
+from gepc.core.errors import InputError, OptionError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError, OptionError
-from gepc.images import iterate
+from gepc.images.sources import iterate
 
 
 class Table:

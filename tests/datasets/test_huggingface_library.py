@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError
-from gepc.images import iterate
+from gepc.images.sources import iterate
 
 library = pytest.importorskip("datasets", reason="needs the package datasets (the extra hf)")
 

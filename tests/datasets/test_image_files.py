@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
+from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError
-from gepc.images import Images, iterate, read_pixels
-from gepc.preprocessing import Preprocessing
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import Images, iterate, read_pixels
 
 
 def write_images(folder: Path, names: Sequence[str], size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
+from gepc.core.errors import InputError
 from gepc.datasets.matlab import read_byte_array
-from gepc.errors import InputError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 5, 3, 7), dtype=np.uint8)
 

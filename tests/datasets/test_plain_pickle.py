@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gepc.core.errors import InputError
 from gepc.datasets import plain_pickle
 from gepc.datasets.plain_pickle import byte_array, read_plain_pickle
-from gepc.errors import InputError
 
 PIXELS = np.arange(12, dtype=np.uint8).reshape(3, 4)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gepc.core.errors import InputError, OptionError
 from gepc.datasets import find_dataset, list_datasets, open_dataset, register
 from gepc.datasets import registry as registry_module
-from gepc.errors import InputError, OptionError
-from gepc.images import iterate, open_images
-from gepc.preprocessing import Preprocessing, load_all
+from gepc.images.preprocessing import Preprocessing, load_all
+from gepc.images.sources import iterate, open_images
 
 FAMILIES = ["celeba", "cifar10", "cifar100", "dtd", "folder", "hf", "npy", "npz", "svhn", "tinyimagenet"]
 COUNTS = {"train": 60, "test": 40}

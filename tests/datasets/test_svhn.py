@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
 

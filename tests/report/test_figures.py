@@ -9,9 +9,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from gepc.errors import InputError
-from gepc.metrics import auroc
+from gepc.core.errors import InputError
 from gepc.report import figures
+from gepc.scoring.metrics import auroc
 
 RNG = np.random.default_rng(0)
 INSIDE = RNG.normal(-5.0, 0.4, 64)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pages import ReadPage, outside_references
 
-from gepc.errors import InputError, StorageError
+from gepc.core.errors import InputError, StorageError
 from gepc.report import figures
 from gepc.report.page import (
     Bullets,

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from radar_files import speckle, voc, write_hrsid, write_ssdd
 
-from gepc.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.sar.annotations import Box, Ship, box_mask, polygon_mask
 from gepc.sar.load import divide, open_scenes
 

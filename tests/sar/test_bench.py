@@ -10,8 +10,8 @@ from radar_files import write_hrsid, write_ssdd
 from toys import toy_backbone
 
 import gepc
-from gepc.errors import InputError
-from gepc.preprocessing import Preprocessing
+from gepc.core.errors import InputError
+from gepc.images.preprocessing import Preprocessing
 from gepc.sar.bench import SarBench, measure, tables
 from gepc.sar.measure import Meter
 from gepc.sar.patches import PatchImages, PatchRules

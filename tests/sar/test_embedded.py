@@ -7,11 +7,11 @@ import pytest
 
 import gepc
 from gepc.backbones.load import WEIGHTS
-from gepc.metrics import auroc
 from gepc.sar.annotations import box_mask
 from gepc.sar.localisation import localise, smoothed
 from gepc.sar.preset import sar_options
 from gepc.sar.simulate import Sea, Target, hull_box, simulate
+from gepc.scoring.metrics import auroc
 
 SIZE = 64
 SHIP = Target(SIZE / 2, SIZE / 2, length=24, width=8, heading=0.6, brightness=60.0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.errors import InputError, OptionError
-from gepc.pooling import Pooling
+from gepc.core.errors import InputError, OptionError
+from gepc.features.pooling import Pooling
 from gepc.sar.intervals import mean_interval, redraw, two_sample_interval
 from gepc.sar.localisation import localise, smoothed
 from gepc.sar.preset import local_pooling, sar_options

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from radar_files import speckle, with_ships, write_hrsid
 
-from gepc.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.sar import rules
 from gepc.sar.annotations import Box, SceneSet
 from gepc.sar.load import open_scenes

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 from gepc.sar.simulate import (
     KELVIN,
     Sea,

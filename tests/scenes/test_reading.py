@@ -7,8 +7,8 @@ from PIL import Image
 from rasterio.enums import ColorInterp
 from rasterio.transform import Affine
 
-from gepc.errors import InputError
-from gepc.images import read_pixels
+from gepc.core.errors import InputError
+from gepc.images.sources import read_pixels
 from gepc.scenes.reading import open_scene
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")

@@ -13,7 +13,7 @@ from rasterio.transform import Affine
 from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
-from gepc.errors import GepcError, InputError, NotFittedError, OptionError
+from gepc.core.errors import GepcError, InputError, NotFittedError, OptionError
 from gepc.scenes import ending, plan_scan, scan, scoring
 from gepc.scenes.folder import RunFolder
 from gepc.scenes.overview import shrink

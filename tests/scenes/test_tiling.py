@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.scenes.tiling import Grid, TileImages, fill, starts
 
 grids = st.tuples(st.integers(1, 9), st.integers(0, 40), st.data())

@@ -81,7 +81,7 @@ def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, fi
 
 
 def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, images, files):
-    from gepc.maps import overlay
+    from gepc.detector.maps import overlay
 
     picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
     field = detector.score_map(images[:1])[0]

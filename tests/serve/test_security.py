@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from serving import as_form, png
 
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 from gepc.serve import Settings
 from gepc.serve.middleware import CONTENT_POLICY
 from gepc.serve.routes import STATIC

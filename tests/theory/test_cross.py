@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import GROUPS, Bent, gaussian, mixture_backbone
 
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 from gepc.theory import Affine, Field, Subspace, cross_bounds, cross_counter_example, field_of
 from gepc.theory.fields import Array
 

@@ -11,7 +11,7 @@ from laws import ABAR, SHAPE, Bent, gaussian_backbone, mixture_backbone
 
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.base import Backbone
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 from gepc.theory import (
     components_of,
     contraction,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from laws import ABAR, GROUPS, SHAPE, covariance, gaussian, gaussian_backbone, mixture_backbone
 
 from gepc.backbones.base import Backbone
-from gepc.errors import InputError
-from gepc.groups import Group
+from gepc.core.errors import InputError
+from gepc.features.groups import Group
 from gepc.theory import (
     Gaussian,
     anisotropy_residual,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 from gepc.training.data import draw, fingerprint, load_training_images, low_noise_table, sample_timesteps
 from gepc.training.net import alphas_cumprod
 from gepc.training.recipe import Recipe, load_recipe

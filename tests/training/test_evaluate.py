@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from gepc.errors import InputError
-from gepc.files import read_json
-from gepc.images import Image
+from gepc.core.errors import InputError
+from gepc.core.files import read_json
+from gepc.images.sources import Image
 from gepc.training.evaluate import (
     LEVELS,
     LevelError,

@@ -23,8 +23,8 @@ from diffusers import DDPMScheduler, UNet2DModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from gepc.errors import InputError, OptionError, StorageError
-from gepc.files import only_writer
+from gepc.core.errors import InputError, OptionError, StorageError
+from gepc.core.files import only_writer
 from gepc.training import checkpoint, loop
 from gepc.training.loop import Run, Tick, learning_rate, train
 from gepc.training.loss_log import LossLog, Row, read_rows

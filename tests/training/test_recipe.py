@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gepc.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.training.recipe import Recipe, builtin_recipes, load_recipe
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import cosine_alphas_cumprod
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod
-from gepc.errors import BackboneError, InputError
+from gepc.core.errors import BackboneError, InputError
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 
 if TYPE_CHECKING:
     import torch

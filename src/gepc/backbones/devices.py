@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gepc.errors import OptionError, check_choice
+from gepc.core.errors import OptionError, check_choice
 
 DTYPES = {
     "float32": torch.float32,

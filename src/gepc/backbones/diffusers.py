@@ -16,9 +16,9 @@ from gepc.backbones.patches import MARK, Patches
 from gepc.backbones.schedule import FloatArray
 from gepc.backbones.scheduler import Scheduler
 from gepc.backbones.weights import check_shapes, place, read_all, weight_files
-from gepc.errors import BackboneError, InputError, OptionError
-from gepc.files import read_json, sha256
-from gepc.options import build
+from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.core.files import read_json, sha256
+from gepc.core.options import build
 
 if TYPE_CHECKING:
     from diffusers import UNet2DModel

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.errors import BackboneError, InputError, OptionError, nearest
+from gepc.core.errors import BackboneError, InputError, OptionError, nearest
 
 if TYPE_CHECKING:
     import os
@@ -75,7 +75,7 @@ def _load_folder(
     path: Path, config: str | Path | Mapping[str, Any] | None, rescale: bool | None, target: Mapping[str, Any]
 ) -> Backbone:
     from gepc.backbones.diffusers import load_folder
-    from gepc.options import read_yaml
+    from gepc.core.options import read_yaml
 
     if isinstance(config, (str, Path)):
         config = read_yaml(config)
@@ -92,7 +92,7 @@ def _load_checkpoint(
 
     from gepc.backbones.diffusers import DiffusersBackbone
     from gepc.backbones.openai.convert import convert
-    from gepc.files import sha256
+    from gepc.core.files import sha256
 
     converted = convert(path, config)
     scheduler = converted.scheduler

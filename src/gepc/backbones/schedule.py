@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, cosine_alphas_cumprod, sub_schedule
-from gepc.errors import BackboneError, OptionError, check_choice
-from gepc.options import build
+from gepc.core.errors import BackboneError, OptionError, check_choice
+from gepc.core.options import build
 
 PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
 VARIANCE_TYPES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from gepc.errors import BackboneError, InputError
-from gepc.files import read_json
+from gepc.core.errors import BackboneError, InputError
+from gepc.core.files import read_json
 
 Shape = tuple[int, ...]
 WRAPPERS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict", "model", "model_state_dict", "net")

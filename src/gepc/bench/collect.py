@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gepc.backbones.base import Backbone
-from gepc.batching import Forgive, chunks
 from gepc.bench.protocol import Protocol
-from gepc.cache import FeatureCache, Sight
+from gepc.core.errors import InputError, OptionError
 from gepc.datasets import open_dataset
-from gepc.errors import InputError, OptionError
-from gepc.extractors.base import Extractor, Table
-from gepc.images import Images
-from gepc.looking import concatenate
-from gepc.preprocessing import Preprocessing, warn_about_range
+from gepc.features.base import Extractor, Table
+from gepc.features.cache import FeatureCache, Sight
+from gepc.features.extraction import concatenate
+from gepc.images.batches import Forgive, chunks
+from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.sources import Images
 
 Sizes = Mapping[tuple[str, str], int]
 """(set, split) -> how many images it has."""

@@ -15,8 +15,8 @@ from gepc.bench.rivals import RivalBench
 from gepc.bench.rows import read_rows
 from gepc.bench.runtime import TIMED_IMAGES, Spent, measure
 from gepc.bench.tables import Cell, ResultTable
-from gepc.extractors.base import Batch
-from gepc.metrics import Detection
+from gepc.features.base import Batch
+from gepc.scoring.metrics import Detection
 
 HEAD = ("method", "source", "preset", "distance", "calibration", "train / test images")
 TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.bench.collect import Collection, Keys
 from gepc.bench.protocol import Protocol
-from gepc.calibrators import Aggregation, create_calibrator
-from gepc.extractors.base import Table
-from gepc.extractors.gepc import GepcExtractor
-from gepc.extractors.residuals import PER_ELEMENT
-from gepc.metrics import Detection, auroc, detection
-from gepc.selection import Selection, select
+from gepc.features.base import Table
+from gepc.features.gepc import GepcExtractor
+from gepc.features.residuals import PER_ELEMENT
+from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.metrics import Detection, auroc, detection
+from gepc.scoring.selection import Selection, select
 
 Array = npt.NDArray[np.float64]
 

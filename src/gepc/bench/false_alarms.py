@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from gepc.bench.evaluate import Bench
 from gepc.bench.tables import Cell, ResultTable
-from gepc.calibrators import Aggregation, create_calibrator
-from gepc.conformal import p_values, realised_range
-from gepc.selection import select
+from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.selection import select
+from gepc.verdicts.conformal import p_values, realised_range
 
 Array = npt.NDArray[np.float64]
 ALPHAS = (0.01, 0.05, 0.1, 0.2)

@@ -178,7 +178,7 @@ def auroc_over_passes(table: ResultTable) -> Figure:
 
 def martingale_paths(bench: Bench, name: str) -> Figure:
     """log10 capital of the drift monitor on an unmoved stream, and on one that turns to an OOD set half-way."""
-    from gepc.monitor import Monitor
+    from gepc.verdicts.monitor import Monitor
 
     seed = bench.protocol.seeds[0]
     scores = bench.scores(name, bench.main, seed)

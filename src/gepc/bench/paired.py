@@ -12,7 +12,7 @@ from gepc.bench.collect import Keys
 from gepc.bench.evaluate import Bench, Scores, ScoresOf
 from gepc.bench.rivals import RivalBench
 from gepc.bench.tables import Cell, ResultTable
-from gepc.metrics import auroc
+from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
 LEAST = float(np.finfo(np.float64).tiny)  # a p-value too small for a float is shown as this one, not as impossible

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from gepc.bench.collect import Part
 from gepc.bench.plus import WIDE, Design, PlusBench, fast, plus
 from gepc.bench.tables import Cell, ResultTable
-from gepc.budget import spend
-from gepc.calibrators import Aggregation, create_calibrator
-from gepc.conformal import p_values
-from gepc.extractors.gepc import GepcExtractor
-from gepc.groups import Group
-from gepc.metrics import auroc
-from gepc.selection import select
-from gepc.sequential import Sequential
+from gepc.detector.budget import spend
+from gepc.features.gepc import GepcExtractor
+from gepc.features.groups import Group
+from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.metrics import auroc
+from gepc.scoring.selection import select
+from gepc.scoring.sequential import Sequential
+from gepc.verdicts.conformal import p_values
 
 Array = npt.NDArray[np.float64]
 Look = Callable[[Part], Array]

@@ -21,15 +21,15 @@ from gepc.bench.evaluate import Scores, Scoring, over_seeds
 from gepc.bench.paired import advantage, aurocs
 from gepc.bench.protocol import Protocol
 from gepc.bench.tables import Cell, ResultTable
-from gepc.cache import FeatureCache
-from gepc.calibrators import Aggregation
-from gepc.choice import by_violation
-from gepc.extractors.base import Table
-from gepc.extractors.gepc import GepcExtractor
-from gepc.extractors.gepc_plus import FULL_LEVELS, GepcPlus
-from gepc.extractors.residuals import CORRELATIONS, LAGS, PER_ELEMENT
-from gepc.groups import Group
-from gepc.metrics import auroc
+from gepc.detector.choice import by_violation
+from gepc.features.base import Table
+from gepc.features.cache import FeatureCache
+from gepc.features.gepc import GepcExtractor
+from gepc.features.gepc_plus import FULL_LEVELS, GepcPlus
+from gepc.features.groups import Group
+from gepc.features.residuals import CORRELATIONS, LAGS, PER_ELEMENT
+from gepc.scoring import Aggregation
+from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
 Runs = dict[int, dict[str, Scores]]
@@ -191,7 +191,7 @@ class PlusBench:
         return (design.label, *values, float(mean.mean()), len(runs), spread, float(mean.min()), passes, lead, p)
 
     def chosen(self, name: str, seed: int) -> str:
-        """The element that the rule `violation` of `gepc.choice` takes for this ID set, on ID-train."""
+        """The element that the rule `violation` of `gepc.detector.choice` takes for this ID set, on ID-train."""
         return by_violation(self.parts[name, "train", seed].table["s"], WIDE.group)[0].element
 
 

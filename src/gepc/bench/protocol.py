@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gepc.backbones.schedule import Levels
-from gepc.calibrators import create_calibrator
-from gepc.errors import InputError, OptionError, check_choice, nearest
-from gepc.extractors.base import find_method
-from gepc.extractors.gepc import PAPER_LEVELS, GepcExtractor
-from gepc.options import build, read_yaml
-from gepc.selection import WEIGHTINGS
+from gepc.core.errors import InputError, OptionError, check_choice, nearest
+from gepc.core.options import build, read_yaml
+from gepc.features.base import find_method
+from gepc.features.gepc import PAPER_LEVELS, GepcExtractor
+from gepc.scoring import create_calibrator
+from gepc.scoring.selection import WEIGHTINGS
 
 
 @dataclass(frozen=True)

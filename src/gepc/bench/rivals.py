@@ -18,14 +18,14 @@ from gepc.bench import published
 from gepc.bench.collect import Collection, Keys, Looking, Sizes, asked_for, needed, open_split
 from gepc.bench.evaluate import Scores, Scoring, all_detections
 from gepc.bench.protocol import MethodChoice, Protocol, split_name
-from gepc.cache import FeatureCache
-from gepc.calibrators import Aggregation
-from gepc.detector import Detector
-from gepc.errors import OptionError, check_names
-from gepc.extractors.base import Cost, Extractor, find_method, methods
-from gepc.extractors.gepc import GepcExtractor
-from gepc.methods import create_detector, extractor_options, plain_options
-from gepc.metrics import Detection
+from gepc.core.errors import OptionError, check_names
+from gepc.detector.detector import Detector
+from gepc.detector.registry import create_detector, extractor_options, plain_options
+from gepc.features.base import Cost, Extractor, find_method, methods
+from gepc.features.cache import FeatureCache
+from gepc.features.gepc import GepcExtractor
+from gepc.scoring import Aggregation
+from gepc.scoring.metrics import Detection
 
 Array = npt.NDArray[np.float64]
 SCORING_OPTIONS = ("calibration", "keep", "weights", "aggregate", "fuse")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gepc.batching import Forgive, chunks
 from gepc.bench.collect import open_split, preprocessing
 from gepc.bench.evaluate import Bench
 from gepc.datasets.collection import choose
-from gepc.extractors.base import Batch
+from gepc.features.base import Batch
+from gepc.images.batches import Forgive, chunks
 
 
 def read_rows(bench: Bench, data: Path, name: str, split: str, rows: Iterable[int]) -> Batch:

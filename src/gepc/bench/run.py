@@ -18,9 +18,9 @@ from gepc.bench.protocol import Protocol
 from gepc.bench.rivals import Rival, RivalBench, collect_rivals
 from gepc.bench.runtime import runtime_table
 from gepc.bench.tables import ResultTable, write_each, write_tables
-from gepc.cache import FeatureCache
-from gepc.files import replacing
-from gepc.methods import plain_options
+from gepc.core.files import replacing
+from gepc.detector.registry import plain_options
+from gepc.features.cache import FeatureCache
 
 
 @dataclass(frozen=True)

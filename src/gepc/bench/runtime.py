@@ -16,8 +16,8 @@ from gepc.bench.ablations import CALIBRATIONS
 from gepc.bench.evaluate import Bench
 from gepc.bench.rows import read_rows
 from gepc.bench.tables import Cell, ResultTable
-from gepc.calibrators import Aggregation, create_calibrator
-from gepc.extractors.base import Batch, Extractor
+from gepc.features.base import Batch, Extractor
+from gepc.scoring import Aggregation, create_calibrator
 
 REPEATS = 3
 TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its best

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.files import write_text
+from gepc.core.files import write_text
 
 Cell = str | float | int | None
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from gepc.allocator import keep_freed_memory
-
 # importing a module registers its commands
 from gepc.cli import backbones as _backbones  # noqa: F401
 from gepc.cli import bench as _bench  # noqa: F401
@@ -19,6 +17,7 @@ from gepc.cli import serve as _serve  # noqa: F401
 from gepc.cli import train as _train  # noqa: F401
 from gepc.cli import watch as _watch  # noqa: F401
 from gepc.cli.app import run
+from gepc.core.allocator import keep_freed_memory
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from gepc.errors import GepcError, OptionError, StorageError
+from gepc.core.errors import GepcError, OptionError, StorageError
 
 app = typer.Typer(
     name="gepc",

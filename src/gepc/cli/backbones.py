@@ -10,8 +10,8 @@ import typer
 
 from gepc.backbones.openai.presets import PRESETS
 from gepc.cli.app import app, note, parse_settings, say
-from gepc.errors import OptionError
-from gepc.files import read_json
+from gepc.core.errors import OptionError
+from gepc.core.files import read_json
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -52,7 +52,7 @@ def info(
     An OpenAI checkpoint: `gepc info celeba_ema.pt --preset diffpath-celeba32`
     """
     from gepc.backbones.load import load_backbone
-    from gepc.storage import DESCRIPTION, is_detector
+    from gepc.detector.storage import DESCRIPTION, is_detector
 
     if is_detector(source):
         facts = read_json(Path(source) / DESCRIPTION)
@@ -99,7 +99,7 @@ def convert(
 
 def checkpoint_options(preset: str | None, config: Path | None, settings: list[str] | None) -> dict[str, Any] | None:
     """What the three options say together, None where nothing was said."""
-    from gepc.options import read_yaml
+    from gepc.core.options import read_yaml
 
     if preset is not None and config is not None:
         raise OptionError("give either --preset or --config, not both")
@@ -111,7 +111,7 @@ def checkpoint_options(preset: str | None, config: Path | None, settings: list[s
 
 def detector_lines(facts: dict[str, Any]) -> list[str]:
     """A saved detector's description as lines for people; the backbone is not loaded."""
-    from gepc.conformal import Guarantee, images_for_width
+    from gepc.verdicts.conformal import Guarantee, images_for_width
 
     fitted, backbone = facts["fitted"], facts["backbone"]
     kept = zip(fitted["kept"], fitted["weights"], strict=True)
@@ -141,7 +141,7 @@ def detector_lines(facts: dict[str, Any]) -> list[str]:
 
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """What `gepc info` knows of a backbone, as plain values."""
-    from gepc.extractors.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
+    from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 
     size = backbone.image_size or (_convenient_side(backbone),) * 2
     method = GepcExtractor()

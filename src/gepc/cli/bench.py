@@ -15,8 +15,8 @@ import typer
 from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
 from gepc.cli.detect import ActorsOption, AddressOption, CpusOption, EngineOption, GpusOption, feature_engine
-from gepc.errors import InputError, OptionError
-from gepc.files import check_free
+from gepc.core.errors import InputError, OptionError
+from gepc.core.files import check_free
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gepc.bench.protocol import Protocol
     from gepc.bench.rivals import Rival
     from gepc.bench.run import Outcome
-    from gepc.looking import FeatureEngine
+    from gepc.features.extraction import FeatureEngine
 
 DEFAULT_CACHE = Path(".gepc-cache")
 SHOWN_REASONS = 5
@@ -120,7 +120,7 @@ def _run(request: Request) -> None:
     from gepc.bench.protocol import load_protocol
     from gepc.bench.rivals import choose_rivals, method_names
     from gepc.bench.run import run, write
-    from gepc.cache import FeatureCache
+    from gepc.features.cache import FeatureCache
 
     folder, out = _data_folder(request.data), request.out
     check_free(out, "results.json", "benchmark")

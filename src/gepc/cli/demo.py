@@ -12,11 +12,11 @@ import typer
 from gepc.cli.app import app, note, progress, say
 from gepc.cli.backbones import seconds_per_pass
 from gepc.cli.serve import check_extra, serve_detector
-from gepc.errors import GepcError, InputError, StorageError
-from gepc.files import read_json, write_json, write_text
+from gepc.core.errors import GepcError, InputError, StorageError
+from gepc.core.files import read_json, write_json, write_text
 
 if TYPE_CHECKING:
-    from gepc.demo import Demo
+    from gepc.report.demo import Demo
 
 BACKBONE = "celeba32-tiny"
 KIND, SCHEMA = "gepc demo", 1
@@ -45,7 +45,7 @@ def demo(
         check_extra()
     _check_folder(out)
     import gepc
-    from gepc import demo as demonstration
+    from gepc.report import demo as demonstration
     from gepc.report.demo_page import build_page
     from gepc.report.page import render
 
@@ -118,7 +118,7 @@ def _command(out: Path, quick: bool, backbone: str) -> str:
 
 
 def _results(result: Demo) -> dict[str, Any]:
-    from gepc.storage import describe
+    from gepc.detector.storage import describe
 
     return {"kind": KIND, "schema": SCHEMA, "detector": describe(result.detector), **result.as_dict()}
 

@@ -9,13 +9,13 @@ import typer
 
 from gepc.cli.app import app, note, parse_settings, progress, say
 from gepc.cli.backbones import seconds_per_pass
-from gepc.errors import InputError, OptionError, check_choice
-from gepc.files import check_free, write_json
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.files import check_free, write_json
 
 if TYPE_CHECKING:
-    from gepc.detector import Detector
-    from gepc.images import Images
-    from gepc.looking import FeatureEngine
+    from gepc.detector.detector import Detector
+    from gepc.features.extraction import FeatureEngine
+    from gepc.images.sources import Images
 
 ImagesArgument = Annotated[str, typer.Argument(help="A folder, an image file, or an array: data.npz:test_x.")]
 DetectorArgument = Annotated[Path, typer.Argument(help="A detector folder written by `gepc fit`.")]
@@ -62,7 +62,7 @@ def fit(
     Example: `gepc fit photos/normal --out det --set size=32 --set keep=2`
     """
     import gepc
-    from gepc.images import open_images
+    from gepc.images.sources import open_images
 
     detector = gepc.create_detector(method, gepc.load_backbone(backbone), preset, **parse_settings(settings or []))
     collection = open_images(images)
@@ -105,7 +105,7 @@ def map_(
 
     Example: `gepc map det photos/new --out maps`
     """
-    from gepc.maps import showing, write_maps
+    from gepc.detector.maps import showing, write_maps
 
     loaded, collection = open_both(detector, images, backbone, batch_size)
     if part is not None:
@@ -124,7 +124,7 @@ def map_(
 def open_both(folder: Path, images: str, backbone: str | None, batch_size: int | None) -> tuple[Detector, Images]:
     """The detector, with that batch size if one is given, and the images."""
     import gepc
-    from gepc.images import open_images
+    from gepc.images.sources import open_images
 
     detector = gepc.load_detector(folder, backbone)
     if batch_size is not None:
@@ -133,7 +133,7 @@ def open_both(folder: Path, images: str, backbone: str | None, batch_size: int |
 
 
 def _plan(detector: Detector, images: Images, passes: int) -> Detector:
-    from gepc.budget import within_budget
+    from gepc.detector.budget import within_budget
 
     plan = within_budget(detector, images, passes)
     levels = ", ".join(map(str, plan.timesteps))
@@ -150,8 +150,8 @@ def feature_engine(
     check_choice("engine", engine, ENGINES)
     if engine == "local":
         return None
-    from gepc.engines.cluster import Cluster
-    from gepc.engines.features import FeaturesOnCluster
+    from gepc.runs.cluster import Cluster
+    from gepc.runs.features import FeaturesOnCluster
 
     return FeaturesOnCluster(Cluster(address, actors, cpus_per_actor, gpus_per_actor))
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gepc.cli.app import app, note, progress, say
-from gepc.errors import InputError, OptionError
-from gepc.files import check_free
+from gepc.core.errors import InputError, OptionError
+from gepc.core.files import check_free
 
 sar = typer.Typer(
     name="sar",
@@ -134,7 +134,7 @@ def fit(
     """
     import gepc
     from gepc.cli.app import parse_settings
-    from gepc.images import open_images
+    from gepc.images.sources import open_images
     from gepc.sar.preset import sar_options
 
     collection = open_images(patches)

@@ -10,10 +10,10 @@ import typer
 from gepc.cli.app import app, note, progress, say
 from gepc.cli.backbones import seconds_per_pass
 from gepc.cli.detect import BackboneOption, BatchSizeOption, DetectorArgument
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from gepc.detector import Detector
+    from gepc.detector.detector import Detector
     from gepc.scenes import Plan
 
 QUICK = 2000  # network passes that need no estimate

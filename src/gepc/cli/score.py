@@ -28,15 +28,15 @@ from gepc.cli.detect import (
     estimate,
     read_groups,
 )
-from gepc.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.errors import InputError, OptionError, StorageError, check_choice
 
 if TYPE_CHECKING:
-    from gepc.detector import Array, Detector
-    from gepc.engines.local import Labels
-    from gepc.engines.merging import Flags, Summary
-    from gepc.engines.processes import Team
-    from gepc.engines.runs import Run
-    from gepc.images import Images
+    from gepc.detector.detector import Array, Detector
+    from gepc.images.sources import Images
+    from gepc.runs.local import Labels
+    from gepc.runs.merging import Flags, Summary
+    from gepc.runs.processes import Team
+    from gepc.runs.run_folder import Run
 
 BatchSizeOption = Annotated[
     str | None,
@@ -106,10 +106,10 @@ def score(
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
     from gepc import load_detector
-    from gepc.engines.processes import team
-    from gepc.engines.runs import listed
-    from gepc.engines.tables import arrow, format_of
-    from gepc.images import open_images
+    from gepc.images.sources import open_images
+    from gepc.runs.processes import team
+    from gepc.runs.run_folder import listed
+    from gepc.runs.tables import arrow, format_of
 
     check_choice("engine", engine, ENGINES)
     kind = format_of(out, format_ or ("parquet" if engine == "ray" and out is None else None))
@@ -190,7 +190,7 @@ def _check_writable(out: Path) -> None:
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
     """Keep a second command out of the run's folder; one that came to nothing leaves no empty folder behind."""
-    from gepc.files import only_writer
+    from gepc.core.files import only_writer
 
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give another place")
@@ -209,7 +209,7 @@ def _held(folder: Path) -> Iterator[None]:
 def _labels(groups: str | None, images: Images, detector: Detector) -> Labels | None:
     import numpy as np
 
-    from gepc.conformal import group_labels
+    from gepc.verdicts.conformal import group_labels
 
     labels = group_labels(read_groups(groups, images), images, np.arange(len(images)))
     detector.reference_.check(labels)
@@ -227,7 +227,7 @@ def _open_run(
     restart: bool,
 ) -> Run:
     """The first process makes or takes up the run, the others find it there."""
-    from gepc.engines.runs import Identity, join_run, open_run
+    from gepc.runs.run_folder import Identity, join_run, open_run
 
     identity = Identity.of(detector, images, labels)
     if not us.is_first:
@@ -242,7 +242,7 @@ def _open_run(
 
 
 def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
-    from gepc.engines.batch_size import fastest_for
+    from gepc.runs.batch_size import fastest_for
 
     if asked is None:
         return detector.batch_size
@@ -257,8 +257,8 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
 
 def _score(request: Request, us: Team, run: Run, detector: Detector, images: Images, labels: Labels | None) -> None:
     """Compute this process' share of what is missing, and wait until the others have theirs."""
-    from gepc.engines.local import score_shards
-    from gepc.preprocessing import warn_about_range
+    from gepc.images.preprocessing import warn_about_range
+    from gepc.runs.local import score_shards
 
     pending = us.share(run.pending())
     count = sum(len(shard) for shard in pending)
@@ -281,7 +281,7 @@ def _score_on_cluster(
     labels: Labels | None,
     advance: Callable[[int], None],
 ) -> None:
-    from gepc.engines.cluster import Cluster, Recipe, Source, score_shards_on_cluster
+    from gepc.runs.cluster import Cluster, Recipe, Source, score_shards_on_cluster
 
     recipe = Recipe.of(request.detector, request.backbone, batch_size, request.dedup)
     cluster = Cluster(request.address, request.actors, request.cpus_per_actor, request.gpus_per_actor)
@@ -289,8 +289,8 @@ def _score_on_cluster(
 
 
 def _merge(run: Run, rule: Rule, out: Path | None, kind: str) -> Summary:
-    from gepc.engines.merging import merge
-    from gepc.engines.tables import csv_table, table
+    from gepc.runs.merging import merge
+    from gepc.runs.tables import csv_table, table
 
     if out is not None:
         try:
@@ -321,7 +321,7 @@ class Rule:
         procedure: str,
         labels: Labels | None = None,
     ) -> None:
-        from gepc.discovery import discoveries
+        from gepc.verdicts.multiple_testing import discoveries
 
         self.detector, self.alpha, self.confidence = detector, alpha, confidence
         self.fdr, self.procedure = fdr, procedure
@@ -334,7 +334,7 @@ class Rule:
         """Which images alarm; one that could not be scored does not."""
         import numpy as np
 
-        from gepc.discovery import discoveries
+        from gepc.verdicts.multiple_testing import discoveries
 
         flags = np.zeros(len(p_values), dtype=bool)
         if self.fdr is not None:

@@ -13,7 +13,7 @@ def selfcheck() -> None:
 
     Example: `gepc selfcheck`
     """
-    from gepc.selfcheck import run_checks
+    from gepc.theory.selfcheck import run_checks
 
     checks = run_checks()
     for check in checks:

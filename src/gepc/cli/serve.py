@@ -10,7 +10,7 @@ import typer
 
 from gepc.cli.app import app, note, say
 from gepc.cli.detect import BackboneOption, DetectorArgument
-from gepc.errors import GepcError, OptionError
+from gepc.core.errors import GepcError, OptionError
 
 if TYPE_CHECKING:
     from gepc.serve import Settings

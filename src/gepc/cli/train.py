@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gepc.cli.app import app, note, parse_settings, say
-from gepc.errors import OptionError, StorageError
+from gepc.core.errors import OptionError, StorageError
 from gepc.training.recipe import builtin_recipes, load_recipe
 
 if TYPE_CHECKING:

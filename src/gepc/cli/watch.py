@@ -31,8 +31,8 @@ def watch(
     Example: `gepc watch det incoming/ --out log.csv --alpha 0.01`
     """
     import gepc
-    from gepc.monitor import Monitor
-    from gepc.watching import Watch
+    from gepc.runs.watch import Watch
+    from gepc.verdicts.monitor import Monitor
 
     loaded = gepc.load_detector(detector, backbone)
     loaded.guarantee(alpha)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gepc.core.errors import InputError
 from gepc.datasets.collection import PixelImages, first_of
 from gepc.datasets.registry import register
-from gepc.errors import InputError
-from gepc.images import DAMAGED_ARRAY
+from gepc.images.sources import DAMAGED_ARRAY
 
 
 @register("npz", layout="an .npz file with the arrays train_x and test_x, or one of them")

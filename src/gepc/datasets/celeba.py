@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gepc.core.errors import InputError
 from gepc.datasets.collection import NamedFiles, first_of
 from gepc.datasets.registry import register
-from gepc.errors import InputError
-from gepc.images import Pixels
+from gepc.images.sources import Pixels
 
 CROP = 140
 PARTITION = {"0": "train", "1": "validation", "2": "test"}

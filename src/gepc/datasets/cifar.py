@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
+from gepc.core.errors import InputError
 from gepc.datasets.collection import PixelImages, first_of
 from gepc.datasets.plain_pickle import byte_array, read_plain_pickle
 from gepc.datasets.registry import register
-from gepc.errors import InputError
 
 Bytes = npt.NDArray[np.uint8]
 HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gepc.errors import InputError
-from gepc.images import ArrayImages, Images, Pixels, Record, read_pixels
+from gepc.core.errors import InputError
+from gepc.images.sources import ArrayImages, Images, Pixels, Record, read_pixels
 
 
 class PixelImages(Images):

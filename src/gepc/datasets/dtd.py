@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gepc.core.errors import InputError
 from gepc.datasets.collection import NamedFiles, first_of
 from gepc.datasets.registry import register
-from gepc.errors import InputError
 
 LISTS = {"train": ("train1.txt", "val1.txt"), "test": ("test1.txt",)}
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gepc.core.errors import InputError
 from gepc.datasets.collection import NamedFiles
 from gepc.datasets.registry import SPLITS, register
-from gepc.errors import InputError
-from gepc.images import FileImages
+from gepc.images.sources import FileImages
 
 
 @register("folder", layout="train/ and test/ with image files, or image files that are all test images")

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from gepc.core.errors import InputError
 from gepc.datasets.registry import register
-from gepc.errors import InputError
-from gepc.images import Images, Record
+from gepc.images.sources import Images, Record
 
 COLUMNS = ("image", "img", "pixel_values")
 _SWITCHES = (

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 
 HEADER = 128
 ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 
 NAMES = {
     ("numpy.core.multiarray", "_reconstruct"),

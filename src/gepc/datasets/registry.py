@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from gepc import noise
+from gepc.core.errors import InputError, OptionError, check_choice, nearest
 from gepc.datasets.collection import choose
-from gepc.errors import InputError, OptionError, check_choice, nearest
-from gepc.images import Images
+from gepc.images import noise
+from gepc.images.sources import Images
 
 SPLITS = ("train", "test")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gepc.core.errors import InputError
 from gepc.datasets.collection import PixelImages, first_of
 from gepc.datasets.matlab import read_byte_array
 from gepc.datasets.registry import register
-from gepc.errors import InputError
 
 
 @register(

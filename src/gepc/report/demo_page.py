@@ -12,8 +12,8 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.demo import FIT_ROWS, FULL, SIDE, TEST_ROWS, Demo, Photograph, Scored, load_photograph
 from gepc.report import figures
+from gepc.report.demo import FIT_ROWS, FULL, SIDE, TEST_ROWS, Demo, Photograph, Scored, load_photograph
 from gepc.report.page import Block, Bullets, Code, Facts, Numbers, Page, Picture, Pictures, Prose, Section, Table
 
 COLUMNS = ("against", "patches", "AUROC", "95% interval", "AUPR", "FPR95", "alarms")

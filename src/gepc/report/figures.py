@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import GepcError, InputError
-from gepc.maps import overlay
+from gepc.core.errors import GepcError, InputError
+from gepc.detector.maps import overlay
 from gepc.report.palette import DASHES, LIGHT, SERIES
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _ticks(low: float, high: float, forward: Callable[[Array], Array]) -> list[f
 
 def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
     """One ROC curve for each named (ID scores, OOD scores): OOD images caught against false alarms."""
-    from gepc.metrics import auroc
+    from gepc.scoring.metrics import auroc
 
     side = 1.85
     with drawing(PANEL, layout=None) as figure:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gepc.errors import GepcError, InputError
-from gepc.files import write_text
+from gepc.core.errors import GepcError, InputError
+from gepc.core.files import write_text
 from gepc.report.palette import DARK, LIGHT
 from gepc.report.svg import inline_svg
 

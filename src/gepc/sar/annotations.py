@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
-from gepc.images import EXTENSIONS
+from gepc.core.errors import InputError
+from gepc.images.sources import EXTENSIONS
 
 Mask = npt.NDArray[np.bool_]
 Point = tuple[float, float]

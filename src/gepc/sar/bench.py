@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.bench.tables import Cell, ResultTable
-from gepc.calibrators import Aggregation, create_calibrator
-from gepc.images import iterate
-from gepc.maps import combine
-from gepc.metrics import aupr, auroc, auroc_interval, fpr_at_tpr
-from gepc.pooling import Pooling
-from gepc.preprocessing import Preprocessing
+from gepc.detector.maps import combine
+from gepc.features.pooling import Pooling
+from gepc.images.magnitude import log_magnitude
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import iterate
 from gepc.sar.intervals import Interval, mean_interval, two_sample_interval
 from gepc.sar.localisation import localise, smoothed
-from gepc.sar.magnitude import log_magnitude
 from gepc.sar.measure import Measured, Meter
 from gepc.sar.patches import Patch, PatchImages
 from gepc.sar.protocol import TOPK, PatchSets, SarProtocol
-from gepc.selection import Selection, select
+from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.metrics import aupr, auroc, auroc_interval, fpr_at_tpr
+from gepc.scoring.selection import Selection, select
 
 Array = npt.NDArray[np.float64]
 

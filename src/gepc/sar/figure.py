@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import GepcError
-from gepc.maps import overlay
+from gepc.core.errors import GepcError
+from gepc.detector.maps import overlay
+from gepc.images.magnitude import log_magnitude
 from gepc.report.palette import LIGHT
 from gepc.sar.bench import Run, SarBench
 from gepc.sar.localisation import smoothed
-from gepc.sar.magnitude import log_magnitude
 from gepc.sar.measure import Measured
 from gepc.sar.patches import Patch, PatchImages
 

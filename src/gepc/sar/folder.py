@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from gepc.errors import InputError
-from gepc.images import FileImages
+from gepc.core.errors import InputError
+from gepc.images.sources import FileImages
 from gepc.sar.annotations import Box, Scene, SceneSet, Ship, assemble, image_size
 
 COLUMNS = ("file", "x", "y", "width", "height")

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gepc.errors import InputError
-from gepc.files import read_json
+from gepc.core.errors import InputError
+from gepc.core.files import read_json
 from gepc.sar.annotations import Box, Scene, SceneSet, Ship, assemble, check_pairs, image_files
 
 LAYOUT = "JPEGImages/ with the images, annotations/train2017.json and annotations/test2017.json (COCO)"

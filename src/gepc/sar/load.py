@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from gepc.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.sar import folder, hrsid, ssdd
 from gepc.sar.annotations import Scene, SceneSet
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
-from gepc.metrics import auroc
+from gepc.core.errors import InputError
 from gepc.sar.annotations import Mask
+from gepc.scoring.metrics import auroc
 
 Field = npt.NDArray[np.floating[npt.NBitBase]]
 Array = npt.NDArray[np.float64]

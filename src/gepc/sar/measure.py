@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.errors import InputError
-from gepc.extractors.base import Batch
-from gepc.extractors.gepc import GepcExtractor
-from gepc.files import write_arrays
-from gepc.images import Image, iterate
-from gepc.noise import image_key
-from gepc.preprocessing import Preprocessing
+from gepc.core.errors import InputError
+from gepc.core.files import write_arrays
+from gepc.features.base import Batch
+from gepc.features.gepc import GepcExtractor
+from gepc.images.noise import image_key
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import Image, iterate
 from gepc.sar.patches import Patch, PatchImages
 from gepc.sar.remembering import Remembering
 
@@ -101,7 +101,7 @@ class Meter:
     def _path(self, image: Image) -> Path | None:
         if self.cache is None:
             return None
-        from gepc.methods import plain_options
+        from gepc.detector.registry import plain_options
 
         options = {name: plain_options(extractor.options()) for name, extractor in self.extractors.items()}
         what = json.dumps([self.backbone.fingerprint, options, self.seed, self._timesteps], sort_keys=True)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError, OptionError
-from gepc.images import Images, Record, read_pixels
+from gepc.core.errors import InputError, OptionError
+from gepc.images.sources import Images, Record, read_pixels
 from gepc.sar import rules
 from gepc.sar.annotations import Box, Mask, Scene, SceneSet, box_mask
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 
 TARGET_PIXELS = 200
 SIDES = {"one": "z", "two": "kde"}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gepc.backbones.schedule import Levels
-from gepc.errors import InputError, OptionError
-from gepc.extractors.gepc import GepcExtractor
+from gepc.core.errors import InputError, OptionError
+from gepc.features.gepc import GepcExtractor
+from gepc.images.magnitude import NORMALISATIONS
 from gepc.sar.load import detect_layout, divide, open_scenes
-from gepc.sar.magnitude import NORMALISATIONS
 from gepc.sar.patches import Cut, Patch, PatchRules, cut, sample
 from gepc.sar.preset import LEVEL, TARGET_PIXELS, local_pooling
 

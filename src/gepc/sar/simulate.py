@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 from gepc.sar.annotations import Box
 
 Array = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 from gepc.sar.annotations import Box, Scene, SceneSet, Ship, assemble, check_pairs, image_files
 
 LAYOUT = "JPEGImages/ with the images and Annotations/NAME.xml (VOC) for each"

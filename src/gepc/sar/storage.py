@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.bench.tables import ResultTable, write_each, write_tables
-from gepc.errors import InputError
-from gepc.files import check_free, replacing, write_json, write_text
-from gepc.images import iterate
+from gepc.core.errors import InputError
+from gepc.core.files import check_free, replacing, write_json, write_text
+from gepc.images.magnitude import log_magnitude
+from gepc.images.sources import iterate
 from gepc.sar.folder import COLUMNS
-from gepc.sar.magnitude import log_magnitude
 from gepc.sar.patches import Patch, PatchImages
 from gepc.sar.simulate import Sea, random_targets, simulate
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gepc.conformal import check_alpha, images_needed
-from gepc.discovery import benjamini_hochberg
-from gepc.errors import OptionError, check_choice
+from gepc.core.errors import OptionError, check_choice
+from gepc.verdicts.conformal import check_alpha, images_needed
+from gepc.verdicts.multiple_testing import benjamini_hochberg
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

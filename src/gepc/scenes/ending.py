@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from gepc.detector import Detector
-from gepc.errors import InputError
-from gepc.files import replacing, write_json
+from gepc.core.errors import InputError
+from gepc.core.files import replacing, write_json
+from gepc.detector.detector import Detector
+from gepc.detector.storage import describe
 from gepc.scenes.folder import RECORD, RunFolder, StoredMap
 from gepc.scenes.overview import write_overview
 from gepc.scenes.plan import Plan
 from gepc.scenes.reading import Georeference, Scene
 from gepc.scenes.regions import COLUMNS, Region, find_regions, geojson
-from gepc.storage import describe
 
 
 class Ending:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.files import replacing
-from gepc.images import Pixels
-from gepc.maps import overlay
+from gepc.core.files import replacing
+from gepc.detector.maps import overlay
+from gepc.images.sources import Pixels
 from gepc.report.palette import DARK
 from gepc.scenes.folder import StoredMap
 from gepc.scenes.reading import Scene, Valid

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from gepc.conformal import EVERYONE
-from gepc.detector import Detector
-from gepc.errors import NotFittedError, OptionError, check_choice
-from gepc.extractors.base import Cost
+from gepc.core.errors import NotFittedError, OptionError, check_choice
+from gepc.detector.detector import Detector
+from gepc.detector.storage import describe
+from gepc.features.base import Cost
 from gepc.scenes.control import Control
 from gepc.scenes.reading import Scene, open_scene
 from gepc.scenes.tiling import Grid, Size
-from gepc.storage import describe
+from gepc.verdicts.conformal import EVERYONE
 
 FORMATS = ("auto", "tif", "npy")
 OVERLAP = 0.5

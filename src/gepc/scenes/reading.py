@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
-from gepc.images import DAMAGED_ARRAY, Pixels, read_pixels
+from gepc.core.errors import InputError
+from gepc.images.sources import DAMAGED_ARRAY, Pixels, read_pixels
 
 Valid = npt.NDArray[np.bool_]
 

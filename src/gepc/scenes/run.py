@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.detector import Detector
-from gepc.files import read_json
-from gepc.looking import OnProgress
-from gepc.options import build
+from gepc.core.files import read_json
+from gepc.core.options import build
+from gepc.detector.detector import Detector
+from gepc.features.extraction import OnProgress
 from gepc.scenes.ending import Ending
 from gepc.scenes.folder import RunFolder
 from gepc.scenes.plan import Plan, ScanOptions, make_plan, opened

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from gepc.batching import Forgive, chunks
-from gepc.conformal import EVERYONE
-from gepc.detector import Detector
-from gepc.errors import InputError
-from gepc.images import Pixels
-from gepc.looking import OnProgress
-from gepc.maps import Map
-from gepc.preprocessing import warn_about_range
+from gepc.core.errors import InputError
+from gepc.detector.detector import Detector
+from gepc.detector.maps import Map
+from gepc.features.extraction import OnProgress
+from gepc.images.batches import Forgive, chunks
+from gepc.images.preprocessing import warn_about_range
+from gepc.images.sources import Pixels
 from gepc.scenes.folder import Progress, RunFolder
 from gepc.scenes.plan import Plan
 from gepc.scenes.reading import Scene, Valid
 from gepc.scenes.stitching import Stitcher
 from gepc.scenes.tiling import Size, Tile, TileImages
+from gepc.verdicts.conformal import EVERYONE
 
 READ_BYTES = 1 << 26  # of raw pixels in memory at once, unless one tile is larger
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gepc.errors import InputError, OptionError
-from gepc.images import Images, Pixels, Record
+from gepc.core.errors import InputError, OptionError
+from gepc.images.sources import Images, Pixels, Record
 from gepc.scenes.reading import Valid
 
 Size = tuple[int, int]

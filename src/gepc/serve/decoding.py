@@ -7,8 +7,8 @@ import threading
 import warnings
 from typing import Any
 
-from gepc.errors import InputError
-from gepc.images import Pixels, open_images
+from gepc.core.errors import InputError
+from gepc.images.sources import Pixels, open_images
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
 LARGE = 2_000_000
@@ -16,7 +16,7 @@ _one_large_at_a_time = threading.Lock()
 
 
 def decode(data: bytes, max_pixels: int) -> Pixels:
-    """The first picture in `data` in its own depth, as `gepc.images.read_pixels` gives it for a file.
+    """The first picture in `data` in its own depth, as `gepc.images.sources.read_pixels` gives it for a file.
 
     Raises `InputError` with a sentence that names no file; a decoder's own words are not passed on.
     """

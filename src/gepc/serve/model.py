@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gepc.detector import Array, Detector
-from gepc.errors import GepcError, InputError
-from gepc.files import read_json, sha256
-from gepc.images import Image
-from gepc.maps import Map
-from gepc.storage import DESCRIPTION, STATE, load_detector
+from gepc.core.errors import GepcError, InputError
+from gepc.core.files import read_json, sha256
+from gepc.detector.detector import Array, Detector
+from gepc.detector.maps import Map
+from gepc.detector.storage import DESCRIPTION, STATE, load_detector
+from gepc.images.sources import Image
 
 USUAL_ALPHA = 0.05
 ATTEMPTS = 3

@@ -8,8 +8,8 @@ import io
 import numpy as np
 import numpy.typing as npt
 
-from gepc.images import Image
-from gepc.maps import Map, overlay
+from gepc.detector.maps import Map, overlay
+from gepc.images.sources import Image
 
 STRENGTH = 0.75
 SHOWN_SIZE = 256
@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def heat(field: Map, scale: float) -> bytes:
-    """The map alone as RGBA: laid over the image it gives `gepc.maps.overlay`. One PNG pixel per map pixel."""
+    """The map alone as RGBA: laid over the image it gives `gepc.detector.maps.overlay`. One PNG pixel per map pixel."""
     level = np.clip(field / scale, 0.0, 1.0)[..., None]
     colour = overlay(np.zeros((*field.shape, 3)), np.maximum(field, 1e-3 * scale), scale, 1.0)
     colour = colour / np.maximum(level, 1e-3)  # overlay multiplies by the opacity, PNG keeps them apart

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 
 BACKLOG = 512
 MOST_CONNECTIONS = 512

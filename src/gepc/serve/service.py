@@ -16,8 +16,8 @@ from typing import TypeVar
 from fastapi import HTTPException
 
 from gepc._version import __version__
-from gepc.errors import GepcError, InputError, OptionError
-from gepc.images import Image
+from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.images.sources import Image
 from gepc.serve import decoding, pictures, schemas
 from gepc.serve.batching import FullError, MicroBatcher, Room
 from gepc.serve.metrics import Metrics

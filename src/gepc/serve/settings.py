@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from gepc.errors import OptionError
+from gepc.core.errors import OptionError
 
 MEGA = 1_000_000
 SHORTEST_TOKEN = 16

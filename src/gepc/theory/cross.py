@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 from gepc.theory.fields import Affine, Array, Field, residuals
 
 

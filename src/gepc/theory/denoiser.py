@@ -9,7 +9,7 @@ from scipy.special import softmax
 
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.base import Backbone
-from gepc.errors import InputError
+from gepc.core.errors import InputError
 from gepc.theory.fields import Array, Field, components_of
 
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from gepc.backbones.analytic import Component, GaussianBackbone, MixtureBackbone
 from gepc.backbones.base import Backbone
-from gepc.errors import InputError
-from gepc.groups import Group
+from gepc.core.errors import InputError
+from gepc.features.groups import Group
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Field: TypeAlias = Callable[[Array], Array]

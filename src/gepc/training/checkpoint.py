@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.errors import InputError
-from gepc.files import write_bytes
+from gepc.core.errors import InputError
+from gepc.core.files import write_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gepc.errors import InputError
-from gepc.images import Image, Images, iterate, open_images, read_npz
-from gepc.preprocessing import Preprocessing, load_all
+from gepc.core.errors import InputError
+from gepc.images.preprocessing import Preprocessing, load_all
+from gepc.images.sources import Image, Images, iterate, open_images, read_npz
 from gepc.training.recipe import Recipe
 
 MINIMUM_IMAGES = 16

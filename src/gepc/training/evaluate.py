@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.schedule import Levels
-from gepc.errors import InputError
-from gepc.files import read_json, write_json
-from gepc.images import Image
+from gepc.core.errors import InputError
+from gepc.core.files import read_json, write_json
+from gepc.images.sources import Image
 from gepc.training import figures
 from gepc.training.linear import Array, LinearPredictor, Predictor, fit_linear
 from gepc.training.loop import RUN_FOLDER

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gepc.files import replacing
-from gepc.images import Image
+from gepc.core.files import replacing
+from gepc.images.sources import Image
 from gepc.training.loss_log import LOG_EVERY, Row
 from gepc.training.net import build_scheduler
 from gepc.training.recipe import Recipe

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gepc.images import Image
+from gepc.images.sources import Image
 
 FULL_DIMENSIONS = 4096
 IMAGES_PER_DIMENSION = 2

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gepc.errors import GepcError, InputError, OptionError
-from gepc.files import only_writer, read_json, remove_drafts, write_json
-from gepc.images import Image
+from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.files import only_writer, read_json, remove_drafts, write_json
+from gepc.images.sources import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import Progress
 from gepc.training.compiling import compiled_is_wrong

@@ -6,8 +6,8 @@ import csv
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from gepc.errors import StorageError
-from gepc.files import write_text
+from gepc.core.errors import StorageError
+from gepc.core.files import write_text
 
 NAME = "loss.csv"
 LOG_EVERY = 20

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.schedule import cosine_alphas_cumprod, linear_alphas_cumprod
-from gepc.files import write_text
+from gepc.core.files import write_text
 from gepc.training.checkpoint import write_tensors
 from gepc.training.recipe import Recipe
 

@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gepc.errors import InputError, OptionError, check_choice, nearest
-from gepc.options import build, read_yaml
+from gepc.core.errors import InputError, OptionError, check_choice, nearest
+from gepc.core.options import build, read_yaml
 
 
 @dataclass(frozen=True)

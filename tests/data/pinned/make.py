@@ -86,10 +86,10 @@ def main() -> None:
 
 def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
     """For each method the names of the files that its features of three images are cached under."""
-    from gepc.batching import Forgive, chunks
-    from gepc.cache import FeatureCache, Sight
-    from gepc.images import open_images
-    from gepc.preprocessing import Preprocessing
+    from gepc.features.cache import FeatureCache, Sight
+    from gepc.images.batches import Forgive, chunks
+    from gepc.images.preprocessing import Preprocessing
+    from gepc.images.sources import open_images
 
     found = {}
     for name, (method, options) in CASES.items():

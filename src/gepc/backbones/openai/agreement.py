@@ -9,7 +9,7 @@ from typing import Any
 from gepc.backbones.openai.architecture import ATTENTION, GROUPS, Architecture, Part, expected_shapes, parts
 from gepc.backbones.openai.options import Options, read_options
 from gepc.backbones.openai.presets import PRESETS
-from gepc.errors import BackboneError, OptionError
+from gepc.core.errors import BackboneError, OptionError
 
 
 @dataclass(frozen=True)

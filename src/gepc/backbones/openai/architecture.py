@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gepc.backbones.weights import Shape
-from gepc.errors import BackboneError
+from gepc.core.errors import BackboneError
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from gepc.backbones.openai.presets import PRESETS
 from gepc.backbones.scheduler import Scheduler
-from gepc.errors import OptionError, check_choice
-from gepc.options import build, read_yaml
+from gepc.core.errors import OptionError, check_choice
+from gepc.core.options import build, read_yaml
 
 DEFAULT_CHANNEL_MULT = {
     512: (0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0),

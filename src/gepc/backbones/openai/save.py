@@ -13,8 +13,8 @@ from typing import Any
 
 from gepc.backbones.diffusers import EXTRAS
 from gepc.backbones.openai.convert import Converted
-from gepc.errors import InputError, StorageError
-from gepc.files import replacing, sha256, write_json
+from gepc.core.errors import InputError, StorageError
+from gepc.core.files import replacing, sha256, write_json
 
 
 def save_folder(converted: Converted, out: Path) -> None:

@@ -1,0 +1,133 @@
+"""Files that are whole or absent: written beside their final name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gepc.core.errors import InputError, StorageError
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a path beside `path`; on success it replaces `path` at once, on any failure it is removed.
+
+    A full disk or a missing permission becomes a `StorageError` that names the final file. The file gets the mode of
+    any new file (0666 less the umask), whatever the writer set.
+    """
+    final = Path(path)
+    draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        mode = _mode_of_new_file(draft)
+        yield draft
+        with open(draft, "rb+") as handle:
+            os.fsync(handle.fileno())
+        draft.chmod(mode)
+        os.replace(draft, final)
+    except GeneratorExit:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write {final}: {error.strerror or error}; the file is as it was before") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+
+
+def _mode_of_new_file(path: Path) -> int:
+    """What the umask leaves of 0666, found by making a file: asking for the umask would change it for all threads."""
+    path.touch(exist_ok=False)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    path.unlink()
+    return mode
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content`, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_bytes(content)
+
+
+def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
+    """Write numpy arrays as a safetensors file, whole or not at all."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    # not save_file: it reports a failed write as an error of its own, which says nothing of the disk
+    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file; a missing or broken one is an `InputError` that names it."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} is not a readable JSON file: {error}") from error
+
+
+def check_free(folder: Path, mark: str, holds: str) -> None:
+    """Refuse a place for results that is a file, or a folder of other things: new, empty, or one that has `mark`."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; give a folder for --out")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).exists():
+        raise InputError(f"{folder} is not empty and holds no {holds}; give another --out folder")
+
+
+def sha256(*paths: str | os.PathLike[str]) -> str:
+    """Hexadecimal SHA-256 of the files' bytes, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as handle:
+            while chunk := handle.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold `folder` against a second process that would write into it; the system lets go when this one ends."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process is writing into {folder}; wait for it or give another folder"
+                ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_drafts(*folders: Path) -> None:
+    """Remove what writes that were killed left behind; nobody else may be writing into the folders."""
+    for folder in folders:
+        for draft in folder.glob(".*.part"):
+            with contextlib.suppress(OSError):
+                draft.unlink()

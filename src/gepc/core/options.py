@@ -1,0 +1,117 @@
+"""Typed parameters from plain mappings (YAML, JSON, `key=value`), where an unknown key is an error with a near name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gepc.core.errors import InputError, OptionError, check_names
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
+    """Make the dataclass `cls` from `values`: unknown keys refused, every value checked against its annotation."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    check_names(what, values, fields)
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise OptionError(f"{what} needs {', '.join(missing)}")
+    hints = typing.get_type_hints(cls)
+    return cls(**{name: coerce(hints[name], value, f"{what}: {name}") for name, value in values.items()})
+
+
+def coerce(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the annotated type, where that loses nothing: 1 for 1.0, a list for a tuple, "1e-3" for a float."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _coerce_union(arguments, value, where)
+    if origin is tuple:
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+            raise OptionError(f"{where} must be a list, got {value!r}")
+        items = list(value)
+        inner = arguments[:1] * len(items) if arguments[1:] == (Ellipsis,) else arguments
+        if len(inner) != len(items):
+            raise OptionError(f"{where} must have {len(inner)} values, got {len(items)}")
+        return tuple(coerce(kind, item, where) for kind, item in zip(inner, items, strict=True))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise OptionError(f"{where} must be a mapping, got {value!r}")
+        return {key: coerce(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build(typing.cast(type[Any], hint), value, where)
+    return _coerce_plain(hint, value, where)
+
+
+def is_scalar(hint: Any) -> bool:
+    """Whether the annotation is a number, a word, a flag or None, or a choice of these."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return set(kinds) <= {int, float, str, bool, type(None)}
+
+
+def _coerce_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    failures = []
+    for kind in arguments:
+        if kind is type(None):
+            continue
+        try:
+            return coerce(kind, value, where)
+        except OptionError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any or not isinstance(hint, type):
+        return value
+    if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-3 as text
+        except ValueError:
+            pass
+    if hint is int and isinstance(value, bool):
+        raise OptionError(f"{where} must be int, got {value!r}")
+    if not isinstance(value, hint):
+        raise OptionError(f"{where} must be {hint.__name__}, got {value!r}")
+    return value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a readable YAML file: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold `key: value` lines")
+    return values
+
+
+def suggest_names(function: F) -> F:
+    """Turn the bare TypeError of a misspelt keyword into an `OptionError` that names the nearest parameter."""
+    parameters = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        owner = type(args[0]).__name__ if args else function.__name__
+        check_names(owner, kwargs, parameters)
+        return function(*args, **kwargs)
+
+    return typing.cast(F, wrapper)

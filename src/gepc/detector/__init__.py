@@ -1,0 +1,1 @@
+"""The detector: features, scoring and verdicts behind one interface."""

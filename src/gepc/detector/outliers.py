@@ -1,0 +1,108 @@
+"""Synthetic outliers: an image changed so much that a detector fitted on its like ought to notice.
+
+Each kind takes away one thing that makes an image what it is and keeps the others:
+
+    shuffle    the place of its sixteenths (the parts stay)
+    phase      the phase of its Fourier transform (colours and power spectrum stay)
+    blur       detail finer than some 1/20 of its side
+    noise      smoothness: white noise of standard deviation 0.2 on [-1, 1] is added
+    contrast   three fifths of every pixel's distance from the mean
+    colour     hue: the channels trade places in a circle; a picture of one channel is turned into its negative
+    negative   sign: bright and dark trade places
+    zoom       scale: the middle half of each side fills the picture
+
+They need no other data, so that levels and transforms can be compared without ever seeing out-of-distribution images.
+Every outlier is a function of (seed, the image's content, kind) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import check_choice
+from gepc.images.noise import generator, image_key
+from gepc.images.sources import Image
+
+Field = npt.NDArray[np.float64]
+
+GRID = 4
+BLUR = 1 / 20
+NOISE = 0.2
+CONTRAST = 0.4
+
+
+def _shuffle(image: Field, rng: np.random.Generator) -> Field:
+    """Sixteen blocks in another order; rows and columns that do not fill a block stay."""
+    height, width = (max(1, side // GRID) for side in image.shape[1:])
+    corners = [(row * height, column * width) for row in range(GRID) for column in range(GRID)]
+    corners = [(y, x) for y, x in corners if y + height <= image.shape[1] and x + width <= image.shape[2]]
+    out = image.copy()
+    for (y, x), source in zip(corners, rng.permutation(len(corners)), strict=True):
+        from_y, from_x = corners[source]
+        out[:, y : y + height, x : x + width] = image[:, from_y : from_y + height, from_x : from_x + width]
+    return out
+
+
+def _phase(image: Field, rng: np.random.Generator) -> Field:
+    """The phase of white noise is added, the same to every channel, so that colours stay together."""
+    turn = np.fft.rfft2(rng.standard_normal(image.shape[1:]))
+    turn /= np.maximum(np.abs(turn), 1e-12)
+    turn[0, 0] = 1.0
+    return np.fft.irfft2(np.fft.rfft2(image) * turn, s=image.shape[1:])
+
+
+def _blur(image: Field, _: np.random.Generator) -> Field:
+    from scipy.ndimage import gaussian_filter
+
+    sigma = BLUR * min(image.shape[1:])
+    return np.asarray(gaussian_filter(image, (0.0, sigma, sigma), mode="nearest"))
+
+
+def _noise(image: Field, rng: np.random.Generator) -> Field:
+    return image + NOISE * rng.standard_normal(image.shape)
+
+
+def _contrast(image: Field, _: np.random.Generator) -> Field:
+    mean = image.mean()
+    return np.asarray(mean + CONTRAST * (image - mean))
+
+
+def _colour(image: Field, _: np.random.Generator) -> Field:
+    return -image if len(image) == 1 else np.roll(image, 1, axis=0)
+
+
+def _negative(image: Field, _: np.random.Generator) -> Field:
+    return -image
+
+
+def _zoom(image: Field, _: np.random.Generator) -> Field:
+    """Bilinear."""
+    from scipy.ndimage import map_coordinates
+
+    axes = [np.linspace(side / 4, 3 * side / 4 - 1, side) for side in image.shape[1:]]
+    where = np.stack(np.meshgrid(*axes, indexing="ij"))
+    return np.stack([map_coordinates(channel, where, order=1, mode="nearest") for channel in image])
+
+
+_MAKERS: dict[str, Callable[[Field, np.random.Generator], Field]] = {
+    "shuffle": _shuffle,
+    "phase": _phase,
+    "blur": _blur,
+    "noise": _noise,
+    "contrast": _contrast,
+    "colour": _colour,
+    "negative": _negative,
+    "zoom": _zoom,
+}
+KINDS = tuple(_MAKERS)
+
+
+def synthetic_outlier(image: Image, kind: str, seed: int = 0) -> npt.NDArray[np.float32]:
+    """The image (C, H, W) in [-1, 1], changed in one of the `KINDS`; stays in [-1, 1]."""
+    check_choice("kind of outlier", kind, KINDS)
+    rng = generator(seed, image_key(image), f"outlier {kind}")
+    changed = _MAKERS[kind](np.asarray(image, dtype=np.float64), rng)
+    return np.clip(changed, -1.0, 1.0).astype(np.float32)

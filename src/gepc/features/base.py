@@ -1,0 +1,215 @@
+"""Extractors turn images into a table of features. They alone call the network; they keep no state."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.core.errors import InputError, OptionError, nearest
+from gepc.images import noise
+
+if TYPE_CHECKING:
+    import torch
+
+Table = dict[str, npt.NDArray[np.float64]]
+Columns = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Network passes per image: F forward evaluations and J Jacobian-vector products."""
+
+    forward: int = 0
+    jvp: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.forward}F+{self.jvp}J"
+
+
+@dataclass
+class Batch:
+    """Some images on their way through the network, with the keys that their noise is drawn from.
+
+    `images` is (N, C, H, W) float32 in [-1, 1]. `fixed_noise` maps (timestep, draw) to noise that replaces the drawn
+    one; `rows` is the largest number of images to hand to the network at once.
+    """
+
+    images: npt.NDArray[np.float32]
+    keys: Sequence[bytes]
+    seed: int = 0
+    rows: int = 64
+    fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(H, W)."""
+        return self.images.shape[2], self.images.shape[3]
+
+    @cached_property
+    def _tensor(self) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(self.images))
+
+    def clean(self, backbone: Backbone) -> torch.Tensor:
+        """x_0 on the backbone's device and in its precision."""
+        return self._tensor.to(device=backbone.device, dtype=backbone.dtype)
+
+    def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
+        """The noise of every image at timestep `t`."""
+        import torch
+
+        if self.fixed_noise is not None:
+            field = self._given_noise(t, draw)
+        else:
+            field = noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw)
+        return torch.from_numpy(np.ascontiguousarray(field)).to(device=backbone.device, dtype=backbone.dtype)
+
+    def _given_noise(self, t: int, draw: int) -> npt.NDArray[Any]:
+        given = self.fixed_noise or {}
+        if (t, draw) not in given:
+            raise InputError(f"no noise is given for timestep {t}, draw {draw}; give it, or ask for fewer draws")
+        field = np.asarray(given[t, draw])
+        if field.shape != self.images.shape:
+            raise InputError(f"noise of shape {field.shape} does not fit images of shape {self.images.shape}")
+        return field
+
+    def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
+        abar = float(backbone.alphas_cumprod[t])
+        field = self.noise(backbone, t, draw)
+        return self.clean(backbone) * abar**0.5 + field * (1.0 - abar) ** 0.5, field
+
+
+class Extractor(ABC):
+    """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
+
+    Class attributes say what goes with the method: `calibration`, its usual calibrator; `keep`, how many noise
+    levels the selection keeps (None: all of them); `weights` and `aggregate`, how levels are put together; `presets`,
+    named sets of options; `by_level`, whether the table at a timestep is the same whatever others are asked for;
+    `revision`, which is raised when the method's numbers change, so that features cached before are not found again.
+    """
+
+    name: ClassVar[str]
+    calibration: ClassVar[str] = "kde"
+    keep: ClassVar[int | None] = None
+    weights: ClassVar[str] = "uniform"
+    aggregate: ClassVar[str] = "wmean"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    by_level: ClassVar[bool] = True
+    revision: ClassVar[int] = 1
+
+    @abstractmethod
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """The timesteps that index the level axis of the columns."""
+
+    @abstractmethod
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """Network passes for one image of that size, on all levels or on that many."""
+
+    @abstractmethod
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """The features at those timesteps: name -> (N, levels[, ...])."""
+
+    @abstractmethod
+    def columns(self, table: Table) -> Columns:
+        """What calibration sees: (N, levels, features), from the table alone."""
+
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """Methods whose tables this one's follows from, so that their passes can be shared; `complete` says how."""
+        return ()
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """This method's table from those of `builds_on`, without a pass."""
+        return {name: values for table in tables for name, values in table.items()}
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """Networks beside the backbone that the features depend on."""
+        return ()
+
+    def for_fitting(self) -> Extractor:
+        """The method as fitting needs it: no level of an image left out at random, since levels are being chosen."""
+        return self
+
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """Columns that `for_fitting` gave, with NaN for the levels that scoring those images leaves out."""
+        return columns
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the method says where in the image."""
+        return False
+
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
+        """The table, and a map per level (N, levels, H, W), from the same passes; NaN where a level is left out."""
+        raise OptionError(f"the method {self.name!r} has no maps")
+
+    @property
+    def label(self) -> str:
+        """The method's name in tables, with what its figures depend on besides (a distance, a compressor)."""
+        return self.name
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the last axis of `columns`."""
+        return (self.name,)
+
+    @property
+    def base_column(self) -> int:
+        """The feature whose stability chooses levels."""
+        return 0
+
+    def options(self) -> dict[str, Any]:
+        """The parameters as plain values, enough to build the same extractor again."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+        }
+
+
+E_ = TypeVar("E_", bound=type[Extractor])
+_EXTRACTORS: dict[str, type[Extractor]] = {}
+
+
+def register(name: str) -> Callable[[E_], E_]:
+    """Class decorator: make an extractor known as a detection method."""
+
+    def add(cls: E_) -> E_:
+        if name in _EXTRACTORS:
+            raise OptionError(f"a method named {name!r} exists already")
+        cls.name = name
+        _EXTRACTORS[name] = cls
+        return cls
+
+    return add
+
+
+def methods() -> dict[str, type[Extractor]]:
+    """Every registered method; their modules register themselves when they are first imported."""
+    import_module("gepc.features.gepc")
+    import_module("gepc.features.gepc_plus")
+    baselines = import_module("gepc.features.baselines")
+    for module in iter_modules(baselines.__path__, "gepc.features.baselines."):
+        import_module(module.name)
+    return dict(sorted(_EXTRACTORS.items()))
+
+
+def find_method(name: str) -> type[Extractor]:
+    """The extractor class of that name."""
+    known = methods()
+    if name not in known:
+        raise OptionError(f"unknown method {name!r}; {nearest(name, known)}")
+    return known[name]

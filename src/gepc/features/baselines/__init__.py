@@ -1,0 +1,1 @@
+"""Other detection methods, in the same contract."""

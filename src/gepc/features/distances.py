@@ -1,0 +1,199 @@
+"""How far two pictures are apart, in the eyes of several rulers: dist(a, b) -> (N,) for a, b (N, C, H, W) in [0, 1].
+
+    mse       mean of (a - b)^2
+    msgms     1 - gradient magnitude similarity of the luminance (Prewitt), mean over pixels and three scales
+    ssim      1 - structural similarity with a 7x7 uniform window, mean over two scales
+    backbone  squared distance of the diffusion network's own features, channels of each layer normalised
+    lpips     Zhang et al., CVPR 2018 (Alex), where the package and its weights lie on this machine
+
+Every one is 0 for equal pictures and symmetric. Scales differ: calibrate before adding them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import OptionError, check_choice
+
+if TYPE_CHECKING:
+    import torch
+
+    Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+DISTANCES = ("mse", "msgms", "ssim", "backbone", "lpips")
+GMS_CONSTANT = 170.0 / 255.0**2
+SMALLEST_SIDE = 4
+SSIM_WINDOW = 7
+
+
+def mse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Mean squared difference."""
+    return (a - b).double().square().flatten(1).mean(1)
+
+
+def msgms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """1 - mean of (2 m_a m_b + c)/(m_a^2 + m_b^2 + c), m the gradient magnitude; at full, half and quarter size.
+
+    A constant added to a picture changes nothing. Sizes below 4 pixels a side are left out.
+    """
+    gaps = []
+    for left, right in _pyramid(_luminance(a), _luminance(b), 3, SMALLEST_SIDE):
+        m_a, m_b = _gradient(left), _gradient(right)
+        similarity = (2.0 * m_a * m_b + GMS_CONSTANT) / (m_a.square() + m_b.square() + GMS_CONSTANT)
+        gaps.append(1.0 - similarity.flatten(1).mean(1))
+    return sum(gaps[1:], gaps[0]) / len(gaps)
+
+
+def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """1 - SSIM of every channel (data range 1) over all windows that fit; at full and half size where one fits."""
+    import torch
+
+    c1, c2 = 0.01**2, 0.03**2
+    gaps = []
+    for left, right in _pyramid(a.double(), b.double(), 2, SSIM_WINDOW):
+        window = min(SSIM_WINDOW, *left.shape[2:])
+
+        def mean(field: torch.Tensor, window: int = window) -> torch.Tensor:
+            return torch.nn.functional.avg_pool2d(field, window, stride=1)
+
+        mu_a, mu_b = mean(left), mean(right)
+        unbiased = window**2 / (window**2 - 1.0)
+        var_a = unbiased * (mean(left.square()) - mu_a.square())
+        var_b = unbiased * (mean(right.square()) - mu_b.square())
+        both = unbiased * (mean(left * right) - mu_a * mu_b)
+        top = (2 * mu_a * mu_b + c1) * (2 * both + c2)
+        bottom = (mu_a.square() + mu_b.square() + c1) * (var_a + var_b + c2)
+        gaps.append(1.0 - (top / bottom).flatten(1).mean(1))
+    return torch.stack(gaps).mean(0)
+
+
+def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The pair at so many sizes, halved by averaging 2x2 pixels, down to `smallest` pixels a side."""
+    import torch
+
+    pairs = [(a, b)]
+    for _ in range(scales - 1):
+        if min(pairs[-1][0].shape[2:]) < 2 * smallest:
+            break
+        pairs.append(tuple(torch.nn.functional.avg_pool2d(field, 2) for field in pairs[-1]))  # type: ignore[arg-type]
+    return pairs
+
+
+def _luminance(x: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if x.shape[1] != 3:
+        return x.double().mean(1, keepdim=True)
+    weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64, device=x.device)
+    return (x.double() * weights.reshape(1, 3, 1, 1)).sum(1, keepdim=True)
+
+
+def _gradient(x: torch.Tensor) -> torch.Tensor:
+    """Prewitt gradient magnitude; the border is replicated."""
+    import torch
+
+    row = torch.tensor([1.0, 0.0, -1.0], dtype=x.dtype, device=x.device) / 3.0
+    kernel = row.repeat(3, 1)
+    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
+    both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
+    # the root has no derivative at 0, but is not differentiated
+    return both.square().sum(1, keepdim=True).sqrt()
+
+
+class BackboneDistance:
+    """Distance of the features that the diffusion network computes at rho about 0.05, un-noised.
+
+    Where channels of a layer are normalised to length 1 at each pixel, squared differences averaged over pixels and
+    summed over layers: LPIPS' shape with unit weights. The layers are the outputs of the network's down blocks. Costs
+    one pass for each new picture: the first argument's features are kept from call to call.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        net: Any = getattr(backbone, "net", None)
+        if not hasattr(net, "down_blocks"):
+            raise OptionError("the distance 'backbone' needs a network with down blocks; use mse, msgms or ssim")
+        self.backbone, self.blocks = backbone, list(net.down_blocks)
+        (self.t,) = Levels.rho(0.05).timesteps(backbone.alphas_cumprod)
+        self._known: tuple[torch.Tensor, list[torch.Tensor]] | None = None
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a: the picture that several are compared with; b: one of them."""
+        if self._known is None or self._known[0] is not a:
+            self._known = (a, self._features(a))
+        layers = zip(self._known[1], self._features(b), strict=True)
+        gaps = [(left - right).square().sum(1).flatten(1).mean(1) for left, right in layers]
+        return sum(gaps[1:], gaps[0])
+
+    def _features(self, x: torch.Tensor) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+
+        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+            field = (output[0] if isinstance(output, tuple) else output).double()
+            found.append(field / field.square().sum(1, keepdim=True).sqrt().clamp_min(1e-10))
+
+        hooks = [block.register_forward_hook(keep) for block in self.blocks]
+        try:
+            scaled = (2.0 * x - 1.0) * float(self.backbone.alphas_cumprod[self.t]) ** 0.5
+            self.backbone.eps(scaled.to(self.backbone.dtype), self.t)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+
+def _lpips() -> Distance:
+    """LPIPS with AlexNet, from files that are here already; nothing is downloaded."""
+    import torch
+
+    if importlib.util.find_spec("lpips") is None:
+        raise OptionError(
+            "the distance 'lpips' needs the package lpips and its weights, which are not here; use msgms or ssim"
+        )
+    weights = Path(torch.hub.get_dir()) / "checkpoints"
+    if not any(weights.glob("alexnet*")):
+        raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}, which are not there")
+    lpips = importlib.import_module("lpips")
+    net = lpips.LPIPS(net="alex", verbose=False).eval()
+
+    def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            left, right = (_for_lpips(field) for field in (a, b))
+            return net(left, right).flatten().double()  # type: ignore[no-any-return]
+
+    return distance
+
+
+def _for_lpips(x: torch.Tensor) -> torch.Tensor:
+    """In [-1, 1], three channels, at least 32 pixels a side (zeros around)."""
+    import torch
+
+    x = x.float().repeat(1, 3 // x.shape[1], 1, 1) * 2.0 - 1.0
+    high, wide = (max(0, 32 - side) for side in x.shape[2:])
+    return torch.nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
+
+
+def check_distance(name: str) -> None:
+    """Refuse an unknown name, and `lpips` where it cannot be had."""
+    check_choice("distance", name, DISTANCES)
+    if name == "lpips":
+        _lpips()
+
+
+def distance_of(name: str, backbone: Backbone) -> Distance:
+    """The distance of that name."""
+    check_choice("distance", name, DISTANCES)
+    if name == "backbone":
+        return BackboneDistance(backbone)
+    if name == "lpips":
+        return _lpips()
+    return {"mse": mse, "msgms": msgms, "ssim": ssim}[name]
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """From [-1, 1] to [0, 1], cut off beyond."""
+    return ((x + 1.0) / 2.0).clamp(0.0, 1.0)

@@ -1,0 +1,222 @@
+"""GEPC: how far the score disagrees with itself when the noisy image is flipped, rotated or shifted.
+
+With r_g = P_g^-1 s(P_g x_t) - s(x_t), the transported scores s_g = s + r_g and b = pool(s(x_t)^2):
+
+    s     mean_g       pool(r_g^2) / b                        residual energy (the paper's default)
+    cos   mean_g       1 - <s_g, s> / (|s_g| |s|)             over channels and pixels together
+    pair  mean_{g<g'}  pool((s_g - s_g')^2) / b               dispersion of the transported scores
+    cycle mean_i       pool((s_{g_i} - s_{g_{i+1}})^2) / b    once around the group in its order, closed
+    x0    mean_g       pool((x0_g - x0)^2) / pool(x0^2)       the same as s for x0 = (x_t - sigma eps)/sqrt(abar)
+    b     pool(s^2)                                           score energy
+    d     pool((eps - noise)^2)                               denoising error, known because we drew the noise
+
+The means include the identity, whose residual is zero and is never evaluated: |G| passes a level, not 1 + |G|.
+The paper names cycle consistency without a formula; this one needs no further pass, as the paper says of all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import OptionError, check_choice
+from gepc.features.base import Batch, Columns, Cost, Extractor, Table, register
+from gepc.features.groups import Group
+from gepc.features.pooling import Pooling
+from gepc.features.residuals import PER_ELEMENT, WITHOUT_GROUP, LevelPass
+from gepc.images import noise
+
+FEATURES = ("s", "cos", "pair", "cycle", "x0", "b", "d")
+PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
+PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
+
+log = logging.getLogger(__name__)
+
+
+@register("gepc")
+@dataclass(frozen=True)
+class GepcExtractor(Extractor):
+    """The table keeps every (level, group element), so that ablations are arithmetic on it.
+
+    Parameters
+    ----------
+    levels : where to look; see `Levels.of`.
+    features : which of s, cos, pair, cycle, x0, b, d to compute; nothing else is.
+    pool, topk, window : how a field becomes a number; see `gepc.features.pooling.Pooling`.
+    group : which actions to compare; see `Group.of`.
+    mc_samples : noise draws to average over.
+    group_samples : evaluate only that many random non-identity elements per image and level.
+    level_samples : evaluate only that many random levels per image; fitting looks at all of them.
+    """
+
+    calibration: ClassVar[str] = "kde"
+    keep: ClassVar[int | None] = 2
+    known_features: ClassVar[tuple[str, ...]] = FEATURES
+    level_pass: ClassVar[type[LevelPass]] = LevelPass
+
+    levels: Levels = Levels(PAPER_LEVELS)
+    features: tuple[str, ...] = ("s",)
+    pool: str = "topk"
+    topk: float = 0.3
+    window: int = 9
+    group: Group = Group.of("paper")
+    mc_samples: int = 1
+    group_samples: int | None = None
+    level_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", Levels.of(self.levels))
+        object.__setattr__(self, "group", Group.of(self.group))
+        object.__setattr__(self, "features", (self.features,) if isinstance(self.features, str) else self.features)
+        Pooling(self.pool, self.topk, self.window)
+        if not self.features:
+            raise OptionError(f"name at least one feature ({', '.join(self.known_features)})")
+        for name in self.features:
+            check_choice("feature", name, self.known_features)
+        if len(set(self.features)) != len(self.features):
+            raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
+        if self.mc_samples < 1:
+            raise OptionError(f"mc_samples must be at least 1, got {self.mc_samples}")
+        self._check_samples()
+
+    def _check_samples(self) -> None:
+        moving = len(self.group.moving)
+        if self.group_samples is not None:
+            if not 1 <= self.group_samples <= moving:
+                raise OptionError(f"group_samples must be between 1 and {moving}, got {self.group_samples}")
+            if "cycle" in self.features:
+                raise OptionError("the feature 'cycle' needs the whole group; leave group_samples out")
+            if "pair" in self.features and self.group_samples < 2:
+                raise OptionError("the feature 'pair' needs group_samples of at least 2")
+        if self.level_samples is not None and self.level_samples < 1:
+            raise OptionError(f"level_samples must be at least 1, got {self.level_samples}")
+
+    @property
+    def pooling(self) -> Pooling:
+        """pool(A)."""
+        return Pooling(self.pool, self.topk, self.window)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The features asked for, in the order asked."""
+        return self.features
+
+    @property
+    def base_column(self) -> int:
+        """CV(t) looks at s where it is computed, as in the paper; else at the first feature."""
+        return self.features.index("s") if "s" in self.features else 0
+
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """The candidate levels on the backbone's schedule."""
+        return self.levels.timesteps(backbone.alphas_cumprod)
+
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """|G| passes per level and draw: one reference and one for each element but the identity."""
+        count = len(self.timesteps(backbone)) if levels is None else levels
+        if self.level_samples is not None:
+            count = min(count, self.level_samples)
+        moving = len(self.group.for_size(*size).moving)
+        if self.group_samples is not None:
+            moving = min(moving, self.group_samples)
+        if set(self.features) <= set(WITHOUT_GROUP):
+            moving = 0
+        return Cost(forward=count * (1 + moving) * self.mc_samples)
+
+    def paper_cost(self, levels: int) -> Cost:
+        """What the paper counts: (1 + |G|) K m, the identity evaluated twice."""
+        return Cost(forward=(1 + len(self.group)) * levels * self.mc_samples)
+
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """Each feature as (N, levels, ...): per element, per pair, or (b, d) one number; NaN where sub-sampled."""
+        return self._run(backbone, batch, timesteps)[0]
+
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
+        """The table, and per level the map mean_g mean_c r_g^2 / b as (N, levels, H, W), from the same passes."""
+        table, maps = self._run(backbone, batch, timesteps, with_maps=True)
+        return table, np.stack(maps, axis=1)
+
+    @property
+    def has_maps(self) -> bool:
+        """Not where no feature compares group elements: there is no residual then."""
+        return not set(self.features) <= set(WITHOUT_GROUP)
+
+    def for_fitting(self) -> GepcExtractor:
+        """The same on all levels."""
+        return replace(self, level_samples=None)
+
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """NaN at the levels that `level_samples` leaves out."""
+        return np.where(self._level_masks(keys, seed, columns.shape[1])[:, :, None], columns, np.nan)
+
+    def columns(self, table: Table) -> Columns:
+        """Mean over the group, and the features side by side."""
+        return np.stack([self.reduce(name, table[name]) for name in self.features], axis=2)
+
+    def reduce(self, feature: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The paper's scalar from table values: the mean over g (or over pairs), identity included.
+
+        With a random subset of elements it is the unbiased estimate: what was left out (NaN) is replaced by the mean
+        of its kind, elements by sampled elements, pairs with and without the identity each by theirs.
+        """
+        if feature in WITHOUT_GROUP:
+            return values
+        if feature in PER_ELEMENT:
+            size = values.shape[2]
+            return np.asarray(_nanmean(values[:, :, 1:]) * ((size - 1) / size))
+        if feature == "pair":
+            size = _group_size(values.shape[2])
+            with_identity, others = values[:, :, : size - 1], values[:, :, size - 1 :]
+            if others.shape[2] == 0:
+                return _nanmean(with_identity)
+            return (2.0 * _nanmean(with_identity) + (size - 2) * _nanmean(others)) / size
+        return np.asarray(values.mean(axis=2))
+
+    def _run(
+        self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
+    ) -> tuple[Table, list[npt.NDArray[np.float32]]]:
+        group = self._group_for(batch.size)
+        used = self._level_masks(batch.keys, batch.seed, len(timesteps))
+        rows: list[Table] = []
+        maps: list[npt.NDArray[np.float32]] = []
+        for position, t in enumerate(timesteps):
+            draws = [
+                self.level_pass(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
+                for draw in range(self.mc_samples)
+            ]
+            rows.append({name: np.mean([row[name] for row, _ in draws], axis=0) for name in draws[0][0]})
+            if with_maps:
+                maps.append(np.mean([field for _, field in draws], axis=0, dtype=np.float32))
+        return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}, maps
+
+    def _group_for(self, size: tuple[int, int]) -> Group:
+        group = self.group.for_size(*size)
+        if len(group) < len(self.group):
+            dropped = sorted(set(self.group.names) - set(group.names))
+            log.info("images of %dx%d are not square: %s left out", *size, ", ".join(dropped))
+        return group
+
+    def _level_masks(self, keys: Sequence[bytes], seed: int, count: int) -> npt.NDArray[np.bool_]:
+        if self.level_samples is None or self.level_samples >= count:
+            return np.ones((len(keys), count), dtype=bool)
+        return noise.subsets(seed, keys, count, self.level_samples, "levels")
+
+
+def _group_size(pairs: int) -> int:
+    """|G| from |G| (|G| - 1)/2."""
+    return (1 + math.isqrt(1 + 8 * pairs)) // 2
+
+
+def _nanmean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Mean over the last axis of what was evaluated; NaN where nothing was."""
+    seen = ~np.isnan(values)
+    total = np.where(seen, values, 0.0).sum(axis=-1)
+    count = seen.sum(axis=-1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

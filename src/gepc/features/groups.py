@@ -1,0 +1,209 @@
+"""Orthogonal actions on images with their inverses, and the sets of them that the method averages over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gepc.core.errors import OptionError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Action:
+    """P_g and P_g^-1 on (..., H, W) tensors. `square_only`: swaps height and width, so it needs square images."""
+
+    name: str
+    apply: Transform
+    inverse: Transform
+    square_only: bool = False
+
+    def __repr__(self) -> str:
+        return f"Action({self.name!r})"
+
+
+def _flip(name: str, axis: int) -> Action:
+    return Action(name, lambda x: x.flip(axis), lambda x: x.flip(axis))
+
+
+def _rotation(name: str, quarter_turns: int) -> Action:
+    return Action(
+        name,
+        lambda x: x.rot90(quarter_turns, (-2, -1)),
+        lambda x: x.rot90(-quarter_turns, (-2, -1)),
+        square_only=quarter_turns % 2 == 1,
+    )
+
+
+@cache
+def shift(dx: int, dy: int, name: str | None = None) -> Action:
+    """A circular shift by `dx` pixels to the right and `dy` down."""
+    return Action(
+        name or f"shift({dx},{dy})",
+        lambda x: x.roll((dy, dx), (-2, -1)),
+        lambda x: x.roll((-dy, -dx), (-2, -1)),
+    )
+
+
+def _transposition(name: str, quarter_turns: int) -> Action:
+    def act(x: torch.Tensor) -> torch.Tensor:
+        return x.rot90(quarter_turns, (-2, -1)).transpose(-2, -1).rot90(-quarter_turns, (-2, -1))
+
+    return Action(name, act, act, square_only=True)
+
+
+IDENTITY = Action("id", lambda x: x, lambda x: x)
+
+_ACTIONS: dict[str, Action] = {
+    action.name: action
+    for action in (
+        IDENTITY,
+        _flip("flip_x", -1),
+        _flip("flip_y", -2),
+        _rotation("rot90", 1),
+        _rotation("rot180", 2),
+        _rotation("rot270", 3),
+        shift(1, 0, "shift_x"),
+        shift(0, 1, "shift_y"),
+        _transposition("transpose", 0),
+        _transposition("antitranspose", 1),
+        Action("neg", lambda x: -x, lambda x: -x),
+    )
+}
+
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "paper": ("id", "flip_x", "flip_y", "rot90", "rot180", "shift_x", "shift_y"),
+    "c4": ("id", "rot90", "rot180", "rot270"),
+    "d4": ("id", "rot90", "rot180", "rot270", "flip_x", "flip_y", "transpose", "antitranspose"),
+    "flips": ("id", "flip_x", "flip_y", "rot180"),
+    "shifts": ("id", "shift_x", "shift_y"),
+    "sign": ("id", "neg"),
+}
+
+_SHIFT = re.compile(r"shift\(\s*(-?\d+)\s*,\s*(-?\d+)\s*\)")
+
+
+def register_action(action: Action) -> Action:
+    """Make a user's action known by name, so that saved detectors can find it again. It must be orthogonal."""
+    _check(action)
+    _ACTIONS[action.name] = action
+    return action
+
+
+def list_actions() -> list[str]:
+    """Names that a group can be made of; `shift(dx,dy)` works besides."""
+    return sorted(_ACTIONS)
+
+
+def list_groups() -> list[str]:
+    """Names of the ready-made groups."""
+    return sorted(_GROUPS)
+
+
+def find_action(name: str) -> Action:
+    """The action of that name; `shift(2,-1)` is a circular shift of 2 pixels right and 1 up."""
+    known = _known(name)
+    if known is None:
+        raise OptionError(
+            f"unknown group element {name!r}; {nearest(name, [*_ACTIONS, 'shift(dx,dy)'])}; "
+            "one of your own is made known with gepc.register_action"
+        )
+    return known
+
+
+def _known(name: str) -> Action | None:
+    match = _SHIFT.fullmatch(name.strip())
+    return shift(int(match[1]), int(match[2])) if match else _ACTIONS.get(name)
+
+
+def _check(action: Action) -> None:
+    """A name means one action, so that a saved detector finds the one it was fitted with; a new one is tested."""
+    known = _known(action.name)
+    if known is None:
+        check_orthogonal(action)
+    elif known != action:
+        raise OptionError(f"an action named {action.name!r} exists already; choose another name")
+
+
+def check_orthogonal(action: Action) -> None:
+    """Refuse an action that is not linear, does not preserve the norm, or whose inverse does not undo it."""
+    import torch
+
+    x, y = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = action.apply(x)
+    faults = {
+        "its inverse does not undo it": moved.shape != x.shape or not torch.allclose(action.inverse(moved), x),
+        "it changes the norm": not torch.isclose(moved.norm(), x.norm()),
+        "it is not linear": not torch.allclose(action.apply(x + 2 * y), moved + 2 * action.apply(y)),
+    }
+    for fault, present in faults.items():
+        if present:
+            raise OptionError(f"group element {action.name!r} is not an orthogonal action: {fault}")
+    wide = x[..., :4, :]
+    if not action.square_only and action.apply(wide).shape != wide.shape:
+        raise OptionError(f"group element {action.name!r} swaps height and width: declare it with square_only=True")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A finite set of actions that holds the identity, first. It need not be closed: the paper's set is not."""
+
+    actions: tuple[Action, ...]
+
+    def __post_init__(self) -> None:
+        if not self.actions or self.actions[0] != IDENTITY:
+            raise OptionError("a group begins with the identity; Group.of puts it there")
+
+    @classmethod
+    def of(cls, group: Group | str | Iterable[str | Action]) -> Group:
+        """Read a group: a ready-made name (`paper`, `d4`), or actions by name or as objects; the identity is added."""
+        if isinstance(group, Group):
+            return group
+        if isinstance(group, str):
+            if group in _GROUPS:
+                return cls.of(_GROUPS[group])
+            if group not in _ACTIONS and not _SHIFT.fullmatch(group.strip()):
+                raise OptionError(f"unknown group {group!r}; {nearest(group, [*_GROUPS, *_ACTIONS])}")
+            group = (group,)
+        actions = [item if isinstance(item, Action) else find_action(item) for item in group]
+        for item in actions:
+            _check(item)
+        moving = [item for item in actions if item.name != "id"]
+        if not moving:
+            raise OptionError("a group needs at least one element besides the identity")
+        names = [item.name for item in moving]
+        if len(set(names)) != len(names):
+            raise OptionError(f"a group element is given twice: {', '.join(names)}")
+        return cls((IDENTITY, *moving))
+
+    def for_size(self, height: int, width: int) -> Group:
+        """The group on images of this size: what swaps height and width drops out unless they are equal."""
+        if height == width:
+            return self
+        kept = tuple(action for action in self.actions if not action.square_only)
+        if len(kept) < 2:
+            raise OptionError(f"no element of this group acts on {height}x{width} images; add flips, rot180 or shifts")
+        return Group(kept)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the elements, identity first."""
+        return tuple(action.name for action in self.actions)
+
+    @property
+    def moving(self) -> tuple[Action, ...]:
+        """All elements but the identity, whose residual is zero and is never evaluated."""
+        return self.actions[1:]
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self.actions)

@@ -1,0 +1,1 @@
+"""Images in every form they come in, preprocessing, batches, and noise keyed by content."""

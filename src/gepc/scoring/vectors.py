@@ -1,0 +1,328 @@
+"""Calibrators that look at all (level, feature) columns together."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.scoring.aggregation import Aggregation
+from gepc.scoring.calibrators import Array, Calibrator, State, check_varies, register
+
+RIDGE = 1e-6
+
+
+class VectorCalibrator(Calibrator):
+    """One model of the whole (level, feature) vector; weights and aggregations do not apply to it."""
+
+    @abstractmethod
+    def learn(self, vectors: Array) -> None:
+        """Fit the model on (N, D)."""
+
+    @abstractmethod
+    def distance(self, vectors: Array) -> Array:
+        """(N, D) -> (N,), higher = more OOD."""
+
+    def _fit(self, columns: Array) -> None:
+        check_varies(columns)
+        self.learn(_flatten(columns))
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return self.distance(_flatten(columns))
+
+
+class _Gaussian(VectorCalibrator):
+    """A mean and the Cholesky factor of a covariance."""
+
+    mean_: Array
+    factor_: Array
+
+    def squared_distance(self, vectors: Array) -> Array:
+        """d^2 = (f - mean)^T cov^-1 (f - mean)."""
+        return _squared_distance(vectors, self.mean_, self.factor_)
+
+    def _state(self) -> State:
+        return {"mean": self.mean_, "factor": self.factor_}
+
+    def _restore(self, state: State) -> None:
+        self.mean_, self.factor_ = state["mean"], state["factor"]
+
+
+@register("mvn")
+class MVN(_Gaussian):
+    """One Gaussian over all columns: half the squared Mahalanobis distance, d^2/2.
+
+    Every column's variance is raised by a millionth, so that collinear columns do not break it.
+    """
+
+    def learn(self, vectors: Array) -> None:
+        """Mean, and the Cholesky factor of the covariance."""
+        if len(vectors) <= vectors.shape[1]:
+            raise InputError(
+                f"mvn calibration of {vectors.shape[1]} columns needs more than {vectors.shape[1]} ID images, "
+                f"got {len(vectors)}; give more images or use kde"
+            )
+        self.mean_ = vectors.mean(axis=0)
+        scale = vectors.std(axis=0)
+        correlation = np.atleast_2d(np.cov(vectors / scale, rowvar=False, bias=True))
+        self.factor_ = np.linalg.cholesky(correlation + RIDGE * np.eye(len(scale))) * scale[:, None]
+
+    def distance(self, vectors: Array) -> Array:
+        """d^2/2."""
+        return 0.5 * self.squared_distance(vectors)
+
+
+@register("mahalanobis")
+class Mahalanobis(_Gaussian):
+    """Squared Mahalanobis distance with the Ledoit-Wolf covariance of the standardised columns: any number of images.
+
+    The millionth on the diagonal keeps exactly collinear columns, which shrink to nothing, invertible.
+    """
+
+    def learn(self, vectors: Array) -> None:
+        """Mean, and the Cholesky factor of the shrunk covariance."""
+        from sklearn.covariance import ledoit_wolf
+
+        self.mean_, scale = vectors.mean(axis=0), vectors.std(axis=0)
+        shrunk, _ = ledoit_wolf((vectors - self.mean_) / scale, assume_centered=True)
+        self.factor_ = np.linalg.cholesky(shrunk + RIDGE * np.eye(len(scale))) * scale[:, None]
+
+    def distance(self, vectors: Array) -> Array:
+        """d^2."""
+        return self.squared_distance(vectors)
+
+
+@register("level_mahalanobis")
+class LevelMahalanobis(Calibrator):
+    """`mahalanobis` for each level by itself; the squared distances are put together as `aggregate` says.
+
+    Features of one level are fused with their correlations, levels without theirs: with L levels of F features it
+    learns L F^2 numbers instead of (L F)^2, and a level that an image was not evaluated at (NaN) is left out.
+    """
+
+    mean_: Array
+    factor_: Array
+
+    def _fit(self, columns: Array) -> None:
+        check_varies(columns)
+        models = [self._learn(columns[:, level]) for level in range(columns.shape[1])]
+        self.mean_ = np.stack([model.mean_ for model in models])
+        self.factor_ = np.stack([model.factor_ for model in models])
+
+    @staticmethod
+    def _learn(vectors: Array) -> Mahalanobis:
+        model = Mahalanobis()
+        model.learn(vectors[_looked_at(vectors)])
+        return model
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return aggregation(self.distances(columns)[:, :, None], weights)
+
+    def distances(self, columns: Array) -> Array:
+        """d^2 of each level, (N, levels)."""
+        found = np.full(columns.shape[:2], np.nan)
+        for level in range(columns.shape[1]):
+            seen = _looked_at(columns[:, level])
+            found[seen, level] = self.distance_at(level, columns[seen, level])
+        return found
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """d^2 of the features (N, F) of one level."""
+        return _squared_distance(vectors, self.mean_[level], self.factor_[level])
+
+    def _state(self) -> State:
+        return {"mean": self.mean_, "factor": self.factor_}
+
+    def _restore(self, state: State) -> None:
+        self.mean_, self.factor_ = state["mean"], state["factor"]
+
+
+@register("level_knn")
+class LevelKNN(LevelMahalanobis):
+    """Squared distance to the k-th nearest ID image, for each level by itself, in the metric of `level_mahalanobis`.
+
+    Where the ID images are one cloud both say the same; where they are several (two sensors, day and night), what
+    lies between the clouds is near their common mean, but near no image.
+
+    Options
+    -------
+    k : which neighbour; the farthest there is where there are fewer.
+    """
+
+    samples_: Array
+
+    def __init__(self, k: int = 5) -> None:
+        self.k = _checked_neighbour("level_knn", k)
+
+    def _fit(self, columns: Array) -> None:
+        super()._fit(columns)
+        self._keep(columns)
+
+    def _keep(self, samples: Array) -> None:
+        """The ID images (N, levels, F), and for each level a search tree of those looked at, whitened."""
+        from scipy.spatial import KDTree
+
+        self.samples_ = samples
+        levels = enumerate(np.moveaxis(samples, 1, 0))
+        self._trees = [KDTree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
+
+    def _white(self, level: int, vectors: Array) -> Array:
+        return _whitened(vectors, self.mean_[level], self.factor_[level])
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """The k-th smallest of |z - z_i|^2, z whitened."""
+        tree = self._trees[level]
+        found, _ = tree.query(self._white(level, vectors), k=[min(self.k, tree.n)])
+        return np.asarray(found[:, 0] ** 2)
+
+    def _state(self) -> State:
+        return {**super()._state(), "samples": self.samples_}
+
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
+        self._keep(state["samples"])
+
+
+@register("knn")
+class KNN(VectorCalibrator):
+    """Distance to the k-th nearest ID vector, columns standardised first.
+
+    Options
+    -------
+    k : which neighbour; the farthest there is where there are fewer.
+    """
+
+    mean_: Array
+    scale_: Array
+    samples_: Array
+
+    def __init__(self, k: int = 5) -> None:
+        self.k = _checked_neighbour("knn", k)
+
+    def learn(self, vectors: Array) -> None:
+        """Keep the standardised vectors."""
+        self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
+        self.samples_ = (vectors - self.mean_) / self.scale_
+
+    def distance(self, vectors: Array) -> Array:
+        """The k-th smallest of |z - z_i|."""
+        from scipy.spatial import KDTree
+
+        k = min(self.k, len(self.samples_))
+        found, _ = KDTree(self.samples_).query((vectors - self.mean_) / self.scale_, k=[k])
+        return np.asarray(found[:, 0])
+
+    def _state(self) -> State:
+        return {"mean": self.mean_, "scale": self.scale_, "samples": self.samples_}
+
+    def _restore(self, state: State) -> None:
+        self.mean_, self.scale_, self.samples_ = state["mean"], state["scale"], state["samples"]
+
+
+@register("gmm")
+class GMM(VectorCalibrator):
+    """-log p of a mixture of full-covariance Gaussians on the standardised columns.
+
+    Options
+    -------
+    choose : how many components: `bic` over 1, 2, 4, 8, 16, or `cv`, 10-fold held-out log-likelihood over
+        2, 4, ..., 20. At most one component for every 50 ID images.
+
+    Variances are raised by 1e-4 of a column's, or nearly collinear columns would amplify the rounding of float32.
+    """
+
+    GRIDS: ClassVar[dict[str, tuple[int, ...]]] = {"bic": (1, 2, 4, 8, 16), "cv": tuple(range(2, 21, 2))}
+    IMAGES_PER_COMPONENT = 50
+    RIDGE = 1e-4
+
+    mean_: Array
+    scale_: Array
+    weights_: Array
+    means_: Array
+    whitening_: Array
+
+    def __init__(self, choose: str = "bic") -> None:
+        check_choice("gmm: choose", choose, self.GRIDS)
+        self.choose = choose
+
+    def learn(self, vectors: Array) -> None:
+        """The mixture of the number of components that the criterion prefers."""
+        self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
+        z = (vectors - self.mean_) / self.scale_
+        most = max(1, len(z) // self.IMAGES_PER_COMPONENT)
+        candidates = [count for count in self.GRIDS[self.choose] if count <= most] or [1]
+        with warnings.catch_warnings():
+            # a mixture that has not settled after 300 rounds is a worse candidate, not a fault
+            warnings.filterwarnings("ignore", message=".*did not converge")
+            best = candidates[0]
+            if len(candidates) > 1:
+                best = min(candidates, key=lambda count: self._badness(count, z))
+            mixture = _mixture(best).fit(z)
+        self.weights_, self.means_, self.whitening_ = mixture.weights_, mixture.means_, mixture.precisions_cholesky_
+
+    def _badness(self, count: int, z: Array) -> float:
+        if self.choose == "bic":
+            return float(_mixture(count).fit(z).bic(z))
+        from sklearn.model_selection import KFold, cross_val_score
+
+        return -float(cross_val_score(_mixture(count), z, cv=KFold(10, shuffle=True, random_state=0)).mean())
+
+    def distance(self, vectors: Array) -> Array:
+        """-log sum_k w_k N(z; mean_k, cov_k), up to the constant of standardising."""
+        from scipy.special import logsumexp
+
+        z = (vectors - self.mean_) / self.scale_
+        logs = np.empty((len(z), len(self.weights_)))
+        for column, (mean, root) in enumerate(zip(self.means_, self.whitening_, strict=True)):
+            logs[:, column] = np.log(np.diag(root)).sum() - 0.5 * (((z - mean) @ root) ** 2).sum(axis=1)
+        constant = 0.5 * z.shape[1] * np.log(2.0 * np.pi)
+        return np.asarray(constant - logsumexp(logs + np.log(self.weights_), axis=1))
+
+    def _state(self) -> State:
+        names = ("mean", "scale", "weights", "means", "whitening")
+        return {name: np.asarray(getattr(self, f"{name}_")) for name in names}
+
+    def _restore(self, state: State) -> None:
+        self.mean_, self.scale_ = state["mean"], state["scale"]
+        self.weights_, self.means_, self.whitening_ = state["weights"], state["means"], state["whitening"]
+
+
+def _mixture(count: int) -> Any:
+    from sklearn.mixture import GaussianMixture
+
+    return GaussianMixture(count, reg_covar=GMM.RIDGE, max_iter=300, random_state=0)
+
+
+def _checked_neighbour(name: str, k: int) -> int:
+    if k < 1:
+        raise OptionError(f"{name}: k must be at least 1, got {k}")
+    return k
+
+
+def _looked_at(vectors: Array) -> npt.NDArray[np.bool_]:
+    """Which rows have all of their features: the others are of images that were not evaluated at this level."""
+    return np.asarray(~np.isnan(vectors).any(axis=1))
+
+
+def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:
+    return np.asarray((_whitened(vectors, mean, factor) ** 2).sum(axis=1))
+
+
+def _whitened(vectors: Array, mean: Array, factor: Array) -> Array:
+    """factor^-1 (f - mean) for every row: the covariance becomes the identity."""
+    from scipy.linalg import solve_triangular
+
+    return np.asarray(solve_triangular(factor, (vectors - mean).T, lower=True).T)
+
+
+def _flatten(columns: Array) -> Array:
+    vectors = columns.reshape(len(columns), -1)
+    if np.isnan(vectors).any():
+        raise OptionError(
+            "a vector calibration needs every level for every image; use kde or zscore with level_samples"
+        )
+    return vectors

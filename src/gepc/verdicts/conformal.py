@@ -1,0 +1,237 @@
+"""From scores to p-values and verdicts with a finite-sample guarantee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError, OptionError, nearest
+from gepc.images.sources import FileImages, Images
+
+Array = npt.NDArray[np.float64]
+
+
+def p_values(scores: Array, calibration: Array, uniform: Array | None = None) -> Array:
+    """p = (1 + #{calibration >= s})/(n + 1), ties counted against the alarm.
+
+    If the calibration scores and s are exchangeable, P(p <= alpha) <= alpha for every alpha, whatever the score
+    (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005, prop. 2.4). The calibration images must
+    not have chosen levels or fitted densities. With `uniform`, numbers drawn from [0, 1] for each score, ties are
+    broken at random, p = (#{calibration > s} + U (1 + #{calibration = s}))/(n + 1), and p is exactly uniform.
+    """
+    ordered = np.sort(calibration)
+    at_least = len(ordered) - np.searchsorted(ordered, scores, side="left")
+    if uniform is None:
+        return np.asarray((1.0 + at_least) / (len(ordered) + 1.0))
+    above = len(ordered) - np.searchsorted(ordered, scores, side="right")
+    return np.asarray((above + uniform * (1.0 + at_least - above)) / (len(ordered) + 1.0))
+
+
+def threshold(calibration: Array, alpha: float) -> float:
+    """The score above which p <= alpha: the alarm is `score > threshold`.
+
+    p <= alpha means at most m = floor(alpha (n + 1)) - 1 calibration scores reach s, so the threshold is the
+    (m + 1)-th largest of them.
+    """
+    check_alpha(alpha, len(calibration))
+    needed = math.floor(alpha * (len(calibration) + 1) * (1 + 1e-12)) - 1
+    return float(np.sort(calibration)[::-1][needed])
+
+
+def images_needed(alpha: float) -> int:
+    """The fewest calibration images with which p <= alpha can happen: 1/(n + 1) <= alpha."""
+    return math.ceil(Fraction(1) / Fraction(alpha) - Fraction(1, 10**9)) - 1
+
+
+def check_alpha(alpha: float, n_calibration: int) -> None:
+    """Refuse a false-alarm rate that cannot be held with so few calibration images, or only by never alarming."""
+    if not 0.0 < alpha < 1.0:
+        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha}")
+    if alpha * (n_calibration + 1) * (1 + 1e-12) < 1.0:
+        raise OptionError(
+            f"alpha={alpha:g} needs at least {images_needed(alpha)} calibration images, there are {n_calibration}; "
+            f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What may be promised at `alpha` with `n` calibration images.
+
+    On average over calibration sets the false-alarm rate is at most alpha. For the calibration set at hand it is a
+    number that follows Beta(k, n + 1 - k), k = floor(alpha (n + 1)) (Vovk, Conditional validity of inductive
+    conformal predictors, 2012); `low` and `high` are its 5 % and 95 % quantiles.
+    """
+
+    alpha: float
+    n: int
+    low: float
+    high: float
+
+    @classmethod
+    def at(cls, alpha: float, n: int) -> Guarantee:
+        """The guarantee at `alpha` with `n` calibration images."""
+        check_alpha(alpha, n)
+        return cls(alpha, n, *realised_range(alpha, n))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"at most {self.alpha:.3g} of in-distribution images raise an alarm, on average over calibration sets; "
+            f"with these {self.n} calibration images the rate lies between {self.low:.3g} and {self.high:.3g} "
+            "with probability 0.9"
+        )
+
+
+def pac_rank(n: int, alpha: float, confidence: float) -> int:
+    """The largest k such that alarms at p <= k/(n + 1) have a rate of at most alpha with probability `confidence`.
+
+    The rate of the calibration set at hand follows Beta(k, n + 1 - k) for continuous scores and is smaller with ties,
+    so k is the largest with P(Beta(k, n + 1 - k) <= alpha) >= confidence (Vovk 2012, proposition 2a). Alarming at this
+    rank is safe for the calibration images one has, not only on average over those one might have had.
+    """
+    from scipy.stats import beta
+
+    if not 0.0 < alpha < 1.0:
+        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha}")
+    if not 0.0 < confidence < 1.0:
+        raise OptionError(f"confidence must be between 0 and 1, got {confidence}")
+    ranks = np.arange(1, n + 1)
+    safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
+    if n == 0 or not safe[0]:
+        needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
+        raise OptionError(
+            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}"
+        )
+    return int(ranks[safe][-1])
+
+
+def images_for_width(alpha: float, width: float, probability: float = 0.9) -> int:
+    """How many calibration images bring the realised rate into a central range of that width around alpha."""
+    if not 0.0 < width < 1.0:
+        raise OptionError(f"width must be between 0 and 1, got {width}")
+    check_alpha(alpha, 10**9)
+
+    def too_wide(n: int) -> bool:
+        low, high = realised_range(alpha, n, probability)
+        return high - low > width
+
+    low, high = images_needed(alpha), max(2, images_needed(alpha))
+    while too_wide(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if too_wide(middle) else (low, middle)
+    return high
+
+
+def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[float, float]:
+    """Central range of the false-alarm rate over calibration sets of n images: Beta(k, n + 1 - k) quantiles."""
+    from scipy.stats import beta
+
+    k = math.floor(alpha * (n + 1) * (1 + 1e-12))
+    tail = 0.5 * (1.0 - probability)
+    low, high = beta(k, n + 1 - k).ppf([tail, 1.0 - tail])
+    return float(low), float(high)
+
+
+EVERYONE = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The calibration scores that p-values compare with, sorted, by group; without groups all are in one."""
+
+    by_group: dict[str, Array]
+
+    @classmethod
+    def of(cls, scores: Array, labels: npt.NDArray[np.str_] | None) -> Reference:
+        """Scores of calibration images, with a label each for group-conditional (Mondrian) p-values."""
+        if len(scores) == 0:
+            raise InputError("there are no calibration images; give more images or calibration_images=")
+        if not np.isfinite(scores).all():
+            raise InputError("a calibration score is not finite; check the calibration images")
+        if labels is None:
+            return cls({EVERYONE: np.sort(scores)})
+        return cls({str(label): np.sort(scores[labels == label]) for label in np.unique(labels)})
+
+    @property
+    def grouped(self) -> bool:
+        """Whether images need a group."""
+        return set(self.by_group) != {EVERYONE}
+
+    @property
+    def scores(self) -> Array:
+        """All scores, sorted."""
+        return np.sort(np.concatenate(list(self.by_group.values())))
+
+    @property
+    def smallest(self) -> int:
+        """How many images the smallest group has."""
+        return min(len(scores) for scores in self.by_group.values())
+
+    def check(self, labels: npt.NDArray[np.str_] | None) -> None:
+        """Refuse labels that this reference cannot serve."""
+        if self.grouped and labels is None:
+            raise OptionError(f"this detector was fitted with groups ({', '.join(self.by_group)}); give groups=")
+        if not self.grouped and labels is not None:
+            raise OptionError("this detector was fitted without groups; leave groups out or fit with groups=")
+        for label in () if labels is None else np.unique(labels):
+            if str(label) not in self.by_group:
+                raise OptionError(
+                    f"there is no calibration image of group {str(label)!r}; {nearest(label, self.by_group)}"
+                )
+
+    def p_values(self, scores: Array, labels: npt.NDArray[np.str_] | None, uniform: Array | None) -> Array:
+        """Each score against its own group."""
+        self.check(labels)
+        if labels is None:
+            return p_values(scores, self.by_group[EVERYONE], uniform)
+        out = np.empty(len(scores))
+        for label in np.unique(labels):
+            own = labels == label
+            out[own] = p_values(scores[own], self.by_group[str(label)], None if uniform is None else uniform[own])
+        return out
+
+    def limits(self, alpha: float, confidence: float | None, labels: npt.NDArray[np.str_] | None) -> Array:
+        """The p-value at or below which an image alarms: alpha, or the safe rank's with `confidence`."""
+        self.check(labels)
+        if labels is None:
+            return np.asarray(_limit(len(self.by_group[EVERYONE]), alpha, confidence))
+        found = {label: _limit(len(scores), alpha, confidence) for label, scores in self.by_group.items()}
+        return np.array([found[str(label)] for label in labels])
+
+
+def _limit(n: int, alpha: float, confidence: float | None) -> float:
+    if confidence is not None:
+        return pac_rank(n, alpha, confidence) / (n + 1)
+    check_alpha(alpha, n)
+    return alpha * (1 + 1e-12)  # so that 1 - 0.9 is a tenth
+
+
+def group_labels(
+    groups: Sequence[str] | str | None, images: Images, indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.str_] | None:
+    """Labels of the images at `indices`: as given for every image of the collection, or the name of their folder."""
+    if groups is None:
+        return None
+    if isinstance(groups, str):
+        if groups != "folder":
+            raise OptionError(f"groups is a label for every image, or 'folder'; got {groups!r}")
+        if not isinstance(images, FileImages):
+            raise OptionError("groups='folder' needs images that come from files")
+        labels = [path.parent.name for path in images.paths]
+    else:
+        labels = [str(label) for label in groups]
+    if len(labels) != len(images):
+        raise OptionError(f"groups has {len(labels)} labels for {len(images)} images")
+    return np.asarray(labels, dtype=np.str_)[indices]

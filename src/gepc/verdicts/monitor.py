@@ -1,0 +1,163 @@
+"""Has the stream itself moved? A conformal test martingale over the scores of a stream of images.
+
+If the stream is exchangeable with the calibration images, the online p-values
+
+    p_n = (#{i < n: s_i > s_n} + U_n (1 + #{i < n: s_i = s_n})) / n,   i over calibration and stream, U_n uniform,
+
+are independent and uniform (Vovk, Gammerman and Shafer 2005, theorem 8.2). The simple jumper bets on them not being: it
+splits its capital over f_e(p) = 1 + e (p - 1/2), e in {-1, 0, 1}, and moves a share J of it back to equal parts before
+each step (Vovk et al., Retrain or not retrain, COPA 2021). The capital is a martingale that starts at 1, so by Ville's
+inequality it ever reaches 1/delta with probability at most delta: that is the false-alarm bound of `drifted`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError, OptionError
+from gepc.core.files import read_json, write_json
+
+BETS = np.array([-1.0, 0.0, 1.0])
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a monitor says after one more image."""
+
+    seen: int
+    p_value: float
+    alarm: bool
+    alarm_rate: float
+    log10_capital: float
+    drifted: bool
+
+
+class Monitor:
+    """Watches a stream of scores for single alarms and for a drift of the stream.
+
+    Parameters
+    ----------
+    calibration : the detector's calibration scores (or the detector itself).
+    alpha : false-alarm rate of the verdict on a single image.
+    delta : the probability that `drifted` is ever true on a stream that has not moved.
+    window : how many images the rolling alarm rate looks back on.
+    jump : J, the share of the capital that is redistributed before each step.
+    """
+
+    def __init__(
+        self,
+        calibration: Any,
+        alpha: float = 0.05,
+        delta: float = 0.01,
+        window: int = 200,
+        jump: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        for name, value in (("alpha", alpha), ("delta", delta), ("jump", jump)):
+            if not 0.0 < value < 1.0:
+                raise OptionError(f"{name} must be between 0 and 1, got {value}")
+        if window < 1:
+            raise OptionError(f"window must be at least 1, got {window}")
+        scores = getattr(calibration, "calibration_scores_", calibration)
+        self.calibration = np.sort(np.asarray(scores, dtype=np.float64).ravel())
+        if len(self.calibration) == 0 or not np.isfinite(self.calibration).all():
+            raise InputError("a monitor needs finite calibration scores; give a fitted detector")
+        self.alpha, self.delta, self.window, self.jump, self.seed = alpha, delta, window, jump, seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the stream: capital 1, no image seen."""
+        self.scores: list[float] = []
+        self.log_capital = 0.0
+        self.drifted_at: int | None = None
+        self._shares = np.full(len(BETS), 1.0 / len(BETS))
+        self._past = self.calibration.tolist()
+        self._recent: deque[bool] = deque(maxlen=self.window)
+
+    def update(self, score: float) -> Verdict:
+        """Take one more score of the stream, in order."""
+        score = float(score)
+        if not np.isfinite(score):
+            raise InputError(f"score {len(self.scores) + 1} of the stream is {score}; leave failed images out")
+        online = self._online_p_value(score)
+        self._bet(online)
+        self.scores.append(score)
+        if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
+            self.drifted_at = len(self.scores)
+        p = self._calibrated_p_value(score)
+        self._recent.append(p <= self.alpha)
+        return self.verdict(p)
+
+    def update_all(self, scores: Iterable[float]) -> list[Verdict]:
+        """Several scores, in order."""
+        return [self.update(score) for score in scores]
+
+    def _online_p_value(self, score: float) -> float:
+        above = len(self._past) - bisect.bisect_right(self._past, score)
+        equal = len(self._past) - above - bisect.bisect_left(self._past, score)
+        uniform = np.random.default_rng([self.seed, len(self.scores)]).random()
+        bisect.insort(self._past, score)
+        return float((above + uniform * (equal + 1)) / len(self._past))
+
+    def _calibrated_p_value(self, score: float) -> float:
+        """(1 + #{calibration >= s})/(n + 1), as the detector gives it."""
+        at_least = len(self.calibration) - int(np.searchsorted(self.calibration, score, side="left"))
+        return (1 + at_least) / (len(self.calibration) + 1)
+
+    def _bet(self, p: float) -> None:
+        shares = (1.0 - self.jump) * self._shares + self.jump / len(BETS)
+        shares = shares * (1.0 + BETS * (p - 0.5))
+        growth = float(shares.sum())
+        self.log_capital += float(np.log(growth))
+        self._shares = shares / growth
+
+    def verdict(self, p: float) -> Verdict:
+        """The state of the stream, with the last image's p-value."""
+        return Verdict(
+            seen=len(self.scores),
+            p_value=p,
+            alarm=p <= self.alpha,
+            alarm_rate=float(np.mean(self._recent)) if self._recent else 0.0,
+            log10_capital=self.log_capital / float(np.log(10.0)),
+            drifted=self.drifted_at is not None,
+        )
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the capital has reached 1/delta; on an unmoved stream this ever happens with probability <= delta."""
+        return self.drifted_at is not None
+
+    def path(self) -> npt.NDArray[np.float64]:
+        """log10 of the capital after each image, replayed from the scores."""
+        replay = Monitor(self.calibration, self.alpha, self.delta, self.window, self.jump, self.seed)
+        return np.array([verdict.log10_capital for verdict in replay.update_all(self.scores)])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything needed to go on, whole or not at all."""
+        options = {name: getattr(self, name) for name in ("alpha", "delta", "window", "jump", "seed")}
+        write_json(
+            path,
+            {"schema": SCHEMA, "options": options, "calibration": self.calibration.tolist(), "scores": self.scores},
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Monitor:
+        """Go on where `save` left off: the stream is replayed, so the state is the same to the bit."""
+        stored = read_json(path)
+        if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
+            raise InputError(f"{path} is not a monitor's state that this version reads")
+        try:
+            monitor = cls(stored["calibration"], **stored["options"])
+            monitor.update_all(stored["scores"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path} is incomplete: {error}") from error
+        return monitor

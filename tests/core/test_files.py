@@ -1,0 +1,94 @@
+"""A file is whole or absent: whatever goes wrong while writing, what was there stays and nothing is left beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gepc.core.errors import InputError, StorageError
+from gepc.core.files import read_json, replacing, sha256, write_json, write_text
+
+
+def test_a_file_replaces_the_old_one_and_makes_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "a.txt"
+    write_text(path, "first")
+    write_text(path, "zweiter, größer")
+    assert path.read_text(encoding="utf-8") == "zweiter, größer"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("failure", [ValueError("x"), KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_failure_while_writing_leaves_the_old_file(tmp_path: Path, failure: BaseException) -> None:
+    """Disk errors become a `StorageError` that names the final file; others pass."""
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    expected = StorageError if isinstance(failure, OSError) else type(failure)
+
+    def write_and_fail() -> None:
+        with replacing(path) as draft:
+            draft.write_text("half")
+            raise failure
+
+    with pytest.raises(expected) as caught:
+        write_and_fail()
+    if expected is StorageError:
+        assert str(caught.value) == f"cannot write {path}: No space left on device; the file is as it was before"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(StorageError, match="Permission denied"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match=r"cannot write .*file/a\.txt"):
+        write_text(tmp_path / "file" / "a.txt", "y")
+
+
+def test_the_mode_is_that_of_any_new_file(tmp_path: Path) -> None:
+    """Even when the writer made its draft private."""
+    with replacing(tmp_path / "a") as draft:
+        draft.write_text("x")
+        draft.chmod(0o600)
+    (tmp_path / "plain").write_text("x")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "plain")}
+    assert len(modes) == 1
+
+
+def test_json_comes_back(tmp_path: Path) -> None:
+    value = {"b": [1, 2.5, None], "a": "ü"}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+    assert list(read_json(tmp_path / "a.json")) == ["b", "a"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00"])
+def test_broken_json_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.json is not a readable JSON file"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(InputError, match=r"b\.json does not exist"):
+        read_json(tmp_path / "b.json")
+
+
+def test_the_hash_is_of_all_bytes_in_order(tmp_path: Path) -> None:
+    first, second = b"a" * (1 << 20) + b"b", b"c"
+    (tmp_path / "1").write_bytes(first)
+    (tmp_path / "2").write_bytes(second)
+    assert sha256(tmp_path / "1", tmp_path / "2") == hashlib.sha256(first + second).hexdigest()

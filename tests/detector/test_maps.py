@@ -1,0 +1,162 @@
+"""A map is the raw score spread over the pixels: its mean is the score, its place is that of the disagreement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
+
+import gepc
+from gepc.backbones.schedule import cosine_alphas_cumprod
+from gepc.core.errors import OptionError
+from gepc.detector.maps import MapPool, colour_bar, combine, overlay, showing, write_maps
+from gepc.features.groups import Group
+from gepc.images.sources import open_images
+
+ID = pictures(24)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mc_samples": 3},
+        {"group_samples": 2},
+        {"level_samples": 1},
+        {"mc_samples": 2, "group_samples": 3, "level_samples": 2, "keep": 3},
+        {"weights": "uniform", "keep": None, "group": "d4"},
+    ],
+    ids=str,
+)
+def test_the_spatial_mean_of_a_map_is_the_raw_score(options: dict[str, object]) -> None:
+    """With mean pooling, for any number of draws and any random subset."""
+    detector = toy_detector(pool="mean", calibration="raw", **options).fit(ID)
+    images = pictures(6, seed=1)
+    maps = detector.score_map(images)
+    assert maps.shape == (6, 8, 8)
+    assert (maps >= 0).all()
+    np.testing.assert_allclose(maps.mean((1, 2)), detector.score(images), rtol=1e-5)
+
+
+def test_a_map_shows_where_the_network_disagrees_with_itself() -> None:
+    """eps(x) = x + bump: r_g = P_g^-1 bump - bump whatever x, so the map is known pixel by pixel."""
+    bump = torch.zeros(1, 3, 8, 8)
+    bump[0, :, 1, 2] = torch.tensor([1.0, 2.0, 3.0])
+    backbone = gepc.Backbone.from_callable(lambda x, t: x + bump, cosine_alphas_cumprod(1000), 3, 8)
+    detector = toy_detector(backbone, pool="mean", levels=LEVELS[:2], keep=1, weights="uniform").fit(ID)
+    image = pictures(1, seed=1)
+    group = Group.of("paper")
+    gaps = torch.stack([(g.inverse(bump) - bump).square().mean(1) for g in group]).mean(0)[0].numpy()
+    found = detector.score_map(image)[0]
+    np.testing.assert_allclose(found / found.sum(), gaps / gaps.sum(), atol=1e-6)
+    assert np.unravel_index(found.argmax(), (8, 8)) == (1, 2)
+
+
+def test_one_image_has_one_map_whatever_the_batch() -> None:
+    detector = toy_detector(batch_size=4).fit(ID)
+    images = pictures(6, seed=1)
+    together = detector.score_map(images)
+    alone = np.concatenate([detector.score_map(image[None]) for image in images])
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    assert detector.score_map(images[:0]).shape == (0, 8, 8)
+
+
+def test_the_common_scale_is_the_median_of_the_99th_percentiles() -> None:
+    detector = toy_detector().fit(ID)
+    quantiles = [np.quantile(field, 0.99) for field in detector.score_map(ID)]
+    assert detector.map_scale_ == pytest.approx(np.median(quantiles), rel=1e-5)
+
+
+def test_the_common_scale_does_not_depend_on_the_order_of_the_images() -> None:
+    """Also with more images than the sample of maps holds."""
+    images = pictures(150, size=5)
+    backbone = toy_backbone(image_size=5)
+    order = np.random.default_rng(0).permutation(len(images))
+    scales = [
+        toy_detector(backbone, batch_size=size).fit(part).map_scale_
+        for part, size in ((images, 64), (images[order], 7))
+    ]
+    assert scales[0] == pytest.approx(scales[1], rel=1e-5)
+
+
+def test_the_sample_of_maps_is_bounded_and_holds_on_to_nothing_else() -> None:
+    """The smallest keys stay, once each, as arrays of their own and not as windows into a whole batch."""
+    pool = MapPool(capacity=5)
+    maps = np.arange(40, dtype=np.float32).reshape(20, 1, 1, 2)
+    for key in [*range(20), *range(20)]:
+        pool.add(bytes([key]), maps[key])
+    assert sorted(float(field[0, 0, 0]) for _, field in pool._heap) == [0, 2, 4, 6, 8]
+    assert all(field.base is None for _, field in pool._heap)
+
+
+def test_levels_are_combined_by_weight_over_those_looked_at() -> None:
+    levels = np.zeros((2, 3, 1, 1), dtype=np.float32)
+    levels[:, :, 0, 0] = [[1.0, 2.0, 4.0], [1.0, np.nan, 4.0]]
+    found = combine(levels, np.array([0.25, 0.5, 0.25]))
+    np.testing.assert_allclose(found[:, 0, 0], [2.25, 2.5])
+
+
+def test_features_without_a_group_have_no_map() -> None:
+    """b and d compare nothing; fitting spends no pass on maps for them."""
+    detector = toy_detector(features=("d", "b"), keep=1).fit(ID)
+    assert detector.map_scale_ is None
+    assert detector.backbone.forward_count == len(ID) * len(LEVELS)
+    with pytest.raises(OptionError, match="no maps of d, b"):
+        detector.score_map(ID[:1])
+
+
+def test_maps_are_written_beside_their_pictures(tmp_path: Path) -> None:
+    """An image that cannot be used is an entry with a reason; the others have their files."""
+    detector = toy_detector().fit(ID)
+    images = [as_uint8(ID[:1])[0], np.full((8, 8, 3), np.nan), np.zeros((2, 2, 2, 2)), as_uint8(ID[1:2])[0]]
+    entries = write_maps(detector, open_images(images), tmp_path / "maps")
+    assert [entry["error"] is None for entry in entries] == [True, False, False, True]
+    assert "NaN" in entries[1]["error"]
+    written = sorted(path.name for path in (tmp_path / "maps").iterdir())
+    assert written == sorted(entry[kind] for entry in (entries[0], entries[3]) for kind in ("map", "picture"))
+    stored = np.load(tmp_path / "maps" / entries[3]["map"])
+    np.testing.assert_allclose(stored, detector.score_map([images[3]])[0], rtol=1e-6)
+
+
+def test_pictures_share_one_scale_or_have_each_their_own(tmp_path: Path) -> None:
+    detector = toy_detector().fit(ID)
+    images = open_images([as_uint8(ID[:1])[0], as_uint8(ID[1:2])[0]])
+    common = write_maps(detector, images, tmp_path / "global")
+    assert [entry["scale"] for entry in common] == [detector.map_scale_] * 2
+    own = write_maps(detector, images, tmp_path / "image", scale="image")
+    for entry in own:
+        field = np.load(tmp_path / "image" / entry["map"])
+        assert entry["scale"] == pytest.approx(np.quantile(field, 0.99))
+    with pytest.raises(OptionError, match="scale"):
+        write_maps(detector, images, tmp_path / "other", scale="pixel")
+
+
+def test_a_fitted_detector_shows_its_parts_apart() -> None:
+    """On the scale of their sum, and without another score."""
+    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS).fit(ID)
+    images = pictures(5, seed=1)
+    parts = {part: showing(detector, part) for part in ("sum", "residual", "error")}
+    maps = {part: shown.score_map(images) for part, shown in parts.items()}
+    np.testing.assert_allclose(maps["residual"] + maps["error"], maps["sum"], rtol=1e-5)
+    np.testing.assert_array_equal(maps["sum"], detector.score_map(images))
+    for shown in parts.values():
+        assert shown.map_scale_ == detector.map_scale_
+        np.testing.assert_array_equal(shown.score(images), detector.score(images))
+    with pytest.raises(OptionError, match="unknown map_part 'errors'"):
+        showing(detector, "errors")
+
+
+def test_other_methods_have_no_parts() -> None:
+    with pytest.raises(OptionError, match="the maps of 'gepc' have no parts"):
+        showing(toy_detector().fit(ID), "residual")
+
+
+def test_the_colour_bar_has_the_overlays_colours() -> None:
+    bar = colour_bar(100, 0.02)
+    field = np.array([[0.02], [0.0]], dtype=np.float32)
+    ends = (overlay(np.full((2, 1, 3), 0.5), field, 0.02) * 255).round()
+    np.testing.assert_array_equal(bar[[0, -1], 5], ends[:, 0])
+    assert bar.shape == (100, 64, 3)

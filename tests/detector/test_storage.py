@@ -1,0 +1,290 @@
+"""A saved detector is a folder that is whole or absent, holds no code, and answers as the fitted one did."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from toys import pictures, toy_backbone, toy_detector
+
+import gepc
+from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, StorageError
+from gepc.detector.storage import is_detector, load_detector
+from gepc.features import groups
+
+ID = pictures(24)
+NEW = pictures(4, seed=1)
+
+
+@pytest.fixture
+def fitted() -> gepc.GEPC:
+    return toy_detector().fit(ID)  # type: ignore[return-value]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@contextmanager
+def full_disk(limit: int = 100) -> Iterator[None]:
+    """No file may grow beyond `limit` bytes."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# --- saving and loading ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"calibration": "mvn", "features": ("s", "cos", "d"), "pool": "local", "window": 3},
+        {"calibration": "zscore", "aggregate": "max", "fuse": "mean", "weights": "uniform", "keep": None},
+        {"calibration": "raw", "mc_samples": 2, "group_samples": 2, "level_samples": 1, "seed": 7},
+        {"group": ["neg", "shift(2,-1)", "rot90"], "levels": "rho:0.05,0.2,0.5", "keep": 1},
+        {"value_range": (-2.0, 2.0), "size": 8, "resize": "crop", "calibration_share": 0.5, "batch_size": 5},
+    ],
+    ids=str,
+)
+def test_a_loaded_detector_is_the_saved_one(tmp_path: Path, options: dict[str, object]) -> None:
+    """Same scores, p-values and maps to the bit, same fitted state, same description when saved again."""
+    detector = toy_detector(**options).fit(ID)
+    detector.save(tmp_path / "det")
+    loaded = load_detector(tmp_path / "det", toy_backbone())
+    assert type(loaded) is type(detector)
+    np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
+    np.testing.assert_array_equal(loaded.p_value(NEW), detector.p_value(NEW))
+    np.testing.assert_array_equal(loaded.score_map(NEW), detector.score_map(NEW))
+    for name in ("levels_", "kept_", "weights_", "cv_", "calibration_scores_", "n_fit_", "map_scale_"):
+        np.testing.assert_array_equal(getattr(loaded, name), getattr(detector, name))
+    assert loaded.preprocessing_ == detector.preprocessing_
+    loaded.save(tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "det")
+
+
+def test_groups_of_the_reference_come_back(tmp_path: Path) -> None:
+    labels = ["night", "day"] * 12
+    detector = toy_detector().fit(ID, groups=labels)
+    detector.save(tmp_path / "det")
+    loaded = load_detector(tmp_path / "det", toy_backbone())
+    where = ["day", "night", "night", "day"]
+    np.testing.assert_array_equal(loaded.p_value(NEW, groups=where), detector.p_value(NEW, groups=where))
+
+
+def test_the_folder_holds_one_readable_file_and_one_of_numbers(tmp_path: Path, fitted: gepc.GEPC) -> None:
+    """No pickle: JSON without NaN that a person can read, and safetensors."""
+    fitted.save(tmp_path / "det")
+    assert sorted(contents(tmp_path / "det")) == ["detector.json", "state.safetensors"]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = (tmp_path / "det" / "detector.json").read_text()
+    described = json.loads(text, parse_constant=refuse)
+    assert described["schema"] == 1
+    assert described["method"] == "gepc"
+    assert described["cost"] == {"forward": 14, "jvp": 0}
+    assert described["options"]["seed"] == 0
+    assert described["fitted"]["kept"] == fitted.kept_.tolist()
+    assert {"gepc", "python", "torch", "numpy"} <= set(described["versions"])
+    arrays = load_file(tmp_path / "det" / "state.safetensors")
+    assert all(np.isfinite(value).all() for value in arrays.values())
+    modes = {path.stat().st_mode for path in (tmp_path / "det").iterdir()}
+    assert len(modes) == 1
+
+
+def test_the_guarantee_is_written_down_where_there_is_one(tmp_path: Path, fitted: gepc.GEPC) -> None:
+    """8 calibration images cannot hold 5 %; 20 can."""
+    fitted.save(tmp_path / "few")
+    assert json.loads((tmp_path / "few" / "detector.json").read_text())["guarantee"] is None
+    toy_detector().fit(ID, calibration_images=pictures(20, seed=2)).save(tmp_path / "more")
+    found = json.loads((tmp_path / "more" / "detector.json").read_text())["guarantee"]
+    assert (found["alpha"], found["n"]) == (0.05, 20)
+
+
+def test_saving_again_replaces_and_other_things_are_left_alone(tmp_path: Path, fitted: gepc.GEPC) -> None:
+    (tmp_path / "empty").mkdir()
+    fitted.save(tmp_path / "empty")
+    fitted.save(tmp_path / "empty")
+    fitted.save(tmp_path / "new" / "deep")
+    assert is_detector(tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "new"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    for place in ("mine", "file"):
+        with pytest.raises(InputError, match="exists and is not a detector folder"):
+            fitted.save(tmp_path / place)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_unfitted_detector_has_nothing_to_save(tmp_path: Path) -> None:
+    with pytest.raises(NotFittedError):
+        toy_detector().save(tmp_path / "det")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_users_own_action_must_be_known_where_the_detector_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_ACTIONS", dict(groups._ACTIONS))
+    mirror = gepc.Action("negative mirror", lambda x: -x.flip(-1), lambda x: -x.flip(-1))
+    detector = toy_detector(group=["flip_y", mirror]).fit(ID)
+    detector.save(tmp_path / "det")
+    with pytest.raises(OptionError, match=r"'negative mirror'.*gepc\.register_action"):
+        load_detector(tmp_path / "det", toy_backbone())
+    gepc.register_action(mirror)
+    np.testing.assert_array_equal(load_detector(tmp_path / "det", toy_backbone()).score(NEW), detector.score(NEW))
+
+
+# --- failing writes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_full_disk_leaves_the_old_folder(tmp_path: Path, fitted: gepc.GEPC, existed: bool) -> None:
+    place = tmp_path / "det"
+    if existed:
+        fitted.save(place)
+    before = contents(place) if existed else None
+    with full_disk(), pytest.raises(StorageError, match=r"cannot write .*/det: .*File too large.*untouched"):
+        fitted.save(place)
+    assert (contents(place) if existed else None) == before
+    assert [path.name for path in tmp_path.iterdir()] == (["det"] if existed else [])
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4])
+def test_any_failing_rename_leaves_the_old_folder(
+    tmp_path: Path, fitted: gepc.GEPC, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Both files into the draft, the old folder aside, the draft into place: each in turn."""
+    place = tmp_path / "det"
+    fitted.save(place)
+    before = contents(place)
+    calls = 0
+    rename = os.replace
+
+    def fail_once(source: object, target: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise OSError(5, "Input/output error")
+        rename(source, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    with pytest.raises(StorageError, match=r"cannot write .*/det: Input/output error"):
+        fitted.save(place)
+    assert contents(place) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["det"]
+
+
+# --- folders that cannot be loaded -----------------------------------------------------------------------------------
+
+
+def without_weights(value: dict[str, Any]) -> dict[str, Any]:
+    return {**value, "fitted": {name: part for name, part in value["fitted"].items() if name != "weights"}}
+
+
+def with_option(value: dict[str, Any], name: str, option: object) -> dict[str, Any]:
+    return {**value, "options": {**value["options"], name: option}}
+
+
+STATE_DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "no state": lambda content: None,
+    "state cut short": lambda content: content[:-40],
+    "state is text": lambda content: b"hello, this is not a file of tensors",
+}
+DESCRIPTION_DAMAGE: dict[str, Callable[[dict[str, Any]], str | None]] = {
+    "no description": lambda value: None,
+    "description cut short": lambda value: json.dumps(value)[:200],
+    "description is a list": lambda value: "[1, 2]",
+    "other schema": lambda value: json.dumps({**value, "schema": 99}),
+    "a part missing": lambda value: json.dumps(without_weights(value)),
+    "an unknown method": lambda value: json.dumps({**value, "method": "gpec"}),
+    "an unknown option": lambda value: json.dumps(with_option(value, "sede", 1)),
+    "an unknown group element": lambda value: json.dumps(with_option(value, "group", ["id", "my own"])),
+}
+
+
+def damage(folder: Path, how: str) -> None:
+    """Put something else in place of a file's content, or nothing at all."""
+    path = folder / ("state.safetensors" if how in STATE_DAMAGE else "detector.json")
+    old = path.read_bytes()
+    new = STATE_DAMAGE[how](old) if how in STATE_DAMAGE else DESCRIPTION_DAMAGE[how](json.loads(old))
+    path.unlink()
+    if new is not None:
+        path.write_bytes(new if isinstance(new, bytes) else new.encode())
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("no description", InputError, r"holds no detector\.json"),
+        ("no state", InputError, r"state\.safetensors is missing or damaged"),
+        ("state cut short", InputError, r"state\.safetensors is missing or damaged"),
+        ("state is text", InputError, r"state\.safetensors is missing or damaged"),
+        ("description cut short", InputError, r"detector\.json is not a readable JSON file"),
+        ("description is a list", InputError, "schema None"),
+        ("other schema", InputError, "schema 99; this version reads 1"),
+        ("a part missing", InputError, "is incomplete: 'weights' is missing"),
+        ("an unknown method", OptionError, "did you mean 'gepc'"),
+        ("an unknown option", OptionError, "did you mean 'seed'"),
+        ("an unknown group element", OptionError, "unknown group element 'my own'.*register_action"),
+    ],
+)
+def test_a_damaged_folder_says_what_is_wrong(
+    tmp_path: Path, fitted: gepc.GEPC, how: str, error: type[Exception], message: str
+) -> None:
+    fitted.save(tmp_path / "det")
+    damage(tmp_path / "det", how)
+    with pytest.raises(error, match=message):
+        load_detector(tmp_path / "det", toy_backbone())
+
+
+# --- the backbone ----------------------------------------------------------------------------------------------------
+
+
+def test_a_backbone_made_in_python_must_be_passed(tmp_path: Path, fitted: gepc.GEPC) -> None:
+    fitted.save(tmp_path / "det")
+    with pytest.raises(BackboneError, match=r"backbone made in Python \(callable\).*load_detector\(folder, backbone\)"):
+        load_detector(tmp_path / "det")
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    right, wrong = toy_backbone(), toy_backbone()
+    right.sha256, wrong.sha256 = "a" * 64, "b" * 64
+    toy_detector(right).fit(ID).save(tmp_path / "det")
+    load_detector(tmp_path / "det", right)
+    with pytest.raises(BackboneError, match=r"other weights.*aaaaaaaaaaaa\.\.\. expected, found bbbbbbbbbbbb"):
+        load_detector(tmp_path / "det", wrong)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: toy_backbone(channels=1), "channels is 3, this one has 1"),
+        (lambda: toy_backbone(image_size=16), r"image_size is \[8, 8\], this one has \[16, 16\]"),
+        (
+            lambda: gepc.Backbone.from_callable(lambda x, t: x, np.linspace(0.99, 0.1, 1000), 3, 8),
+            "first_abar is 0.99",
+        ),
+        (lambda: gepc.Backbone.from_callable(lambda x, t: x, toy_backbone().alphas_cumprod[:500], 3, 8), "timesteps"),
+    ],
+)
+def test_another_schedule_or_shape_is_refused(tmp_path: Path, fitted: gepc.GEPC, other: object, message: str) -> None:
+    """Also where neither has a hash to compare: kept timesteps would mean other noise levels."""
+    fitted.save(tmp_path / "det")
+    with pytest.raises(BackboneError, match=message):
+        load_detector(tmp_path / "det", other())  # type: ignore[operator]

@@ -1,0 +1,377 @@
+"""gepc+: its columns against their formulas, its maps against GEPC's, its calibrator, and what the new terms see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import LEVELS, pictures, toy_backbone
+
+import gepc
+from gepc.backbones.analytic import GaussianBackbone
+from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
+from gepc.core.errors import InputError, OptionError
+from gepc.features.base import Batch
+from gepc.features.gepc import GepcExtractor
+from gepc.features.gepc_plus import GepcPlus
+from gepc.features.groups import Group
+from gepc.features.residuals import CORRELATIONS, LAGS, autocorrelation, channel_correlation
+from gepc.images.noise import image_key
+from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.metrics import auroc
+
+Array = npt.NDArray[np.float64]
+IMAGES = pictures(12)
+
+
+def batch(images: npt.NDArray[np.float32] = IMAGES) -> Batch:
+    return Batch(images, [image_key(image) for image in images])
+
+
+def plus(**options: object) -> GepcPlus:
+    return GepcPlus(**{"levels": Levels(LEVELS), **options})  # type: ignore[arg-type]
+
+
+# --- the columns -----------------------------------------------------------------------------------------------------
+
+
+def literal_autocorrelation(field: Array, shifts: tuple[tuple[int, int], ...]) -> float:
+    """Pixel by pixel."""
+    _, height, width = field.shape
+    found = []
+    for down, right in shifts:
+        products = [
+            field[c, y, x] * field[c, y + down, x + right]
+            for c in range(len(field))
+            for y in range(height)
+            for x in range(width)
+            if 0 <= y + down < height and 0 <= x + right < width
+        ]
+        found.append(np.mean(products) / np.mean(field**2))
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize("name", LAGS)
+def test_autocorrelation_is_the_literal_one(name: str) -> None:
+    field = np.random.default_rng(0).standard_normal((2, 3, 5, 7))
+    expected = [literal_autocorrelation(one, LAGS[name]) for one in field]
+    np.testing.assert_allclose(autocorrelation(torch.from_numpy(field), LAGS[name]).numpy(), expected, rtol=1e-12)
+
+
+@given(st.integers(0, 1000), st.floats(0.01, 100.0))
+def test_autocorrelation_knows_no_scale_and_follows_the_axes(seed: int, scale: float) -> None:
+    """a(c f) = a(f); transposing trades x for y; a mirror image trades the diagonals."""
+    field = torch.from_numpy(np.random.default_rng(seed).standard_normal((1, 2, 6, 6)))
+    for name, shifts in LAGS.items():
+        value = autocorrelation(field, shifts).item()
+        assert value == pytest.approx(autocorrelation(scale * field, shifts).item(), abs=1e-12)
+        assert value == pytest.approx(autocorrelation(field.flip(-1), shifts).item(), abs=1e-12)
+        twin = name.replace("x", "y") if "x" in name else name.replace("y", "x")
+        assert value == pytest.approx(autocorrelation(field.transpose(-1, -2), LAGS[twin]).item(), abs=1e-12)
+
+
+def test_autocorrelation_of_a_constant_a_checkerboard_and_a_pixel() -> None:
+    constant = torch.ones(1, 1, 4, 4)
+    checkerboard = (-1.0) ** torch.arange(4)[:, None] * (-1.0) ** torch.arange(4)[None, :]
+    for name, shifts in LAGS.items():
+        assert autocorrelation(constant, shifts).item() == pytest.approx(1.0)
+        odd = name in ("ax", "ay")
+        assert autocorrelation(checkerboard[None, None], shifts).item() == pytest.approx(-1.0 if odd else 1.0)
+        assert autocorrelation(torch.ones(1, 1, 1, 1), shifts).item() == 0.0
+
+
+def test_channel_correlation_is_the_literal_one_and_knows_no_scale() -> None:
+    field = np.random.default_rng(0).standard_normal((2, 3, 5, 7))
+    expected = [
+        np.mean([(one[c] * one[d]).mean() for c in range(3) for d in range(3) if c != d]) / (one**2).mean()
+        for one in field
+    ]
+    for scale in (1.0, 7.0):
+        found = channel_correlation(torch.from_numpy(scale * field)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    grey = torch.from_numpy(np.repeat(field[:, :1], 3, axis=1))
+    np.testing.assert_allclose(channel_correlation(grey).numpy(), 1.0)
+    assert channel_correlation(torch.tensor([[[[1.0]], [[-1.0]]]])).item() == pytest.approx(-1.0)
+
+
+def test_a_network_of_one_channel_has_no_column_between_channels() -> None:
+    backbone, images = toy_backbone(channels=1), pictures(40, channels=1)
+    detector = gepc.create_detector("gepc+", backbone, "fast", levels=LEVELS[:1]).fit(images)
+    assert np.isfinite(detector.score(images)).all()
+    without = gepc.create_detector("gepc+", backbone, "fast", levels=LEVELS[:1], features=("s", "d", *LAGS)).fit(images)
+    np.testing.assert_array_equal(detector.score(images), without.score(images))
+    with pytest.raises(OptionError, match="ac compares channels and the backbone has one"):
+        gepc.create_detector("gepc+", backbone, "fast", features="ac").fit(images)
+
+
+def test_the_columns_are_the_formulas() -> None:
+    """Logarithms of GEPC's own table for each element, and the autocorrelations of eps(x_t) - noise."""
+    backbone, group = toy_backbone(), Group.of(("rot180", "flip_x"))
+    method = plus(group=group, features=("s", "cos", "b", "d", *CORRELATIONS))
+    timesteps = method.timesteps(backbone)
+    columns = method.columns(method.extract(backbone, batch(), timesteps))
+    assert method.column_names == ("s:rot180", "s:flip_x", "cos:rot180", "cos:flip_x", "b", "d", *CORRELATIONS)
+    assert columns.shape == (12, 4, len(method.column_names))
+    paper = GepcExtractor(levels=Levels(LEVELS), group=group, features=("s", "cos", "b", "d"))
+    table = paper.extract(backbone, batch(), timesteps)
+    expected = np.concatenate(
+        [np.log(table["s"][:, :, 1:]), np.log(table["cos"][:, :, 1:]), np.log(np.stack([table["b"], table["d"]], 2))],
+        axis=2,
+    )
+    np.testing.assert_allclose(columns[:, :, :6], expected, rtol=1e-12)
+    x_t, noise = batch().noised(backbone, timesteps[1])
+    error = (backbone.eps(x_t, timesteps[1]) - noise).double()
+    for place, shifts in enumerate(LAGS.values(), start=6):
+        np.testing.assert_allclose(columns[:, 1, place], autocorrelation(error, shifts).numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(columns[:, 1, -1], channel_correlation(error).numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_one_column_for_the_mean_over_the_group() -> None:
+    backbone = toy_backbone()
+    method = plus(group=Group.of("paper"), features=("d", "s"), elements="mean")
+    table = method.extract(backbone, batch(), method.timesteps(backbone))
+    columns = method.columns(table)
+    assert method.column_names == ("s", "d")
+    np.testing.assert_allclose(columns[:, :, 0], np.log(table["s"].mean(axis=2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (3, (8, 12)), (1, (8, 12))])
+@pytest.mark.parametrize("features", [("ac", "cos", "s"), ("cos", "d", "s")])
+def test_levels_are_chosen_by_s_whatever_columns_drop_out(
+    channels: int, size: tuple[int, int], features: tuple[str, ...]
+) -> None:
+    """A network of one channel has no ac, and images that are not square no rot90."""
+    pixels = np.random.default_rng(0).uniform(-1, 1, (12, channels, *size)).astype(np.float32)
+    backbone = GaussianBackbone.fitted(pixels)
+    method = plus(group=Group.of(("rot90", "flip_x")), features=features)
+    looked = Batch(pixels, [bytes([index]) for index in range(12)], seed=0)
+    table = method.extract(backbone, looked, method.timesteps(backbone))
+    first = np.log(np.maximum(table["s"][:, :, 1], 1e-30))
+    np.testing.assert_allclose(method.columns(table)[:, :, method.base_column], first)
+
+
+@pytest.mark.parametrize(("preset", "passes"), [("fast", 2), ("full", 12)])
+def test_what_the_presets_cost(preset: str, passes: int) -> None:
+    backbone = toy_backbone()
+    detector = gepc.create_detector("gepc+", backbone, preset)
+    assert detector.cost().forward == passes
+    detector.fit(pictures(30))
+    assert len(detector.kept_) == {"fast": 1, "full": 4}[preset]  # no level is selected away
+    backbone.reset_counts()
+    detector.score(IMAGES)
+    assert backbone.forward_count == passes * len(IMAGES)
+
+
+def test_images_that_are_not_square() -> None:
+    """rot90 drops out of `full`; `fast` has nothing else and says what to do."""
+    wide = pictures(30, size=(8, 12))
+    full = gepc.create_detector("gepc+", toy_backbone(image_size=None), levels=LEVELS).fit(wide)
+    assert full.cost().forward == 8
+    assert np.isfinite(full.score(wide[:3])).all()
+    with pytest.raises(OptionError, match="add flips, rot180 or shifts"):
+        gepc.create_detector("gepc+", toy_backbone(image_size=None), "fast").fit(wide)
+
+
+def test_an_involution_cannot_tell_an_image_from_its_transform_and_a_quarter_turn_can() -> None:
+    """|r_g| at x and at P_g x: equal where g is its own inverse. The noise turns with the image."""
+    backbone, t = toy_backbone(), 60
+    x = batch().noised(backbone, t)[0]
+
+    def size(name: str, x: torch.Tensor) -> Array:
+        action = gepc.features.groups.find_action(name)
+        residual = action.inverse(backbone.eps(action.apply(x).contiguous(), t)) - backbone.eps(x, t)
+        return residual.double().flatten(1).norm(dim=1).numpy()
+
+    for name in ("rot180", "flip_x", "flip_y"):
+        turned = gepc.features.groups.find_action(name).apply(x).contiguous()
+        np.testing.assert_allclose(size(name, x), size(name, turned), rtol=1e-5)
+    turned = gepc.features.groups.find_action("rot90").apply(x).contiguous()
+    assert (np.abs(size("rot90", x) / size("rot90", turned) - 1.0) > 0.01).mean() > 0.5
+
+
+def test_terms_of_the_error_alone_cost_one_pass() -> None:
+    assert plus(levels=Levels((0.99,)), features=("d", *LAGS)).cost(toy_backbone(), (8, 8)).forward == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": ("s", "az")}, "feature.*'az'"),
+        ({"features": ()}, "at least one feature"),
+        ({"elements": "all"}, "elements.*'all'"),
+        ({"map_part": "errors"}, "map_part.*'errors'"),
+        ({"map_part": "residual", "features": ("d",)}, "needs a feature that compares group elements"),
+        ({"group_samples": 1}, "elements='mean'"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        plus(**options)
+
+
+def test_the_papers_method_does_not_know_the_new_terms() -> None:
+    with pytest.raises(OptionError, match="'ax'"):
+        GepcExtractor(features=("s", "ax"))
+
+
+def test_an_exactly_equivariant_network_is_named_as_the_cause() -> None:
+    backbone = gepc.Backbone.from_callable(lambda x, t: torch.tanh(x), cosine_alphas_cumprod(1000), 3, 8)
+    with pytest.raises(InputError, match="exactly equivariant under this group"):
+        gepc.create_detector("gepc+", backbone, "fast").fit(pictures(30))
+
+
+# --- maps ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_a_map_add_up_and_mean_what_the_columns_mean() -> None:
+    """Residual part: GEPC's own map. With mean pooling the spatial means are s and d/(sigma^2 b)."""
+    backbone = toy_backbone()
+    method = plus(pool="mean", features=("s", "b", "d"))
+    timesteps = method.timesteps(backbone)
+    table, parts = method.map_parts(backbone, batch(), timesteps)
+    _, total = method.maps(backbone, batch(), timesteps)
+    np.testing.assert_allclose(total, parts["residual"] + parts["error"], rtol=1e-6)
+    own = GepcExtractor(levels=Levels(LEVELS), pool="mean", group=method.group)
+    np.testing.assert_allclose(parts["residual"], own.maps(backbone, batch(), timesteps)[1], rtol=1e-6)
+    np.testing.assert_allclose(parts["residual"].mean((2, 3)), table["s"].mean(axis=2), rtol=1e-5)
+    variance = 1.0 - backbone.alphas_cumprod[list(timesteps)]
+    np.testing.assert_allclose(parts["error"].mean((2, 3)), table["d"] / (variance * table["b"]), rtol=1e-5)
+
+
+def test_a_detector_shows_the_part_it_is_asked_for(tmp_path: Path) -> None:
+    """Also after it was saved; the score does not depend on it."""
+    backbone = toy_backbone()
+    fitted = {
+        part: gepc.create_detector("gepc+", backbone, levels=LEVELS, map_part=part).fit(pictures(30))
+        for part in ("sum", "residual", "error")
+    }
+    maps = {part: detector.score_map(IMAGES) for part, detector in fitted.items()}
+    assert maps["sum"].shape == (12, 8, 8)
+    np.testing.assert_allclose(maps["sum"], maps["residual"] + maps["error"], rtol=1e-5)
+    fitted["error"].save(tmp_path / "det")
+    loaded = gepc.load_detector(tmp_path / "det", backbone)
+    np.testing.assert_array_equal(loaded.score_map(IMAGES), maps["error"])
+    np.testing.assert_array_equal(loaded.score(IMAGES), fitted["sum"].score(IMAGES))
+
+
+def test_without_a_transform_the_map_is_the_error_alone() -> None:
+    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, features=("d",)).fit(pictures(30))
+    assert (detector.score_map(IMAGES) > 0).all()
+
+
+# --- calibration -----------------------------------------------------------------------------------------------------
+
+
+def columns(count: int, seed: int = 0) -> Array:
+    mix = np.random.default_rng(9).standard_normal((3, 4, 4))
+    return np.einsum("nlf,lfk->nlk", np.random.default_rng(seed).standard_normal((count, 3, 4)), mix)
+
+
+def test_level_mahalanobis_is_the_mean_of_the_levels_distances() -> None:
+    inside, new = columns(80), columns(10, seed=1)
+    weights = np.array([0.5, 0.3, 0.2])
+    together = create_calibrator("level_mahalanobis").fit(inside)
+    alone = np.stack(
+        [
+            create_calibrator("mahalanobis").fit(inside[:, [k]]).score(new[:, [k]], np.ones(1), Aggregation())
+            for k in range(3)
+        ],
+        axis=1,
+    )
+    np.testing.assert_allclose(together.score(new, weights, Aggregation()), alone @ weights, rtol=1e-10)
+    np.testing.assert_allclose(
+        together.score(new, weights, Aggregation(over_levels="max")), alone.max(axis=1), rtol=1e-10
+    )
+    again = create_calibrator("level_mahalanobis").restore(together.state())
+    np.testing.assert_array_equal(again.score(new, weights, Aggregation()), together.score(new, weights, Aggregation()))
+
+
+def test_level_knn_is_the_distance_to_a_neighbour_in_the_metric_of_mahalanobis() -> None:
+    """Slowly: d^2 of the Gaussian with an ID image in the place of the mean, for every ID image, sorted."""
+    inside, new, weights = columns(30), columns(6, seed=1), np.array([0.5, 0.3, 0.2])
+    model = create_calibrator("level_knn:k=3").fit(inside)
+    expected = np.zeros((6, 3))
+    for level in range(3):
+        gaussian = create_calibrator("mahalanobis").fit(inside[:, [level]])
+        state = gaussian.state()
+        for row, image in enumerate(new[:, level]):
+            distances = [
+                gaussian.restore({**state, "mean": other}).score(image[None, None], np.ones(1), Aggregation())[0]
+                for other in inside[:, level]
+            ]
+            expected[row, level] = sorted(distances)[2]
+    np.testing.assert_allclose(model.score(new, weights, Aggregation()), expected @ weights, rtol=1e-9)
+    again = create_calibrator("level_knn:k=3").restore(model.state())
+    np.testing.assert_array_equal(again.score(new, weights, Aggregation()), model.score(new, weights, Aggregation()))
+    few = create_calibrator("level_knn:k=500").fit(inside)
+    assert np.isfinite(few.score(new, weights, Aggregation())).all()
+    with pytest.raises(OptionError, match="k must be at least 1"):
+        create_calibrator("level_knn:k=0")
+
+
+def test_between_two_clouds_is_far_from_every_image_though_near_the_mean() -> None:
+    clouds = columns(80) + np.where(np.arange(80) % 2, 9.0, -9.0)[:, None, None]
+    between, inside = columns(40, seed=1), columns(40, seed=2) + 9.0
+
+    def found(name: str) -> float:
+        model = create_calibrator(name).fit(clouds)
+        return auroc(*(model.score(part, np.full(3, 1 / 3), Aggregation()) for part in (inside, between)))
+
+    assert found("level_knn") > 0.7 > 0.3 > found("level_mahalanobis")
+
+
+@pytest.mark.parametrize("name", ["level_mahalanobis", "level_knn"])
+def test_levels_that_were_not_looked_at_are_left_out(name: str) -> None:
+    inside, new = columns(80), columns(10, seed=1)
+    weights = np.array([0.5, 0.3, 0.2])
+    model = create_calibrator(name).fit(inside)
+    partial = new.copy()
+    partial[:, 1] = np.nan
+    expected = model.fit(inside[:, [0, 2]]).score(new[:, [0, 2]], weights[[0, 2]], Aggregation())
+    found = create_calibrator(name).fit(inside).score(partial, weights, Aggregation())
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("calibration", ["mahalanobis", "gmm", "kde", "knn", "level_mahalanobis", "level_knn"])
+def test_other_calibrations_and_random_levels(calibration: str) -> None:
+    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, calibration=calibration).fit(pictures(40))
+    assert np.isfinite(detector.score(IMAGES)).all()
+    if calibration.startswith("level_"):
+        options = {"levels": LEVELS, "level_samples": 2, "calibration": calibration}
+        some = gepc.create_detector("gepc+", toy_backbone(), **options).fit(pictures(40))
+        assert some.cost().forward == 6
+        assert np.isfinite(some.score(IMAGES)).all()
+
+
+# --- what the whiteness of the error sees ----------------------------------------------------------------------------
+
+
+def test_the_autocorrelations_see_structure_that_energies_do_not() -> None:
+    """Images of the same variance, white where the network expects white, or smooth along x.
+
+    The network is the exact denoiser of white images: linear, so that the energies of its error are those of the
+    image and the noise together, whatever the image's structure.
+    """
+    abar = cosine_alphas_cumprod(1000)
+
+    def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        signal = torch.from_numpy(abar).float()[t.long()][:, None, None, None]
+        return x * (1 - signal).sqrt() / (signal * 0.2**2 + 1 - signal)
+
+    rng = np.random.default_rng(0)
+    white = 0.2 * rng.standard_normal((160, 1, 16, 16)).clip(-3.0, 3.0)
+    smooth = (white[:60] + np.roll(white[:60], 1, axis=3)) / np.sqrt(2.0)
+    backbone = gepc.Backbone.from_callable(eps, abar, 1, 16)
+
+    def found(features: tuple[str, ...]) -> float:
+        options = {"features": features, "levels": (0.97,), "pool": "mean"}
+        detector = gepc.create_detector("gepc+", backbone, **options).fit(white[:100])  # type: ignore[arg-type]
+        return auroc(detector.score(white[100:]), detector.score(smooth))
+
+    assert found(("d", "ax")) > 0.99
+    assert found(("d",)) < 0.7

@@ -1,0 +1,234 @@
+"""The cluster engine on a real Ray cluster of two nodes: the local engine's rows, also when a node dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from toys import as_uint8, pictures
+
+import gepc
+from gepc.detector.detector import Result
+from gepc.images.sources import open_images
+from gepc.runs.local import score_shards
+from gepc.runs.run_folder import Identity, Run, Shard, open_run
+
+ray = pytest.importorskip("ray", reason="a cluster needs ray: pip install 'gepc[ray]'")
+from gepc.runs.cluster import (  # noqa: E402
+    Actor,
+    Cluster,
+    Recipe,
+    Source,
+    reason_of,
+    score_shards_on_cluster,
+    shard_item,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+STORE = 100 * 2**20
+CPUS_PER_ACTOR = 2  # an actor fits on a worker node with a processor to spare, and not on the head
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_net: Any) -> Path:
+    """A saved detector and 24 images, one of them damaged."""
+    from diffusers import DDPMScheduler
+
+    root = tmp_path_factory.mktemp("cluster")
+    tiny_net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    detector = gepc.GEPC(gepc.load_backbone(root / "net"), levels=(0.99, 0.9), keep=1, group=("flip_x",))
+    detector.fit(pictures(66, 16, seed=0)).save(root / "det")
+    (root / "new").mkdir()
+    for index, picture in enumerate(as_uint8(pictures(24, 16, seed=1))):
+        Image.fromarray(picture).save(root / "new" / f"{index:02d}.png")
+    (root / "new" / "05.png").write_bytes(b"not an image")
+    return root
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head, which is too small for actors, and a node that does the work; stopped whatever happened."""
+    from ray.cluster_utils import Cluster as LocalCluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    cluster = LocalCluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False},
+    )
+    try:
+        cluster.add_node(num_cpus=3, object_store_memory=STORE)
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        cluster.shutdown()
+
+
+def rows(run: Run) -> list[Result]:
+    return [result for results in run.results() for result in results]
+
+
+def assert_as_local(run: Run, place: Path, source: str, tmp_path: Path) -> None:
+    images = open_images(source)
+    detector = gepc.load_detector(place / "det")
+    local = open_run(tmp_path / "local", Identity.of(detector, images), images)
+    score_shards(local, local.pending(), detector, images)
+    expected = rows(local)
+    found = rows(run)
+    assert [(r.index, r.name, r.error) for r in found] == [(r.index, r.name, r.error) for r in expected]
+    for column in ("score", "p_value"):
+        np.testing.assert_allclose(
+            [getattr(r, column) for r in found], [getattr(r, column) for r in expected], atol=1e-5, rtol=1e-5
+        )
+
+
+class KillsANode(Run):
+    """Once the first shard is back another node joins, and the one that it came from dies without a word."""
+
+    cluster: Any = None
+
+    def write(self, shard: Shard, results: Any) -> None:
+        super().write(shard, results)
+        if self.cluster is not None:
+            (victim,) = self.cluster.worker_nodes
+            self.cluster.add_node(num_cpus=3, object_store_memory=STORE)
+            self.cluster.remove_node(victim, allow_graceful=False)
+            self.cluster = None
+
+
+def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) -> None:
+    source = str(place / "new")
+    images = open_images(source)
+    detector = gepc.load_detector(place / "det")
+    open_run(tmp_path / "run", Identity.of(detector, images), images, "parquet", 1)
+    run = KillsANode(tmp_path / "run", len(images), 1, "parquet")
+    run.cluster = nodes
+    recipe = Recipe.of(place / "det", None, batch_size=8)
+    score_shards_on_cluster(run, recipe, Source.of(images, source), Cluster(nodes.address, 1, CPUS_PER_ACTOR))
+    assert run.cluster is None
+    assert len(nodes.worker_nodes) == 1
+    assert_as_local(run, place, source, tmp_path)
+
+
+def test_the_command_line_on_a_cluster(place: Path, nodes: Any) -> None:
+    """Relative paths scored into Parquet, and a detector fitted."""
+    import pyarrow.parquet as pq
+
+    program = (
+        "import sys; from gepc.cli.app import run; "
+        "sys.exit(max(run(line.split()) for line in sys.stdin.read().splitlines()))"
+    )
+    cluster = f"--engine ray --address {nodes.address} --actors 1 --cpus-per-actor {CPUS_PER_ACTOR}"
+    lines = [
+        f"score det new --out far.parquet --shard-size 10 {cluster}",
+        f"fit new --out far --backbone net --set levels=0.99,0.9 {cluster}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="\n".join(lines),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(place / "far.parquet").to_pylist()
+    expected = list(gepc.load_detector(place / "det").results(place / "new"))
+    assert [row["path"] for row in table] == [f"new/{index:02d}.png" for index in range(24)]
+    assert table[5]["error"] == "new/05.png is not an image that can be decoded"
+    scores = [np.nan if row["score"] is None else row["score"] for row in table]
+    np.testing.assert_allclose(scores, [result.score for result in expected], atol=1e-5)
+
+    far = gepc.load_detector(place / "far", str(place / "net"))
+    with pytest.warns(UserWarning, match="1 of 24 images left out"):
+        near = gepc.GEPC(gepc.load_backbone(place / "net"), levels=(0.99, 0.9)).fit(place / "new")
+    assert far.kept_.tolist() == near.kept_.tolist()
+    np.testing.assert_allclose(far.calibration_scores_, near.calibration_scores_, atol=1e-5)
+    np.testing.assert_allclose(far.map_scale_, near.map_scale_, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["array", "address", "files"])
+def test_what_an_actor_does_with_a_shard(place: Path, kind: str) -> None:
+    """The actor's own code, without a cluster around it."""
+    np.savez(place / "stack.npz", x=as_uint8(pictures(5, 16, seed=3)))
+    given = {"array": f"{place}/stack.npz:x", "address": f"file://{place}/new", "files": str(place / "new")}[kind]
+    images = open_images(given)
+    expected = list(gepc.load_detector(place / "det").results(images))[2:5]
+    source = Source.of(images, given)
+    actor = Actor(Recipe.of(place / "det", None, batch_size=2), source.array)
+    item = shard_item(Shard(0, 2, 5), source, None)
+    (rows,) = actor({name: [value] for name, value in item.items()})
+    assert rows["index"].tolist() == [2, 3, 4]
+    np.testing.assert_allclose(rows["score"], [result.score for result in expected], atol=1e-5)
+    assert [source.shown(index, "")[0] for index in (2, 3, 4)] == [result.name for result in expected]
+
+
+def test_a_backbone_that_the_nodes_cannot_load(place: Path) -> None:
+    with pytest.raises(gepc.core.errors.GepcError, match="nowhere"):
+        Recipe.of(place / "det", "nowhere", batch_size=2).build()
+
+
+def test_without_an_address_a_cluster_is_started_here_whatever_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # a cluster that is no more
+    with Cluster().joined() as joined:
+        assert joined.is_initialized()
+        assert len(joined.nodes()) == 1
+    assert not ray.is_initialized()
+
+
+def test_the_reason_of_a_failure_is_its_last_line() -> None:
+    assert reason_of(RuntimeError("trace\n  File x\n\nBackboneError: no weights\n")) == "BackboneError: no weights"
+    assert reason_of(RuntimeError()) == "RuntimeError"
+
+
+class NoCluster(Cluster):
+    """Ray's names without a cluster behind them."""
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Any]:
+        import ray.data
+
+        yield ray
+
+
+@pytest.mark.parametrize("shards_each_time", [1, 0])
+def test_a_cluster_that_stands_still_is_asked_again_while_it_gets_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards_each_time: int
+) -> None:
+    """Actors of a lost node may wait for ever; Ray then gives up, and what is missing is handed out anew."""
+    from ray.data.exceptions import ExecutionTimeoutError
+
+    from gepc.runs import cluster
+
+    asked: list[int] = []
+
+    def standing_still(ray: Any, shards: list[Shard], *others: Any) -> Iterator[tuple[Shard, list[Result]]]:
+        asked.append(len(shards))
+        for shard in shards[:shards_each_time]:
+            yield shard, [Result(index, str(index), 0.0, 1.0) for index in range(shard.start, shard.stop)]
+        if shards[shards_each_time:]:
+            raise ExecutionTimeoutError("no progress for 1800 s")
+
+    monkeypatch.setattr(cluster, "_computed", standing_still)
+    run = Run(tmp_path, 24, 8, "csv")
+    recipe, source = Recipe({}, None, 2), Source(open_images(str(place / "new")), None)
+    if shards_each_time:
+        score_shards_on_cluster(run, recipe, source, NoCluster())
+        assert asked == [3, 2, 1]
+        assert [result.index for result in rows(run)] == list(range(24))
+    else:
+        with pytest.raises(gepc.core.errors.GepcError, match=r"gave up: no progress.*run the same command again"):
+            score_shards_on_cluster(run, recipe, source, NoCluster())
+        assert asked == [3]

@@ -1,0 +1,168 @@
+"""The local engine gives the rows of `Detector.results`, whatever its batches, shards and readers."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toys import pictures, toy_detector
+
+import gepc
+from gepc.detector.detector import Result
+from gepc.images.batches import Chunk
+from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
+from gepc.runs.local import Judge, score_part, score_shards
+from gepc.runs.reading import AHEAD, Part, part, pieces, read_ahead
+from gepc.runs.run_folder import Identity, Run, open_run
+from gepc.verdicts.conformal import group_labels
+
+
+def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4, kind: str = "csv") -> Run:
+    return open_run(place, Identity.of(detector, images), images, kind, shard_size)
+
+
+def rows(run: Run) -> list[Result]:
+    return [result for results in run.results() for result in results]
+
+
+def assert_same(found: list[Result], expected: list[Result]) -> None:
+    assert [(r.index, r.name, r.error) for r in found] == [(r.index, r.name, r.error) for r in expected]
+    for column in ("score", "p_value"):
+        np.testing.assert_allclose(
+            [getattr(r, column) for r in found], [getattr(r, column) for r in expected], rtol=1e-5, atol=1e-5
+        )
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shard_size=st.integers(1, 13), batch_size=st.integers(1, 8))
+def test_batches_and_shards_change_no_row(
+    detector: gepc.GEPC, folder: Path, tmp_path_factory: pytest.TempPathFactory, shard_size: int, batch_size: int
+) -> None:
+    images = open_images(folder)
+    expected = list(detector.results(images))
+    run = new_run(tmp_path_factory.mktemp("run") / "run", detector, images, shard_size)
+    detector.batch_size, before = batch_size, detector.batch_size
+    try:
+        score_shards(run, run.pending(), detector, images)
+    finally:
+        detector.batch_size = before
+    assert_same(rows(run), expected)
+    assert run.pending() == []
+
+
+def test_bad_files_are_rows_with_reasons(detector: gepc.GEPC, folder: Path, tmp_path: Path) -> None:
+    images = open_images(folder)
+    (folder / "day" / "3.png").unlink()  # gone since it was listed
+    (folder / "day" / "new.png").write_bytes((folder / "day" / "1.png").read_bytes())  # come since
+    run = new_run(tmp_path / "run", detector, images)
+    score_shards(run, run.pending(), detector, images)
+    errors = {Path(row.name).name: row.error for row in rows(run) if row.error is not None}
+    assert sorted(errors) == ["3.png", "cut.png", "empty.png"]
+    assert errors["3.png"].endswith("3.png does not exist")
+    assert "empty.png is not an image" in errors["empty.png"]
+    assert "cut.png" in errors["cut.png"]
+    assert len(rows(run)) == len(images) == 12
+
+
+def test_reading_in_processes_gives_the_same_rows(detector: gepc.GEPC, folder: Path, tmp_path: Path) -> None:
+    images = open_images(folder)
+    expected = list(detector.results(images))
+    run = new_run(tmp_path / "run", detector, images)
+    score_shards(run, run.pending(), detector, images, workers=2)
+    assert_same(rows(run), expected)
+
+
+def test_arrays_keep_their_numbers(detector: gepc.GEPC, tmp_path: Path) -> None:
+    images = ArrayImages(pictures(7, seed=3))
+    run = new_run(tmp_path / "run", detector, images, shard_size=3)
+    score_shards(run, run.pending(), detector, images)
+    assert [row.name for row in rows(run)] == [str(index) for index in range(7)]
+    assert_same(rows(run), list(detector.results(images)))
+
+
+def test_equal_images_cost_one_image(folder: Path, tmp_path: Path) -> None:
+    detector = toy_detector().fit(pictures(40, seed=1))
+    images = open_images(folder)
+    expected = list(detector.results(images))
+    for dedup, paid in ((False, 10), (True, 9)):  # ten can be read, two of them are the same
+        run = new_run(tmp_path / f"run{dedup}", detector, images, shard_size=3)
+        detector.backbone.reset_counts()
+        score_shards(run, run.pending(), detector, images, dedup=dedup)
+        assert detector.backbone.forward_count == paid * detector.cost().forward
+        assert_same(rows(run), expected)
+
+
+def test_equal_images_within_one_batch(detector: gepc.GEPC) -> None:
+    picture = pictures(2, seed=4)
+    images = ArrayImages(picture[[0, 1, 0, 0, 1]])
+    found = score_part(Judge(detector, dedup=True), images, 0, None, threads=2)
+    assert_same(found, list(detector.results(images)))
+
+
+class Says:
+    """A detector that costs nothing."""
+
+    def judge(self, chunk: Chunk, labels: object) -> list[Result]:
+        return [Result(index, name, index + 0.5, 0.5) for index, name in zip(chunk.indices, chunk.names, strict=True)]
+
+
+def test_what_is_remembered_of_an_image_is_small() -> None:
+    """The documentation says about 200 bytes; the longest names do not change it."""
+    judge, count = Judge(Says(), dedup=True), 20_000  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        for start in range(0, count, 1000):
+            places = list(range(start, start + 1000))
+            keys = [place.to_bytes(16, "big") for place in places]
+            judge(Chunk(places, [f"{place:0200d}.png" for place in places], keys, [None] * 1000))  # type: ignore[list-item]
+        assert tracemalloc.get_traced_memory()[0] / count < 250
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_groups_follow_their_images(folder: Path, tmp_path: Path, dedup: bool) -> None:
+    detector = toy_detector().fit(pictures(40, seed=1), groups=["day", "night"] * 20)
+    images = open_images(folder)
+    labels = group_labels("folder", images, np.arange(len(images)))
+    run = open_run(tmp_path / "run", Identity.of(detector, images, labels), images, "csv", 5)
+    score_shards(run, run.pending(), detector, images, labels, dedup=dedup)
+    assert_same(rows(run), list(detector.results(images, groups="folder")))
+    assert Identity.of(detector, images, labels) != Identity.of(detector, images)
+
+
+class Counted(Images):
+    """Remembers what was read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Record:
+        self.read.append(index)
+        return Record(str(index), np.zeros((8, 8, 3), np.uint8))
+
+
+def test_reading_ahead_is_bounded(detector: gepc.GEPC) -> None:
+    """Memory does not grow with the list: no more than the parts that wait are ever read beyond what was taken."""
+    images = Counted(1000)
+    stream = read_ahead((part(images, *piece) for piece in pieces(0, 1000, 10)), detector.preprocessing_, threads=2)
+    for taken in range(1, 6):
+        next(stream)
+        assert len(images.read) <= 10 * (taken + 2 * AHEAD)
+    stream.close()  # type: ignore[attr-defined]
+    assert len(images.read) < 200
+
+
+def test_a_part_holds_its_own_names_only() -> None:
+    images = FileImages([Path(f"{index}.png") for index in range(100)])
+    cut = part(images, 20, 23)
+    assert isinstance(cut, Part)
+    assert [str(path) for path in cut.images.paths] == ["20.png", "21.png", "22.png"]  # type: ignore[attr-defined]

@@ -1,0 +1,67 @@
+"""Images behind an address: the same records as from files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+import gepc
+from gepc.core.errors import InputError, OptionError
+from gepc.images.sources import iterate, open_images
+from gepc.runs.reading import part
+from gepc.runs.remote import UrlImages
+
+
+@pytest.fixture
+def bucket(folder: Path) -> Iterator[str]:
+    memory = fsspec.filesystem("memory")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"/bucket/{path.relative_to(folder)}", path.read_bytes())
+    memory.pipe("/bucket/notes.txt", b"no image")
+    np.save(folder / "day" / "array.npy", np.zeros((8, 8, 3), np.uint8))
+    memory.pipe("/bucket/day/array.npy", (folder / "day" / "array.npy").read_bytes())
+    yield "memory://bucket"
+    memory.rm("/bucket", recursive=True)
+
+
+def test_the_same_pixels_and_reasons_as_from_files(bucket: str, folder: Path) -> None:
+    far, near = list(iterate(open_images(bucket))), list(iterate(open_images(folder)))
+    assert [record.name.split("/bucket/")[1] for record in far] == [
+        str(Path(record.name).relative_to(folder)) for record in near
+    ]
+    for a, b in zip(far, near, strict=True):
+        if b.pixels is None:
+            assert a.pixels is None
+            assert a.error.split(a.name)[1] == b.error.split(b.name)[1]
+        else:
+            np.testing.assert_array_equal(a.pixels, b.pixels)
+
+
+def test_scores_and_folders(bucket: str, folder: Path, detector: gepc.GEPC) -> None:
+    far, near = (list(detector.results(source)) for source in (bucket, folder))
+    np.testing.assert_array_equal([r.score for r in far], [r.score for r in near])
+    images = open_images(bucket)
+    assert {path.parent.name for path in images.paths} == {"day", "night"}
+    cut = part(images, 2, 5).images
+    assert isinstance(cut, UrlImages)
+    assert [record.name for record in iterate(cut)] == images.urls[2:5]
+
+
+def test_one_file_and_file_addresses(folder: Path, detector: gepc.GEPC) -> None:
+    one = open_images(f"file://{folder}/day/1.png")
+    assert len(one) == 1
+    assert detector.score(one) == detector.score([folder / "day" / "1.png"])
+
+
+def test_addresses_that_lead_nowhere(bucket: str) -> None:
+    with pytest.raises(InputError, match=r"memory://nowhere does not exist or holds no image file"):
+        open_images("memory://nowhere")
+    with pytest.raises(OptionError, match="nosuch://x cannot be opened"):
+        open_images("nosuch://x")
+    gone = UrlImages(["memory://bucket/gone.png"])[0]
+    assert gone.error == "memory://bucket/gone.png does not exist"

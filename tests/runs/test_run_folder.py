@@ -1,0 +1,215 @@
+"""A run on disk: shards that are whole, resumed exactly, refused where something changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from toys import pictures, toy_detector
+
+import gepc
+from gepc.core.errors import InputError, OptionError
+from gepc.detector.detector import Result
+from gepc.images.sources import ArrayImages, FileImages
+from gepc.runs.merging import merge
+from gepc.runs.remote import UrlImages
+from gepc.runs.run_folder import Identity, Run, detector_digest, list_digest, listed, open_run
+from gepc.runs.tables import csv_table, format_of, read_shard, table, write_shard
+
+NAMES = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1)
+SCORES = st.floats(allow_nan=False, allow_infinity=False)
+FILES = FileImages([Path(f"{index}.png") for index in range(7)])
+
+
+@st.composite
+def results(draw: st.DrawFn) -> list[Result]:
+    found = []
+    for index in range(draw(st.integers(0, 6))):
+        error = draw(st.one_of(st.none(), NAMES))
+        score, p_value = (math.nan, math.nan) if error else (draw(SCORES), draw(st.floats(0, 1)))
+        found.append(Result(index, draw(NAMES), score, p_value, error))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@given(rows=results())
+def test_every_digit_and_letter_comes_back(
+    kind: str, rows: list[Result], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("shard") / f"shard.{kind}"
+    write_shard(path, rows)
+    found = read_shard(path)
+    np.testing.assert_equal([vars(row) for row in found], [vars(row) for row in rows])
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    rows = [Result(0, name, 1.0, 0.5)]
+    write_shard(tmp_path / "shard.csv", rows)
+    assert read_shard(tmp_path / "shard.csv") == rows
+    write_shard(tmp_path / "shard.parquet", rows)
+    assert read_shard(tmp_path / "shard.parquet")[0].name == "caf\\udce9.png"
+    with table(tmp_path / "scores.csv", "csv") as append:
+        append(rows, [True])
+    assert b"caf\xe9.png,1,0.5,true," in (tmp_path / "scores.csv").read_bytes()
+    assert list_digest(FileImages([Path(name)])) != list_digest(FileImages([Path("caf.png")]))
+
+
+def test_shards_cover_the_list_once() -> None:
+    for count in range(12):
+        shards = Run(Path("run"), count, 5, "csv").shards
+        assert [index for shard in shards for index in range(shard.start, shard.stop)] == list(range(count))
+
+
+def test_a_shard_with_a_missing_or_repeated_row_is_never_written(tmp_path: Path) -> None:
+    run = Run(tmp_path, 4, 2, "csv")
+    rows = [Result(index, "x", 0.0, 1.0) for index in (0, 1)]
+    for wrong in (rows[:1], [*rows, rows[0]], rows[::-1]):
+        with pytest.raises(ValueError, match="once each"):
+            run.write(run.shards[0], wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def identity(**changes: object) -> Identity:
+    facts = {"detector": "d", "images": "i", "count": 7, "groups": None, **changes}
+    return Identity(**facts)  # type: ignore[arg-type]
+
+
+def test_a_run_is_taken_up_with_its_own_sizes(tmp_path: Path) -> None:
+    first = open_run(tmp_path / "run", identity(), FILES, "csv", 3)
+    first.write(first.shards[1], [Result(index, f"{index}.png", 0.0, 1.0) for index in (3, 4, 5)])
+    (tmp_path / "run" / ".shard-00002.csv.abc.part").write_text("half")
+    second = open_run(tmp_path / "run", identity(), FILES, "parquet", 100)
+    assert [shard.number for shard in second.pending()] == [0, 2]
+    assert not list((tmp_path / "run").glob(".*.part"))
+    assert listed(tmp_path / "run").names == FILES.names
+    assert len(open_run(tmp_path / "run", identity(), FILES, restart=True).pending()) == 1
+
+
+def test_addresses_are_listed_as_they_are(tmp_path: Path) -> None:
+    images = UrlImages([f"s3://bucket/{index}.png" for index in range(7)])
+    open_run(tmp_path / "run", identity(), images)
+    found = listed(tmp_path / "run")
+    assert isinstance(found, UrlImages)
+    assert found.urls == images.urls
+    assert list_digest(found) == list_digest(images)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"detector": "other"}, "another detector"),
+        ({"images": "other"}, r"another list of images \(7 then, 7 now\); --as-listed"),
+        ({"count": 8}, r"7 then, 8 now"),
+        ({"groups": "g"}, "other groups"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+    open_run(tmp_path / "run", identity(), FILES)
+    with pytest.raises(InputError, match=f"{sentence}.*--restart"):
+        open_run(tmp_path / "run", identity(**changes), FILES)
+
+
+def test_folders_that_hold_something_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="holds no run"):
+        open_run(tmp_path, identity(), FILES)
+    for text, sentence in (("{", "readable JSON"), ("[]", "not a run"), ('{"schema": 1}', "has no 'detector'")):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(InputError, match=sentence):
+            open_run(tmp_path, identity(), FILES)
+    with pytest.raises(InputError, match="no list of files"):
+        listed(tmp_path)
+
+
+def test_shards_whose_run_is_lost_are_thrown_away_when_told(tmp_path: Path) -> None:
+    open_run(tmp_path, identity(), FILES)
+    write_shard(tmp_path / "shard-00000.csv", [])
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(InputError, match="holds no run; --restart throws its shards away"):
+        open_run(tmp_path, identity(), FILES)
+    (tmp_path / "shard-notes.txt").touch()
+    with pytest.raises(InputError, match="holds no run; give another folder"):
+        open_run(tmp_path, identity(), FILES, restart=True)
+    (tmp_path / "shard-notes.txt").unlink()
+    assert len(open_run(tmp_path, identity(), FILES, restart=True).pending()) == 1
+
+
+@given(rows=results())
+@example(rows=[Result(0, "a\rb.png", 1.0, 0.5), Result(1, "a\nb.png", math.nan, math.nan, "cut\rshort")])
+def test_a_table_for_standard_output_keeps_every_name(rows: list[Result]) -> None:
+    """Names may hold line ends of any kind."""
+    text = io.StringIO(newline="")
+    csv_table(text, "\n")(rows, [False] * len(rows))
+    found = list(csv.reader(io.StringIO(text.getvalue(), newline="")))
+    assert [row[0] for row in found[1:]] == [row.name for row in rows]
+    assert text.getvalue().startswith("path,score,p_value,alarm,error\n")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_damaged_shard_is_named(tmp_path: Path, kind: str) -> None:
+    run = Run(tmp_path, 2, 2, kind)
+    rows = [Result(index, "x", 0.0, 1.0) for index in (0, 1)]
+    run.write(run.shards[0], rows)
+    whole = run.path(run.shards[0]).read_bytes()
+    for damaged in (whole[: len(whole) // 2], b""):
+        run.path(run.shards[0]).write_bytes(damaged)
+        with pytest.raises(InputError, match=r"shard-00000.*delete it"):
+            list(run.results())
+    write_shard(run.path(run.shards[0]), rows[:1])
+    with pytest.raises(InputError, match="lost rows"):
+        list(run.results())
+
+
+def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", 5, 2, "csv")
+    errors = {3: "damaged"}
+    for shard in run.shards:
+        indices = range(shard.start, shard.stop)
+        run.write(shard, [Result(i, f"{i}.png", float(i), i / 10, errors.get(i)) for i in indices])
+    seen: list[np.ndarray] = []
+
+    def decide(p_values: np.ndarray, scored: np.ndarray) -> np.ndarray:
+        seen.append(p_values)
+        return scored & (p_values <= 0.2)
+
+    with open(tmp_path / "out.csv", "w") as handle:
+        summary = merge(run, decide, csv_table(handle, "\n"))
+    np.testing.assert_equal(seen[0], [0.0, 0.1, 0.2, np.nan, 0.4])
+    assert (summary.images, summary.alarms, summary.failures) == (5, 3, 1)
+    assert (tmp_path / "out.csv").read_text().splitlines()[2:5] == [
+        "1.png,1,0.1,true,",
+        "2.png,2,0.2,true,",
+        "3.png,,,,damaged",
+    ]
+
+
+def test_what_changes_a_score_changes_the_digest(detector: gepc.GEPC) -> None:
+    same = toy_detector().fit(pictures(40, seed=1))
+    same.batch_size = 3
+    assert detector_digest(same) == detector_digest(detector)
+    for other in (
+        toy_detector(seed=1).fit(pictures(40, seed=1)),
+        toy_detector(keep=1).fit(pictures(40, seed=1)),
+        toy_detector().fit(pictures(40, seed=2)),
+    ):
+        assert detector_digest(other) != detector_digest(detector)
+    images = pictures(3)
+    assert list_digest(ArrayImages(images)) != list_digest(ArrayImages(images[::-1]))
+    assert list_digest(FILES) != list_digest(FileImages(FILES.paths[::-1]))
+
+
+def test_the_format_is_what_is_asked_for_or_what_the_name_says() -> None:
+    assert [format_of(name, None) for name in (None, "a.csv", "a.txt", "a.parquet", "a.PQ")] == [
+        *("csv", "csv", "csv", "parquet", "parquet")
+    ]
+    assert format_of("a.csv", "parquet") == "parquet"
+    with pytest.raises(OptionError, match="did you mean 'parquet'"):
+        format_of(None, "parket")

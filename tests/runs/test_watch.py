@@ -1,0 +1,116 @@
+"""Each file of a watched folder is scored once and becomes one row, also across crashes."""
+
+import csv
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from toys import as_uint8, pictures, toy_detector
+
+from gepc.core.errors import InputError
+from gepc.runs.watch import COLUMNS, Watch
+from gepc.verdicts.monitor import Monitor
+
+
+@pytest.fixture(scope="module")
+def detector():
+    return toy_detector().fit(pictures(60))
+
+
+def _drop(folder: Path, count: int, first: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    for index, picture in enumerate(as_uint8(pictures(count, seed=100 + first))):
+        Image.fromarray(picture).save(folder / f"{first + index:03d}.png")
+
+
+def _watch(detector, folder, log) -> Watch:
+    return Watch(folder, detector, Monitor(detector), log, settle=0.0, patience=0.0)
+
+
+def _rows(log: Path) -> list[dict[str, str]]:
+    with open(log, newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))
+
+
+def test_every_file_becomes_one_row_with_the_detectors_score(detector, tmp_path):
+    _drop(tmp_path / "in", 5)
+    watch = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+    assert len(list(watch.step())) == 5
+    _drop(tmp_path / "in", 3, first=5)
+    assert len(list(watch.step())) == 3
+    assert list(watch.step()) == []
+    rows = _rows(tmp_path / "log.csv")
+    paths = sorted((tmp_path / "in").iterdir())
+    assert sorted(row["path"] for row in rows) == [str(path) for path in paths]
+    by_path = {row["path"]: float(row["score"]) for row in rows}
+    expected = detector.score(paths)
+    assert np.allclose([by_path[str(path)] for path in paths], expected, rtol=1e-9)
+
+
+def test_a_crash_loses_and_repeats_nothing(detector, tmp_path):
+    """Kill the watch after every possible number of rows, with a row cut short; the log ends up the same."""
+    folder = tmp_path / "in"
+    _drop(folder, 6)
+    for age, path in enumerate(sorted(folder.iterdir())):
+        os.utime(path, (time.time() - 100 + age,) * 2)
+    whole = _watch(detector, folder, tmp_path / "whole.csv")
+    list(whole.step())
+    expected = _rows(tmp_path / "whole.csv")
+    for survived in range(6):
+        log = tmp_path / f"log{survived}.csv"
+        steps = _watch(detector, folder, log).step()
+        for _ in range(survived):
+            next(steps)
+        steps.close()
+        with open(log, "ab") as handle:
+            handle.write(b"in/00")  # the row that was being written
+        list(_watch(detector, folder, log).step())
+        found = _rows(log)
+        assert [row["path"] for row in found] == [row["path"] for row in expected]
+        for column in ("score", "p_value", "log10_capital"):
+            assert np.allclose(*([float(row[column]) for row in rows] for rows in (found, expected)), rtol=1e-5)
+
+
+def test_the_monitor_is_taken_up_where_it_was(detector, tmp_path):
+    _drop(tmp_path / "in", 4)
+    first = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+    list(first.step())
+    again = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+    assert again.monitor.scores == first.monitor.scores
+    assert again.monitor.log_capital == first.monitor.log_capital
+
+
+def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path):
+    _drop(tmp_path / "in", 1)
+    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=60.0)
+    assert list(watch.step()) == []
+    os.utime(tmp_path / "in" / "000.png", (time.time() - 120,) * 2)
+    assert len(list(watch.step())) == 1
+
+
+def test_a_damaged_file_is_a_row_with_the_reason(detector, tmp_path):
+    _drop(tmp_path / "in", 2)
+    (tmp_path / "in" / "001.png").write_text("not a picture")
+    watch = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+    list(watch.step())
+    errors = {Path(row["path"]).name: row["error"] for row in _rows(tmp_path / "log.csv")}
+    assert errors["000.png"] == ""
+    assert "decoded" in errors["001.png"]
+    assert len(watch.monitor.scores) == 1
+
+
+def test_another_file_is_not_taken_for_a_log(detector, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "table.csv").write_text("a,b\r\n1,2\r\n")
+    with pytest.raises(InputError, match=r"table\.csv is not a log"):
+        _watch(detector, tmp_path / "in", tmp_path / "table.csv")
+    assert (tmp_path / "table.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_the_log_starts_with_its_columns(detector, tmp_path):
+    (tmp_path / "in").mkdir()
+    _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+    assert (tmp_path / "log.csv").read_text().strip() == ",".join(COLUMNS)

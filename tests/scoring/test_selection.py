@@ -1,0 +1,79 @@
+"""Levels are chosen by the stability of their feature on in-distribution images, and weighted by it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gepc.core.errors import InputError, OptionError
+from gepc.scoring.selection import coefficient_of_variation, select
+
+
+def table(*cvs: float) -> np.ndarray:
+    """Two images per level with mean 1 and exactly these CVs."""
+    return np.stack([1 - np.asarray(cvs), 1 + np.asarray(cvs)])
+
+
+def test_the_lowest_cv_stays_and_weighs_one_over_it() -> None:
+    picked = select(table(0.4, 0.1, 0.8, 0.2), keep=2, weighting="inv_cv")
+    assert picked.kept == (1, 3)
+    np.testing.assert_allclose(picked.weights, [2 / 3, 1 / 3])
+    np.testing.assert_allclose(picked.cv, [0.4, 0.1, 0.8, 0.2])
+
+
+def test_uniform_weights_and_all_levels() -> None:
+    base = table(0.4, 0.1, 0.8)
+    assert select(base, None, "uniform").kept == (0, 1, 2)
+    np.testing.assert_allclose(select(base, None, "uniform").weights, 1 / 3)
+    np.testing.assert_allclose(select(base, 2, "uniform").weights, 1 / 2)
+    np.testing.assert_allclose(select(base, None, "inv_cv").weights, np.array([2.5, 10, 1.25]) / 13.75)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 5),
+    st.sampled_from(["inv_cv", "uniform"]),
+    st.floats(1e-6, 1e6),
+)
+def test_selection_is_a_choice_of_the_most_stable_and_blind_to_units(
+    seed: int, keep: int, weighting: str, unit: float
+) -> None:
+    """Ascending, distinct, weights sum to 1, no level left out is more stable, and a factor changes nothing."""
+    base = np.exp(np.random.default_rng(seed).standard_normal((20, 5)))
+    picked = select(base, keep, weighting)
+    assert list(picked.kept) == sorted(set(picked.kept))
+    assert len(picked.kept) == keep
+    assert picked.weights.sum() == pytest.approx(1)
+    left_out = sorted(set(range(5)) - set(picked.kept))
+    assert not left_out or picked.cv[left_out].min() >= picked.cv[list(picked.kept)].max()
+    scaled = select(unit * base, keep, weighting)
+    assert scaled.kept == picked.kept
+    np.testing.assert_allclose(scaled.weights, picked.weights, rtol=1e-9)
+
+
+def test_negative_means_and_missing_entries() -> None:
+    """CV = std/|mean|, over the images that were looked at."""
+    values = np.array([[-1.0, 1.0], [-3.0, np.nan], [-2.0, 3.0]])
+    np.testing.assert_allclose(coefficient_of_variation(values), [np.sqrt(2 / 3) / 2, 0.5])
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1])
+def test_a_constant_level_is_an_error(level: float) -> None:
+    """Also where its standard deviation is not 0 but a rounding error, which would look most stable of all."""
+    base = np.tile(table(0.4, 0.1, 0.8), (30, 1))
+    base[:, 1] = level
+    with pytest.raises(InputError, match="constant over the in-distribution images at some level"):
+        select(base, 2, "inv_cv")
+
+
+@pytest.mark.parametrize("keep", [0, 4, -1])
+def test_keep_must_be_possible(keep: int) -> None:
+    with pytest.raises(OptionError, match="between 1 and the number of distinct levels, 3"):
+        select(table(0.4, 0.1, 0.8), keep, "inv_cv")
+
+
+def test_unknown_weights() -> None:
+    with pytest.raises(OptionError, match="did you mean 'inv_cv'"):
+        select(table(0.4, 0.1), 1, "inv-cv")

@@ -1,0 +1,81 @@
+"""The conformal test martingale: its false-alarm bound, its power, and a state that survives."""
+
+import numpy as np
+import pytest
+
+from gepc.core.errors import InputError, OptionError
+from gepc.verdicts.monitor import Monitor
+
+
+def test_unmoved_streams_are_called_drifted_at_most_with_probability_delta():
+    rng = np.random.default_rng(1)
+    runs, delta = 200, 0.1
+    called = 0
+    for run in range(runs):
+        monitor = Monitor(rng.normal(size=80), delta=delta, seed=run)
+        monitor.update_all(rng.normal(size=150))
+        called += monitor.drifted
+    band = 3 * np.sqrt(delta * (1 - delta) / runs)
+    assert called / runs <= delta + band
+
+
+def test_capital_is_a_martingale():
+    """E M_n = 1 for every n when the stream has not moved: the mean over runs stays within its error."""
+    rng = np.random.default_rng(2)
+    capitals = []
+    for run in range(800):
+        monitor = Monitor(rng.normal(size=20), seed=run)
+        capitals.append(np.exp([monitor.update(s).log10_capital * np.log(10) for s in rng.normal(size=8)]))
+    mean, error = np.mean(capitals, axis=0), np.std(capitals, axis=0) / np.sqrt(800)
+    assert (np.abs(mean - 1.0) < 4 * error + 1e-12).all()
+
+
+@pytest.mark.parametrize("shift", [1.0, -1.0])
+def test_a_shift_either_way_is_noticed(shift):
+    rng = np.random.default_rng(3)
+    monitor = Monitor(rng.normal(size=300), delta=0.01)
+    monitor.update_all(rng.normal(size=100))
+    assert not monitor.drifted
+    monitor.update_all(rng.normal(shift, size=300))
+    assert monitor.drifted
+    assert monitor.drifted_at > 100
+
+
+def test_ties_do_not_look_like_a_drift():
+    monitor = Monitor(np.zeros(100), delta=0.01)
+    monitor.update_all(np.zeros(500))
+    assert not monitor.drifted
+
+
+def test_single_verdicts_are_those_of_the_detector():
+    monitor = Monitor(np.arange(99.0), alpha=0.02, window=2)
+    first, second = monitor.update(98.5), monitor.update(50.0)
+    assert first.p_value == pytest.approx(0.01)
+    assert first.alarm
+    assert not second.alarm
+    assert second.alarm_rate == 0.5
+
+
+def test_a_saved_monitor_goes_on_as_if_nothing_had_happened(tmp_path):
+    rng = np.random.default_rng(4)
+    stream = rng.normal(0.4, size=120)
+    whole = Monitor(np.sort(rng.normal(size=50)), window=10)
+    half = Monitor(whole.calibration, window=10)
+    expected = whole.update_all(stream)
+    half.update_all(stream[:70])
+    half.save(tmp_path / "state.json")
+    resumed = Monitor.load(tmp_path / "state.json")
+    assert resumed.update_all(stream[70:]) == expected[70:]
+    assert np.array_equal(resumed.path(), [verdict.log10_capital for verdict in expected])
+
+
+def test_bad_input_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="delta"):
+        Monitor([1.0, 2.0], delta=0.0)
+    with pytest.raises(InputError, match="calibration"):
+        Monitor([])
+    with pytest.raises(InputError, match="nan"):
+        Monitor([1.0]).update(float("nan"))
+    (tmp_path / "state.json").write_text('{"schema": 9}')
+    with pytest.raises(InputError, match=r"state\.json"):
+        Monitor.load(tmp_path / "state.json")

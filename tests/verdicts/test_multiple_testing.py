@@ -1,0 +1,74 @@
+"""False-discovery control holds for conformal p-values that share a calibration set."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control
+
+from gepc.core.errors import OptionError
+from gepc.verdicts.conformal import p_values
+from gepc.verdicts.multiple_testing import benjamini_hochberg, discoveries, storey
+
+rates = st.floats(0.01, 0.5)
+lists = st.lists(st.floats(0.0, 1.0), max_size=40)
+
+
+@given(lists, rates)
+def test_bh_is_the_adjusted_p_value_below_the_rate(p, fdr):
+    flags = benjamini_hochberg(p, fdr)
+    adjusted = false_discovery_control(p) if p else np.empty(0)
+    undecided = np.isclose(adjusted, fdr, rtol=1e-9)
+    assert (flags == (adjusted <= fdr))[~undecided].all()
+
+
+@given(lists, rates)
+def test_flags_are_a_lower_set_of_the_p_values(p, fdr):
+    p = np.asarray(p)
+    for procedure in ("bh", "storey"):
+        flags = discoveries(p, fdr, procedure)
+        if flags.any() and not flags.all():
+            assert p[flags].max() <= p[~flags].min()
+
+
+def _simulate(flag, outliers, runs=400, n=200, m=50, fdr=0.2):
+    """Mean share of false flags and mean share of outliers found, with a fresh calibration set in each run."""
+    rng = np.random.default_rng(7)
+    false_share, power = [], []
+    for _ in range(runs):
+        test = rng.normal(size=m)
+        test[:outliers] += 3.0
+        flags = flag(p_values(test, rng.normal(size=n)), fdr)
+        false_share.append(flags[outliers:].sum() / max(1, flags.sum()))
+        power.append(flags[:outliers].mean() if outliers else 0.0)
+    return np.mean(false_share), np.mean(power), np.std(false_share) / np.sqrt(runs)
+
+
+@pytest.mark.parametrize("flag", [benjamini_hochberg, storey])
+@pytest.mark.parametrize("outliers", [0, 10, 30])
+def test_false_discovery_rate_is_held(flag, outliers):
+    rate, power, error = _simulate(flag, outliers)
+    assert rate <= 0.2 + 3 * error
+    if outliers:
+        assert power > 0.5
+
+
+def test_storey_finds_more_when_many_are_out():
+    _, plain, _ = _simulate(benjamini_hochberg, 40, runs=100)
+    _, adaptive, _ = _simulate(storey, 40, runs=100)
+    assert adaptive > plain
+
+
+@pytest.mark.parametrize(("p", "fdr"), [([0.1], 0.0), ([0.1], 1.0), ([1.2], 0.1), ([-0.1], 0.1)])
+def test_senseless_numbers_are_refused(p, fdr):
+    with pytest.raises(OptionError):
+        benjamini_hochberg(p, fdr)
+
+
+def test_an_unknown_procedure_names_the_known_ones():
+    with pytest.raises(OptionError, match="storey"):
+        discoveries([0.1], 0.1, "story")
+
+
+def test_no_p_values_no_flags():
+    assert discoveries([], 0.1, "bh").shape == discoveries([], 0.1, "storey").shape == (0,)

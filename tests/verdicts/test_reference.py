@@ -1,0 +1,86 @@
+"""Group-conditional p-values, random ties, and the training-conditional threshold."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gepc.core.errors import OptionError
+from gepc.verdicts.conformal import Reference, images_for_width, p_values, pac_rank, realised_range
+
+
+def test_a_group_is_compared_with_its_own():
+    scores, labels = np.array([1.0, 2.0, 3.0, 10.0, 20.0, 30.0]), np.array(["a", "a", "a", "b", "b", "b"])
+    reference = Reference.of(scores, labels)
+    assert reference.p_values(np.array([5.0, 5.0]), np.array(["a", "b"]), None).tolist() == [0.25, 1.0]
+
+
+def test_false_alarms_are_held_within_every_group():
+    """Pooled calibration alarms too often in the noisy group; Mondrian calibration does not."""
+    rng = np.random.default_rng(0)
+    spread = np.array([1.0, 3.0])
+    alarms, runs, n, alpha = np.zeros(2), 200, 100, 0.1
+    for _ in range(runs):
+        group = np.repeat([0, 1], n)
+        reference = Reference.of(rng.normal(size=2 * n) * spread[group], group.astype(str))
+        test = np.repeat([0, 1], 20)
+        p = reference.p_values(rng.normal(size=40) * spread[test], test.astype(str), None)
+        alarms += [(p[test == g] <= alpha).mean() for g in (0, 1)]
+    rate, band = alarms / runs, 3 * np.sqrt(alpha * (1 - alpha) / (runs * 20))
+    assert (rate <= alpha + band).all()
+    assert (rate >= alpha - band - 1 / n).all()
+
+
+def test_labels_must_fit_the_reference():
+    grouped = Reference.of(np.arange(4.0), np.array(["day", "day", "night", "night"]))
+    with pytest.raises(OptionError, match="give groups="):
+        grouped.check(None)
+    with pytest.raises(OptionError, match="did you mean 'night'"):
+        grouped.check(np.array(["nigth"]))
+    with pytest.raises(OptionError, match="without groups"):
+        Reference.of(np.arange(4.0), None).check(np.array(["day"]))
+
+
+def test_random_ties_make_p_uniform():
+    """Scores with many ties: conservative p-values pile up, randomised ones are uniform."""
+    rng = np.random.default_rng(5)
+    p = np.concatenate(
+        [
+            p_values(rng.integers(0, 3, 1).astype(float), rng.integers(0, 3, 19).astype(float), rng.random(1))
+            for _ in range(4000)
+        ]
+    )
+    counts = np.histogram(p, bins=10, range=(0, 1))[0]
+    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # the 0.999 quantile of chi-square with 9 degrees of freedom
+
+
+@given(st.floats(0.01, 0.3), st.sampled_from([0.8, 0.9, 0.99]))
+def test_the_safe_rank_is_safe_and_not_wasteful(alpha, confidence):
+    from scipy.stats import beta
+
+    n = 1000
+    rank = pac_rank(n, alpha, confidence)
+    assert beta.cdf(alpha, rank, n + 1 - rank) >= confidence
+    assert beta.cdf(alpha, rank + 1, n - rank) < confidence
+
+
+def test_the_safe_threshold_holds_for_most_calibration_sets():
+    rng = np.random.default_rng(6)
+    n, alpha, confidence, runs = 200, 0.1, 0.9, 400
+    rank = pac_rank(n, alpha, confidence)
+    uniform = np.sort(rng.random((runs, n)), axis=1)  # scores whose false-alarm rate is known: 1 - threshold
+    realised = 1.0 - uniform[:, n - rank]
+    share = (realised <= alpha).mean()
+    assert share >= confidence - 3 * np.sqrt(confidence * (1 - confidence) / runs)
+
+
+def test_too_few_images_for_confidence_says_how_many():
+    with pytest.raises(OptionError, match="at least 299 calibration images, there are 50"):
+        pac_rank(50, 0.01, 0.95)
+    assert pac_rank(299, 0.01, 0.95) == 1
+
+
+def test_images_for_width_is_the_first_that_is_narrow_enough():
+    n = images_for_width(0.05, 0.02)
+    widths = [np.diff(realised_range(0.05, count))[0] for count in (n - 1, n)]
+    assert widths[1] <= 0.02 < widths[0]
