@@ -24,11 +24,11 @@ import numpy.typing as npt
 from PIL import Image
 
 import gepc
+from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
 from gepc.bench.paired import Pair, aurocs
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import Design, PlusBench, collect_plus, fast, plain_gepc, plus
 from gepc.bench.protocol import Protocol, Source
-from gepc.bench.rivals import choose_rivals, collect_rivals, method_names
 from gepc.bench.tables import Cell, ResultTable, write_tables
 from gepc.core.allocator import keep_freed_memory
 from gepc.features.cache import FeatureCache
@@ -196,13 +196,15 @@ def own_lines(bench: PlusBench) -> list[Line]:
     return lines
 
 
-def rival_lines(names: str, plan: Protocol, backbone: gepc.Backbone, folder: Path, cache: FeatureCache) -> list[Line]:
+def baseline_lines(
+    names: str, plan: Protocol, backbone: gepc.Backbone, folder: Path, cache: FeatureCache
+) -> list[Line]:
     """Other methods, as `gepc bench --methods` has them."""
-    rivals, lines = choose_rivals(method_names(names), plan, backbone), []
-    for found in collect_rivals(rivals, plan, backbone, folder, cache):
-        cost = found.rival.extractor.cost(backbone, (SIDE, SIDE))
+    baselines, lines = choose_baselines(method_names(names), plan, backbone), []
+    for found in collect_baselines(baselines, plan, backbone, folder, cache):
+        cost = found.baseline.extractor.cost(backbone, (SIDE, SIDE))
         values = aurocs({name: found.scores(name, 0) for name in plan.pairs})
-        lines.append(Line(found.rival.label, str(cost), values))
+        lines.append(Line(found.baseline.label, str(cost), values))
     return lines
 
 
@@ -226,7 +228,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("GEPC_DATA", ".")))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--backbone", default="celeba32-tiny")
-    parser.add_argument("--methods", help="rivals to compare with, as for gepc bench")
+    parser.add_argument("--methods", help="baselines to compare with, as for gepc bench")
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
     options = parser.parse_args()
     keep_freed_memory()
@@ -238,7 +240,7 @@ def main() -> None:
     bench = collect_plus(plan, backbone, folder, cache)
     lines = own_lines(bench)
     if options.methods:
-        lines += rival_lines(options.methods, plan, backbone, folder, cache)
+        lines += baseline_lines(options.methods, plan, backbone, folder, cache)
     found = [*tables(lines), PassesBench(bench).table()]
     print(write_tables(options.out, "fresh", found, {"protocol": plan.as_dict()}))
 

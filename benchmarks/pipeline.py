@@ -38,7 +38,7 @@ from gepc.core.allocator import keep_freed_memory
 from gepc.images.sources import FileImages, read_npz
 from gepc.runs.local import score_shards
 from gepc.runs.merging import merge
-from gepc.runs.processes import Team
+from gepc.runs.processes import ProcessGroup
 from gepc.runs.run_folder import Identity, Run, open_run
 from gepc.runs.tables import table
 
@@ -177,7 +177,7 @@ def _member(rank: int, size: int, folder: str, names: list[str], place: str, bar
     detector = gepc.load_detector(folder)
     images = FileImages([Path(name) for name in names])
     run = Run(Path(place), len(images), max(1, len(images) // 16), "csv")  # every process gets as many shards
-    shards = Team(rank, size).share(run.shards)
+    shards = ProcessGroup(rank, size).share(run.shards)
     list(detector.results(FileImages(images.paths[:2])))  # the first call of a network is slower than the others
     barrier.wait()
     times[rank] = wall_seconds(lambda: score_shards(run, shards, detector, images))

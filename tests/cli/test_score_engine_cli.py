@@ -435,11 +435,11 @@ def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, ex
     def wait() -> None:
         if next(waits) == 1:  # the first has written its shards
             draft.touch()
-            monkeypatch.setattr(processes, "team", lambda: processes.Team(1, 2))
+            monkeypatch.setattr(processes, "team", lambda: processes.ProcessGroup(1, 2))
             assert run(command) == 0
             assert draft.exists()
 
-    monkeypatch.setattr(processes, "team", lambda: processes.Team(0, 2, wait))
+    monkeypatch.setattr(processes, "team", lambda: processes.ProcessGroup(0, 2, wait))
     code, _, err = gepc(*command)
     assert code == 0, err
     assert_same_table((place / "late.csv").read_text(), expected)
@@ -485,20 +485,20 @@ def test_a_process_that_is_left_alone_says_so(monkeypatch):
 def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
     from gepc.runs import processes
 
-    monkeypatch.setattr(processes, "team", lambda: processes.Team(1, 2))
+    monkeypatch.setattr(processes, "team", lambda: processes.ProcessGroup(1, 2))
     code, _, err = gepc("score", "det", "new")
     assert code == 2
     assert "several processes need --engine local and --out or --shards" in err
 
 
 def test_a_team_shares_everything_once():
-    from gepc.runs.processes import Team, team
+    from gepc.runs.processes import ProcessGroup, team
     from gepc.runs.run_folder import Shard
 
     shards = [Shard(number, number, number + 1) for number in range(7)]
     for size in (1, 2, 3, 5):
         # whatever the processes before have finished in the meantime
-        shares = [Team(rank, size).share(shards[rank:]) for rank in range(size)]
+        shares = [ProcessGroup(rank, size).share(shards[rank:]) for rank in range(size)]
         assert sorted(shard.number for share in shares for shard in share) == list(range(7))
     assert team().is_first
 

@@ -15,7 +15,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, ValueRangeWarning
-from gepc.images.batches import Forgive
+from gepc.images.batches import OnBadImage
 from gepc.scoring.metrics import auroc
 
 ID = pictures(30)
@@ -429,7 +429,7 @@ def test_unknown_methods_presets_and_ties(fitted: gepc.GEPC) -> None:
 def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
     bad = np.where(np.arange(5)[:, None, None, None] == 2, np.nan, NEW)
     with pytest.raises(InputError, match="image 2 has NaN"):
-        list(fitted.results(bad, Forgive.UNREADABLE))
+        list(fitted.results(bad, OnBadImage.UNREADABLE))
     assert [row.error is None for row in fitted.results(bad)] == [True, True, False, True, True]
 
 

@@ -12,7 +12,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
-from gepc.detector.maps import MapPool, colour_bar, combine, overlay, showing, write_maps
+from gepc.detector.maps import MapPool, colour_bar, combine, overlay, with_map_part, write_maps
 from gepc.features.groups import Group
 from gepc.images.sources import open_images
 
@@ -138,7 +138,7 @@ def test_a_fitted_detector_shows_its_parts_apart() -> None:
     """On the scale of their sum, and without another score."""
     detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS).fit(ID)
     images = pictures(5, seed=1)
-    parts = {part: showing(detector, part) for part in ("sum", "residual", "error")}
+    parts = {part: with_map_part(detector, part) for part in ("sum", "residual", "error")}
     maps = {part: shown.score_map(images) for part, shown in parts.items()}
     np.testing.assert_allclose(maps["residual"] + maps["error"], maps["sum"], rtol=1e-5)
     np.testing.assert_array_equal(maps["sum"], detector.score_map(images))
@@ -146,12 +146,12 @@ def test_a_fitted_detector_shows_its_parts_apart() -> None:
         assert shown.map_scale_ == detector.map_scale_
         np.testing.assert_array_equal(shown.score(images), detector.score(images))
     with pytest.raises(OptionError, match="unknown map_part 'errors'"):
-        showing(detector, "errors")
+        with_map_part(detector, "errors")
 
 
 def test_other_methods_have_no_parts() -> None:
     with pytest.raises(OptionError, match="the maps of 'gepc' have no parts"):
-        showing(toy_detector().fit(ID), "residual")
+        with_map_part(toy_detector().fit(ID), "residual")
 
 
 def test_the_colour_bar_has_the_overlays_colours() -> None:

@@ -13,9 +13,9 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.features.base import Table, find_method
-from gepc.features.cache import FeatureCache, Sight
-from gepc.features.extraction import FeatureWork, Found
-from gepc.images.batches import Chunk, Forgive, chunks
+from gepc.features.cache import ExtractionSpec, FeatureCache
+from gepc.features.extraction import ExtractionJob, Found
+from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 
@@ -29,7 +29,7 @@ class ReadsAhead:
         self.sent = 0
 
     def __call__(
-        self, backbone: Backbone, work: FeatureWork, read: Iterable[Chunk]
+        self, backbone: Backbone, work: ExtractionJob, read: Iterable[Chunk]
     ) -> Iterator[tuple[Chunk, Found | None]]:
         waiting: deque[Chunk] = deque()
         for chunk in read:
@@ -51,13 +51,13 @@ def read(count: int = 40, broken: tuple[int, ...] = (), first: int = 0) -> Itera
     images: list[object] = list(as_uint8(pictures(count)))[first:]
     for index in broken:
         images[index] = np.full((8, 8, 3), np.nan)
-    return chunks(open_images(images), Preprocessing(size=(8, 8)), 4, Forgive.ALL)
+    return chunks(open_images(images), Preprocessing(size=(8, 8)), 4, OnBadImage.ALL)
 
 
-def sight(method: str = "gepc", **options: object) -> Sight:
+def sight(method: str = "gepc", **options: object) -> ExtractionSpec:
     extractor = find_method(method)(**options)
     net = backbone()
-    return Sight(net, extractor, extractor.timesteps(net), seed=3, rows=4)
+    return ExtractionSpec(net, extractor, extractor.timesteps(net), seed=3, rows=4)
 
 
 def together(found: Iterable[tuple[Chunk, Table | None]]) -> tuple[Table, list[int]]:

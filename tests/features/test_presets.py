@@ -1,4 +1,4 @@
-"""Every rival has the presets `paper` and `light`, and they cost what the literature and the documentation say."""
+"""Every baseline has the presets `paper` and `light`, and they cost what the literature and the documentation say."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def backbone() -> gepc.Backbone:
     return gepc.Backbone.from_callable(lambda x, t: x, ABAR, 3, 32)
 
 
-def test_every_rival_is_here() -> None:
+def test_every_baseline_is_here() -> None:
     assert {*LIGHT, "ddpm_ood", "waic", "lr"} <= set(RIVALS)
 
 

@@ -19,7 +19,7 @@ from PIL import Image as PILImage
 from toys import as_uint8, pictures
 
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
-from gepc.images.batches import Forgive, chunks
+from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, load_all, warn_about_range
 from gepc.images.sources import FileImages, iterate, open_images, read_pixels
 
@@ -396,7 +396,7 @@ def test_what_holds_no_numbers_is_a_failure_of_its_own(tmp_path: Path, kind: str
     np.save(tmp_path / "a.npy", np.full((8, 8, 3), 9, dtype=np.uint8))
     np.save(tmp_path / "b.npy", NO_NUMBERS[kind])
     preprocessing = Preprocessing(value_range=(0, 10), magnitude=magnitude)
-    (chunk,) = chunks(open_images(tmp_path), preprocessing, 8, Forgive.ALL)
+    (chunk,) = chunks(open_images(tmp_path), preprocessing, 8, OnBadImage.ALL)
     assert chunk.indices == [0]
     assert [(index, "not numbers" in error) for index, _, error in chunk.failures] == [(1, True)]
 

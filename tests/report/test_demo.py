@@ -19,12 +19,12 @@ SMALL = Amounts(fit=12, calibration=19, held_out=7, other=2)
 
 @pytest.fixture(scope="module")
 def finished() -> tuple[demo.Demo, list[int], int]:
-    """A small run on a toy network: the result, the passes told along the way, the passes foretold."""
+    """A small run on a toy network: the result, the passes told along the way, the passes estimated."""
     detector = demo.build_detector(toy_backbone(image_size=None))
     data = demo.load_data(SMALL)
     told: list[int] = []
-    foretold = demo.passes_needed(detector, data)
-    return demo.run(detector, data, told.append), told, foretold
+    estimated = demo.passes_needed(detector, data)
+    return demo.run(detector, data, told.append), told, estimated
 
 
 @pytest.mark.parametrize("photograph", [INSIDE, *OUTSIDE], ids=lambda photograph: photograph.name)
@@ -82,8 +82,8 @@ def test_patches_are_cut_where_they_say_and_the_same_every_time():
 
 
 def test_passes_are_foretold_told_and_counted_alike(finished):
-    result, told, foretold = finished
-    assert result.passes == sum(told) == foretold
+    result, told, estimated = finished
+    assert result.passes == sum(told) == estimated
     assert result.paper_passes * 7 == result.passes * 8
 
 

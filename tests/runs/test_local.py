@@ -15,7 +15,7 @@ import gepc
 from gepc.detector.detector import Result
 from gepc.images.batches import Chunk
 from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
-from gepc.runs.local import Judge, score_part, score_shards
+from gepc.runs.local import DedupScorer, score_part, score_shards
 from gepc.runs.reading import AHEAD, Part, part, pieces, read_ahead
 from gepc.runs.run_folder import Identity, Run, open_run
 from gepc.verdicts.conformal import group_labels
@@ -99,20 +99,20 @@ def test_equal_images_cost_one_image(folder: Path, tmp_path: Path) -> None:
 def test_equal_images_within_one_batch(detector: gepc.GEPC) -> None:
     picture = pictures(2, seed=4)
     images = ArrayImages(picture[[0, 1, 0, 0, 1]])
-    found = score_part(Judge(detector, dedup=True), images, 0, None, threads=2)
+    found = score_part(DedupScorer(detector, dedup=True), images, 0, None, threads=2)
     assert_same(found, list(detector.results(images)))
 
 
 class Says:
     """A detector that costs nothing."""
 
-    def judge(self, chunk: Chunk, labels: object) -> list[Result]:
+    def score_chunk(self, chunk: Chunk, labels: object) -> list[Result]:
         return [Result(index, name, index + 0.5, 0.5) for index, name in zip(chunk.indices, chunk.names, strict=True)]
 
 
 def test_what_is_remembered_of_an_image_is_small() -> None:
     """The documentation says about 200 bytes; the longest names do not change it."""
-    judge, count = Judge(Says(), dedup=True), 20_000  # type: ignore[arg-type]
+    judge, count = DedupScorer(Says(), dedup=True), 20_000  # type: ignore[arg-type]
     tracemalloc.start()
     try:
         for start in range(0, count, 1000):

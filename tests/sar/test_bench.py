@@ -13,7 +13,7 @@ import gepc
 from gepc.core.errors import InputError
 from gepc.images.preprocessing import Preprocessing
 from gepc.sar.bench import SarBench, measure, tables
-from gepc.sar.measure import Meter
+from gepc.sar.measure import PatchFeatures
 from gepc.sar.patches import PatchImages, PatchRules
 from gepc.sar.protocol import SarProtocol, gather
 
@@ -61,7 +61,7 @@ def test_scores_are_those_of_the_detector_itself(bench: SarBench) -> None:
 def test_all_poolings_cost_the_passes_of_one(data: tuple[Path, Path]) -> None:
     backbone = toy_backbone(1, None)
     sets = gather(PROTOCOL, data[0], [])
-    meter = Meter(backbone, PROTOCOL.extractors(), Preprocessing(None, (16, 16), "exact", 1, "log"))
+    meter = PatchFeatures(backbone, PROTOCOL.extractors(), Preprocessing(None, (16, 16), "exact", 1, "log"))
     meter.measure(sets.clutter, with_maps=True)
     assert len(PROTOCOL.extractors()) == 3
     assert meter.passes == 4
@@ -72,7 +72,9 @@ def test_a_second_run_makes_no_pass_and_a_larger_one_only_the_new(data: tuple[Pa
     backbone = toy_backbone(1, None)
     backbone.sha256 = "0" * 64
     sets = gather(PROTOCOL, data[0], [])
-    meter = Meter(backbone, PROTOCOL.extractors(), Preprocessing(None, (16, 16), "exact", 1, "log"), cache=tmp_path)
+    meter = PatchFeatures(
+        backbone, PROTOCOL.extractors(), Preprocessing(None, (16, 16), "exact", 1, "log"), cache=tmp_path
+    )
     first = meter.measure(sets.clutter[:3], with_maps=True)
     backbone.reset_counts()
     again = meter.measure(sets.clutter[:4], with_maps=True)

@@ -1,4 +1,4 @@
-"""The calibrators of the rival methods against scikit-learn and scipy; options; features that are not finite."""
+"""The calibrators of the baseline methods against scikit-learn and scipy; options; features that are not finite."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_most_images_stop_early_and_the_score_is_that_of_the_stage_where_they_st
 def test_levels_after_the_stop_are_never_asked_for() -> None:
     rule, seen, asked = fitted(), columns(50, 2), []
 
-    def look(rows: npt.NDArray[np.int64], position: int) -> Array:
+    def score_batch(rows: npt.NDArray[np.int64], position: int) -> Array:
         asked.append((position, len(rows)))
         return seen[rows][:, [position]]
 
@@ -128,7 +128,7 @@ def test_scores_do_not_depend_on_the_batch_nor_on_asking_for_maps() -> None:
     detector.batch_size = 3
     np.testing.assert_allclose(detector.score(new), together, rtol=1e-4, atol=1e-5)
     prepared = [detector.preprocessing_(image) for image in new]
-    with_maps, maps = detector.look(prepared, with_maps=True)
+    with_maps, maps = detector.score_batch(prepared, with_maps=True)
     np.testing.assert_allclose(with_maps, together, rtol=1e-4, atol=1e-5)
     assert maps is not None
     assert maps.shape == (10, 8, 8)

@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError, wait
 
 import pytest
 
-from gepc.serve.batching import FullError, MicroBatcher, Room
+from gepc.serve.batching import Capacity, FullError, MicroBatcher
 
 
 class Recorder:
@@ -97,7 +97,7 @@ def test_closing_finishes_what_was_accepted_and_refuses_more():
 
 
 def test_room_is_all_or_nothing():
-    room = Room(3)
+    room = Capacity(3)
     with room.take(2):
         with pytest.raises(FullError):
             room.enter(2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from gepc.core.errors import InputError, OptionError
-from gepc.verdicts.conformal import Guarantee, Reference, check_alpha, images_needed, p_values, threshold
+from gepc.verdicts.conformal import CalibrationScores, Guarantee, check_alpha, images_needed, p_values, threshold
 
 tied_scores = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40).map(np.array)
 
@@ -61,8 +61,8 @@ def test_the_threshold_and_the_p_value_give_the_same_verdict(
     """score > threshold exactly when p <= alpha, at every rank and between two of them."""
     n = len(calibration)
     alpha = (min(rank, n) + between) / (n + 1)
-    p = Reference.of(calibration, None).p_values(scores, None, None)
-    limit = Reference.of(calibration, None).limits(alpha, None, None)
+    p = CalibrationScores.of(calibration, None).p_values(scores, None, None)
+    limit = CalibrationScores.of(calibration, None).limits(alpha, None, None)
     np.testing.assert_array_equal(scores > threshold(calibration, alpha), p <= limit)
 
 
@@ -71,7 +71,7 @@ def test_a_rate_is_not_missed_by_rounding(alpha: float) -> None:
     """Ten percent, however it was computed, alarms at p = 1/10."""
     calibration = np.arange(9.0)
     assert alpha != 0.1
-    limit = Reference.of(calibration, None).limits(alpha, None, None)
+    limit = CalibrationScores.of(calibration, None).limits(alpha, None, None)
     assert p_values(np.array([100.0]), calibration)[0] <= limit
     assert threshold(calibration, alpha) == 8.0
 
@@ -122,4 +122,4 @@ def test_a_guarantee_says_what_it_promises() -> None:
 )
 def test_a_reference_needs_finite_scores(scores: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Reference.of(np.array(scores), None)
+        CalibrationScores.of(np.array(scores), None)

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import OptionError
-from gepc.verdicts.conformal import Reference, images_for_width, p_values, pac_rank, realised_range
+from gepc.verdicts.conformal import CalibrationScores, images_for_width, p_values, pac_rank, realised_range
 
 
 def test_a_group_is_compared_with_its_own():
     scores, labels = np.array([1.0, 2.0, 3.0, 10.0, 20.0, 30.0]), np.array(["a", "a", "a", "b", "b", "b"])
-    reference = Reference.of(scores, labels)
+    reference = CalibrationScores.of(scores, labels)
     assert reference.p_values(np.array([5.0, 5.0]), np.array(["a", "b"]), None).tolist() == [0.25, 1.0]
 
 
@@ -22,7 +22,7 @@ def test_false_alarms_are_held_within_every_group():
     alarms, runs, n, alpha = np.zeros(2), 200, 100, 0.1
     for _ in range(runs):
         group = np.repeat([0, 1], n)
-        reference = Reference.of(rng.normal(size=2 * n) * spread[group], group.astype(str))
+        reference = CalibrationScores.of(rng.normal(size=2 * n) * spread[group], group.astype(str))
         test = np.repeat([0, 1], 20)
         p = reference.p_values(rng.normal(size=40) * spread[test], test.astype(str), None)
         alarms += [(p[test == g] <= alpha).mean() for g in (0, 1)]
@@ -32,13 +32,13 @@ def test_false_alarms_are_held_within_every_group():
 
 
 def test_labels_must_fit_the_reference():
-    grouped = Reference.of(np.arange(4.0), np.array(["day", "day", "night", "night"]))
+    grouped = CalibrationScores.of(np.arange(4.0), np.array(["day", "day", "night", "night"]))
     with pytest.raises(OptionError, match="give groups="):
         grouped.check(None)
     with pytest.raises(OptionError, match="did you mean 'night'"):
         grouped.check(np.array(["nigth"]))
     with pytest.raises(OptionError, match="without groups"):
-        Reference.of(np.arange(4.0), None).check(np.array(["day"]))
+        CalibrationScores.of(np.arange(4.0), None).check(np.array(["day"]))
 
 
 def test_random_ties_make_p_uniform():

@@ -11,9 +11,9 @@ from gepc.bench.protocol import Protocol
 from gepc.core.errors import InputError, OptionError
 from gepc.datasets import open_dataset
 from gepc.features.base import Extractor, Table
-from gepc.features.cache import FeatureCache, Sight
+from gepc.features.cache import ExtractionSpec, FeatureCache
 from gepc.features.extraction import concatenate
-from gepc.images.batches import Forgive, chunks
+from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Images
 
@@ -91,7 +91,7 @@ def collect(
     """Features of every split that the pairs need, at every timestep that any pair needs there."""
     found = Collection()
     before = backbone.forward_count
-    looking = Looking(protocol, backbone, protocol.extractor(), cache, found.skipped, on_progress)
+    looking = SplitExtractor(protocol, backbone, protocol.extractor(), cache, found.skipped, on_progress)
     for (name, split), timesteps in needed(protocol, backbone).items():
         images = open_split(protocol, data, name, split)
         warn_about_range(images, protocol.datasets[name].value_range)
@@ -164,7 +164,7 @@ def preprocessing(protocol: Protocol, backbone: Backbone, name: str) -> Preproce
 
 
 @dataclass(frozen=True)
-class Looking:
+class SplitExtractor:
     """One method at work: images in, a part out; what cannot be read goes to `skipped`. Progress is told in passes."""
 
     protocol: Protocol
@@ -182,8 +182,8 @@ class Looking:
         keys: list[bytes] = []
         places: list[int] = []
         unreadable: dict[str, str] = {}
-        read = chunks(images, preprocessing(self.protocol, self.backbone, name), size, Forgive.ALL)
-        sight = Sight(self.backbone, self.extractor, timesteps, seed, size)
+        read = chunks(images, preprocessing(self.protocol, self.backbone, name), size, OnBadImage.ALL)
+        sight = ExtractionSpec(self.backbone, self.extractor, timesteps, seed, size)
         for chunk, found in self.cache.tables(sight, read):
             unreadable |= {f"{name}, {split}: {image}": error for _, image, error in chunk.failures}
             if found is not None:

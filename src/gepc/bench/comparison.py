@@ -10,8 +10,8 @@ import numpy as np
 
 from gepc.bench import published
 from gepc.bench.ablations import Pair, elsewhere, pair_names, paper_rows
+from gepc.bench.baselines import BaselineBench
 from gepc.bench.evaluate import Bench, over_seeds
-from gepc.bench.rivals import RivalBench
 from gepc.bench.rows import read_rows
 from gepc.bench.runtime import TIMED_IMAGES, Spent, measure
 from gepc.bench.tables import Cell, ResultTable
@@ -57,13 +57,13 @@ class Entry:
         return over_seeds([float(np.mean([one.auroc for one in run.values()])) for run in self.detections.values()])
 
 
-def entries(bench: Bench, rivals: Sequence[RivalBench], data: Path) -> list[Entry]:
+def entries(bench: Bench, baselines: Sequence[BaselineBench], data: Path) -> list[Entry]:
     """GEPC, then every method; each is timed on the same few images."""
     first = next(iter(bench.protocol.pairs))
     batch = read_rows(bench, data, first, "test", range(TIMED_IMAGES))
     kept = bench.scores(first, bench.main, _seed(bench)).kept
     own = _gepc(bench, measure(bench, bench.main_extractor, batch, kept))
-    return [own, *(_entry(bench, one, own, _measure(bench, one, first, batch)) for one in rivals)]
+    return [own, *(_entry(bench, one, own, _measure(bench, one, first, batch)) for one in baselines)]
 
 
 def _seed(bench: Bench) -> int:
@@ -86,18 +86,18 @@ def _gepc(bench: Bench, spent: Spent) -> Entry:
     )
 
 
-def _entry(bench: Bench, found: RivalBench, own: Entry, spent: Spent) -> Entry:
-    rival = found.rival
+def _entry(bench: Bench, found: BaselineBench, own: Entry, spent: Spent) -> Entry:
+    baseline = found.baseline
     images = (found.collection.count("train"), found.collection.count("test"))
     same = own.same_images
     if images != own.images:
         same = float(np.mean(list(bench.on_images(found.collection.keys).aurocs(bench.main).values())))
     return Entry(
-        name=rival.extractor.name,
-        label=rival.label,
-        preset=rival.preset,
-        distance=rival.distance,
-        calibration=rival.detector.calibration_name,
+        name=baseline.extractor.name,
+        label=baseline.label,
+        preset=baseline.preset,
+        distance=baseline.distance,
+        calibration=baseline.detector.calibration_name,
         images=images,
         aurocs=found.aurocs,
         detections=found.detections,
@@ -106,8 +106,8 @@ def _entry(bench: Bench, found: RivalBench, own: Entry, spent: Spent) -> Entry:
     )
 
 
-def _measure(bench: Bench, found: RivalBench, name: str, batch: Batch) -> Spent:
-    return measure(bench, found.rival.extractor, batch, found.scores(name, _seed(bench)).kept)
+def _measure(bench: Bench, found: BaselineBench, name: str, batch: Batch) -> Spent:
+    return measure(bench, found.baseline.extractor, batch, found.scores(name, _seed(bench)).kept)
 
 
 def comparison_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:

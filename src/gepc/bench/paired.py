@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gepc.bench.baselines import BaselineBench
 from gepc.bench.collect import Keys
 from gepc.bench.evaluate import Bench, Scores, ScoresOf
-from gepc.bench.rivals import RivalBench
 from gepc.bench.tables import Cell, ResultTable
 from gepc.scoring.metrics import auroc
 
@@ -29,23 +29,23 @@ class Contender:
     on_images: Callable[[Keys], ScoresOf]
 
 
-def contenders(bench: Bench, rivals: Sequence[RivalBench]) -> list[Contender]:
+def contenders(bench: Bench, baselines: Sequence[BaselineBench]) -> list[Contender]:
     """GEPC as the protocol has it, then every compared method."""
 
     def gepc(some: Keys) -> ScoresOf:
         smaller = bench.on_images(some)
         return lambda name, seed: smaller.scores(name, smaller.main, seed)
 
-    return [Contender("GEPC", bench.collection.keys, gepc), *(_contender(one) for one in rivals)]
+    return [Contender("GEPC", bench.collection.keys, gepc), *(_contender(one) for one in baselines)]
 
 
-def _contender(found: RivalBench) -> Contender:
-    return Contender(found.rival.label, found.collection.keys, lambda some: found.on_images(some).scores)
+def _contender(found: BaselineBench) -> Contender:
+    return Contender(found.baseline.label, found.collection.keys, lambda some: found.on_images(some).scores)
 
 
-def paired_table(bench: Bench, rivals: Sequence[RivalBench]) -> ResultTable:
+def paired_table(bench: Bench, baselines: Sequence[BaselineBench]) -> ResultTable:
     """The method with the highest average against each of the others, on the images that both have seen."""
-    everyone = contenders(bench, rivals)
+    everyone = contenders(bench, baselines)
     average = {one.label: _average(_runs(bench, one, one.keys)) for one in everyone}
     leader, *others = sorted(everyone, key=lambda one: average[one.label], reverse=True)
     header = ("method", "train / test images", "average", leader.label, "is ahead by", "p", "pairs not behind")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.bench.collect import Looking, Part, open_split
+from gepc.bench.collect import Part, SplitExtractor, open_split
 from gepc.bench.evaluate import Scores, Scoring, over_seeds
 from gepc.bench.paired import advantage, aurocs
 from gepc.bench.protocol import Protocol
@@ -208,7 +208,7 @@ def collect_plus(
     for name, split in _places(protocol):
         images = open_split(protocol, data, name, split)
         for seed in protocol.seeds:
-            looking = Looking(protocol, backbone, _looked_at(protocol, seed), cache, {}, on_progress)
+            looking = SplitExtractor(protocol, backbone, _looked_at(protocol, seed), cache, {}, on_progress)
             parts[name, split, seed] = looking.at(name, split, images, timesteps, seed)
     return PlusBench(protocol, backbone, parts)
 

@@ -9,7 +9,7 @@ from gepc.bench.collect import open_split, preprocessing
 from gepc.bench.evaluate import Bench
 from gepc.datasets.collection import choose
 from gepc.features.base import Batch
-from gepc.images.batches import Forgive, chunks
+from gepc.images.batches import OnBadImage, chunks
 
 
 def read_rows(bench: Bench, data: Path, name: str, split: str, rows: Iterable[int]) -> Batch:
@@ -17,5 +17,5 @@ def read_rows(bench: Bench, data: Path, name: str, split: str, rows: Iterable[in
     protocol, seed = bench.protocol, bench.protocol.seeds[0]
     part = bench.collection.parts[name, split, seed]
     images = choose(open_split(protocol, data, name, split), [part.places[row] for row in rows if row < part.count])
-    (chunk,) = chunks(images, preprocessing(protocol, bench.backbone, name), len(images), Forgive.NONE)
+    (chunk,) = chunks(images, preprocessing(protocol, bench.backbone, name), len(images), OnBadImage.NONE)
     return Batch(chunk.stacked(), chunk.keys, seed, protocol.batch_size)

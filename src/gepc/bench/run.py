@@ -9,13 +9,13 @@ from typing import Any
 
 from gepc.backbones.base import Backbone
 from gepc.bench import ablations
+from gepc.bench.baselines import Baseline, BaselineBench, collect_baselines
 from gepc.bench.collect import Collection, collect, naive_passes, passes_needed
 from gepc.bench.comparison import Entry, comparison_table, entries, methods_table
 from gepc.bench.evaluate import Bench
 from gepc.bench.false_alarms import false_alarm_table
 from gepc.bench.paired import paired_table
 from gepc.bench.protocol import Protocol
-from gepc.bench.rivals import Rival, RivalBench, collect_rivals
 from gepc.bench.runtime import runtime_table
 from gepc.bench.tables import ResultTable, write_each, write_tables
 from gepc.core.files import replacing
@@ -31,7 +31,7 @@ class Outcome:
     tables: list[ResultTable]
     about: dict[str, Any]
     entries: list[Entry] = field(default_factory=list)
-    rivals: list[RivalBench] = field(default_factory=list)
+    baselines: list[BaselineBench] = field(default_factory=list)
 
     @property
     def passes(self) -> int:
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def _collections(self) -> list[Collection]:
-        return [self.bench.collection, *(found.collection for found in self.rivals)]
+        return [self.bench.collection, *(found.collection for found in self.baselines)]
 
 
 def run(
@@ -61,14 +61,14 @@ def run(
     command: str,
     only_ablations: bool = False,
     on_progress: Callable[[int], None] | None = None,
-    rivals: Sequence[Rival] = (),
+    baselines: Sequence[Baseline] = (),
 ) -> Outcome:
     """One pass over each data set, one more for each compared method, then arithmetic."""
     bench = Bench(protocol, backbone, collect(protocol, backbone, data, cache, on_progress))
     tables = ablations.ablation_tables(bench) if only_ablations else ablations.all_tables(bench)
     if not only_ablations:
         tables += [false_alarm_table(bench), runtime_table(bench, data)]
-    found = collect_rivals(rivals, protocol, backbone, data, cache, on_progress)
+    found = collect_baselines(baselines, protocol, backbone, data, cache, on_progress)
     compared = entries(bench, found, data) if found else []
     if compared:
         tables[:1] = [comparison_table(bench, compared), paired_table(bench, found), methods_table(bench, compared)]
@@ -81,18 +81,18 @@ def run(
         "passes_naive": naive_passes(protocol, backbone, bench.collection.sizes),
         "skipped": bench.collection.skipped,
         "protocol": protocol.as_dict(),
-        "methods": [_about_rival(one) for one in found],
+        "methods": [_about_baseline(one) for one in found],
     }
     return Outcome(bench, tables, about, compared, found)
 
 
-def _about_rival(found: RivalBench) -> dict[str, Any]:
+def _about_baseline(found: BaselineBench) -> dict[str, Any]:
     """Everything that a method's row depends on."""
-    extractor = found.rival.extractor
+    extractor = found.baseline.extractor
     return {
         "method": extractor.name,
-        "label": found.rival.label,
-        "preset": found.rival.preset,
+        "label": found.baseline.label,
+        "preset": found.baseline.preset,
         "options": plain_options(extractor.options()),
         "images": {split: found.collection.count(split) for split in ("train", "test")},
         "passes": found.collection.passes,

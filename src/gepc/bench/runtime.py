@@ -48,8 +48,8 @@ def measure(bench: Bench, extractor: Extractor, batch: Batch, timesteps: Sequenc
     """
     backbone = bench.backbone
     clock = time.process_time if backbone.device.type == "cpu" else time.perf_counter
-    foretold = extractor.cost(backbone, batch.size, len(timesteps))
-    repeats = max(1, round(LEAST_PASSES / max(1, foretold.forward + foretold.jvp)))
+    estimated = extractor.cost(backbone, batch.size, len(timesteps))
+    repeats = max(1, round(LEAST_PASSES / max(1, estimated.forward + estimated.jvp)))
     bare, times = [_seconds(lambda: _bare_pass(bench, batch), clock)], []
     forward, jvp = backbone.forward_count, backbone.jvp_count
     for _ in range(repeats):

@@ -20,9 +20,9 @@ from gepc.core.files import check_free
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
+    from gepc.bench.baselines import Baseline
     from gepc.bench.collect import Sizes
     from gepc.bench.protocol import Protocol
-    from gepc.bench.rivals import Rival
     from gepc.bench.run import Outcome
     from gepc.features.extraction import FeatureEngine
 
@@ -49,7 +49,7 @@ MethodsOption = Annotated[
 ]
 BudgetOption = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Do not start if more minutes are foretold, with an empty cache; 0 only foretells."),
+    typer.Option(min=0.0, help="Do not start if more minutes are estimated, with an empty cache; 0 only foretells."),
 ]
 
 
@@ -116,9 +116,9 @@ def ablate(
 
 def _run(request: Request) -> None:
     import gepc
+    from gepc.bench.baselines import choose_baselines, method_names
     from gepc.bench.collect import check_ready
     from gepc.bench.protocol import load_protocol
-    from gepc.bench.rivals import choose_rivals, method_names
     from gepc.bench.run import run, write
     from gepc.features.cache import FeatureCache
 
@@ -127,28 +127,28 @@ def _run(request: Request) -> None:
     protocol = load_protocol(request.config, parse_settings(request.settings or []))
     names = method_names(request.methods) if request.methods is not None else []
     backbone = gepc.load_backbone(protocol.backbone)
-    rivals = choose_rivals(names, protocol, backbone)
+    baselines = choose_baselines(names, protocol, backbone)
     sizes = check_ready(protocol, backbone, folder)
-    passes, minutes = _foretell(protocol, backbone, rivals, sizes, cached=request.cache is not None)
+    passes, minutes = _foretell(protocol, backbone, baselines, sizes, cached=request.cache is not None)
     if request.budget is not None and minutes > request.budget:
         raise OptionError(
-            f"about {minutes:.0f} minutes are foretold, --budget-minutes allows {request.budget:g}; raise it, name "
+            f"about {minutes:.0f} minutes are estimated, --budget-minutes allows {request.budget:g}; raise it, name "
             "fewer methods, or give costly ones fewer images with the protocol's key methods"
         )
     with progress("features", passes) as advance:
         command = shlex.join(["gepc", *sys.argv[1:]])
         cache = FeatureCache(request.cache, request.engine)
-        outcome = run(protocol, backbone, folder, cache, command, request.only_ablations, advance, rivals)
+        outcome = run(protocol, backbone, folder, cache, command, request.only_ablations, advance, baselines)
     write(outcome, out, folder)
     _tell(outcome, out)
 
 
 def _foretell(
-    protocol: Protocol, backbone: Backbone, rivals: Sequence[Rival], sizes: Sizes, cached: bool
+    protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline], sizes: Sizes, cached: bool
 ) -> tuple[int, float]:
     """Print what the run will cost with an empty cache; passes to show progress by, and minutes."""
+    from gepc.bench.baselines import estimate_cost
     from gepc.bench.collect import naive_passes, passes_needed
-    from gepc.bench.rivals import foretell
 
     size = (protocol.size, protocol.size)
     pass_seconds = seconds_per_pass(backbone, size)
@@ -156,22 +156,22 @@ def _foretell(
     minutes = passes * pass_seconds / 60
     naive = naive_passes(protocol, backbone, sizes)
     note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes; naively {naive:,}")
-    foretold = foretell(rivals, protocol, backbone, cached, sizes)
-    jvp_seconds = _seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in foretold) else 0.0
-    for one in foretold:
+    estimated = estimate_cost(baselines, protocol, backbone, cached, sizes)
+    jvp_seconds = _seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
+    for one in estimated:
         total = one.total
         # a product comes with the forward pass that it is counted with
         own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
         minutes += own
-        images = f"{one.rival.train_images:>5} / {one.rival.test_images:<5} images"
+        images = f"{one.baseline.train_images:>5} / {one.baseline.test_images:<5} images"
         shared = ", shared with another method" if one.shared else ""
         note(
-            f"  {one.rival.label:<20} {images} {one.per_image!s:>8} each "
+            f"  {one.baseline.label:<20} {images} {one.per_image!s:>8} each "
             f"{total.forward + total.jvp:>12,} passes {own:8.1f} min{shared}"
         )
         # progress is told for every method, shared or not
         passes += (one.per_image.forward + one.per_image.jvp) * one.images
-    if rivals:
+    if baselines:
         note(f"about {minutes:.0f} minutes in all with an empty cache")
     return passes, minutes
 

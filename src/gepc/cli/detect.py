@@ -105,11 +105,11 @@ def map_(
 
     Example: `gepc map det photos/new --out maps`
     """
-    from gepc.detector.maps import showing, write_maps
+    from gepc.detector.maps import with_map_part, write_maps
 
     loaded, collection = open_both(detector, images, backbone, batch_size)
     if part is not None:
-        loaded = showing(loaded, part)
+        loaded = with_map_part(loaded, part)
     check_free(out, "metadata.json", "maps")
     cost = loaded.cost()
     estimate(loaded, len(collection), cost.forward, cost.jvp)

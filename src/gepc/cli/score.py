@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gepc.images.sources import Images
     from gepc.runs.local import Labels
     from gepc.runs.merging import Flags, Summary
-    from gepc.runs.processes import Team
+    from gepc.runs.processes import ProcessGroup
     from gepc.runs.run_folder import Run
 
 BatchSizeOption = Annotated[
@@ -217,7 +217,7 @@ def _labels(groups: str | None, images: Images, detector: Detector) -> Labels | 
 
 
 def _open_run(
-    us: Team,
+    us: ProcessGroup,
     folder: Path,
     detector: Detector,
     images: Images,
@@ -255,7 +255,9 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
     return int(asked)
 
 
-def _score(request: Request, us: Team, run: Run, detector: Detector, images: Images, labels: Labels | None) -> None:
+def _score(
+    request: Request, us: ProcessGroup, run: Run, detector: Detector, images: Images, labels: Labels | None
+) -> None:
     """Compute this process' share of what is missing, and wait until the others have theirs."""
     from gepc.images.preprocessing import warn_about_range
     from gepc.runs.local import score_shards
@@ -281,9 +283,9 @@ def _score_on_cluster(
     labels: Labels | None,
     advance: Callable[[int], None],
 ) -> None:
-    from gepc.runs.cluster import Cluster, Recipe, Source, score_shards_on_cluster
+    from gepc.runs.cluster import Cluster, DetectorPayload, Source, score_shards_on_cluster
 
-    recipe = Recipe.of(request.detector, request.backbone, batch_size, request.dedup)
+    recipe = DetectorPayload.of(request.detector, request.backbone, batch_size, request.dedup)
     cluster = Cluster(request.address, request.actors, request.cpus_per_actor, request.gpus_per_actor)
     score_shards_on_cluster(run, recipe, Source.of(images, request.images), cluster, labels, advance)
 

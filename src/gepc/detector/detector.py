@@ -15,14 +15,14 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.detector.maps import Map, combine
 from gepc.features.base import Batch, Cost, Extractor, Table
-from gepc.features.extraction import FeatureEngine, FeatureWork, OnProgress, concatenate, look_at
-from gepc.images.batches import Chunk, Forgive, chunks
+from gepc.features.extraction import ExtractionJob, FeatureEngine, OnProgress, concatenate, extract_all
+from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, open_images
 from gepc.scoring import Aggregation, Calibrator, create_calibrator, selection
 from gepc.scoring.sequential import Sequential, check_alpha
-from gepc.verdicts.conformal import Guarantee, Reference, group_labels
+from gepc.verdicts.conformal import CalibrationScores, Guarantee, group_labels
 from gepc.verdicts.multiple_testing import discoveries
 
 Array = npt.NDArray[np.float64]
@@ -165,8 +165,8 @@ class Detector:
         """
         levels = self.extractor.timesteps(self.backbone)
         method = self.extractor.for_fitting()
-        work = FeatureWork(method, levels, self.seed, self.batch_size, self.extractor.has_maps)
-        seen = look_at(open_images(images), self._preprocessing(), self.backbone, work, on_progress, engine)
+        work = ExtractionJob(method, levels, self.seed, self.batch_size, self.extractor.has_maps)
+        seen = extract_all(open_images(images), self._preprocessing(), self.backbone, work, on_progress, engine)
         columns = self.extractor.columns(seen.table)
         fitting, held_out = self._split(seen.keys, calibration_images is None)
         self._check_enough(len(fitting), seen.keys)
@@ -182,7 +182,7 @@ class Detector:
         else:
             source = open_images(calibration_images)
             work = replace(work, method=self.extractor, levels=timesteps, with_maps=False)
-            again = look_at(source, seen.preprocessing, self.backbone, work, on_progress, engine)
+            again = extract_all(source, seen.preprocessing, self.backbone, work, on_progress, engine)
             reference, indices = self.extractor.columns(again.table), again.indices
             _check_disjoint(seen.keys, again.keys)
         if stages is None:
@@ -191,7 +191,7 @@ class Detector:
             scores, used = stages.score_columns(reference)
             looked = float(used.mean())
 
-        self.reference_ = Reference.of(scores, group_labels(groups, source, indices))
+        self.reference_ = CalibrationScores.of(scores, group_labels(groups, source, indices))
         self.preprocessing_ = seen.preprocessing
         self.levels_ = np.asarray(levels)
         self.kept_ = np.asarray(timesteps)
@@ -218,7 +218,7 @@ class Detector:
         opened, preprocessing = open_images(images), self._preprocessing()
         keys: list[bytes] = []
         indices: list[int] = []
-        for chunk in chunks(opened, preprocessing, self.batch_size, Forgive.UNREADABLE):
+        for chunk in chunks(opened, preprocessing, self.batch_size, OnBadImage.UNREADABLE):
             keys += chunk.keys
             indices += chunk.indices
             if chunk.indices:
@@ -248,7 +248,7 @@ class Detector:
 
     def score(self, images: Any) -> Array:
         """One number per image, float64, higher = more out of distribution."""
-        return np.asarray([result.score for result in self.results(images, Forgive.NONE)], dtype=np.float64)
+        return np.asarray([result.score for result in self.results(images, OnBadImage.NONE)], dtype=np.float64)
 
     decision_function = score
 
@@ -258,7 +258,7 @@ class Detector:
         With `ties="random"` equal scores are ordered by a number drawn from the image's content, and p is uniform.
         A detector fitted with groups needs the group of every image.
         """
-        results = self.results(images, Forgive.NONE, groups, ties)
+        results = self.results(images, OnBadImage.NONE, groups, ties)
         return np.asarray([result.p_value for result in results], dtype=np.float64)
 
     def predict(
@@ -294,7 +294,7 @@ class Detector:
     def results(
         self,
         images: Any,
-        forgive: Forgive = Forgive.ALL,
+        on_bad_image: OnBadImage = OnBadImage.ALL,
         groups: Sequence[str] | str | None = None,
         ties: str = "conservative",
         on_progress: OnProgress | None = None,
@@ -306,12 +306,12 @@ class Detector:
         warn_about_range(opened, self.value_range)
         labels = group_labels(groups, opened, np.arange(len(opened)))
         reference.check(labels)
-        for chunk in chunks(opened, self.preprocessing_, self.batch_size, forgive):
-            yield from self.judge(chunk, None if labels is None else labels[chunk.indices], ties)
+        for chunk in chunks(opened, self.preprocessing_, self.batch_size, on_bad_image):
+            yield from self.score_chunk(chunk, None if labels is None else labels[chunk.indices], ties)
             if on_progress is not None:
                 on_progress(len(chunk))
 
-    def judge(
+    def score_chunk(
         self, chunk: Chunk, labels: npt.NDArray[np.str_] | None = None, ties: str = "conservative"
     ) -> list[Result]:
         """Results of images that are read already, in order; `labels` are the groups of those that can be scored."""
@@ -326,7 +326,7 @@ class Detector:
     def _tie_breakers(self, chunk: Chunk) -> Array:
         return np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
 
-    def look(self, images: Sequence[Image], with_maps: bool = False) -> tuple[Array, Map | None]:
+    def score_batch(self, images: Sequence[Image], with_maps: bool = False) -> tuple[Array, Map | None]:
         """Scores of preprocessed images, (C, H, W) each, and their maps from the same passes where asked for."""
         self._check_fitted()
         batch = Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
@@ -366,7 +366,7 @@ class Detector:
         warn_about_range(opened, self.value_range)
         found = [
             self._look_with_maps(self._batch(chunk))[1]
-            for chunk in chunks(opened, self.preprocessing_, self.batch_size, Forgive.NONE)
+            for chunk in chunks(opened, self.preprocessing_, self.batch_size, OnBadImage.NONE)
         ]
         if not found:
             height, width = self.preprocessing_.size or (0, 0)
@@ -391,7 +391,7 @@ class Detector:
                 f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(opened)}, ...), got {fields.shape}"
             )
         tables = []
-        for chunk in chunks(opened, preprocessing, self.batch_size, Forgive.NONE):
+        for chunk in chunks(opened, preprocessing, self.batch_size, OnBadImage.NONE):
             batch = self._batch(chunk)
             if fields is not None:
                 part = fields[:, chunk.indices]
@@ -425,7 +425,7 @@ class Detector:
         """Whether `fit` has been called."""
         return hasattr(self, "reference_")
 
-    def _reference(self) -> Reference:
+    def _reference(self) -> CalibrationScores:
         self._check_fitted()
         return self.reference_
 

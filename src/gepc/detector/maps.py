@@ -59,7 +59,7 @@ def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:
     return np.asarray(np.einsum("nlhw,nl->nhw", fields, share), dtype=np.float32)
 
 
-def showing(detector: Detector, part: str) -> Detector:
+def with_map_part(detector: Detector, part: str) -> Detector:
     """The fitted detector with maps of that part alone; the scale stays that of the map it was fitted with."""
     method = detector.extractor
     if not hasattr(method, "map_part"):

@@ -23,7 +23,7 @@ from gepc.core.options import build
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.sequential import Sequential
-from gepc.verdicts.conformal import Reference
+from gepc.verdicts.conformal import CalibrationScores
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
@@ -188,7 +188,7 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
             _under("sequential", arrays), detector.weights_, detector.calibration_name, aggregation
         )
     groups = fitted["groups"]
-    detector.reference_ = Reference({label: arrays[f"reference/{place}"] for place, label in enumerate(groups)})
+    detector.reference_ = CalibrationScores({label: arrays[f"reference/{place}"] for place, label in enumerate(groups)})
     return detector
 
 

@@ -21,12 +21,12 @@ import numpy as np
 from gepc.backbones.base import Backbone
 from gepc.core.files import write_arrays
 from gepc.features.base import Batch, Extractor, Table
-from gepc.features.extraction import FeatureEngine, FeatureWork
+from gepc.features.extraction import ExtractionJob, FeatureEngine
 from gepc.images.batches import Chunk
 
 
 @dataclass(frozen=True)
-class Sight:
+class ExtractionSpec:
     """What chunks are looked at with: the network, the method, where, with which noise, how many rows at once."""
 
     backbone: Backbone
@@ -68,7 +68,7 @@ class FeatureCache:
         self.hits = 0
         self.misses = 0
 
-    def tables(self, sight: Sight, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Table | None]]:
+    def tables(self, sight: ExtractionSpec, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Table | None]]:
         """Every chunk with its table, in order; None where no image of it could be read."""
         if self.engine is not None:
             yield from self._through(self.engine, sight, read)
@@ -80,7 +80,7 @@ class FeatureCache:
                 yield chunk, None
 
     def _through(
-        self, engine: FeatureEngine, sight: Sight, read: Iterable[Chunk]
+        self, engine: FeatureEngine, sight: ExtractionSpec, read: Iterable[Chunk]
     ) -> Iterator[tuple[Chunk, Table | None]]:
         """Unknown tables come from the engine, which reads ahead; the others wait in line for their turn."""
         line: deque[tuple[Chunk, bool, Table | None]] = deque()
@@ -93,7 +93,7 @@ class FeatureCache:
                 if not settled:
                     yield chunk
 
-        work = FeatureWork(sight.method, sight.timesteps, sight.seed, sight.rows)
+        work = ExtractionJob(sight.method, sight.timesteps, sight.seed, sight.rows)
         for chunk, found in engine(sight.backbone, work, unknown()):
             while line[0][1]:
                 yield line[0][0], line.popleft()[2]
@@ -103,7 +103,7 @@ class FeatureCache:
         while line:
             yield line[0][0], line.popleft()[2]
 
-    def _stored(self, sight: Sight, chunk: Chunk) -> Table | None:
+    def _stored(self, sight: ExtractionSpec, chunk: Chunk) -> Table | None:
         """The chunk's table where every part of it is known."""
         if not self._keeps(sight.backbone, sight.extractor):
             return None
@@ -115,7 +115,7 @@ class FeatureCache:
         self.hits += len(found)
         return sight.complete(_side_by_side(found), batch)
 
-    def _keep(self, sight: Sight, chunk: Chunk, table: Table) -> Table:
+    def _keep(self, sight: ExtractionSpec, chunk: Chunk, table: Table) -> Table:
         """Write a table that came from elsewhere, as `extract` would have."""
         batch, groups = sight.batch(chunk), sight.groups
         self.misses += len(groups)

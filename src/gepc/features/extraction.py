@@ -13,7 +13,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError
 from gepc.detector.maps import Map, MapPool
 from gepc.features.base import Batch, Extractor, Table
-from gepc.images.batches import Chunk, Forgive, chunks
+from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Images
 
@@ -22,7 +22,7 @@ Found = tuple[Table, Map | None]
 
 
 @dataclass(frozen=True)
-class FeatureWork:
+class ExtractionJob:
     """What is asked of every chunk: the method's table at some levels and, where it has them, the maps."""
 
     method: Extractor
@@ -43,11 +43,11 @@ class FeatureWork:
         return self.method.extract(backbone, batch, self.levels), None
 
 
-FeatureEngine = Callable[[Backbone, FeatureWork, Iterable[Chunk]], Iterator[tuple[Chunk, Found | None]]]
+FeatureEngine = Callable[[Backbone, ExtractionJob, Iterable[Chunk]], Iterator[tuple[Chunk, Found | None]]]
 """Does the work on every chunk and gives them back in order."""
 
 
-def look_here(backbone: Backbone, work: FeatureWork, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Found | None]]:
+def look_here(backbone: Backbone, work: ExtractionJob, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Found | None]]:
     """The engine of this process: one chunk after the other."""
     for chunk in read:
         yield chunk, work(backbone, chunk)
@@ -64,11 +64,11 @@ class Seen:
     maps: MapPool
 
 
-def look_at(
+def extract_all(
     images: Images,
     preprocessing: Preprocessing,
     backbone: Backbone,
-    work: FeatureWork,
+    work: ExtractionJob,
     on_progress: OnProgress | None = None,
     engine: FeatureEngine | None = None,
 ) -> Seen:
@@ -81,7 +81,7 @@ def look_at(
     indices: list[int] = []
     unreadable: list[str] = []
     pool = MapPool()
-    read = chunks(images, preprocessing, work.rows, Forgive.UNREADABLE)
+    read = chunks(images, preprocessing, work.rows, OnBadImage.UNREADABLE)
     for chunk, found in (engine or look_here)(backbone, work, read):
         unreadable += [error for _, _, error in chunk.failures]
         if on_progress is not None:

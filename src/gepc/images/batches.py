@@ -32,7 +32,7 @@ class Chunk:
         return len(self.indices) + len(self.failures)
 
 
-class Forgive(Enum):
+class OnBadImage(Enum):
     """Which images that cannot be used become failures of their chunk instead of an `InputError`."""
 
     NONE = "none"
@@ -40,7 +40,7 @@ class Forgive(Enum):
     ALL = "all"
 
 
-def chunks(images: Images, preprocessing: Preprocessing, size: int, forgive: Forgive) -> Iterator[Chunk]:
+def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image: OnBadImage) -> Iterator[Chunk]:
     """Read `images` in order, `size` at a time. Where the preprocessing fixes no size, the first image does."""
     chunk = Chunk()
     for index in range(len(images)):
@@ -50,7 +50,9 @@ def chunks(images: Images, preprocessing: Preprocessing, size: int, forgive: For
                 raise InputError(record.error or f"{record.name} cannot be read")
             image = preprocessing(record.pixels, _label(record.name))
         except InputError as error:
-            forgiven = forgive is Forgive.ALL or (forgive is Forgive.UNREADABLE and record.pixels is None)
+            forgiven = on_bad_image is OnBadImage.ALL or (
+                on_bad_image is OnBadImage.UNREADABLE and record.pixels is None
+            )
             if not forgiven:
                 raise
             chunk.failures.append((index, record.name, str(error)))

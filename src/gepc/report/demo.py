@@ -16,7 +16,7 @@ from gepc.core.errors import GepcError
 from gepc.detector.detector import Detector
 from gepc.detector.registry import GEPC
 from gepc.features.gepc import GepcExtractor
-from gepc.images.batches import Forgive
+from gepc.images.batches import OnBadImage
 from gepc.scoring.metrics import Detection, detection
 from gepc.verdicts import conformal
 
@@ -299,7 +299,7 @@ def run(detector: Detector, data: Data, on_passes: OnPasses | None = None) -> De
 def _score(detector: Detector, patches: Patches, report: OnPasses) -> Scored:
     cost = detector.cost().forward
     results = list(
-        detector.results(patches.pixels, forgive=Forgive.NONE, on_progress=lambda images: report(images * cost))
+        detector.results(patches.pixels, on_bad_image=OnBadImage.NONE, on_progress=lambda images: report(images * cost))
     )
     scores = np.array([result.score for result in results])
     order = np.argsort(scores, kind="stable")

@@ -24,7 +24,7 @@ from gepc.core.files import read_json, write_bytes
 from gepc.detector.detector import Result
 from gepc.detector.storage import DESCRIPTION, STATE
 from gepc.images.sources import FileImages, Images, open_images
-from gepc.runs.local import Judge, Labels, score_part
+from gepc.runs.local import DedupScorer, Labels, score_part
 from gepc.runs.remote import UrlImages
 from gepc.runs.run_folder import Run, Shard
 
@@ -36,7 +36,7 @@ OBJECT_STORE = 200 * 2**20
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DetectorPayload:
     """What an actor needs to build the detector on its node; the backbone must be loadable there."""
 
     files: dict[str, bytes]
@@ -45,7 +45,7 @@ class Recipe:
     dedup: bool = False
 
     @classmethod
-    def of(cls, folder: Path, backbone: str | None, batch_size: int, dedup: bool = False) -> Recipe:
+    def of(cls, folder: Path, backbone: str | None, batch_size: int, dedup: bool = False) -> DetectorPayload:
         """Of a saved detector. A backbone's path is made absolute, for actors work in another folder."""
         source = backbone or read_json(folder / DESCRIPTION)["backbone"]["source"]
         if source is not None and Path(source).exists():
@@ -54,7 +54,7 @@ class Recipe:
         files = {name: (folder / name).read_bytes() for name in (DESCRIPTION, STATE)}
         return cls(files, None if same else source, batch_size, dedup)
 
-    def build(self) -> Judge:
+    def build(self) -> DedupScorer:
         """Load the detector."""
         from gepc.detector.storage import load_detector
 
@@ -63,7 +63,7 @@ class Recipe:
                 write_bytes(Path(folder) / name, content)
             detector = load_detector(folder, self.backbone)
         detector.batch_size = self.batch_size
-        return Judge(detector, self.dedup)
+        return DedupScorer(detector, self.dedup)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Source:
 class Actor:
     """One process of the cluster: a detector, and shards one after the other."""
 
-    def __init__(self, recipe: Recipe, array: str | None) -> None:
+    def __init__(self, recipe: DetectorPayload, array: str | None) -> None:
         keep_freed_memory()
-        self.judge = recipe.build()
+        self.score_chunk = recipe.build()
         self.array = None if array is None else open_images(array)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -115,7 +115,7 @@ class Actor:
     def _rows(self, shard: int, start: int, stop: int, names: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         groups = np.asarray(labels, dtype=np.str_) if len(labels) else None
         results = score_part(
-            self.judge, self._images(int(start), int(stop), names), int(start), groups, READING_THREADS
+            self.score_chunk, self._images(int(start), int(stop), names), int(start), groups, READING_THREADS
         )
         return {
             "shard": np.full(len(results), shard),
@@ -177,7 +177,7 @@ class Cluster:
 
 def score_shards_on_cluster(
     run: Run,
-    recipe: Recipe,
+    recipe: DetectorPayload,
     source: Source,
     cluster: Cluster,
     labels: Labels | None = None,
@@ -210,7 +210,7 @@ def _hand_out(
 
 
 def _computed(
-    ray: Any, shards: list[Shard], recipe: Recipe, source: Source, cluster: Cluster, labels: Labels | None
+    ray: Any, shards: list[Shard], recipe: DetectorPayload, source: Source, cluster: Cluster, labels: Labels | None
 ) -> Iterator[tuple[Shard, list[Result]]]:
     if not shards:
         return

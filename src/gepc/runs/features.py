@@ -11,7 +11,7 @@ from typing import Any
 from gepc.backbones.base import Backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError
-from gepc.features.extraction import FeatureWork, Found
+from gepc.features.extraction import ExtractionJob, Found
 from gepc.images.batches import Chunk
 from gepc.runs.cluster import Cluster, reason_of
 
@@ -28,7 +28,7 @@ class Worker:
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
-    def look(self, work: FeatureWork, chunk: Chunk) -> tuple[Found | None, int, int]:
+    def score_batch(self, work: ExtractionJob, chunk: Chunk) -> tuple[Found | None, int, int]:
         """What was found, and the passes it cost."""
         self.backbone.reset_counts()
         return work(self.backbone, chunk), self.backbone.forward_count, self.backbone.jvp_count
@@ -41,7 +41,7 @@ class FeaturesOnCluster:
     cluster: Cluster
 
     def __call__(
-        self, backbone: Backbone, work: FeatureWork, read: Iterable[Chunk]
+        self, backbone: Backbone, work: ExtractionJob, read: Iterable[Chunk]
     ) -> Iterator[tuple[Chunk, Found | None]]:
         """Every chunk with what was found in it, in order; an actor that dies is started again elsewhere."""
         with self.cluster.joined() as ray:

@@ -16,7 +16,7 @@ from gepc.runs.run_folder import Run, Shard
 Labels = npt.NDArray[np.str_]
 
 
-class Judge:
+class DedupScorer:
     """Chunks to results. With `dedup`, an image whose content was seen before gets the score it got then.
 
     What is remembered is 16 bytes of every image's content, its group, score and p-value: some 200 MB for a million.
@@ -29,7 +29,7 @@ class Judge:
     def __call__(self, chunk: Chunk, labels: Labels | None = None) -> list[Result]:
         """Results in order; `labels` are the groups of all images of the chunk, also of those that failed."""
         own = None if labels is None else _of_readable(chunk, labels)
-        return self._each_once(chunk, own) if self.dedup else self.detector.judge(chunk, own)
+        return self._each_once(chunk, own) if self.dedup else self.detector.score_chunk(chunk, own)
 
     def _each_once(self, chunk: Chunk, labels: Labels | None) -> list[Result]:
         marks = chunk.keys if labels is None else [key + _bytes(labels[row]) for row, key in enumerate(chunk.keys)]
@@ -42,7 +42,7 @@ class Judge:
             [chunk.images[row] for row in rows],
             chunk.failures,
         )
-        found = self.detector.judge(fresh, None if labels is None else labels[rows])
+        found = self.detector.score_chunk(fresh, None if labels is None else labels[rows])
         scored = {result.index: (result.score, result.p_value) for result in found if result.error is None}
         self._known.update({marks[row]: scored[chunk.indices[row]] for row in rows})
         repeated = zip(marks, chunk.indices, chunk.names, strict=True)
@@ -72,7 +72,7 @@ def score_shards(
     """Score those shards of the run and write each as soon as it is complete."""
     ranges = ((shard, piece) for shard in shards for piece in pieces(shard.start, shard.stop, detector.batch_size))
     parts: Iterator[Part] = (part(images, start, stop) for _, (start, stop) in ranges)
-    judge = Judge(detector, dedup)
+    judge = DedupScorer(detector, dedup)
     stream = read_ahead(parts, detector.preprocessing_, workers)
     for shard in shards:
         results: list[Result] = []
@@ -85,7 +85,7 @@ def score_shards(
         run.write(shard, results)
 
 
-def score_part(judge: Judge, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
+def score_part(judge: DedupScorer, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
     """The results of one part of the list, read ahead in threads: what an actor of a cluster does."""
     cuts = pieces(0, len(images), judge.detector.batch_size)
     parts = (Part(start + first, part(images, first, last).images) for first, last in cuts)

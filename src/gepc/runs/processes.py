@@ -12,7 +12,7 @@ from gepc.runs.run_folder import Shard
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """The place of this process among `size`, and how to wait for the others."""
 
     rank: int = 0
@@ -29,11 +29,11 @@ class Team:
         return [shard for shard in shards if shard.number % self.size == self.rank]
 
 
-def team() -> Team:
+def team() -> ProcessGroup:
     """The processes that a launcher has started together; one by itself otherwise."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size < 2:
-        return Team()
+        return ProcessGroup()
     import torch
 
     try:
@@ -47,7 +47,7 @@ def team() -> Team:
             f"WORLD_SIZE is {size} but {state.num_processes} processes found each other; "
             "start them with accelerate launch or torchrun, or unset WORLD_SIZE for one by itself"
         )
-    return Team(state.process_index, size, lambda: _wait(state.wait_for_everyone))
+    return ProcessGroup(state.process_index, size, lambda: _wait(state.wait_for_everyone))
 
 
 def _wait(for_everyone: Callable[[], None]) -> None:

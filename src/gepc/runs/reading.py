@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gepc.core.errors import GepcError
-from gepc.images.batches import Chunk, Forgive, chunks
+from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, Images, Record
 from gepc.runs.remote import UrlImages
@@ -65,7 +65,7 @@ class Reader:
 
     def __call__(self, part: Part) -> Chunk:
         """The part as one chunk, with the places the images have in the list."""
-        (chunk,) = chunks(part.images, self.preprocessing, len(part.images), Forgive.ALL)
+        (chunk,) = chunks(part.images, self.preprocessing, len(part.images), OnBadImage.ALL)
         chunk.indices = [index + part.start for index in chunk.indices]
         chunk.failures = [(index + part.start, name, error) for index, name, error in chunk.failures]
         return chunk

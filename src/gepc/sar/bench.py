@@ -18,7 +18,7 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import iterate
 from gepc.sar.intervals import Interval, mean_interval, two_sample_interval
 from gepc.sar.localisation import localise, smoothed
-from gepc.sar.measure import Measured, Meter
+from gepc.sar.measure import Measured, PatchFeatures
 from gepc.sar.patches import Patch, PatchImages
 from gepc.sar.protocol import TOPK, PatchSets, SarProtocol
 from gepc.scoring import Aggregation, create_calibrator
@@ -86,7 +86,7 @@ def measure(
     runs = {}
     for normalise in protocol.normalisations:
         preprocessing = Preprocessing(None, size, "exact", backbone.channels, "log", normalise)
-        meter = Meter(backbone, protocol.extractors(), preprocessing, protocol.seed, cache)
+        meter = PatchFeatures(backbone, protocol.extractors(), preprocessing, protocol.seed, cache)
         runs[normalise] = Run(
             normalise,
             meter.measure(sets.fit, True, on_progress),

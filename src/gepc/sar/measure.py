@@ -22,7 +22,7 @@ from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image, iterate
 from gepc.sar.patches import Patch, PatchImages
-from gepc.sar.remembering import Remembering
+from gepc.sar.remembering import MemoizedBackbone
 
 Array = npt.NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class Measured:
         return [patch.scene.place[0] if patch.scene.place else patch.scene.path.name for patch in self.patches]
 
 
-class Meter:
+class PatchFeatures:
     """Measures patches with one backbone, one noise seed and several extractors that differ in pooling alone."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Meter:
     ) -> None:
         self.backbone, self.extractors, self.preprocessing, self.seed = backbone, extractors, preprocessing, seed
         self.cache = cache if backbone.fingerprint is not None else None
-        self._memory = Remembering(backbone)
+        self._memory = MemoizedBackbone(backbone)
         self._first = next(iter(extractors.values()))
         self._timesteps = self._first.timesteps(backbone)
 

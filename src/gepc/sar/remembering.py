@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Remembering(Backbone):
+class MemoizedBackbone(Backbone):
     """Passes a question on to `inner` (which counts it) unless it was asked since the last `forget`."""
 
     def __init__(self, inner: Backbone) -> None:

@@ -23,7 +23,7 @@ from gepc.scenes.reading import Georeference, Scene
 from gepc.scenes.regions import COLUMNS, Region, find_regions, geojson
 
 
-class Ending:
+class SceneWriter:
     """The last files of a run, written from its tile records; repeated from the start where it was interrupted."""
 
     def __init__(self, detector: Detector, scene: Scene, plan: Plan, folder: RunFolder) -> None:

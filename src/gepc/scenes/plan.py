@@ -21,7 +21,7 @@ from gepc.features.base import Cost
 from gepc.scenes.control import Control
 from gepc.scenes.reading import Scene, open_scene
 from gepc.scenes.tiling import Grid, Size
-from gepc.verdicts.conformal import EVERYONE
+from gepc.verdicts.conformal import UNGROUPED
 
 FORMATS = ("auto", "tif", "npy")
 OVERLAP = 0.5
@@ -112,7 +112,7 @@ def make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> Plan:
     if stride is None:
         share = 1.0 - (OVERLAP if settings.overlap is None else settings.overlap)
         stride = (max(1, round(tile[0] * share)), max(1, round(tile[1] * share)))
-    group = EVERYONE if settings.group is None else settings.group
+    group = UNGROUPED if settings.group is None else settings.group
     detector.reference_.check(None if settings.group is None else np.array([group]))
     calibration = len(detector.reference_.by_group[group])
     control = Control(settings.control, settings.alpha)

@@ -79,7 +79,7 @@ class _Growing:
         self.tiles += 1
         self.box = _around(self.box, box)
 
-    def look(self, box: Box, values: Map, scale: float) -> None:
+    def score_batch(self, box: Box, values: Map, scale: float) -> None:
         """Take the map inside one tile into account; NaN is no-data."""
         if np.isnan(values).all():
             return
@@ -128,7 +128,7 @@ def find_regions(
         region = growing[int(labels[top, left]) - 1]
         region.add(box, float(scores[row, column]), float(p_values[row, column]))
         if field is not None:
-            region.look(box, np.asarray(field[box[0] : box[2], box[1] : box[3]]), scale)
+            region.score_batch(box, np.asarray(field[box[0] : box[2], box[1] : box[3]]), scale)
     return list(_numbered(growing))
 
 

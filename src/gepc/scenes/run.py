@@ -13,7 +13,7 @@ from gepc.core.files import read_json
 from gepc.core.options import build
 from gepc.detector.detector import Detector
 from gepc.features.extraction import OnProgress
-from gepc.scenes.ending import Ending
+from gepc.scenes.ending import SceneWriter
 from gepc.scenes.folder import RunFolder
 from gepc.scenes.plan import Plan, ScanOptions, make_plan, opened
 from gepc.scenes.scoring import Scoring
@@ -87,5 +87,5 @@ def scan(
             if plan.shortfall is not None:
                 warnings.warn(plan.shortfall, UserWarning, stacklevel=2)
             resumed = Scoring(detector, scene, plan, folder).run(on_progress)
-            summary = Ending(detector, scene, plan, folder).write()
+            summary = SceneWriter(detector, scene, plan, folder).write()
             return SceneReport(folder.path, summary, resumed)

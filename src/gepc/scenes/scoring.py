@@ -12,7 +12,7 @@ from gepc.core.errors import InputError
 from gepc.detector.detector import Detector
 from gepc.detector.maps import Map
 from gepc.features.extraction import OnProgress
-from gepc.images.batches import Forgive, chunks
+from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import warn_about_range
 from gepc.images.sources import Pixels
 from gepc.scenes.folder import Progress, RunFolder
@@ -20,7 +20,7 @@ from gepc.scenes.plan import Plan
 from gepc.scenes.reading import Scene, Valid
 from gepc.scenes.stitching import Stitcher
 from gepc.scenes.tiling import Size, Tile, TileImages
-from gepc.verdicts.conformal import EVERYONE
+from gepc.verdicts.conformal import UNGROUPED
 
 READ_BYTES = 1 << 26  # of raw pixels in memory at once, unless one tile is larger
 
@@ -124,14 +124,14 @@ class Scoring:
     def _outcomes(self, images: TileImages) -> Iterator[Outcome]:
         """In the order of the tiles."""
         detector, labels = self.detector, None
-        for chunk in chunks(images, detector.preprocessing_, detector.batch_size, Forgive.ALL):
+        for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
             found = {
                 index: Outcome(images.tiles[index], float(images.missing[index]), error=error)
                 for index, _, error in chunk.failures
             }
             if chunk.indices:
-                scores, maps = detector.look(chunk.images, with_maps=self.plan.with_map)
-                if self.plan.group != EVERYONE:
+                scores, maps = detector.score_batch(chunk.images, with_maps=self.plan.with_map)
+                if self.plan.group != UNGROUPED:
                     labels = np.array([self.plan.group] * len(scores))
                 p_values = detector.reference_.p_values(scores, labels, None)
                 for place, index in enumerate(chunk.indices):

@@ -20,7 +20,7 @@ class FullError(Exception):
     """There is no room for what was asked; ask again later."""
 
 
-class Room:
+class Capacity:
     """A number of places. `take` is all or nothing and never waits; used from one thread, the event loop's."""
 
     def __init__(self, places: int) -> None:

@@ -46,9 +46,9 @@ class Model:
                 return cls(detector, before)
         raise InputError("the detector changes on disk while it is read; try again")
 
-    def look(self, images: Sequence[Image], maps: bool) -> list[Finding]:
+    def score_batch(self, images: Sequence[Image], maps: bool) -> list[Finding]:
         """Scores, and maps from the same passes; the numbers are those of `detector.score` and `detector.score_map`."""
-        scores, fields = self.detector.look(images, maps)
+        scores, fields = self.detector.score_batch(images, maps)
         every: Sequence[Map | None] = [None] * len(images) if fields is None else list(fields)
         return [Finding(float(score), field) for score, field in zip(scores, every, strict=True)]
 
@@ -98,7 +98,7 @@ def load_model(folder: str | os.PathLike[str], backbone: str | None = None) -> M
     """Load the detector and let it look at one image, so that the first caller does not wait for set-up."""
     model = Model.load(Path(folder), backbone)
     try:
-        model.look([model.blank()], maps=False)
+        model.score_batch([model.blank()], maps=False)
     except GepcError:
         raise
     except RuntimeError as error:

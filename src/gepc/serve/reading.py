@@ -32,7 +32,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Order(Generic[Options]):
+class ScoreRequest(Generic[Options]):
     """What one request asks for."""
 
     uploads: list[Upload]
@@ -45,7 +45,9 @@ class _InMemoryParser(MultiPartParser):
     spool_max_size = 1 << 40
 
 
-async def read_order(request: Request, query: Options, body: type[BaseModel], settings: Settings) -> Order[Options]:
+async def read_order(
+    request: Request, query: Options, body: type[BaseModel], settings: Settings
+) -> ScoreRequest[Options]:
     """The images and options of a request; anything wrong with it is an `HTTPException` with a sentence."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -61,7 +63,7 @@ async def read_order(request: Request, query: Options, body: type[BaseModel], se
     if len(uploads) > settings.max_images:
         raise HTTPException(413, f"{len(uploads)} images in one request, more than the {settings.max_images} allowed")
     update = {name: getattr(chosen, name) for name in chosen.model_fields_set & set(type(query).model_fields)}
-    return Order(uploads, query.model_copy(update=update))
+    return ScoreRequest(uploads, query.model_copy(update=update))
 
 
 async def _read_form(request: Request, settings: Settings) -> tuple[list[Upload], dict[str, Any]]:

@@ -19,10 +19,10 @@ from gepc._version import __version__
 from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.images.sources import Image
 from gepc.serve import decoding, pictures, schemas
-from gepc.serve.batching import FullError, MicroBatcher, Room
+from gepc.serve.batching import Capacity, FullError, MicroBatcher
 from gepc.serve.metrics import Metrics
 from gepc.serve.model import Finding, Model, load_model
-from gepc.serve.reading import Order, Upload
+from gepc.serve.reading import ScoreRequest, Upload
 from gepc.serve.settings import Settings
 
 log = logging.getLogger("gepc.serve")
@@ -49,7 +49,7 @@ class Service:
         self.model = load_model(folder, backbone)
         self.metrics = Metrics()
         self.metrics.detector.labels(self.model.identity).set(1)
-        self.images, self.held_bytes = Room(settings.queue), Room(settings.max_held_bytes)
+        self.images, self.held_bytes = Capacity(settings.queue), Capacity(settings.max_held_bytes)
         self.metrics.in_service.set_function(lambda: self.images.taken)
         max_batch = min(settings.max_batch, self.model.detector.batch_size)
         self._batcher: MicroBatcher[Job, Finding] = MicroBatcher(
@@ -84,7 +84,7 @@ class Service:
 
     def _run(self, jobs: list[Job]) -> list[Finding]:
         start = time.perf_counter()
-        findings = jobs[0].model.look([job.image for job in jobs], any(job.map for job in jobs))
+        findings = jobs[0].model.score_batch([job.image for job in jobs], any(job.map for job in jobs))
         self.metrics.network.inc(time.perf_counter() - start)
         self.metrics.batches.observe(len(jobs))
         return findings
@@ -94,7 +94,7 @@ class Service:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def score(self, order: Order[schemas.ScoreOptions]) -> schemas.ScoreAnswer:
+    async def score(self, order: ScoreRequest[schemas.ScoreOptions]) -> schemas.ScoreAnswer:
         """Scores, p-values and verdicts; a bad image is a result with a reason."""
         model, options = self.model, order.options
         alpha = model.alpha(options.alpha)
@@ -116,7 +116,7 @@ class Service:
             results=results,
         )
 
-    async def map(self, order: Order[schemas.MapOptions]) -> tuple[bytes, float]:
+    async def map(self, order: ScoreRequest[schemas.MapOptions]) -> tuple[bytes, float]:
         """One image's map as PNG, and the common scale."""
         model = self.model
         if not model.detector.extractor.has_maps:
@@ -238,7 +238,7 @@ def _checked(found: Finding | BaseException) -> Finding | str:
 
 def _results(
     model: Model,
-    order: Order[schemas.ScoreOptions],
+    order: ScoreRequest[schemas.ScoreOptions],
     alpha: float,
     images: Sequence[Image | str],
     findings: Sequence[Finding | str],

@@ -144,30 +144,30 @@ def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[floa
     return float(low), float(high)
 
 
-EVERYONE = ""
+UNGROUPED = ""
 
 
 @dataclass(frozen=True)
-class Reference:
+class CalibrationScores:
     """The calibration scores that p-values compare with, sorted, by group; without groups all are in one."""
 
     by_group: dict[str, Array]
 
     @classmethod
-    def of(cls, scores: Array, labels: npt.NDArray[np.str_] | None) -> Reference:
+    def of(cls, scores: Array, labels: npt.NDArray[np.str_] | None) -> CalibrationScores:
         """Scores of calibration images, with a label each for group-conditional (Mondrian) p-values."""
         if len(scores) == 0:
             raise InputError("there are no calibration images; give more images or calibration_images=")
         if not np.isfinite(scores).all():
             raise InputError("a calibration score is not finite; check the calibration images")
         if labels is None:
-            return cls({EVERYONE: np.sort(scores)})
+            return cls({UNGROUPED: np.sort(scores)})
         return cls({str(label): np.sort(scores[labels == label]) for label in np.unique(labels)})
 
     @property
     def grouped(self) -> bool:
         """Whether images need a group."""
-        return set(self.by_group) != {EVERYONE}
+        return set(self.by_group) != {UNGROUPED}
 
     @property
     def scores(self) -> Array:
@@ -195,7 +195,7 @@ class Reference:
         """Each score against its own group."""
         self.check(labels)
         if labels is None:
-            return p_values(scores, self.by_group[EVERYONE], uniform)
+            return p_values(scores, self.by_group[UNGROUPED], uniform)
         out = np.empty(len(scores))
         for label in np.unique(labels):
             own = labels == label
@@ -206,7 +206,7 @@ class Reference:
         """The p-value at or below which an image alarms: alpha, or the safe rank's with `confidence`."""
         self.check(labels)
         if labels is None:
-            return np.asarray(_limit(len(self.by_group[EVERYONE]), alpha, confidence))
+            return np.asarray(_limit(len(self.by_group[UNGROUPED]), alpha, confidence))
         found = {label: _limit(len(scores), alpha, confidence) for label, scores in self.by_group.items()}
         return np.array([found[str(label)] for label in labels])
 

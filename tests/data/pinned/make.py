@@ -86,8 +86,8 @@ def main() -> None:
 
 def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
     """For each method the names of the files that its features of three images are cached under."""
-    from gepc.features.cache import FeatureCache, Sight
-    from gepc.images.batches import Forgive, chunks
+    from gepc.features.cache import ExtractionSpec, FeatureCache
+    from gepc.images.batches import OnBadImage, chunks
     from gepc.images.preprocessing import Preprocessing
     from gepc.images.sources import open_images
 
@@ -96,8 +96,8 @@ def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
         folder = Path(tempfile.mkdtemp())
         options = dict(options)
         detector = gepc.create_detector(method, backbone, preset=options.pop("preset", None), **options)
-        sight = Sight(backbone, detector.extractor, detector.extractor.timesteps(backbone))
-        read = chunks(open_images(images(3, 4)), Preprocessing(size=(16, 16)), 64, Forgive.NONE)
+        sight = ExtractionSpec(backbone, detector.extractor, detector.extractor.timesteps(backbone))
+        read = chunks(open_images(images(3, 4)), Preprocessing(size=(16, 16)), 64, OnBadImage.NONE)
         list(FeatureCache(folder).tables(sight, read))
         found[name] = sorted(path.name for path in folder.rglob("*.safetensors"))
         shutil.rmtree(folder)

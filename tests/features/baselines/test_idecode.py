@@ -10,7 +10,7 @@ from toys import pictures, toy_backbone
 import gepc
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.scoring.metrics import auroc
-from gepc.verdicts.conformal import Reference
+from gepc.verdicts.conformal import CalibrationScores
 
 
 def test_an_equivariant_score_gives_zero_and_p_one() -> None:
@@ -53,7 +53,7 @@ def test_p_is_valid_and_ranks_as_the_sum_does() -> None:
         run(extractor, sample(200, spread, seed), backbone)["idecode"][:, 0]
         for seed, spread in ((0, 0.5), (1, 0.5), (2, 0.25))
     )
-    reference = Reference.of(calibration, None)
+    reference = CalibrationScores.of(calibration, None)
     p = reference.p_values(fresh, None, None)
     for level in (0.1, 0.3, 0.5):
         assert (p <= level).mean() <= level + 3 * np.sqrt(level * (1 - level) * 2 / 200)

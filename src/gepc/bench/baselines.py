@@ -1,4 +1,4 @@
-"""Other methods on the same backbone, the same images and the same noise rule: chosen, foretold, extracted, scored.
+"""Other methods on the same backbone, the same images and the same noise rule: chosen, estimated, extracted, scored.
 
 A method's features are extracted once for each split of each data set and kept in the cache; every pair is arithmetic.
 """
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.bench import published
-from gepc.bench.collect import Collection, Keys, Looking, Sizes, asked_for, needed, open_split
+from gepc.bench.collect import Collection, Keys, Sizes, SplitExtractor, asked_for, needed, open_split
 from gepc.bench.evaluate import Scores, Scoring, all_detections
 from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.core.errors import OptionError, check_names
@@ -32,7 +32,7 @@ SCORING_OPTIONS = ("calibration", "keep", "weights", "aggregate", "fuse")
 
 
 @dataclass(frozen=True)
-class Rival:
+class Baseline:
     """A method as it is compared: the detector (never fitted; its parts are used), the preset and how many images."""
 
     detector: Detector
@@ -98,16 +98,16 @@ def _usual_presets(name: str) -> list[str]:
     return [name] if "light" in presets or not presets else [f"{name}:{preset}" for preset in presets]
 
 
-def choose_rivals(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Rival]:
+def choose_baselines(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Baseline]:
     """The methods with the presets, options and numbers of images that the protocol gives them; none twice."""
-    found: dict[tuple[str, str | None], Rival] = {}
+    found: dict[tuple[str, str | None], Baseline] = {}
     for name in names:
-        rival = _rival(name, protocol, backbone)
-        found.setdefault((rival.extractor.name, rival.preset), rival)
+        baseline = _baseline(name, protocol, backbone)
+        found.setdefault((baseline.extractor.name, baseline.preset), baseline)
     return list(found.values())
 
 
-def _rival(full_name: str, protocol: Protocol, backbone: Backbone) -> Rival:
+def _baseline(full_name: str, protocol: Protocol, backbone: Backbone) -> Baseline:
     """What the protocol says of `method:preset`, else what it says of the method."""
     name, preset = split_name(full_name)
     choice = protocol.methods.get(full_name, protocol.methods.get(name, MethodChoice()))
@@ -116,14 +116,14 @@ def _rival(full_name: str, protocol: Protocol, backbone: Backbone) -> Rival:
     check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
     detector = create_detector(name, backbone, preset, size=protocol.size, **choice.options)
     train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images
-    return Rival(detector, preset, min(train, protocol.train_images), min(test, protocol.test_images))
+    return Baseline(detector, preset, min(train, protocol.train_images), min(test, protocol.test_images))
 
 
 @dataclass(frozen=True)
-class Foretold:
+class CostEstimate:
     """The passes a method will make: per image while fitting, and in all with an empty cache."""
 
-    rival: Rival
+    baseline: Baseline
     per_image: Cost
     own: Cost
     images: int
@@ -139,55 +139,60 @@ class Foretold:
         return Cost(self.own.forward * self.images, self.own.jvp * self.images)
 
 
-def foretell(
-    rivals: Sequence[Rival], protocol: Protocol, backbone: Backbone, cached: bool = True, sizes: Sizes | None = None
-) -> list[Foretold]:
+def estimate_cost(
+    baselines: Sequence[Baseline],
+    protocol: Protocol,
+    backbone: Backbone,
+    cached: bool = True,
+    sizes: Sizes | None = None,
+) -> list[CostEstimate]:
     """What each method costs; with a cache, tables that were extracted before for as many images cost nothing more."""
     size = (protocol.size, protocol.size)
     sizes = asked_for(protocol, backbone) if sizes is None else sizes
-    found: list[Foretold] = []
+    found: list[CostEstimate] = []
     known: set[tuple[str, int, int]] = set()
-    for rival in extraction_order(rivals):
-        method = rival.extractor.for_fitting()
+    for baseline in extraction_order(baselines):
+        method = baseline.extractor.for_fitting()
         own = Cost()
         for part in method.builds_on() or (method,):
             what = repr((part.name, plain_options(part.options())))
-            if not (cached and _is_known(known, what, rival)):
+            if not (cached and _is_known(known, what, baseline)):
                 cost = part.cost(backbone, size)
                 own = Cost(own.forward + cost.forward, own.jvp + cost.jvp)
-            known.add((what, rival.train_images, rival.test_images))
-        images = sum(min(count, rival.images(split)) for (_, split), count in sizes.items()) * len(protocol.seeds)
-        found.append(Foretold(rival, method.cost(backbone, size), own, images))
+            known.add((what, baseline.train_images, baseline.test_images))
+        images = sum(min(count, baseline.images(split)) for (_, split), count in sizes.items()) * len(protocol.seeds)
+        found.append(CostEstimate(baseline, method.cost(backbone, size), own, images))
     return found
 
 
-def _is_known(known: set[tuple[str, int, int]], what: str, rival: Rival) -> bool:
+def _is_known(known: set[tuple[str, int, int]], what: str, baseline: Baseline) -> bool:
     """Whether a table was extracted for at least as many images: a smaller subset is the beginning of a larger one.
 
     But for its last chunk, where the numbers are no multiples of the batch size: that one is looked at again.
     """
     return any(
-        what == other and train >= rival.train_images and test >= rival.test_images for other, train, test in known
+        what == other and train >= baseline.train_images and test >= baseline.test_images
+        for other, train, test in known
     )
 
 
-def extraction_order(rivals: Sequence[Rival]) -> list[Rival]:
+def extraction_order(baselines: Sequence[Baseline]) -> list[Baseline]:
     """Methods that build on another one's table after the others."""
-    return sorted(rivals, key=lambda rival: len(rival.extractor.builds_on()))
+    return sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on()))
 
 
-class RivalBench:
+class BaselineBench:
     """A method and its features on every split."""
 
-    def __init__(self, rival: Rival, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
-        self.rival, self.protocol, self.backbone, self.collection = rival, protocol, backbone, collection
+    def __init__(self, baseline: Baseline, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
+        self.baseline, self.protocol, self.backbone, self.collection = baseline, protocol, backbone, collection
         self._known: dict[tuple[str, int], Scores] = {}
 
-    def on_images(self, keys: Keys) -> RivalBench:
+    def on_images(self, keys: Keys) -> BaselineBench:
         """The same method on some of its images alone, given by their keys for every part."""
         if keys == self.collection.keys:
             return self
-        return RivalBench(self.rival, self.protocol, self.backbone, self.collection.of(keys))
+        return BaselineBench(self.baseline, self.protocol, self.backbone, self.collection.of(keys))
 
     def scores(self, name: str, seed: int) -> Scores:
         """Fit on ID-train alone, score ID-test and every OOD-test set, as `Detector` does; once for each seed."""
@@ -196,8 +201,8 @@ class RivalBench:
         return self._known[name, seed]
 
     def _scores(self, name: str, seed: int) -> Scores:
-        extractor, parts = self.rival.extractor, self.collection.parts
-        picked, scored = self.rival.scoring.fit(extractor.columns(parts[name, "train", seed].table))
+        extractor, parts = self.baseline.extractor, self.collection.parts
+        picked, scored = self.baseline.scoring.fit(extractor.columns(parts[name, "train", seed].table))
         kept = list(picked.kept)
 
         def score(other: str) -> Array:
@@ -220,23 +225,24 @@ class RivalBench:
         return {pair: float(np.mean([run[pair].auroc for run in runs])) for pair in self.protocol.pair_list}
 
 
-def collect_rivals(
-    rivals: Sequence[Rival],
+def collect_baselines(
+    baselines: Sequence[Baseline],
     protocol: Protocol,
     backbone: Backbone,
     data: Path,
     cache: FeatureCache,
     on_progress: Callable[[int], None] | None = None,
-) -> list[RivalBench]:
+) -> list[BaselineBench]:
     """Features of every method on every split that the pairs need; in the order given."""
     found = {
-        id(rival): _collect(rival, protocol, backbone, data, cache, on_progress) for rival in extraction_order(rivals)
+        id(baseline): _collect(baseline, protocol, backbone, data, cache, on_progress)
+        for baseline in extraction_order(baselines)
     }
-    return [RivalBench(rival, protocol, backbone, found[id(rival)]) for rival in rivals]
+    return [BaselineBench(baseline, protocol, backbone, found[id(baseline)]) for baseline in baselines]
 
 
 def _collect(
-    rival: Rival,
+    baseline: Baseline,
     protocol: Protocol,
     backbone: Backbone,
     data: Path,
@@ -245,11 +251,11 @@ def _collect(
 ) -> Collection:
     found = Collection()
     before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
-    extractor = rival.extractor.for_fitting()
-    looking = Looking(protocol, backbone, extractor, cache, found.skipped, on_progress)
+    extractor = baseline.extractor.for_fitting()
+    looking = SplitExtractor(protocol, backbone, extractor, cache, found.skipped, on_progress)
     timesteps = extractor.timesteps(backbone)
     for name, split in needed(protocol, backbone):
-        images = open_split(protocol, data, name, split, rival.images(split))
+        images = open_split(protocol, data, name, split, baseline.images(split))
         for seed in protocol.seeds:
             found.parts[name, split, seed] = looking.at(name, split, images, timesteps, seed)
     found.passes = backbone.forward_count + backbone.jvp_count - before

@@ -16,7 +16,7 @@ from gepc.cli.app import run
 def place(tmp_path_factory, tiny_net) -> Path:
     from diffusers import DDPMScheduler
 
-    root = tmp_path_factory.mktemp("rivals")
+    root = tmp_path_factory.mktemp("baselines")
     tiny_net.save_pretrained(root / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
     for position, contrast in enumerate((0.3, 0.9)):

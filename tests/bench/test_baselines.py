@@ -10,13 +10,13 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.bench import ablations, published
+from gepc.bench.baselines import choose_baselines, collect_baselines, estimate_cost, method_names
 from gepc.bench.collect import collect
 from gepc.bench.comparison import HEAD, comparison_table, entries, methods_table
 from gepc.bench.evaluate import Bench
 from gepc.bench.page import _table_sections
 from gepc.bench.paired import paired_table
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
-from gepc.bench.rivals import choose_rivals, collect_rivals, foretell, method_names
 from gepc.bench.tables import ResultTable
 from gepc.core.errors import OptionError
 from gepc.core.options import build
@@ -81,14 +81,14 @@ def bench(data, protocol) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def rivals(bench, data, protocol):
-    chosen = choose_rivals(QUICK, protocol, bench.backbone)
-    return collect_rivals(chosen, protocol, bench.backbone, data, FeatureCache(None))
+def baselines(bench, data, protocol):
+    chosen = choose_baselines(QUICK, protocol, bench.backbone)
+    return collect_baselines(chosen, protocol, bench.backbone, data, FeatureCache(None))
 
 
 @pytest.fixture(scope="module")
-def compared(bench, rivals, data):
-    return entries(bench, rivals, data)
+def compared(bench, baselines, data):
+    return entries(bench, baselines, data)
 
 
 # --- which methods --------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
         "scoped": MethodChoice(preset="paper"),
         "msma": MethodChoice(train_images=5000, options={"calibration": "knn:k=1", "noised": True}),
     }
-    scoped, msma, norm = choose_rivals(
+    scoped, msma, norm = choose_baselines(
         ("scoped", "msma", "score_norm"), replace(protocol, methods=choices), toy_backbone()
     )
     assert (scoped.preset, len(scoped.extractor.levels.values)) == ("paper", 2)
@@ -144,7 +144,7 @@ def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
 
 def test_one_method_with_two_presets(protocol):
     choices = {"msma": MethodChoice(test_images=20), "msma:knn": MethodChoice(test_images=22)}
-    plain, knn, paper = choose_rivals(
+    plain, knn, paper = choose_baselines(
         ("msma", "msma:knn", "msma:paper"), replace(protocol, methods=choices), toy_backbone()
     )
     assert [one.test_images for one in (plain, knn, paper)] == [20, 22, 20]
@@ -153,17 +153,17 @@ def test_one_method_with_two_presets(protocol):
 
 
 def test_a_method_named_in_two_ways_is_compared_once(protocol):
-    assert [one.label for one in choose_rivals(("msma", "msma:light"), protocol, toy_backbone())] == ["msma"]
+    assert [one.label for one in choose_baselines(("msma", "msma:light"), protocol, toy_backbone())] == ["msma"]
 
 
 def test_both_dimensions_of_diffpath_share_their_passes(data, protocol, tmp_path):
     backbone = kept_backbone()
     options = {"diffpath": MethodChoice(options={"steps": 4})}
-    rivals = choose_rivals(("diffpath", "diffpath:paper"), replace(protocol, methods=options), backbone)
-    one, six = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    baselines = choose_baselines(("diffpath", "diffpath:paper"), replace(protocol, methods=options), backbone)
+    one, six = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
     assert one.collection.passes > 0
     assert six.collection.passes == 0
-    alone, *_ = collect_rivals(rivals[1:], protocol, backbone, data, FeatureCache(None))
+    alone, *_ = collect_baselines(baselines[1:], protocol, backbone, data, FeatureCache(None))
     assert alone.aurocs == six.aurocs
 
 
@@ -192,7 +192,7 @@ def test_bad_choices_are_refused_when_read(methods, sentence):
 )
 def test_bad_choices_are_refused_when_made(protocol, choice, sentence):
     with pytest.raises(OptionError, match=sentence):
-        choose_rivals(["msma"], replace(protocol, methods={"msma": choice}), toy_backbone())
+        choose_baselines(["msma"], replace(protocol, methods={"msma": choice}), toy_backbone())
 
 
 # --- features and scores --------------------------------------------------------------------------------------------
@@ -204,14 +204,14 @@ def test_every_method_scores_as_its_detector_does(name, data, protocol):
     small = replace(protocol, seeds=(3,), pairs={"set0": ("set1",)}, train_images=24, test_images=20)
     small = replace(small, methods={name: MethodChoice(options=options)})
     backbone = toy_backbone()
-    (rival,) = choose_rivals([name], small, backbone)
-    (found,) = collect_rivals([rival], small, backbone, data, FeatureCache(None))
+    (baseline,) = choose_baselines([name], small, backbone)
+    (found,) = collect_baselines([baseline], small, backbone, data, FeatureCache(None))
     scores = found.scores("set0", seed=3)
     train, test, other = (
         open_dataset(f"npz:{place}.npz", data, split, limit, 0)
         for place, split, limit in (("set0", "train", 24), ("set0", "test", 20), ("set1", "test", 20))
     )
-    detector = gepc.create_detector(name, backbone, rival.preset, seed=3, batch_size=16, **options)
+    detector = gepc.create_detector(name, backbone, baseline.preset, seed=3, batch_size=16, **options)
     detector.fit(train, calibration_images=test)
     assert scores.kept == tuple(detector.kept_)
     for ours, images in ((scores.inside, test), (scores.outside["set1"], other)):
@@ -221,17 +221,17 @@ def test_every_method_scores_as_its_detector_does(name, data, protocol):
 
 def test_passes_are_foretold_and_a_second_run_makes_none(data, protocol, tmp_path):
     backbone = kept_backbone()
-    rivals = choose_rivals(QUICK, protocol, backbone)
-    foretold = {one.rival.extractor.name: one for one in foretell(rivals, protocol, backbone)}
-    assert {name for name, one in foretold.items() if one.shared} == {"ic", "typicality"}
-    found = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    baselines = choose_baselines(QUICK, protocol, backbone)
+    estimated = {one.baseline.extractor.name: one for one in estimate_cost(baselines, protocol, backbone)}
+    assert {name for name, one in estimated.items() if one.shared} == {"ic", "typicality"}
+    found = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
     for one in found:
-        total = foretold[one.rival.extractor.name].total
+        total = estimated[one.baseline.extractor.name].total
         assert one.collection.passes == total.forward + total.jvp
-    again = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    again = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
     assert [one.collection.passes for one in again] == [0] * len(QUICK)
     assert [one.aurocs for one in again] == [one.aurocs for one in found]
-    alone = foretell(rivals, protocol, backbone, cached=False)
+    alone = estimate_cost(baselines, protocol, backbone, cached=False)
     assert not any(one.shared for one in alone)
 
 
@@ -239,24 +239,24 @@ def test_density_of_states_costs_nothing_beside_the_methods_it_builds_on(data, p
     backbone = kept_backbone()
     choices = {**{name: MethodChoice(options=options) for name, options in BRIEF.items()}}
     choices["dos"] = MethodChoice(options={"strata": 5}, train_images=32, test_images=22)
-    rivals = choose_rivals(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=choices), backbone)
-    foretold = {one.rival.extractor.name: one for one in foretell(rivals, protocol, backbone)}
-    assert foretold["dos"].shared
-    assert foretold["dos"].total.forward == 0
-    assert foretold["dos"].per_image.forward == 6 + 3
-    assert foretold["nll_vlb"].per_image.forward == foretold["nll_vlb"].own.forward == 6
+    baselines = choose_baselines(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=choices), backbone)
+    estimated = {one.baseline.extractor.name: one for one in estimate_cost(baselines, protocol, backbone)}
+    assert estimated["dos"].shared
+    assert estimated["dos"].total.forward == 0
+    assert estimated["dos"].per_image.forward == 6 + 3
+    assert estimated["nll_vlb"].per_image.forward == estimated["nll_vlb"].own.forward == 6
     whole = {name: MethodChoice(options=choice.options) for name, choice in choices.items()}
-    rivals = choose_rivals(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=whole), backbone)
-    dos, *_ = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    baselines = choose_baselines(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=whole), backbone)
+    dos, *_ = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
     assert dos.collection.passes == 0
-    alone, *_ = collect_rivals(rivals[:1], protocol, backbone, data, FeatureCache(None))
+    alone, *_ = collect_baselines(baselines[:1], protocol, backbone, data, FeatureCache(None))
     assert alone.collection.passes > 0
     assert alone.aurocs == dos.aurocs
 
 
 def test_an_interrupted_run_goes_on(data, protocol, tmp_path):
     backbone = kept_backbone()
-    rivals = choose_rivals(["msma"], protocol, backbone)
+    baselines = choose_baselines(["msma"], protocol, backbone)
     told: list[int] = []
 
     def stop_early(count: int) -> None:
@@ -265,12 +265,12 @@ def test_an_interrupted_run_goes_on(data, protocol, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path), stop_early)
+        collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path), stop_early)
     spent = backbone.forward_count
-    (found,) = collect_rivals(rivals, protocol, backbone, data, FeatureCache(tmp_path))
+    (found,) = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
     assert 0 < spent == sum(told)
-    (foretold,) = foretell(rivals, protocol, backbone)
-    assert found.collection.passes + spent == foretold.total.forward
+    (estimated,) = estimate_cost(baselines, protocol, backbone)
+    assert found.collection.passes + spent == estimated.total.forward
 
 
 @pytest.mark.parametrize("name", ["lr", "ddpm_ood", "msma"])
@@ -280,9 +280,9 @@ def test_other_levels_are_other_features_in_the_cache(name, data, protocol, tmp_
     small = replace(protocol, seeds=(0,))
     for levels in ("rho:0.3,1", "rho:0.6,2"):
         choices = {name: MethodChoice(options={"levels": levels, "calibration": "kde"})}
-        rivals = choose_rivals([name], replace(small, methods=choices), backbone)
-        (kept,) = collect_rivals(rivals, small, backbone, data, FeatureCache(tmp_path))
-        (fresh,) = collect_rivals(rivals, small, backbone, data, FeatureCache(None))
+        baselines = choose_baselines([name], replace(small, methods=choices), backbone)
+        (kept,) = collect_baselines(baselines, small, backbone, data, FeatureCache(tmp_path))
+        (fresh,) = collect_baselines(baselines, small, backbone, data, FeatureCache(None))
         for place, part in fresh.collection.parts.items():
             for column, values in part.table.items():
                 np.testing.assert_array_equal(kept.collection.parts[place].table[column], values)
@@ -380,8 +380,8 @@ def test_names_in_the_figure_do_not_overlap():
         assert right <= other[0] or other[2] <= left or top <= other[1] or other[3] <= bottom
 
 
-def test_the_best_method_is_paired_with_every_other_on_common_images(bench, rivals, compared):
-    table = paired_table(bench, rivals)
+def test_the_best_method_is_paired_with_every_other_on_common_images(bench, baselines, compared):
+    table = paired_table(bench, baselines)
     best = max(compared, key=lambda entry: entry.average)
     leader = table.header[3]
     assert leader == best.label
