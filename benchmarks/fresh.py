@@ -29,8 +29,8 @@ from gepc.bench.paired import Pair, aurocs
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import Design, PlusBench, collect_plus, fast, plain_gepc, plus
 from gepc.bench.protocol import Protocol, Source
-from gepc.bench.tables import Cell, ResultTable, write_tables
 from gepc.core.allocator import keep_freed_memory
+from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.features.cache import FeatureCache
 from gepc.features.groups import Group
 from gepc.features.residuals import LAGS

@@ -15,9 +15,9 @@ from gepc.bench.figures import auroc_over_passes
 from gepc.bench.passes import PassesBench
 from gepc.bench.plus import collect_plus, passes_needed, tables
 from gepc.bench.protocol import load_protocol
-from gepc.bench.tables import write_tables
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.files import replacing
+from gepc.core.tables import write_tables
 from gepc.features.cache import FeatureCache
 
 

@@ -17,9 +17,9 @@ from gepc.bench.evaluate import Bench
 from gepc.bench.page import _table_sections
 from gepc.bench.paired import paired_table
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
-from gepc.bench.tables import ResultTable
 from gepc.core.errors import OptionError
 from gepc.core.options import build
+from gepc.core.tables import ResultTable
 from gepc.datasets import open_dataset
 from gepc.features import base
 from gepc.features.cache import FeatureCache

@@ -19,8 +19,8 @@ from gepc.bench.false_alarms import false_alarm_table
 from gepc.bench.protocol import Protocol, Source, builtin_protocols, load_protocol
 from gepc.bench.rows import read_rows
 from gepc.bench.run import run, write
-from gepc.bench.tables import ResultTable
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
+from gepc.core.tables import ResultTable
 from gepc.datasets import open_dataset
 from gepc.features.cache import FeatureCache
 

@@ -10,6 +10,7 @@ import pytest
 from pages import ReadPage, outside_references
 
 from gepc.core.errors import InputError, StorageError
+from gepc.core.palette import DARK, LIGHT
 from gepc.report import figures
 from gepc.report.page import (
     Bullets,
@@ -26,7 +27,6 @@ from gepc.report.page import (
     render,
     write_page,
 )
-from gepc.report.palette import DARK, LIGHT
 from gepc.report.svg import inline_svg
 
 NASTY = '"><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'</svg>'

@@ -9,7 +9,7 @@ import numpy as np
 
 from gepc.bench import published
 from gepc.bench.evaluate import Bench, Variant, over_seeds
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 
 Pair = tuple[str, str]
 KEEPS = (1, 2, 3, 4)

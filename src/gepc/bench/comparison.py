@@ -14,7 +14,7 @@ from gepc.bench.baselines import BaselineBench
 from gepc.bench.evaluate import Bench, over_seeds
 from gepc.bench.rows import read_rows
 from gepc.bench.runtime import TIMED_IMAGES, Spent, measure
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 from gepc.features.base import Batch
 from gepc.scoring.metrics import Detection
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.bench.evaluate import Bench
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.selection import select
 from gepc.verdicts.conformal import p_values, realised_range

@@ -12,16 +12,16 @@ from gepc.bench.ablations import Pair, feature_variants, kept_raw
 from gepc.bench.evaluate import Bench, Variant
 from gepc.bench.false_alarms import id_p_values
 from gepc.bench.published import MAIN
+from gepc.core.palette import LIGHT, line_style
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing
 from gepc.report.labels import place_labels
-from gepc.report.palette import LIGHT, line_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gepc.bench.comparison import Entry
-    from gepc.bench.tables import ResultTable
+    from gepc.core.tables import ResultTable
 
 
 def bars(values: Mapping[str, float], mean: float | None = None, mean_name: str = "") -> Figure:

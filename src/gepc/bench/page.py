@@ -14,7 +14,7 @@ from gepc.bench import figures as drawn
 from gepc.bench.comparison import Entry
 from gepc.bench.evaluate import Bench
 from gepc.bench.rows import read_rows
-from gepc.bench.tables import ResultTable, show
+from gepc.core.tables import ResultTable, show
 from gepc.detector.maps import MapPool, combine
 from gepc.report import figures
 from gepc.report.page import Block, Bullets, Code, Facts, Page, Picture, Pictures, Prose, Section, Table

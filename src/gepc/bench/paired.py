@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gepc.bench.baselines import BaselineBench
 from gepc.bench.collect import Keys
 from gepc.bench.evaluate import Bench, Scores, ScoresOf
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from gepc.bench.collect import Part, SplitExtractor, open_split
 from gepc.bench.evaluate import Scores, Scoring, over_seeds
 from gepc.bench.paired import advantage, aurocs
 from gepc.bench.protocol import Protocol
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 from gepc.detector.choice import by_violation
 from gepc.features.base import Table
 from gepc.features.cache import FeatureCache

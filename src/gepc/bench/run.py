@@ -17,8 +17,8 @@ from gepc.bench.false_alarms import false_alarm_table
 from gepc.bench.paired import paired_table
 from gepc.bench.protocol import Protocol
 from gepc.bench.runtime import runtime_table
-from gepc.bench.tables import ResultTable, write_each, write_tables
 from gepc.core.files import replacing
+from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.detector.registry import plain_options
 from gepc.features.cache import FeatureCache
 

@@ -15,7 +15,7 @@ from gepc.bench import published
 from gepc.bench.ablations import CALIBRATIONS
 from gepc.bench.evaluate import Bench
 from gepc.bench.rows import read_rows
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 from gepc.features.base import Batch, Extractor
 from gepc.scoring import Aggregation, create_calibrator
 

@@ -1,7 +1,7 @@
 """Figures of detection results, as matplotlib `Figure` objects.
 
 Each is one panel that stays readable at a phone's width; a page lays several side by side. They are drawn on
-transparent paper with the colours of `gepc.report.palette`, which a page exchanges in the dark.
+transparent paper with the colours of `gepc.core.palette`, which a page exchanges in the dark.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import GepcError, InputError
+from gepc.core.palette import DASHES, LIGHT, SERIES
 from gepc.detector.maps import overlay
-from gepc.report.palette import DASHES, LIGHT, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gepc.report.palette import LIGHT
+from gepc.core.palette import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gepc.core.errors import GepcError, InputError
 from gepc.core.files import write_text
-from gepc.report.palette import DARK, LIGHT
+from gepc.core.palette import DARK, LIGHT
 from gepc.report.svg import inline_svg
 
 if TYPE_CHECKING:

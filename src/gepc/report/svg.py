@@ -7,7 +7,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from gepc.report.palette import LIGHT
+from gepc.core.palette import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

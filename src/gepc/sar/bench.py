@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.bench.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable
 from gepc.detector.maps import combine
 from gepc.features.pooling import Pooling
 from gepc.images.magnitude import log_magnitude

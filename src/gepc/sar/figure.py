@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import GepcError
+from gepc.core.palette import LIGHT
 from gepc.detector.maps import overlay
 from gepc.images.magnitude import log_magnitude
-from gepc.report.palette import LIGHT
 from gepc.sar.bench import Run, SarBench
 from gepc.sar.localisation import smoothed
 from gepc.sar.measure import Measured

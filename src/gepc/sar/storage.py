@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.bench.tables import ResultTable, write_each, write_tables
 from gepc.core.errors import InputError
 from gepc.core.files import check_free, replacing, write_json, write_text
+from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.images.magnitude import log_magnitude
 from gepc.images.sources import iterate
 from gepc.sar.folder import COLUMNS

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError
 from gepc.core.files import read_json, write_json
+from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
 from gepc.training import figures
 from gepc.training.linear import Array, LinearPredictor, Predictor, fit_linear
@@ -134,7 +135,7 @@ def error_table(errors: Iterable[LevelError]) -> str:
         (f"{e.asked:g}", f"{e.timestep}", f"{e.sqrt_abar:.6f}", f"{e.net:.4f}", f"{e.linear:.4f}", f"{e.zero:.4f}")
         for e in errors
     ]
-    return _markdown(("level", "timestep", "sqrt(abar)", "net", "best linear", "always 0"), rows)
+    return markdown_table(("level", "timestep", "sqrt(abar)", "net", "best linear", "always 0"), rows, aligned=True)
 
 
 def model_card_tables(run_folder: str | Path) -> str:
@@ -165,7 +166,7 @@ def _cost_table(found: dict[str, Any], rows: list[Row], recipe: dict[str, Any]) 
         ("wall time", f"{last.seconds / 3600:.2f} h"),
         ("CPU time", f"{last.cpu_seconds / 3600:.2f} h"),
     )
-    return _markdown(("training", ""), facts)
+    return markdown_table(("training", ""), facts, aligned=True)
 
 
 def _loss_table(rows: list[Row], places: int = 8) -> str:
@@ -179,14 +180,4 @@ def _loss_table(rows: list[Row], places: int = 8) -> str:
         )
         for part in parts
     ]
-    return _markdown(("up to step", "mean loss", "learning rate"), cells)
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    table = [tuple(header), *map(tuple, rows)]
-    widths = [max(3, *(len(line[column]) for line in table)) for column in range(len(header))]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in table
-    ]
-    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return markdown_table(("up to step", "mean loss", "learning rate"), cells, aligned=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,7 @@ class ResultTable:
 
     def markdown(self) -> str:
         """A GitHub table with its title and note."""
-        lines = [f"### {self.title}", "", _bar(self.header), _bar(["---"] * len(self.header))]
-        lines += [_bar(row) for row in self.shown()]
+        lines = [f"### {self.title}", "", markdown_table(self.header, self.shown())]
         return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
 
     def csv(self) -> str:
@@ -110,8 +109,24 @@ def as_json(tables: Sequence[ResultTable], about: dict[str, Any]) -> str:
     return json.dumps({"about": about, "tables": [table.as_dict() for table in tables]}, indent=2) + "\n"
 
 
-def _bar(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], aligned: bool = False) -> str:
+    """Format text cells as a GitHub table.
+
+    Parameters
+    ----------
+    header : column headings.
+    rows : cells of each row.
+    aligned : pad and right-align the columns, so that the source is readable too.
+    """
+    table = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    if not aligned:
+        rule = ["---"] * len(header)
+        return "\n".join("| " + " | ".join(row) + " |" for row in (table[0], rule, *table[1:]))
+    widths = [max(3, *map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in table
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|", *lines[1:]])
 
 
 _TEX = {letter: f"\\{letter}" for letter in "&%_#${}"}
