@@ -65,7 +65,7 @@ def test_levels_after_the_stop_are_never_asked_for() -> None:
         asked.append((position, len(rows)))
         return seen[rows][:, [position]]
 
-    _, levels = rule.score(len(seen), look)
+    _, levels = rule.score(len(seen), score_batch)
     assert [position for position, _ in asked] == [1, 2, 0][: len(asked)]
     assert [count for _, count in asked] == [int((levels > stage).sum()) for stage in range(len(asked))]
 

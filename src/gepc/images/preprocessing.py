@@ -163,12 +163,12 @@ def _resize(image: Image, size: tuple[int, int]) -> Image:
     return np.stack([np.asarray(plane, dtype=np.float32) for plane in planes], axis=2).clip(-1.0, 1.0)
 
 
-def warn_about_range(images: Images, value_range: tuple[float, float] | None, extract_all: int = 16) -> None:
+def warn_about_range(images: Images, value_range: tuple[float, float] | None, checked: int = 16) -> None:
     """Warn when float images hold no negative value: they are read as [-1, 1] and are perhaps in [0, 1]."""
     if value_range is not None:
         return
     suspicious = False
-    for index in range(min(len(images), extract_all)):
+    for index in range(min(len(images), checked)):
         pixels = images[index].pixels
         if pixels is None or not pixels.size or pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
             continue

@@ -28,7 +28,7 @@ class Worker:
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
-    def score_batch(self, work: ExtractionJob, chunk: Chunk) -> tuple[Found | None, int, int]:
+    def extract(self, work: ExtractionJob, chunk: Chunk) -> tuple[Found | None, int, int]:
         """What was found, and the passes it cost."""
         self.backbone.reset_counts()
         return work(self.backbone, chunk), self.backbone.forward_count, self.backbone.jvp_count
@@ -57,7 +57,7 @@ class FeaturesOnCluster:
             waiting: deque[tuple[Chunk, Any]] = deque()
             try:
                 for number, chunk in enumerate(read):
-                    waiting.append((chunk, actors[number % len(actors)].look.remote(shared, chunk)))
+                    waiting.append((chunk, actors[number % len(actors)].extract.remote(shared, chunk)))
                     if len(waiting) > AHEAD * len(actors):
                         yield _fetched(ray, backbone, *waiting.popleft())
                 while waiting:
