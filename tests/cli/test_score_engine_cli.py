@@ -164,7 +164,7 @@ def test_resuming_scores_only_what_is_missing(place, gepc, expected, monkeypatch
     command = ["score", "det", "new", "--out", "some.csv", "--shard-size", "4", "--alpha", "0.1"]
     killed(place, command, at_rename(4, before=False))  # two of three shards
     looked_at = []
-    judge = local.Judge.__call__
+    judge = local.DedupScorer.__call__
 
     def counting(self, chunk, labels=None):
         looked_at.append(len(chunk))
@@ -311,7 +311,7 @@ def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected
     (kept,) = tmp_path.glob("gepc-*/run")
     assert "cannot write to standard output: No space left on device. What is finished is kept" in sentence
     assert f"with --shards {kept} and --out FILE" in sentence
-    monkeypatch.setattr("gepc.runs.local.Judge.__call__", None)  # nothing is left to be scored
+    monkeypatch.setattr("gepc.runs.local.DedupScorer.__call__", None)  # nothing is left to be scored
     code, _, err = gepc(*command, "--shards", kept, "--out", "rescued.csv")
     assert code == 0, err
     assert_same_table((place / "rescued.csv").read_text(), expected)

@@ -25,7 +25,7 @@ ray = pytest.importorskip("ray", reason="a cluster needs ray: pip install 'gepc[
 from gepc.runs.cluster import (  # noqa: E402
     Actor,
     Cluster,
-    Recipe,
+    DetectorPayload,
     Source,
     reason_of,
     score_shards_on_cluster,
@@ -114,7 +114,7 @@ def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) 
     open_run(tmp_path / "run", Identity.of(detector, images), images, "parquet", 1)
     run = KillsANode(tmp_path / "run", len(images), 1, "parquet")
     run.cluster = nodes
-    recipe = Recipe.of(place / "det", None, batch_size=8)
+    recipe = DetectorPayload.of(place / "det", None, batch_size=8)
     score_shards_on_cluster(run, recipe, Source.of(images, source), Cluster(nodes.address, 1, CPUS_PER_ACTOR))
     assert run.cluster is None
     assert len(nodes.worker_nodes) == 1
@@ -167,7 +167,7 @@ def test_what_an_actor_does_with_a_shard(place: Path, kind: str) -> None:
     images = open_images(given)
     expected = list(gepc.load_detector(place / "det").results(images))[2:5]
     source = Source.of(images, given)
-    actor = Actor(Recipe.of(place / "det", None, batch_size=2), source.array)
+    actor = Actor(DetectorPayload.of(place / "det", None, batch_size=2), source.array)
     item = shard_item(Shard(0, 2, 5), source, None)
     (rows,) = actor({name: [value] for name, value in item.items()})
     assert rows["index"].tolist() == [2, 3, 4]
@@ -177,7 +177,7 @@ def test_what_an_actor_does_with_a_shard(place: Path, kind: str) -> None:
 
 def test_a_backbone_that_the_nodes_cannot_load(place: Path) -> None:
     with pytest.raises(gepc.core.errors.GepcError, match="nowhere"):
-        Recipe.of(place / "det", "nowhere", batch_size=2).build()
+        DetectorPayload.of(place / "det", "nowhere", batch_size=2).build()
 
 
 def test_without_an_address_a_cluster_is_started_here_whatever_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_a_cluster_that_stands_still_is_asked_again_while_it_gets_on(
 
     monkeypatch.setattr(cluster, "_computed", standing_still)
     run = Run(tmp_path, 24, 8, "csv")
-    recipe, source = Recipe({}, None, 2), Source(open_images(str(place / "new")), None)
+    recipe, source = DetectorPayload({}, None, 2), Source(open_images(str(place / "new")), None)
     if shards_each_time:
         score_shards_on_cluster(run, recipe, source, NoCluster())
         assert asked == [3, 2, 1]

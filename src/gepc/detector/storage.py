@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -120,6 +121,23 @@ def state_of(detector: Detector) -> dict[str, Any]:
     for position, scores in enumerate(detector.reference_.by_group.values()):
         arrays[f"reference/{position}"] = scores
     return arrays
+
+
+def detector_digest(detector: Detector) -> str:
+    """Hash of a fitted detector, equal for detectors that give equal scores.
+
+    It covers weights, options and fitted state, and neither the batch size nor the place and device of the backbone.
+    """
+    facts = describe(detector)
+    options = {name: value for name, value in facts["options"].items() if name != "batch_size"}
+    elsewhere = {"source", "load_options", "device"}
+    described = {name: value for name, value in facts["backbone"].items() if name not in elsewhere}
+    network = detector.backbone.fingerprint or described
+    plain = [facts["method"], options, facts["preprocessing"], facts["fitted"], network]
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name, array in sorted(state_of(detector).items()):
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | None = None) -> Detector:

@@ -7,7 +7,6 @@ killed at any moment goes on with those that are not. Nothing else is remembered
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from gepc.core.errors import InputError, StorageError
 from gepc.core.files import read_json, remove_drafts, write_json
 from gepc.detector.detector import Detector, Result
-from gepc.detector.storage import describe, state_of, versions
+from gepc.detector.storage import detector_digest, versions
 from gepc.images.sources import FileImages, Images, iterate
 from gepc.runs.remote import UrlImages
 from gepc.runs.tables import read_shard, write_shard
@@ -204,19 +203,6 @@ def _check_same(folder: Path, stored: Identity, asked: Identity) -> None:
     else:
         what = "was made with other groups"
     raise InputError(f"the unfinished run in {folder} {what}; --restart throws its shards away and begins anew")
-
-
-def detector_digest(detector: Detector) -> str:
-    """Equal for detectors that give equal scores: weights, options and fitted state, not where they lie."""
-    facts = describe(detector)
-    options = {name: value for name, value in facts["options"].items() if name != "batch_size"}
-    backbone = detector.backbone
-    network = backbone.fingerprint or {k: v for k, v in facts["backbone"].items() if k != "source"}
-    plain = [facts["method"], options, facts["preprocessing"], facts["fitted"], network]
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for name, array in sorted(state_of(detector).items()):
-        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def list_digest(images: Images) -> str:
