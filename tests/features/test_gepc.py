@@ -256,6 +256,18 @@ def test_as_scored_hides_what_scoring_leaves_out() -> None:
     np.testing.assert_allclose(masked, extractor.columns(extractor.extract(backbone, batch, kept)), rtol=1e-5)
 
 
+def test_random_levels_are_not_extracted_one_by_one() -> None:
+    """Which levels an image is scored on depends on how many there are, so a table cannot be put together by level."""
+    backbone, batch = toy_backbone(), batch_of(pictures(12))
+    whole, part = method(), method(level_samples=1)
+    timesteps = part.timesteps(backbone)
+    one_by_one = np.concatenate([part.extract(backbone, batch, (t,))["s"] for t in timesteps], axis=1)
+    assert not np.isnan(one_by_one).any()
+    assert np.isnan(part.extract(backbone, batch, timesteps)["s"]).any()
+    assert not part.by_level
+    assert whole.by_level
+
+
 # --- other images ----------------------------------------------------------------------------------------------------
 
 
@@ -303,7 +315,9 @@ def test_impossible_options_are_refused(options: dict[str, object], message: str
 
 @pytest.mark.parametrize(("features", "base"), [(("cos", "s"), 1), (("cos", "pair"), 0), ("s", 0)])
 def test_levels_are_chosen_by_s_where_it_is_there(features: tuple[str, ...], base: int) -> None:
-    assert method(features=features).base_column == base
+    backbone, extractor = toy_backbone(), method(features=features)
+    table = extractor.extract(backbone, batch_of(pictures(3)), extractor.timesteps(backbone))
+    np.testing.assert_array_equal(extractor.stability(table), extractor.columns(table)[:, :, base])
 
 
 def test_given_noise_must_fit() -> None:

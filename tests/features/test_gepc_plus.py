@@ -145,14 +145,24 @@ def test_one_column_for_the_mean_over_the_group() -> None:
 def test_levels_are_chosen_by_s_whatever_columns_drop_out(
     channels: int, size: tuple[int, int], features: tuple[str, ...]
 ) -> None:
-    """A network of one channel has no ac, and images that are not square no rot90."""
+    """By s itself, not its logarithm. A network of one channel has no ac, and images that are not square no rot90."""
     pixels = np.random.default_rng(0).uniform(-1, 1, (12, channels, *size)).astype(np.float32)
     backbone = GaussianBackbone.fitted(pixels)
     method = plus(group=Group.of(("rot90", "flip_x")), features=features)
     looked = Batch(pixels, [bytes([index]) for index in range(12)], seed=0)
     table = method.extract(backbone, looked, method.timesteps(backbone))
-    first = np.log(np.maximum(table["s"][:, :, 1], 1e-30))
-    np.testing.assert_allclose(method.columns(table)[:, :, method.base_column], first)
+    np.testing.assert_allclose(method.stability(table), table["s"].mean(axis=2))
+
+
+@pytest.mark.parametrize("elements", ["each", "mean"])
+def test_gepc_plus_keeps_the_levels_that_gepc_keeps(elements: str) -> None:
+    """On the same passes; the coefficients of variation of log s are in another order here."""
+    backbone, images, shared = toy_backbone(), pictures(40), {"levels": LEVELS, "group": "flips", "keep": 2}
+    paper = gepc.GEPC(backbone, **shared).fit(images)  # type: ignore[arg-type]
+    plus = gepc.create_detector("gepc+", backbone, elements=elements, weights="inv_cv", **shared).fit(images)
+    np.testing.assert_allclose(plus.cv_, paper.cv_)
+    np.testing.assert_array_equal(plus.kept_, paper.kept_)
+    np.testing.assert_allclose(plus.weights_, paper.weights_)
 
 
 @pytest.mark.parametrize(("preset", "passes"), [("fast", 2), ("full", 12)])

@@ -21,7 +21,7 @@ from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.core.errors import OptionError, check_names
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector, extractor_options, plain_options
-from gepc.features.base import Cost, Extractor, find_method, methods
+from gepc.features.base import Cost, Extractor, as_scored, find_method, for_fitting, methods, parts_of
 from gepc.features.cache import FeatureCache
 from gepc.features.gepc import GepcExtractor
 from gepc.scoring import Aggregation
@@ -152,9 +152,9 @@ def estimate_cost(
     found: list[CostEstimate] = []
     known: set[tuple[str, int, int]] = set()
     for baseline in extraction_order(baselines):
-        method = baseline.extractor.for_fitting()
+        method = for_fitting(baseline.extractor)
         own = Cost()
-        for part in method.builds_on() or (method,):
+        for part in parts_of(method) or (method,):
             what = repr((part.name, plain_options(part.options())))
             if not (cached and _is_known(known, what, baseline)):
                 cost = part.cost(backbone, size)
@@ -178,7 +178,7 @@ def _is_known(known: set[tuple[str, int, int]], what: str, baseline: Baseline) -
 
 def extraction_order(baselines: Sequence[Baseline]) -> list[Baseline]:
     """Methods that build on another one's table after the others."""
-    return sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on()))
+    return sorted(baselines, key=lambda baseline: len(parts_of(baseline.extractor)))
 
 
 class BaselineBench:
@@ -207,7 +207,7 @@ class BaselineBench:
 
         def score(other: str) -> Array:
             part = parts[other, "test", seed]
-            return scored(extractor.as_scored(extractor.columns(part.table)[:, kept], part.keys, seed))
+            return scored(as_scored(extractor, extractor.columns(part.table)[:, kept], part.keys, seed))
 
         outside = {other: score(other) for other in self.protocol.pairs[name]}
         levels = extractor.timesteps(self.backbone)
@@ -251,7 +251,7 @@ def _collect(
 ) -> Collection:
     found = Collection()
     before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
-    extractor = baseline.extractor.for_fitting()
+    extractor = for_fitting(baseline.extractor)
     looking = SplitExtractor(protocol, backbone, extractor, cache, found.skipped, on_progress)
     timesteps = extractor.timesteps(backbone)
     for name, split in needed(protocol, backbone):

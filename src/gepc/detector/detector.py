@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.detector.maps import Map, combine
-from gepc.features.base import Batch, Cost, Extractor, Table
+from gepc.features.base import Batch, Cost, Extractor, Table, as_scored, extract_with_maps, for_fitting
 from gepc.features.extraction import ExtractionJob, FeatureEngine, OnProgress, concatenate, extract_all
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
@@ -112,7 +112,7 @@ class Detector:
         self._aggregation()
         self._preprocessing()
         check_alpha(self.sequential)
-        if self.sequential is not None and self.extractor.for_fitting() != self.extractor:
+        if self.sequential is not None and for_fitting(self.extractor) != self.extractor:
             raise OptionError("sequential scoring chooses the levels of an image by itself; leave level_samples out")
         if self.weights not in selection.WEIGHTINGS:
             raise OptionError(f"weights must be one of {', '.join(selection.WEIGHTINGS)}, got {self.weights!r}")
@@ -164,13 +164,13 @@ class Detector:
         `engine` makes the passes elsewhere (`gepc.runs.features`).
         """
         levels = self.extractor.timesteps(self.backbone)
-        method = self.extractor.for_fitting()
+        method = for_fitting(self.extractor)
         work = ExtractionJob(method, levels, self.seed, self.batch_size, self.extractor.has_maps)
         seen = extract_all(open_images(images), self._preprocessing(), self.backbone, work, on_progress, engine)
         columns = self.extractor.columns(seen.table)
         fitting, held_out = self._split(seen.keys, calibration_images is None)
         self._check_enough(len(fitting), seen.keys)
-        picked = selection.select(columns[fitting, :, self.extractor.base_column], self.keep, self.weights)
+        picked = selection.select(self.extractor.stability(seen.table)[fitting], self.keep, self.weights)
         kept = list(picked.kept)
         timesteps = tuple(levels[position] for position in kept)
         calibrator = create_calibrator(self.calibration_name).fit(columns[fitting][:, kept])
@@ -178,7 +178,7 @@ class Detector:
         if calibration_images is None:
             source, indices = open_images(images), seen.indices[held_out]
             keys = [seen.keys[position] for position in held_out]
-            reference = self.extractor.as_scored(columns[held_out][:, kept], keys, self.seed)
+            reference = as_scored(self.extractor, columns[held_out][:, kept], keys, self.seed)
         else:
             source = open_images(calibration_images)
             work = replace(work, method=self.extractor, levels=timesteps, with_maps=False)
@@ -339,7 +339,7 @@ class Detector:
         return self.calibrator_.score(columns, self.weights_, self._aggregation())
 
     def _look_with_maps(self, batch: Batch) -> tuple[Array, Map]:
-        table, maps = self.extractor.maps(self.backbone, batch, tuple(self.kept_))
+        table, maps = extract_with_maps(self.extractor, self.backbone, batch, tuple(self.kept_))
         columns, field = self.extractor.columns(table), combine(maps, self.weights_)
         if self.sequential_ is not None:
             return self.sequential_.score_columns(columns)[0], field
@@ -411,7 +411,7 @@ class Detector:
 
     def fit_cost(self) -> Cost:
         """Network passes per image while fitting, on every candidate level."""
-        return self.extractor.for_fitting().cost(self.backbone, self.input_size)
+        return for_fitting(self.extractor).cost(self.backbone, self.input_size)
 
     def _batch(self, chunk: Chunk) -> Batch:
         images = chunk.stacked()

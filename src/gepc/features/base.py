@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Table = dict[str, npt.NDArray[np.float64]]
 Columns = npt.NDArray[np.float64]
+Maps = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,25 @@ class Batch:
 class Extractor(ABC):
     """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
 
-    Class attributes say what goes with the method: `calibration`, its usual calibrator; `keep`, how many noise
-    levels the selection keeps (None: all of them); `weights` and `aggregate`, how levels are put together; `presets`,
-    named sets of options; `by_level`, whether the table at a timestep is the same whatever others are asked for;
-    `revision`, which is raised when the method's numbers change, so that features cached before are not found again.
+    A method implements `timesteps`, `cost`, `extract` and `columns`. It may override
+
+    - `column_names`: names of the last axis of `columns`,
+    - `label`: its name in result tables,
+    - `stability`: the feature whose variation selects noise levels,
+    - `by_level`: False where the table at one timestep depends on the others.
+
+    Abilities that few methods have are mixins: `HasMaps`, `DerivedExtractor`, `UsesOtherBackbones`, `SamplesLevels`.
+    The functions `extract_with_maps`, `parts_of`, `complete_table`, `other_backbones_of`, `for_fitting` and `as_scored`
+    apply them to any extractor, with or without the mixin.
+
+    Attributes
+    ----------
+    calibration : the default calibrator.
+    keep : how many noise levels the selection keeps by default; None keeps all of them.
+    weights : how levels are weighted by default.
+    aggregate : how the levels' scores are combined by default.
+    presets : named sets of options.
+    revision : increased when the method's numbers change, so that features cached before are not reused.
     """
 
     name: ClassVar[str]
@@ -109,7 +125,6 @@ class Extractor(ABC):
     weights: ClassVar[str] = "uniform"
     aggregate: ClassVar[str] = "wmean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    by_level: ClassVar[bool] = True
     revision: ClassVar[int] = 1
 
     @abstractmethod
@@ -128,49 +143,34 @@ class Extractor(ABC):
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone."""
 
-    def builds_on(self) -> tuple[Extractor, ...]:
-        """Methods whose tables this one's follows from, so that their passes can be shared; `complete` says how."""
-        return ()
-
-    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
-        """This method's table from those of `builds_on`, without a pass."""
-        return {name: values for table in tables for name, values in table.items()}
-
-    def other_backbones(self) -> tuple[Backbone, ...]:
-        """Networks beside the backbone that the features depend on."""
-        return ()
-
-    def for_fitting(self) -> Extractor:
-        """The method as fitting needs it: no level of an image left out at random, since levels are being chosen."""
-        return self
-
-    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
-        """Columns that `for_fitting` gave, with NaN for the levels that scoring those images leaves out."""
-        return columns
-
-    @property
-    def has_maps(self) -> bool:
-        """Whether the method says where in the image."""
-        return False
-
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
-        """The table, and a map per level (N, levels, H, W), from the same passes; NaN where a level is left out."""
-        raise OptionError(f"the method {self.name!r} has no maps")
-
-    @property
-    def label(self) -> str:
-        """The method's name in tables, with what its figures depend on besides (a distance, a compressor)."""
-        return self.name
-
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the last axis of `columns`."""
         return (self.name,)
 
     @property
+    def label(self) -> str:
+        """The method's name in result tables, with the options its numbers depend on (a distance, a compressor)."""
+        return self.name
+
+    def stability(self, table: Table) -> npt.NDArray[np.float64]:
+        """The feature whose coefficient of variation over in-distribution images selects levels, as (N, levels)."""
+        return self.columns(table)[:, :, self.base_column]
+
+    @property
     def base_column(self) -> int:
-        """The feature whose stability chooses levels."""
+        """The column that `stability` returns by default."""
         return 0
+
+    @property
+    def by_level(self) -> bool:
+        """Whether the table at a timestep is the same whichever other timesteps are extracted with it."""
+        return True
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the method has anomaly maps; see `HasMaps`."""
+        return False
 
     def options(self) -> dict[str, Any]:
         """The parameters as plain values, enough to build the same extractor again."""
@@ -178,6 +178,87 @@ class Extractor(ABC):
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)  # type: ignore[arg-type]
         }
+
+
+class HasMaps(ABC):
+    """Mixin, placed before `Extractor`: a method that shows where in the image its features come from."""
+
+    @property
+    def has_maps(self) -> bool:
+        """Overridden where some options leave the method without maps."""
+        return True
+
+    @abstractmethod
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
+        """The table, and a map per level (N, levels, H, W) from the same passes; NaN at levels left out."""
+
+
+class DerivedExtractor(ABC):
+    """Mixin: a method whose table follows from the tables of other methods, so that they share passes and cache."""
+
+    @abstractmethod
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """The methods whose tables are needed; none where this method extracts its own."""
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """This method's table from the tables of `builds_on`, without a network pass."""
+        return {name: values for table in tables for name, values in table.items()}
+
+
+class UsesOtherBackbones(ABC):
+    """Mixin: a method whose features depend on further networks."""
+
+    @abstractmethod
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """The networks besides the backbone."""
+
+
+class SamplesLevels(ABC):
+    """Mixin: a method that may score each image on a random subset of the levels."""
+
+    @abstractmethod
+    def for_fitting(self) -> Extractor:
+        """The method on all levels, which fitting needs to select among them."""
+
+    @abstractmethod
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """Columns of `for_fitting`, with NaN for the levels that scoring these images leaves out."""
+
+
+def extract_with_maps(
+    extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
+) -> tuple[Table, Maps]:
+    """The table and the maps (N, levels, H, W); an `OptionError` if the method has no maps."""
+    if not isinstance(extractor, HasMaps) or not extractor.has_maps:
+        raise OptionError(f"the method {extractor.name!r} has no maps")
+    return extractor.maps(backbone, batch, timesteps)
+
+
+def parts_of(extractor: Extractor) -> tuple[Extractor, ...]:
+    """The methods whose tables this one is computed from; empty for most."""
+    return extractor.builds_on() if isinstance(extractor, DerivedExtractor) else ()
+
+
+def complete_table(extractor: Extractor, tables: Sequence[Table], batch: Batch) -> Table:
+    """The extractor's table from the tables of `parts_of(extractor)`."""
+    if not isinstance(extractor, DerivedExtractor):
+        raise OptionError(f"the method {extractor.name!r} is not computed from other methods' tables")
+    return extractor.complete(tables, batch)
+
+
+def other_backbones_of(extractor: Extractor) -> tuple[Backbone, ...]:
+    """The networks besides the backbone that the features depend on; empty for most methods."""
+    return extractor.other_backbones() if isinstance(extractor, UsesOtherBackbones) else ()
+
+
+def for_fitting(extractor: Extractor) -> Extractor:
+    """The extractor on all levels."""
+    return extractor.for_fitting() if isinstance(extractor, SamplesLevels) else extractor
+
+
+def as_scored(extractor: Extractor, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+    """Columns of `for_fitting(extractor)`, with NaN for the levels that scoring these images leaves out."""
+    return extractor.as_scored(columns, keys, seed) if isinstance(extractor, SamplesLevels) else columns
 
 
 E_ = TypeVar("E_", bound=type[Extractor])

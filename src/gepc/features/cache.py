@@ -20,7 +20,7 @@ import numpy as np
 
 from gepc.backbones.base import Backbone
 from gepc.core.files import write_arrays
-from gepc.features.base import Batch, Extractor, Table
+from gepc.features.base import Batch, Extractor, Table, complete_table, other_backbones_of, parts_of
 from gepc.features.extraction import ExtractionJob, FeatureEngine
 from gepc.images.batches import Chunk
 
@@ -38,7 +38,7 @@ class ExtractionSpec:
     @property
     def method(self) -> Extractor:
         """The method whose table an engine makes: the only one that this one builds on, or itself."""
-        parts = self.extractor.builds_on()
+        parts = parts_of(self.extractor)
         return parts[0] if len(parts) == 1 else self.extractor
 
     @property
@@ -52,7 +52,7 @@ class ExtractionSpec:
 
     def complete(self, table: Table, batch: Batch) -> Table:
         """The method's own table from the kept one."""
-        return table if self.method is self.extractor else self.extractor.complete([table], batch)
+        return table if self.method is self.extractor else complete_table(self.extractor, [table], batch)
 
 
 class FeatureCache:
@@ -126,17 +126,17 @@ class FeatureCache:
         return sight.complete(table, batch)
 
     def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
-        return self.folder is not None and all(one.fingerprint for one in (backbone, *extractor.other_backbones()))
+        return self.folder is not None and all(one.fingerprint for one in (backbone, *other_backbones_of(extractor)))
 
     def extract(self, backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> Table:
         """`extractor.extract`, reading what is known and writing what is not, one timestep at a time where it can be.
 
         A method that builds on others' tables finds them here where those were extracted before.
         """
-        parts = extractor.builds_on()
+        parts = parts_of(extractor)
         if parts:
             tables = [self.extract(backbone, part, batch, part.timesteps(backbone)) for part in parts]
-            return extractor.complete(tables, batch)
+            return complete_table(extractor, tables, batch)
         if not self._keeps(backbone, extractor):
             self.misses += len(timesteps)
             return extractor.extract(backbone, batch, timesteps)
@@ -166,7 +166,7 @@ class FeatureCache:
             options.pop("levels", None)  # the timestep says it
             (where,) = timesteps
         what = [backbone.fingerprint, extractor.name, options, batch.seed, where, list(batch.size)]
-        what += [other.fingerprint for other in extractor.other_backbones()]
+        what += [other.fingerprint for other in other_backbones_of(extractor)]
         if extractor.revision > 1:  # the first has no mark: what was kept before there were revisions stays valid
             what.append({"revision": extractor.revision})
         digest = hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError
 from gepc.detector.maps import Map, MapPool
-from gepc.features.base import Batch, Extractor, Table
+from gepc.features.base import Batch, Extractor, Table, extract_with_maps
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Images
@@ -39,7 +39,7 @@ class ExtractionJob:
         backbone.check_size(*images.shape[2:])
         batch = Batch(images, chunk.keys, self.seed, self.rows)
         if self.with_maps:
-            return self.method.maps(backbone, batch, self.levels)
+            return extract_with_maps(self.method, backbone, batch, self.levels)
         return self.method.extract(backbone, batch, self.levels), None
 
 

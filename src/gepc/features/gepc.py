@@ -28,7 +28,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Cost, Extractor, Table, register
+from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, Maps, SamplesLevels, Table, register
 from gepc.features.groups import Group
 from gepc.features.pooling import Pooling
 from gepc.features.residuals import PER_ELEMENT, WITHOUT_GROUP, LevelPass
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @register("gepc")
 @dataclass(frozen=True)
-class GepcExtractor(Extractor):
+class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     """The table keeps every (level, group element), so that ablations are arithmetic on it.
 
     Parameters
@@ -114,6 +114,11 @@ class GepcExtractor(Extractor):
         """CV(t) looks at s where it is computed, as in the paper; else at the first feature."""
         return self.features.index("s") if "s" in self.features else 0
 
+    def stability(self, table: Table) -> npt.NDArray[np.float64]:
+        """The paper's u_t: s where it is computed, otherwise the first feature."""
+        name = "s" if "s" in self.features else self.features[0]
+        return self.reduce(name, table[name])
+
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
         """The candidate levels on the backbone's schedule."""
         return self.levels.timesteps(backbone.alphas_cumprod)
@@ -138,7 +143,7 @@ class GepcExtractor(Extractor):
         """Each feature as (N, levels, ...): per element, per pair, or (b, d) one number; NaN where sub-sampled."""
         return self._run(backbone, batch, timesteps)[0]
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
         """The table, and per level the map mean_g mean_c r_g^2 / b as (N, levels, H, W), from the same passes."""
         table, maps = self._run(backbone, batch, timesteps, with_maps=True)
         return table, np.stack(maps, axis=1)
@@ -147,6 +152,11 @@ class GepcExtractor(Extractor):
     def has_maps(self) -> bool:
         """Not where no feature compares group elements: there is no residual then."""
         return not set(self.features) <= set(WITHOUT_GROUP)
+
+    @property
+    def by_level(self) -> bool:
+        """Not with `level_samples`: which levels an image is left out at depends on how many there are."""
+        return self.level_samples is None
 
     def for_fitting(self) -> GepcExtractor:
         """The same on all levels."""

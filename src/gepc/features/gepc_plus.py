@@ -32,7 +32,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Table, register
+from gepc.features.base import Batch, Columns, Maps, Table, register
 from gepc.features.gepc import FEATURES, GepcExtractor
 from gepc.features.groups import Group
 from gepc.features.residuals import CORRELATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
@@ -126,12 +126,21 @@ class GepcPlus(GepcExtractor):
         """The first column of s, else the first of all."""
         return 0
 
-    def columns(self, table: Table) -> Columns:
-        """The features side by side, energies in logarithms."""
-        present = [name for name in self._ordered if name != "ac" or name in table]
+    def stability(self, table: Table) -> npt.NDArray[np.float64]:
+        """s itself as in GEPC, not its logarithm; otherwise the first feature, without a logarithm too."""
+        name = self._present(table)[0]
+        return self.reduce(name, table[name])
+
+    def _present(self, table: Table) -> list[str]:
+        """The features with s first; a network of one channel has no ac."""
+        present = [name for name in self._ordered if name in table]
         if not present:
             raise OptionError("ac compares channels and the backbone has one; name another feature")
-        return np.concatenate([self._columns_of(name, table[name]) for name in present], axis=2)
+        return present
+
+    def columns(self, table: Table) -> Columns:
+        """The features side by side, energies in logarithms."""
+        return np.concatenate([self._columns_of(name, table[name]) for name in self._present(table)], axis=2)
 
     def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
         if feature in CORRELATIONS:
@@ -145,7 +154,7 @@ class GepcPlus(GepcExtractor):
         """Always: every pass has a denoising error."""
         return True
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
         """The table, and per level the map that `map_part` names as (N, levels, H, W), from the same passes."""
         table, parts = self.map_parts(backbone, batch, timesteps)
         if self.map_part != "sum":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,10 @@ class PerLevel(Extractor):
 class WholeImage(Extractor):
     """Features that belong to no level: the level axis has one place, which stands for the image."""
 
-    by_level: ClassVar[bool] = False
+    @property
+    def by_level(self) -> bool:
+        """False: there is one level for the whole image."""
+        return False
 
     @abstractmethod
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:

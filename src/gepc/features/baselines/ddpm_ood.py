@@ -56,7 +56,6 @@ class DDPMOOD(Extractor):
     """
 
     calibration: ClassVar[str] = "z"
-    by_level: ClassVar[bool] = False  # starts may share the sampler's history, and the image's own features
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"levels": Levels.rho(*original_rho(STARTS)), "steps": 100, "distances": ("mse", "lpips")},
         "light": {},
@@ -78,6 +77,11 @@ class DDPMOOD(Extractor):
         for name in given:
             check_distance(name)
         check_choice("order", str(self.order), ("1", "2", "3", "4"))
+
+    @property
+    def by_level(self) -> bool:
+        """False: the starts may share the sampler's history, and the image's own features."""
+        return False
 
     @property
     def label(self) -> str:

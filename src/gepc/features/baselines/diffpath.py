@@ -20,7 +20,7 @@ import numpy as np
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Cost, Table, register
+from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, register
 from gepc.features.baselines.samplers import ddim_grid, invert
 from gepc.features.templates import WholeImage, check_least, total
 
@@ -34,7 +34,7 @@ MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
 
 @register("diffpath")
 @dataclass(frozen=True)
-class DiffPath(WholeImage):
+class DiffPath(DerivedExtractor, WholeImage):
     """Six signed moments, or the `root` of one of them: d or eps; `steps` must divide the schedule evenly."""
 
     calibration: ClassVar[str] = "gmm"

@@ -14,7 +14,7 @@ import numpy as np
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.features.base import Batch, Columns, Cost, Table, register
+from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, register
 from gepc.features.baselines.nll_vlb import NllVlb
 from gepc.features.baselines.score_norm import ScoreNorm
 from gepc.features.templates import check_least
@@ -22,7 +22,7 @@ from gepc.features.templates import check_least
 
 @register("dos")
 @dataclass(frozen=True)
-class DensityOfStates(NllVlb):
+class DensityOfStates(DerivedExtractor, NllVlb):
     """The bound's parameters, how many `bands` to split it into, and the `levels` of the score norms."""
 
     calibration: ClassVar[str] = "gmm"

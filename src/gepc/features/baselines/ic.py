@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Table, register
+from gepc.features.base import Batch, Columns, DerivedExtractor, Table, register
 from gepc.features.baselines.nll_vlb import NllVlb
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SAVE: dict[str, dict[str, Any]] = {
 
 @register("ic")
 @dataclass(frozen=True)
-class InputComplexity(NllVlb):
+class InputComplexity(DerivedExtractor, NllVlb):
     """The bound's parameters and presets, and the `compressors` (png, webp), which cost no pass."""
 
     compressors: tuple[str, ...] = ("png",)

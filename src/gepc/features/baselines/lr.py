@@ -22,7 +22,7 @@ import numpy as np
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
-from gepc.features.base import Batch, Columns, Cost, Table, register
+from gepc.features.base import Batch, Columns, Cost, Table, UsesOtherBackbones, register
 from gepc.features.baselines.nll_vlb import NllVlb
 from gepc.features.baselines.second_models import checkpoint, counted_with
 from gepc.features.templates import WholeImage, energy
@@ -38,7 +38,7 @@ BOUND = NllVlb(strata=32)
 
 @register("lr")
 @dataclass(frozen=True)
-class LikelihoodRatio(WholeImage):
+class LikelihoodRatio(UsesOtherBackbones, WholeImage):
     """Losses at `levels`, of which the share `fraction` with the least noise is set against all.
 
     With a `background` network the two likelihoods are set against each other, and levels and fraction do not apply.

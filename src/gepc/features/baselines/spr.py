@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Cost, Table, register
+from gepc.features.base import Batch, Cost, HasMaps, Maps, Table, register
 from gepc.features.templates import PerLevel, check_least
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @register("spr")
 @dataclass(frozen=True)
-class SPR(PerLevel):
+class SPR(HasMaps, PerLevel):
     """Denoising error around every pixel.
 
     Parameters
@@ -55,11 +54,6 @@ class SPR(PerLevel):
         if self.window is not None and (self.window < 1 or self.window % 2 == 0):
             raise OptionError(f"window is an odd number of pixels, got {self.window}")
 
-    @property
-    def has_maps(self) -> bool:
-        """The map is what the score is read from."""
-        return True
-
     def level_cost(self, size: tuple[int, int]) -> Cost:
         """One pass a draw."""
         return Cost(forward=self.draws)
@@ -68,7 +62,7 @@ class SPR(PerLevel):
         """The map's maximum or mean."""
         return {"spr": self._pooled(self._map(backbone, batch, t))}
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, npt.NDArray[np.float32]]:
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
         """The table, and the map of every level."""
         fields = [self._map(backbone, batch, int(t)) for t in timesteps]
         table = {"spr": np.stack([self._pooled(field).cpu().numpy() for field in fields], axis=1)}

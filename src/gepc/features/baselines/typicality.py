@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gepc.features.base import register
+from gepc.features.base import DerivedExtractor, register
 from gepc.features.baselines.nll_vlb import NllVlb
 
 
 @register("typicality")
 @dataclass(frozen=True)
-class Typicality(NllVlb):
+class Typicality(DerivedExtractor, NllVlb):
     """The bound's parameters; the distance to the mean is the calibrator's, in standard deviations."""
 
     calibration: ClassVar[str] = "abs_z"

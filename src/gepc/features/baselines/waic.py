@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gepc.backbones.base import Backbone
-from gepc.features.base import Batch, Columns, Cost, Table, register
+from gepc.features.base import Batch, Columns, Cost, Table, UsesOtherBackbones, register
 from gepc.features.baselines.nll_vlb import NllVlb
 from gepc.features.baselines.second_models import checkpoint, counted_with
 from gepc.features.templates import check_least
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @register("waic")
 @dataclass(frozen=True)
-class WAIC(NllVlb):
+class WAIC(UsesOtherBackbones, NllVlb):
     """The bound's parameters, the `checkpoints` beside the backbone, and the noise `draws` for each model.
 
     Without checkpoints the draws stand in for the ensemble.
