@@ -94,5 +94,5 @@ def test_bad_input_is_one_sentence(place, bench, capsys, arguments, sentence):
 def test_a_file_in_the_place_of_the_folder(place, bench, capsys):
     (place / "file").write_text("mine")
     assert bench("--out", "file") == 2
-    assert "file is a file; give a folder for --out" in capsys.readouterr().err
+    assert "file is a file; give a folder for the results" in capsys.readouterr().err
     assert (place / "file").read_text() == "mine"

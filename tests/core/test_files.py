@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from gepc.core.errors import InputError, StorageError
-from gepc.core.files import read_json, replacing, sha256, write_json, write_text
+from gepc.core.files import LOCK, only_writer, read_json, replacing, sha256, write_json, write_text
 
 
 def test_a_file_replaces_the_old_one_and_makes_its_folder(tmp_path: Path) -> None:
@@ -92,3 +97,44 @@ def test_the_hash_is_of_all_bytes_in_order(tmp_path: Path) -> None:
     (tmp_path / "1").write_bytes(first)
     (tmp_path / "2").write_bytes(second)
     assert sha256(tmp_path / "1", tmp_path / "2") == hashlib.sha256(first + second).hexdigest()
+
+
+SECOND_WRITER = """
+import pathlib, sys
+from gepc.core.files import only_writer
+with only_writer(pathlib.Path(sys.argv[1])):
+    pass
+"""
+
+
+def test_only_one_process_writes_and_nothing_is_left(tmp_path: Path) -> None:
+    with only_writer(tmp_path):
+        found = subprocess.run(
+            [sys.executable, "-c", SECOND_WRITER, tmp_path], capture_output=True, text=True, check=False
+        )
+        assert f"another process is writing into {tmp_path}; wait for it or give another folder" in found.stderr
+        with pytest.raises(InputError, match="another process is writing"), only_writer(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with only_writer(tmp_path):
+        pass
+
+
+def test_a_lock_file_that_a_killed_process_left_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / LOCK).touch()
+    with only_writer(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EACCES])
+def test_without_locks_the_folder_is_used_and_without_permission_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(lock: FileLock) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    expected = nullcontext() if number == errno.ENOLCK else pytest.raises(StorageError, match="cannot write in")
+    with expected, only_writer(tmp_path):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -12,7 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from gepc.core.errors import InputError, StorageError
+
+LOCK = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -86,11 +92,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def check_free(folder: Path, mark: str, holds: str) -> None:
-    """Refuse a place for results that is a file, or a folder of other things: new, empty, or one that has `mark`."""
+    """Require `folder` to be new, empty, or to contain the file `mark`; `holds` names the content in the error."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a folder for --out")
+        raise InputError(f"{folder} is a file; give a folder for the results")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).exists():
-        raise InputError(f"{folder} is not empty and holds no {holds}; give another --out folder")
+        raise InputError(f"{folder} is not empty and holds no {holds}; give another folder for the results")
 
 
 def sha256(*paths: str | os.PathLike[str]) -> str:
@@ -105,28 +111,32 @@ def sha256(*paths: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold `folder` against a second process that would write into it; the system lets go when this one ends."""
-    if os.name != "posix":
-        yield
-        return
-    import fcntl
+    """Hold an exclusive lock on `folder` while writing into it; the lock ends with the process at the latest.
 
-    handle = os.open(folder, os.O_RDONLY)
+    The lock is the file `.lock` in the folder, removed on release. If another process holds it, an `InputError` says
+    so at once. File systems without locks are used without one.
+    """
+    path = folder / LOCK
+    lock = FileLock(path, timeout=0)
     try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process is writing into {folder}; wait for it or give another folder"
-                ) from error
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(f"another process is writing into {folder}; wait for it or give another folder") from error
+    except NotImplementedError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise StorageError(f"cannot write in {folder}: {error.strerror or error}") from error
+    try:
         yield
     finally:
-        os.close(handle)
+        with contextlib.suppress(OSError):  # while the lock is held: afterwards the file may be another process's
+            path.unlink()
+        lock.release()
 
 
 def remove_drafts(*folders: Path) -> None:
-    """Remove what writes that were killed left behind; nobody else may be writing into the folders."""
+    """Remove the unfinished files of interrupted writes; no other process may be writing into the folders."""
     for folder in folders:
         for draft in folder.glob(".*.part"):
             with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gepc.core.errors import InputError, StorageError
-from gepc.core.files import read_json, remove_drafts, write_json
+from gepc.core.files import LOCK, read_json, remove_drafts, write_json
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import detector_digest, versions
 from gepc.images.sources import FileImages, Images, iterate
@@ -145,7 +145,8 @@ def _empty(folder: Path) -> None:
 def _is_left_over(folder: Path) -> bool:
     """A folder of shards, drafts and a list alone: a run whose description is lost."""
     return folder.is_dir() and all(
-        path.name == LISTING or path.suffix == ".part" or SHARD_NAME.fullmatch(path.name) for path in folder.iterdir()
+        path.name in (LISTING, LOCK) or path.suffix == ".part" or SHARD_NAME.fullmatch(path.name)
+        for path in folder.iterdir()
     )
 
 
@@ -153,7 +154,9 @@ def _check_usable(folder: Path) -> None:
     """A place for a new run: not there yet, empty, or left by a run that was killed before it had begun."""
     if not folder.exists():
         return
-    if not folder.is_dir() or any(path.name != LISTING and path.suffix != ".part" for path in folder.iterdir()):
+    if not folder.is_dir() or any(
+        path.name not in (LISTING, LOCK) and path.suffix != ".part" for path in folder.iterdir()
+    ):
         hint = "--restart throws its shards away" if _is_left_over(folder) else "give another folder"
         raise InputError(f"{folder} exists and holds no run; {hint}")
     remove_drafts(folder)
