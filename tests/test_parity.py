@@ -15,7 +15,7 @@ import gepc
 from gepc.features.gepc import FEATURES
 from gepc.features.pooling import KINDS
 from gepc.scoring import AGGREGATIONS, FUSIONS, Aggregation, create_calibrator
-from gepc.scoring.selection import WEIGHTINGS, select
+from gepc.scoring.scorer import WEIGHTINGS, select
 
 LEVELS = (0.9999, 0.9979)
 COUNT = 2

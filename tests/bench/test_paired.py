@@ -6,7 +6,7 @@ import pytest
 from gepc.bench.evaluate import Scores
 from gepc.bench.paired import advantage, placements
 from gepc.scoring.metrics import auroc
-from gepc.scoring.selection import Selection
+from gepc.scoring.scorer import Selection
 
 
 def scores(inside: np.ndarray, **outside: np.ndarray) -> Scores:

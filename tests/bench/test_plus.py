@@ -29,7 +29,7 @@ from gepc.features.cache import FeatureCache
 from gepc.images.noise import image_key
 from gepc.scoring import Aggregation, Calibrator, create_calibrator
 from gepc.scoring.metrics import auroc
-from gepc.scoring.selection import select
+from gepc.scoring.scorer import select
 
 SETS = {"a": pictures(80), "b": pictures(60, seed=1, contrast=0.8), "c": pictures(60, seed=2, contrast=0.3)}
 PROTOCOL = Protocol(

@@ -16,7 +16,7 @@ from gepc.features.gepc import GepcExtractor
 from gepc.features.residuals import PER_ELEMENT
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.metrics import Detection, auroc, detection
-from gepc.scoring.selection import Selection, select
+from gepc.scoring.scorer import Selection, select
 
 Array = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gepc.bench.evaluate import Bench
 from gepc.core.tables import Cell, ResultTable
 from gepc.scoring import Aggregation, create_calibrator
-from gepc.scoring.selection import select
+from gepc.scoring.scorer import select
 from gepc.verdicts.conformal import p_values, realised_range
 
 Array = npt.NDArray[np.float64]

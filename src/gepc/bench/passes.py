@@ -20,7 +20,7 @@ from gepc.features.gepc import GepcExtractor
 from gepc.features.groups import Group
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.metrics import auroc
-from gepc.scoring.selection import select
+from gepc.scoring.scorer import select
 from gepc.scoring.sequential import Sequential
 from gepc.verdicts.conformal import p_values
 

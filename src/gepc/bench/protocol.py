@@ -14,7 +14,7 @@ from gepc.core.options import build, read_yaml
 from gepc.features.base import find_method
 from gepc.features.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.scoring import create_calibrator
-from gepc.scoring.selection import WEIGHTINGS
+from gepc.scoring.scorer import WEIGHTINGS
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ elements with K (1 + m) <= passes. Levels come first: as many as the detector wo
 element; what is left buys elements. Which ones, ID images and the backbone say:
 
     elements    those with the largest mean over levels of log(mean(s_g)^2 / std(s_g)), see `choice.by_violation`
-    levels      those with the lowest CV of s over the chosen elements (the paper's rule, `gepc.scoring.selection`)
+    levels      those with the lowest CV of s over the chosen elements (the paper's rule, `gepc.scoring.scorer`)
 
 Like `choice` it looks at some of the images that `fit` learns from and never at those it holds out, so p-values
 stay valid.
@@ -26,7 +26,7 @@ from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector, options_of
 from gepc.features.gepc import GepcExtractor
 from gepc.features.groups import Group
-from gepc.scoring.selection import coefficient_of_variation
+from gepc.scoring.scorer import coefficient_of_variation
 
 Array = npt.NDArray[np.float64]
 LEAST_IMAGES = 8

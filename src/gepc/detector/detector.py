@@ -1,8 +1,10 @@
-"""A detector: extractor, level selection, calibrator and conformal reference behind one small interface."""
+"""A detector: features, scoring and conformal calibration behind one small interface."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import typing
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,25 +15,45 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
-from gepc.detector.maps import Map, combine
+from gepc.core.options import coerce
 from gepc.features.base import Batch, Cost, Extractor, Table, as_scored, extract_with_maps, for_fitting
-from gepc.features.extraction import ExtractionJob, FeatureEngine, OnProgress, concatenate, extract_all
+from gepc.features.extraction import (
+    Engine,
+    ExtractionSpec,
+    FeatureTable,
+    OnProgress,
+    concatenate,
+    extract_all,
+    warn_about_skipped,
+)
+from gepc.features.maps import Map, combine
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Image, open_images
-from gepc.scoring import Aggregation, Calibrator, create_calibrator, selection
-from gepc.scoring.sequential import Sequential, check_alpha
-from gepc.verdicts.conformal import CalibrationScores, Guarantee, group_labels
-from gepc.verdicts.multiple_testing import discoveries
+from gepc.images.sources import Image, Images, open_images
+from gepc.scoring.calibrators import Calibrator
+from gepc.scoring.scorer import Scorer
+from gepc.scoring.sequential import Sequential
+from gepc.verdicts.conformal import CalibrationScores, Guarantee, Labels, group_labels
+from gepc.verdicts.decision import DecisionRule
 
 Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 MINIMUM_FIT = 8
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a detector says of one image; `error` is set and the rest NaN where the image could not be scored."""
+    """The result for one image.
+
+    Attributes
+    ----------
+    index : position of the image in the collection.
+    name : its path, or its number.
+    score : higher = more out of distribution; NaN where the image could not be scored.
+    p_value : the conformal p-value of the score; NaN where the image could not be scored.
+    error : why the image could not be scored, or None.
+    """
 
     index: int
     name: str
@@ -47,23 +69,44 @@ class Detector:
     ----------
     backbone : the network that predicts noise.
     extractor : the method, with its parameters.
-    calibration : calibrator name; None takes the method's usual one.
-    keep, weights : how many levels the selection keeps (None: all), and `inv_cv` or `uniform` weights.
-    aggregate, fuse : how levels and features are put together; see `gepc.scoring.Aggregation`.
-    sequential : look at one kept level after another and stop once the verdict at this false-alarm rate is clear; the
-        guarantee holds as without it (`gepc.scoring.sequential`). None looks at all of them.
-    value_range, size, resize, magnitude, normalise : see `gepc.Preprocessing`; size defaults to the backbone's.
-    calibration_share : share of the ID images held out for p-values.
-    batch_size : images handed to the network at once; bounds the memory, does not change a score.
+    calibration : name of the calibrator; None takes the method's default.
+    keep : how many noise levels to keep; None keeps all.
+    weights : weights of the kept levels: `inv_cv` or `uniform`.
+    aggregate : how levels are combined; see `gepc.scoring.Aggregation`.
+    fuse : how features are combined; see `gepc.scoring.Aggregation`.
+    sequential : evaluate the kept levels one by one and stop once the decision at this false-alarm rate is clear;
+        the guarantee is unaffected. None evaluates all of them.
+    value_range : the values that mean black and white in float images; see `gepc.Preprocessing`.
+    size : size of the images that the network sees; defaults to the backbone's.
+    resize : how images of another size are brought to `size`; see `gepc.Preprocessing`.
+    magnitude : `linear`, or `log` for radar; see `gepc.Preprocessing`.
+    normalise : `fixed` or `patch` scale of log-magnitudes; see `gepc.Preprocessing`.
+    calibration_share : share of the in-distribution images held out for p-values.
+    batch_size : the largest number of images per network call; bounds the memory and does not change a score.
     seed : the noise is a function of this seed and of each image's content.
 
-    Fitted state
-    ------------
-    levels_, kept_, weights_, cv_ : candidate timesteps, the kept ones, their weights, CV of every candidate.
-    calibrator_, reference_, calibration_scores_ : the fitted calibrator, the conformal reference and its scores.
-    sequential_, mean_levels_ : the stages of sequential scoring, or None; levels that an ID image needs on average.
+    Attributes
+    ----------
+    levels_ : candidate timesteps.
+    kept_ : the timesteps that selection kept.
+    weights_ : their weights.
+    cv_ : coefficient of variation at every candidate.
+    scorer_ : the fitted `gepc.scoring.Scorer`.
+    reference_ : the calibration scores, by group.
+    mean_levels_ : how many levels an in-distribution image needs on average.
     map_scale_ : v_global, the common scale of maps; None for a method without maps.
+    n_fit_ : how many images levels and calibrator were fitted on.
+    preprocessing_ : how images are prepared.
     """
+
+    levels_: npt.NDArray[np.int64]
+    kept_: npt.NDArray[np.int64]
+    scorer_: Scorer
+    reference_: CalibrationScores
+    mean_levels_: float
+    map_scale_: float | None
+    n_fit_: int
+    preprocessing_: Preprocessing
 
     def __init__(
         self,
@@ -108,14 +151,13 @@ class Detector:
         self._check_options()
 
     def _check_options(self) -> None:
-        create_calibrator(self.calibration_name)
-        self._aggregation()
+        hints = typing.get_type_hints(Detector.__init__)
+        for name in detector_options():
+            setattr(self, name, coerce(hints[name], getattr(self, name), name))
+        self._scorer()
         self._preprocessing()
-        check_alpha(self.sequential)
         if self.sequential is not None and for_fitting(self.extractor) != self.extractor:
             raise OptionError("sequential scoring chooses the levels of an image by itself; leave level_samples out")
-        if self.weights not in selection.WEIGHTINGS:
-            raise OptionError(f"weights must be one of {', '.join(selection.WEIGHTINGS)}, got {self.weights!r}")
         if not 0.0 < self.calibration_share < 1.0:
             raise OptionError(f"calibration_share must be between 0 and 1, got {self.calibration_share}")
         if self.batch_size < 1:
@@ -131,8 +173,8 @@ class Detector:
         """The calibrator in use."""
         return self.extractor.calibration if self.calibration is None else self.calibration
 
-    def _aggregation(self) -> Aggregation:
-        return Aggregation(self.fuse, self.aggregate)
+    def _scorer(self) -> Scorer:
+        return Scorer(self.calibration_name, self.keep, self.weights, self.aggregate, self.fuse, self.sequential)
 
     def _preprocessing(self) -> Preprocessing:
         size = self.backbone.image_size if self.size is None else self.size
@@ -153,62 +195,65 @@ class Detector:
         calibration_images: Any = None,
         groups: Sequence[str] | str | None = None,
         on_progress: OnProgress | None = None,
-        engine: FeatureEngine | None = None,
+        engine: Engine | None = None,
     ) -> Detector:
-        """Choose levels, fit the calibrator and the conformal reference on in-distribution images alone.
+        """Select levels, fit the calibrator and compute calibration scores from in-distribution images alone.
 
-        A share of `images` is held out for the p-values, chosen by the images' content and the seed; with
-        `calibration_images` those are the reference and all of `images` are fitted on. Files that cannot be read are
-        left out with a warning. `groups`, a label for each reference image or "folder", makes the p-values valid
-        within every group (Mondrian calibration): an image is then compared with the reference of its own group.
-        `engine` makes the passes elsewhere (`gepc.runs.features`).
+        Parameters
+        ----------
+        images : a folder, a list of files, an array, a tensor or a Dataset of in-distribution images. Files that cannot
+            be read are left out with a warning.
+        calibration_images : separate images for the p-values. By default a share `calibration_share` of `images`,
+            chosen by the images' content and the seed, is held out.
+        groups : a label for each calibration image, or "folder" for the name of its folder: p-values are then valid
+            within every group (Mondrian calibration).
+        on_progress : called with the number of images of every finished chunk.
+        engine : makes the network passes elsewhere; see `gepc.runs`.
         """
         levels = self.extractor.timesteps(self.backbone)
-        method = for_fitting(self.extractor)
-        work = ExtractionJob(method, levels, self.seed, self.batch_size, self.extractor.has_maps)
-        seen = extract_all(open_images(images), self._preprocessing(), self.backbone, work, on_progress, engine)
-        columns = self.extractor.columns(seen.table)
-        fitting, held_out = self._split(seen.keys, calibration_images is None)
-        self._check_enough(len(fitting), seen.keys)
-        picked = selection.select(self.extractor.stability(seen.table)[fitting], self.keep, self.weights)
-        kept = list(picked.kept)
+        spec = ExtractionSpec(for_fitting(self.extractor), levels, self.seed, self.batch_size, self.extractor.has_maps)
+        opened = open_images(images)
+        found = self._extract(opened, self._preprocessing(), spec, on_progress, engine)
+        columns, stability = found.columns, found.stability
+        fitting, held_out = self._split(found.keys, calibration_images is None)
+        self._check_enough(len(fitting), found.keys)
+        scorer = self._scorer().fit(columns[fitting], stability[fitting])
+        kept = list(scorer.selection_.kept)
         timesteps = tuple(levels[position] for position in kept)
-        calibrator = create_calibrator(self.calibration_name).fit(columns[fitting][:, kept])
-        stages = self._stages(columns[fitting][:, kept], picked.weights)
         if calibration_images is None:
-            source, indices = open_images(images), seen.indices[held_out]
-            keys = [seen.keys[position] for position in held_out]
+            source, indices = opened, found.indices[held_out]
+            keys = [found.keys[position] for position in held_out]
             reference = as_scored(self.extractor, columns[held_out][:, kept], keys, self.seed)
         else:
             source = open_images(calibration_images)
-            work = replace(work, method=self.extractor, levels=timesteps, with_maps=False)
-            again = extract_all(source, seen.preprocessing, self.backbone, work, on_progress, engine)
-            reference, indices = self.extractor.columns(again.table), again.indices
-            _check_disjoint(seen.keys, again.keys)
-        if stages is None:
-            scores, looked = calibrator.score(reference, picked.weights, self._aggregation()), float(len(kept))
-        else:
-            scores, used = stages.score_columns(reference)
-            looked = float(used.mean())
+            spec = replace(spec, extractor=self.extractor, timesteps=timesteps, with_maps=False)
+            again = self._extract(source, found.preprocessing, spec, on_progress, engine)
+            reference, indices = again.columns, again.indices
+            _check_disjoint(found.keys, again.keys)
 
-        self.reference_ = CalibrationScores.of(scores, group_labels(groups, source, indices))
-        self.preprocessing_ = seen.preprocessing
-        self.levels_ = np.asarray(levels)
-        self.kept_ = np.asarray(timesteps)
-        self.weights_ = picked.weights
-        self.cv_ = picked.cv
-        self.calibrator_: Calibrator = calibrator
-        self.sequential_, self.mean_levels_ = stages, looked
+        self.scorer_ = scorer
+        self.reference_ = CalibrationScores.of(scorer.score_kept(reference), group_labels(groups, source, indices))
+        self.mean_levels_ = scorer.mean_levels(reference)
+        self.preprocessing_ = found.preprocessing
+        self.levels_, self.kept_ = np.asarray(levels), np.asarray(timesteps)
         self.n_fit_ = len(fitting)
-        self.map_scale_ = seen.maps.v_global(picked.kept, picked.weights) if self.extractor.has_maps else None
+        selection = scorer.selection_
+        self.map_scale_ = found.maps.v_global(selection.kept, selection.weights) if self.extractor.has_maps else None
         return self
 
-    def _stages(self, columns: Array, weights: Array) -> Sequential | None:
-        if self.sequential is None:
-            return None
-        if columns.shape[1] < 2:
-            raise OptionError("sequential scoring needs at least two kept levels; give more levels or raise keep")
-        return Sequential.fit(columns, weights, self.calibration_name, self._aggregation(), self.sequential)
+    def _extract(
+        self,
+        images: Images,
+        preprocessing: Preprocessing,
+        spec: ExtractionSpec,
+        on_progress: OnProgress | None,
+        engine: Engine | None,
+    ) -> FeatureTable:
+        if len(images) == 0:
+            raise InputError("there are no in-distribution images to fit on")
+        found = extract_all(images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress)
+        warn_about_skipped(found)
+        return found
 
     def fitting_images(self, images: Any, count: int) -> list[Image]:
         """At most `count` of the images that `fit(images)` learns from, preprocessed; none that it holds out.
@@ -228,14 +273,14 @@ class Detector:
         records = (opened[index] for _, index in first)
         return [preprocessing(record.pixels) for record in records if record.pixels is not None]
 
-    def _split(self, keys: list[bytes], hold_out: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _split(self, keys: Sequence[bytes], hold_out: bool) -> tuple[Rows, Rows]:
         """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""
         rank = [(generator(self.seed, key, "split").random(), key) for key in keys]
         order = sorted(range(len(keys)), key=rank.__getitem__)
         held_out = max(1, round(len(keys) * self.calibration_share)) if hold_out else 0
         return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
-    def _check_enough(self, count: int, keys: list[bytes]) -> None:
+    def _check_enough(self, count: int, keys: Sequence[bytes]) -> None:
         if count < MINIMUM_FIT:
             raise InputError(
                 f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
@@ -272,15 +317,29 @@ class Detector:
 
         The rate holds on average over calibration sets; with `confidence`, for the one at hand with that probability.
         """
-        source = open_images(images)
-        limits = self._reference().limits(alpha, confidence, group_labels(groups, source, np.arange(len(source))))
-        return np.asarray(self.p_value(source, groups) <= limits)
+        return self._decide(DecisionRule(alpha, confidence), images, groups)
 
-    def flag(
+    def predict_fdr(
         self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Sequence[str] | str | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Flag images of a batch so that on average at most a share `fdr` of the flags is false."""
-        return discoveries(self.p_value(images, groups), fdr, procedure)
+        """True for images of a batch such that, on average, at most a share `fdr` of the alarms is false.
+
+        Parameters
+        ----------
+        images : the batch.
+        fdr : false-discovery rate.
+        procedure : `bh` (Benjamini-Hochberg) or `storey`.
+        groups : a label for each image, or "folder", for a detector fitted with groups.
+        """
+        return self._decide(DecisionRule(fdr=fdr, procedure=procedure), images, groups)
+
+    flag = predict_fdr
+
+    def _decide(self, rule: DecisionRule, images: Any, groups: Sequence[str] | str | None) -> npt.NDArray[np.bool_]:
+        source = open_images(images)
+        labels = group_labels(groups, source, np.arange(len(source)))
+        rule.check(self._reference(), labels)
+        return rule.alarms(self.p_value(source, groups), self.reference_, labels)
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
         """What may be promised at this false-alarm rate with the calibration images at hand (of the smallest group)."""
@@ -311,13 +370,11 @@ class Detector:
             if on_progress is not None:
                 on_progress(len(chunk))
 
-    def score_chunk(
-        self, chunk: Chunk, labels: npt.NDArray[np.str_] | None = None, ties: str = "conservative"
-    ) -> list[Result]:
+    def score_chunk(self, chunk: Chunk, labels: Labels | None = None, ties: str = "conservative") -> list[Result]:
         """Results of images that are read already, in order; `labels` are the groups of those that can be scored."""
         results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
         if chunk.indices:
-            scores = self._look(self._batch(chunk))
+            scores = self._score(self._batch(chunk))
             uniform = None if ties == "conservative" else self._tie_breakers(chunk)
             p_values = self._reference().p_values(scores, labels, uniform)
             results += map(Result, chunk.indices, chunk.names, scores.tolist(), p_values.tolist())
@@ -327,30 +384,27 @@ class Detector:
         return np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
 
     def score_batch(self, images: Sequence[Image], with_maps: bool = False) -> tuple[Array, Map | None]:
-        """Scores of preprocessed images, (C, H, W) each, and their maps from the same passes where asked for."""
+        """Scores of preprocessed images, (C, H, W) each, and their maps from the same passes if asked for."""
         self._check_fitted()
         batch = Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
-        return self._look_with_maps(batch) if with_maps else (self._look(batch), None)
+        return self._score_with_maps(batch) if with_maps else (self._score(batch), None)
 
-    def _look(self, batch: Batch) -> Array:
-        if self.sequential_ is not None:
-            return self._look_sequentially(batch, self.sequential_)
-        columns = self.extractor.columns(self.extractor.extract(self.backbone, batch, tuple(self.kept_)))
-        return self.calibrator_.score(columns, self.weights_, self._aggregation())
+    def _score(self, batch: Batch) -> Array:
+        if self.sequential_ is None:
+            return self.scorer_.score_kept(self._columns(batch, self.kept_))
 
-    def _look_with_maps(self, batch: Batch) -> tuple[Array, Map]:
-        table, maps = extract_with_maps(self.extractor, self.backbone, batch, tuple(self.kept_))
-        columns, field = self.extractor.columns(table), combine(maps, self.weights_)
-        if self.sequential_ is not None:
-            return self.sequential_.score_columns(columns)[0], field
-        return self.calibrator_.score(columns, self.weights_, self._aggregation()), field
-
-    def _look_sequentially(self, batch: Batch, stages: Sequential) -> Array:
-        def at_level(rows: npt.NDArray[np.int64], position: int) -> Array:
+        def columns_at(rows: Rows, position: int) -> Array:
             part = Batch(batch.images[rows], [batch.keys[int(row)] for row in rows], batch.seed, batch.rows)
-            return self.extractor.columns(self.extractor.extract(self.backbone, part, (int(self.kept_[position]),)))
+            return self._columns(part, self.kept_[[position]])
 
-        return stages.score(len(batch), at_level)[0]
+        return self.scorer_.score_lazily(len(batch), columns_at)
+
+    def _columns(self, batch: Batch, timesteps: Rows) -> Array:
+        return self.extractor.columns(self.extractor.extract(self.backbone, batch, tuple(timesteps.tolist())))
+
+    def _score_with_maps(self, batch: Batch) -> tuple[Array, Map]:
+        table, maps = extract_with_maps(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
+        return self.scorer_.score_kept(self.extractor.columns(table)), combine(maps, self.weights_)
 
     def score_map(self, images: Any) -> Map:
         """(N, H, W): where the image disagrees, m = sum_t w_t mean_g mean_c r_g^2 / b_t.
@@ -365,7 +419,7 @@ class Detector:
         opened = open_images(images)
         warn_about_range(opened, self.value_range)
         found = [
-            self._look_with_maps(self._batch(chunk))[1]
+            self._score_with_maps(self._batch(chunk))[1]
             for chunk in chunks(opened, self.preprocessing_, self.batch_size, OnBadImage.NONE)
         ]
         if not found:
@@ -425,6 +479,26 @@ class Detector:
         """Whether `fit` has been called."""
         return hasattr(self, "reference_")
 
+    @property
+    def weights_(self) -> Array:
+        """The weights of the kept levels."""
+        return self.scorer_.selection_.weights
+
+    @property
+    def cv_(self) -> Array:
+        """The coefficient of variation at every candidate level."""
+        return self.scorer_.selection_.cv
+
+    @property
+    def calibrator_(self) -> Calibrator:
+        """The fitted calibrator."""
+        return self.scorer_.calibrator_
+
+    @property
+    def sequential_(self) -> Sequential | None:
+        """The stages of sequential scoring, or None."""
+        return self.scorer_.sequential_
+
     def _reference(self) -> CalibrationScores:
         self._check_fitted()
         return self.reference_
@@ -445,7 +519,7 @@ class Detector:
         return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
 
 
-def _check_disjoint(fitted: list[bytes], reference: list[bytes]) -> None:
+def _check_disjoint(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:
     """The false-alarm guarantee needs calibration images that fitting has not seen."""
     shared = set(fitted) & set(reference)
     if shared:
@@ -455,3 +529,9 @@ def _check_disjoint(fitted: list[bytes], reference: list[bytes]) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def detector_options() -> list[str]:
+    """Names of the parameters that every detector has."""
+    parameters = inspect.signature(Detector.__init__).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]

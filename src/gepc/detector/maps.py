@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import heapq
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,48 +14,14 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, StorageError, ValueRangeWarning, check_choice
 from gepc.core.files import replacing
+from gepc.features.maps import QUANTILE, Map
 from gepc.images.preprocessing import warn_about_range
 from gepc.images.sources import Image, Images, iterate
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
 
-Map = npt.NDArray[np.float32]
-POOL_SIZE = 64
-QUANTILE = 0.99
 SCALES = ("global", "image")
-
-
-class MapPool:
-    """A bounded sample of in-distribution maps, chosen by the images' keys so that their order does not matter."""
-
-    def __init__(self, capacity: int = POOL_SIZE) -> None:
-        self._capacity = capacity
-        self._heap: list[tuple[int, Map]] = []
-
-    def add(self, key: bytes, levels: Map) -> None:
-        """Offer one image's maps per level (levels, H, W); the smallest keys stay, as copies of their own."""
-        rank = -int.from_bytes(key, "big")
-        if any(rank == known for known, _ in self._heap):
-            return
-        if len(self._heap) < self._capacity:
-            heapq.heappush(self._heap, (rank, levels.copy()))
-        elif rank > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (rank, levels.copy()))
-
-    def v_global(self, kept: tuple[int, ...], weights: npt.NDArray[np.float64]) -> float:
-        """median over ID maps of the 0.99 quantile: the common scale for pictures."""
-        maps = [combine(levels[None, list(kept)], weights)[0] for _, levels in self._heap]
-        return float(np.median([np.quantile(field, QUANTILE) for field in maps]))
-
-
-def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:
-    """sum_t w_t m_t for (N, levels, H, W), over the levels where an image was looked at; the others are NaN."""
-    seen = ~np.isnan(levels[:, :, 0, 0])
-    share = seen * weights
-    share /= share.sum(axis=1, keepdims=True)
-    fields = np.where(seen[:, :, None, None], levels, 0.0)
-    return np.asarray(np.einsum("nlhw,nl->nhw", fields, share), dtype=np.float32)
 
 
 def with_map_part(detector: Detector, part: str) -> Detector:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_names, nearest
-from gepc.core.options import coerce, is_scalar, suggest_names
-from gepc.detector.detector import Detector
+from gepc.core.options import coerce, is_scalar
+from gepc.detector.detector import Detector, detector_options
 from gepc.features.base import Extractor, find_method, methods
+from gepc.features.extraction import plain_options
 from gepc.features.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.features.groups import Action, Group
 
@@ -23,16 +23,21 @@ class GEPC(Detector):
 
     Parameters
     ----------
+    backbone : the network that predicts noise.
     levels : noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
+    keep : how many of the levels to keep; None keeps all.
     features : any of s, cos, pair, cycle, x0, b, d; see `gepc.features.gepc` for the formulas.
-    pool, topk, window : `mean`, `topk` or `local` pooling over pixels; see `gepc.features.pooling.Pooling`.
-    group : a ready-made group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
-    mc_samples, group_samples, level_samples : noise draws to average; random subsets of elements and levels per image.
-
-    The other parameters are those of `gepc.Detector`.
+    calibration : name of the calibrator.
+    pool : pooling over pixels: `mean`, `topk` or `local`.
+    topk : the share of the largest pixels, for `topk` and `local`.
+    window : side of the box filter, for `local`.
+    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
+    mc_samples : noise draws to average.
+    group_samples : a random subset of this many elements per image; None uses all.
+    level_samples : a random subset of this many levels per image; None uses all.
+    **options : the other parameters of `gepc.Detector`.
     """
 
-    @suggest_names
     def __init__(
         self,
         backbone: Backbone,
@@ -44,51 +49,25 @@ class GEPC(Detector):
         topk: float = 0.3,
         window: int = 9,
         group: Group | str | Iterable[str | Action] = "paper",
-        weights: str = "inv_cv",
-        aggregate: str = "wmean",
-        fuse: str = "sum",
         mc_samples: int = 1,
         group_samples: int | None = None,
         level_samples: int | None = None,
-        sequential: float | None = None,
-        value_range: tuple[float, float] | None = None,
-        size: int | tuple[int, int] | None = None,
-        resize: str = "stretch",
-        magnitude: str = "linear",
-        normalise: str = "fixed",
-        calibration_share: float = 1 / 3,
-        batch_size: int = 64,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        extractor = GepcExtractor(
-            levels=Levels.of(levels),
-            features=(features,) if isinstance(features, str) else tuple(features),
-            pool=pool,
-            topk=topk,
-            window=window,
-            group=Group.of(group),
-            mc_samples=mc_samples,
-            group_samples=group_samples,
-            level_samples=level_samples,
-        )
-        super().__init__(
-            backbone,
-            extractor,
-            calibration=calibration,
-            keep=keep,
-            weights=weights,
-            aggregate=aggregate,
-            fuse=fuse,
-            sequential=sequential,
-            value_range=value_range,
-            size=size,
-            resize=resize,
-            magnitude=magnitude,
-            normalise=normalise,
-            calibration_share=calibration_share,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        check_names("GEPC", options, [*extractor_options(GepcExtractor), *detector_options()])
+        own = {
+            "levels": Levels.of(levels),
+            "features": (features,) if isinstance(features, str) else tuple(features),
+            "pool": pool,
+            "topk": topk,
+            "window": window,
+            "group": Group.of(group),
+            "mc_samples": mc_samples,
+            "group_samples": group_samples,
+            "level_samples": level_samples,
+        }
+        extractor = GepcExtractor(**_checked(GepcExtractor, own))
+        super().__init__(backbone, extractor, keep=keep, calibration=calibration, **options)
 
 
 def list_detectors() -> list[str]:
@@ -131,31 +110,7 @@ def extractor_options(extractor_class: type[Extractor]) -> list[str]:
     return [field.name for field in dataclasses.fields(extractor_class)]  # type: ignore[arg-type]
 
 
-def detector_options() -> list[str]:
-    """Names of the parameters that every detector has."""
-    return [
-        parameter.name
-        for parameter in inspect.signature(Detector.__init__).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-
-
 def options_of(detector: Detector) -> dict[str, Any]:
     """All parameters as plain JSON values: `create_detector(method, backbone, **these)` builds the detector again."""
     own = {name: getattr(detector, name) for name in detector_options()}
     return plain_options({**detector.extractor.options(), **own})
-
-
-def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as JSON values: levels as text, a group as the names of its elements, tuples as lists."""
-    return {name: _plain(value) for name, value in options.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Levels):
-        return str(value)
-    if isinstance(value, Group):
-        return list(value.names)
-    if isinstance(value, tuple):
-        return list(value)
-    return value

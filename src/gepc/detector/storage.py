@@ -18,12 +18,13 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
+from gepc.core.digest import digest
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
 from gepc.core.files import read_json, write_arrays, write_json
 from gepc.core.options import build
 from gepc.images.preprocessing import Preprocessing
-from gepc.scoring import Aggregation, create_calibrator
-from gepc.scoring.sequential import Sequential
+from gepc.scoring.calibrators import create_calibrator
+from gepc.scoring.scorer import Selection
 from gepc.verdicts.conformal import CalibrationScores
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
 STATED_ALPHA = 0.05
 # of a backbone's description: where it lies and runs, and what is compared by itself
-_MAY_DIFFER = {"source", "sha256", "load_options", "device", "precision", "parameters", "family"}
+_MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family"}
 
 
 def is_detector(folder: str | os.PathLike[str]) -> bool:
@@ -115,29 +116,10 @@ def versions() -> dict[str, str]:
 
 def state_of(detector: Detector) -> dict[str, Any]:
     """The fitted arrays by name."""
-    arrays = {f"calibrator/{name}": value for name, value in detector.calibrator_.state().items()}
-    if detector.sequential_ is not None:
-        arrays.update({f"sequential/{name}": value for name, value in detector.sequential_.state().items()})
+    arrays = detector.scorer_.state()
     for position, scores in enumerate(detector.reference_.by_group.values()):
         arrays[f"reference/{position}"] = scores
     return arrays
-
-
-def detector_digest(detector: Detector) -> str:
-    """Hash of a fitted detector, equal for detectors that give equal scores.
-
-    It covers weights, options and fitted state, and neither the batch size nor the place and device of the backbone.
-    """
-    facts = describe(detector)
-    options = {name: value for name, value in facts["options"].items() if name != "batch_size"}
-    elsewhere = {"source", "load_options", "device"}
-    described = {name: value for name, value in facts["backbone"].items() if name not in elsewhere}
-    network = detector.backbone.fingerprint or described
-    plain = [facts["method"], options, facts["preprocessing"], facts["fitted"], network]
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for name, array in sorted(state_of(detector).items()):
-        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | None = None) -> Detector:
@@ -170,7 +152,7 @@ def _find_backbone(stored: dict[str, Any], given: Backbone | str | None, folder:
             f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
             "pass it: load_detector(folder, backbone)"
         )
-    backbone = load_backbone(stored["source"], **stored["load_options"]) if given is None else load_backbone(given)
+    backbone = load_backbone(stored["source"] if given is None else given, **stored["load_options"])
     if stored["sha256"] is not None and backbone.sha256 is not None and stored["sha256"] != backbone.sha256:
         raise BackboneError(
             f"{folder} was fitted with other weights than {backbone.source}: sha256 {stored['sha256'][:12]}... "
@@ -190,26 +172,36 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
     from gepc.detector.registry import create_detector
 
     fitted = description["fitted"]
-    detector = create_detector(description["method"], backbone, **description["options"])
+    detector = create_detector(description["method"], backbone, **_usable(description["options"]))
     detector.preprocessing_ = build(Preprocessing, description["preprocessing"], "preprocessing")
     detector.levels_ = np.asarray(fitted["timesteps"])
     detector.kept_ = np.asarray(fitted["kept"])
-    detector.weights_ = np.asarray(fitted["weights"])
-    detector.cv_ = np.asarray(fitted["cv"])
     detector.map_scale_ = fitted["map_scale"]
     detector.n_fit_ = fitted["fit_images"]
-    detector.calibrator_ = create_calibrator(detector.calibration_name).restore(_under("calibrator", arrays))
-    detector.sequential_, detector.mean_levels_ = None, fitted.get("mean_levels", float(len(detector.kept_)))
-    if detector.sequential is not None:
-        aggregation = Aggregation(detector.fuse, detector.aggregate)
-        detector.sequential_ = Sequential.restore(
-            _under("sequential", arrays), detector.weights_, detector.calibration_name, aggregation
-        )
+    detector.mean_levels_ = fitted.get("mean_levels", float(len(detector.kept_)))
+    kept = tuple(fitted["timesteps"].index(t) for t in fitted["kept"])
+    selection = Selection(kept, np.asarray(fitted["weights"]), np.asarray(fitted["cv"]))
+    detector.scorer_ = detector._scorer().restore(selection, arrays)
     groups = fitted["groups"]
     detector.reference_ = CalibrationScores({label: arrays[f"reference/{place}"] for place, label in enumerate(groups)})
     return detector
 
 
-def _under(room: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    prefix = f"{room}/"
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+def _usable(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without those that older versions stored although the calibrator ignores them."""
+    calibration = options.get("calibration")
+    if calibration is None:
+        return options
+    calibrator = create_calibrator(calibration)
+    ignored = {"aggregate": calibrator.uses_aggregate, "fuse": calibrator.uses_fuse}
+    return {name: value for name, value in options.items() if ignored.get(name, True)}
+
+
+def detector_digest(detector: Detector) -> str:
+    """Equal for detectors that give equal scores: weights, options and fitted state, not where they are kept or run."""
+    facts = describe(detector)
+    options = {name: value for name, value in facts["options"].items() if name != "batch_size"}
+    place = ("source", "device", "load_options")
+    network = detector.backbone.fingerprint or {k: v for k, v in facts["backbone"].items() if k not in place}
+    what = [facts["method"], options, facts["preprocessing"], facts["fitted"], network]
+    return digest(what, state_of(detector))

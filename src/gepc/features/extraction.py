@@ -1,89 +1,207 @@
-"""A whole collection through an extractor, here or on other machines: what fitting and the cache ask for."""
+"""From images to a feature table: the one path, with the cache inside, on this machine or elsewhere.
+
+A cache file holds one timestep of some images, or all timesteps where a method cannot take them one by one. Its name is
+a hash of everything that the numbers depend on: the backbone's weights and settings, the method and its parameters, the
+seed, the timestep and the images' content. A method whose formula changes raises its `revision`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.digest import digest
 from gepc.core.errors import InputError
-from gepc.detector.maps import Map, MapPool
-from gepc.features.base import Batch, Extractor, Table, extract_with_maps
+from gepc.core.files import write_arrays
+from gepc.features.base import (
+    Batch,
+    Columns,
+    Extractor,
+    Table,
+    complete_table,
+    extract_with_maps,
+    other_backbones_of,
+    parts_of,
+)
+from gepc.features.groups import Group
+from gepc.features.maps import Map, MapSample
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Images
 
 OnProgress = Callable[[int], None]
-Found = tuple[Table, Map | None]
+Extracted = tuple[Table, Map | None]
+"""The table of a chunk's readable images, and their maps per level (N, levels, H, W) where they were asked for."""
+_MAP = "map per level"
 
 
 @dataclass(frozen=True)
-class ExtractionJob:
-    """What is asked of every chunk: the method's table at some levels and, where it has them, the maps."""
+class ExtractionSpec:
+    """What to compute for every image.
 
-    method: Extractor
-    levels: tuple[int, ...]
-    seed: int
-    rows: int
+    Parameters
+    ----------
+    extractor : the method, with its parameters.
+    timesteps : the timesteps to evaluate, in order.
+    seed : the noise of an image is a function of this and of its content.
+    rows : the largest number of images per network call, and per chunk.
+    with_maps : whether to return the maps per level, from the same passes.
+    """
+
+    extractor: Extractor
+    timesteps: tuple[int, ...]
+    seed: int = 0
+    rows: int = 64
     with_maps: bool = False
 
-    def __call__(self, backbone: Backbone, chunk: Chunk) -> Found | None:
-        """The table and maps of the readable images; None where there are none."""
+    def batch(self, chunk: Chunk) -> Batch:
+        """The readable images of a chunk, with the keys of their noise."""
+        return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows)
+
+    def __call__(self, backbone: Backbone, chunk: Chunk) -> Extracted | None:
+        """The features of a chunk; None where none of its images can be read."""
         if not chunk.indices:
             return None
-        images = chunk.stacked()
-        backbone.check_size(*images.shape[2:])
-        batch = Batch(images, chunk.keys, self.seed, self.rows)
+        batch = self.batch(chunk)
+        backbone.check_size(*batch.size)
+        return self.extract(backbone, batch)
+
+    def extract(self, backbone: Backbone, batch: Batch) -> Extracted:
+        """The features of a batch, by network passes."""
         if self.with_maps:
-            return extract_with_maps(self.method, backbone, batch, self.levels)
-        return self.method.extract(backbone, batch, self.levels), None
+            return extract_with_maps(self.extractor, backbone, batch, self.timesteps)
+        return self.extractor.extract(backbone, batch, self.timesteps), None
 
 
-FeatureEngine = Callable[[Backbone, ExtractionJob, Iterable[Chunk]], Iterator[tuple[Chunk, Found | None]]]
-"""Does the work on every chunk and gives them back in order."""
+Engine = Callable[[Backbone, ExtractionSpec, Iterable[Chunk]], Iterator[tuple[Chunk, Extracted | None]]]
+"""Makes the network passes for every chunk, perhaps on other machines, and returns the chunks in order."""
 
 
-def look_here(backbone: Backbone, work: ExtractionJob, read: Iterable[Chunk]) -> Iterator[tuple[Chunk, Found | None]]:
-    """The engine of this process: one chunk after the other."""
-    for chunk in read:
-        yield chunk, work(backbone, chunk)
+def extract_chunks(
+    backbone: Backbone,
+    spec: ExtractionSpec,
+    read: Iterable[Chunk],
+    cache: FeatureCache | None = None,
+    engine: Engine | None = None,
+) -> Iterator[tuple[Chunk, Extracted | None]]:
+    """Features of every chunk, in order; None where no image of a chunk can be read.
+
+    Parameters
+    ----------
+    backbone : the network that predicts noise.
+    spec : what to compute.
+    read : the images.
+    cache : where known features are read and new ones are written.
+    engine : what makes the network passes; by default this process.
+    """
+    cache = FeatureCache(None) if cache is None else cache
+    engine = engine or cache.engine
+    if engine is None:
+        for chunk in read:
+            yield chunk, cache.extract(backbone, spec, chunk) if chunk.indices else None
+    else:
+        yield from cache.extract_with(engine, backbone, spec, read)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is known of a collection: the table, the key and place of every image in it, and a sample of maps."""
+class FeatureTable:
+    """The features of a collection of images.
 
+    Attributes
+    ----------
+    spec : what was computed.
+    table : feature name -> array (N, levels[, ...]).
+    keys : the key of every image, a hash of its content.
+    indices : the position of every image in the collection; images that cannot be read have no row.
+    preprocessing : how the images were prepared, with the size of the first where none was given.
+    maps : a bounded sample of the images' maps; empty without `spec.with_maps`.
+    skipped : image name -> the reason why it could not be read.
+    """
+
+    spec: ExtractionSpec
     table: Table
-    keys: list[bytes]
+    keys: tuple[bytes, ...]
     indices: npt.NDArray[np.int64]
     preprocessing: Preprocessing
-    maps: MapPool
+    maps: MapSample = field(default_factory=MapSample)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def timesteps(self) -> tuple[int, ...]:
+        """The timesteps of the level axis."""
+        return self.spec.timesteps
+
+    @property
+    def columns(self) -> Columns:
+        """What calibration uses: (N, levels, features)."""
+        return self.spec.extractor.columns(self.table)
+
+    @property
+    def stability(self) -> Columns:
+        """The feature whose coefficient of variation selects levels: (N, levels)."""
+        return self.spec.extractor.stability(self.table)
+
+    def at(self, timesteps: Sequence[int]) -> FeatureTable:
+        """The same images at some of the timesteps, in that order."""
+        positions = [self.timesteps.index(t) for t in timesteps]
+        table = {name: values[:, positions] for name, values in self.table.items()}
+        return replace(self, spec=replace(self.spec, timesteps=tuple(timesteps)), table=table)
+
+    def of(self, keys: Sequence[bytes]) -> FeatureTable:
+        """The rows of the images with those keys, in that order; equal images have equal rows."""
+        place = {key: row for row, key in enumerate(self.keys)}
+        rows = [place[key] for key in keys]
+        table = {name: values[rows] for name, values in self.table.items()}
+        return replace(self, table=table, keys=tuple(keys), indices=self.indices[rows])
 
 
 def extract_all(
     images: Images,
     preprocessing: Preprocessing,
     backbone: Backbone,
-    work: ExtractionJob,
+    spec: ExtractionSpec,
+    *,
+    cache: FeatureCache | None = None,
+    engine: Engine | None = None,
     on_progress: OnProgress | None = None,
-    engine: FeatureEngine | None = None,
-) -> Seen:
-    """The work on all images, `work.rows` at a time; files that cannot be read are left out with a warning."""
-    if len(images) == 0:
-        raise InputError("there are no in-distribution images to fit on")
+    on_bad_image: OnBadImage = OnBadImage.UNREADABLE,
+) -> FeatureTable:
+    """Features of a whole collection. Images that cannot be used are left out, with their reasons in `skipped`.
+
+    Parameters
+    ----------
+    images : the collection.
+    preprocessing : how to prepare an image.
+    backbone : the network that predicts noise.
+    spec : what to compute.
+    cache : where known features are read and new ones are written.
+    engine : what makes the network passes; by default this process.
+    on_progress : called with the number of images of every finished chunk.
+    on_bad_image : which images may be left out; the others raise `InputError`.
+    """
     warn_about_range(images, preprocessing.value_range)
     tables: list[Table] = []
     keys: list[bytes] = []
     indices: list[int] = []
-    unreadable: list[str] = []
-    pool = MapPool()
-    read = chunks(images, preprocessing, work.rows, OnBadImage.UNREADABLE)
-    for chunk, found in (engine or look_here)(backbone, work, read):
-        unreadable += [error for _, _, error in chunk.failures]
+    skipped: dict[str, str] = {}
+    sample = MapSample()
+    read = chunks(images, preprocessing, spec.rows, on_bad_image)
+    for chunk, found in extract_chunks(backbone, spec, read, cache, engine):
+        skipped |= {name: error for _, name, error in chunk.failures}
         if on_progress is not None:
             on_progress(len(chunk))
         if found is None:
@@ -92,22 +210,201 @@ def extract_all(
         table, maps = found
         tables.append(table)
         if maps is not None:
-            for key, field in zip(chunk.keys, maps, strict=True):
-                pool.add(key, field)
+            for key, levels in zip(chunk.keys, maps, strict=True):
+                sample.add(key, levels)
         keys += chunk.keys
         indices += chunk.indices
-    _check_readable(len(images), unreadable)
-    return Seen(concatenate(tables), keys, np.asarray(indices), preprocessing, pool)
+    if not tables:
+        raise InputError(_nothing_readable(len(images), skipped))
+    return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
 
 
-def _check_readable(count: int, unreadable: Sequence[str]) -> None:
-    if len(unreadable) == count:
-        raise InputError(f"none of the {count} images can be read; the first: {unreadable[0]}")
-    if unreadable:
-        message = f"{len(unreadable)} of {count} images left out; the first: {unreadable[0]}"
-        warnings.warn(message, UserWarning, stacklevel=4)
+def _nothing_readable(count: int, skipped: Mapping[str, str]) -> str:
+    if not skipped:
+        return "there are no images"
+    return f"none of the {count} images can be read; the first error: {next(iter(skipped.values()))}"
+
+
+def warn_about_skipped(found: FeatureTable) -> None:
+    """Warn where images of a collection were left out."""
+    if found.skipped:
+        count = len(found) + len(found.skipped)
+        first = next(iter(found.skipped.values()))
+        warnings.warn(f"{len(found.skipped)} of {count} images left out; the first error: {first}", stacklevel=4)
 
 
 def concatenate(tables: Sequence[Table]) -> Table:
-    """One table of the images of all of them, in order."""
+    """One table of the images of all tables, in order."""
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+class FeatureCache:
+    """Feature tables on disk, so that a second run needs no network pass and an interrupted one can resume.
+
+    A backbone without a fingerprint (one made from a Python function) is not cached: nothing tells two of them apart.
+
+    Parameters
+    ----------
+    folder : where the files are kept; None keeps nothing.
+    engine : what makes the network passes for features that are not known; by default this process.
+
+    Attributes
+    ----------
+    hits, misses : the number of files read, and of files computed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, engine: Engine | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.engine = engine
+        self.hits = 0
+        self.misses = 0
+
+    def extract(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Extracted:
+        """The features of a chunk with readable images: read where known, else computed and written."""
+        batch = spec.batch(chunk)
+        backbone.check_size(*batch.size)
+        return self._extract(backbone, spec, batch)
+
+    def _extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Extracted:
+        parts = parts_of(spec.extractor)
+        if parts and not spec.with_maps:
+            specs = [replace(spec, extractor=part, timesteps=part.timesteps(backbone)) for part in parts]
+            tables = [self._extract(backbone, part, batch)[0] for part in specs]
+            return complete_table(spec.extractor, tables, batch), None
+        if not self._keeps(backbone, spec.extractor):
+            self.misses += len(spec.timesteps)
+            return spec.extract(backbone, batch)
+        return _join([self._read_or_extract(backbone, part, batch) for part in _files(spec)])
+
+    def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Extracted:
+        path = self._path(backbone, spec, batch)
+        known = _read(path)
+        if known is None:
+            self.misses += 1
+            known = spec.extract(backbone, batch)
+            _write(path, known)
+        else:
+            self.hits += 1
+        return known
+
+    def extract_with(
+        self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]
+    ) -> Iterator[tuple[Chunk, Extracted | None]]:
+        """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn."""
+        line: deque[tuple[Chunk, bool, Extracted | None]] = deque()
+        base = _passes_of(spec)
+
+        def unknown() -> Iterator[Chunk]:
+            for chunk in read:
+                known = self._known(backbone, spec, base, chunk) if chunk.indices else None
+                settled = known is not None or not chunk.indices
+                line.append((chunk, settled, known))
+                if not settled:
+                    yield chunk
+
+        for chunk, found in engine(backbone, base, unknown()):
+            while line[0][1]:
+                yield line[0][0], line.popleft()[2]
+            line.popleft()
+            assert found is not None
+            yield chunk, self._keep(backbone, spec, base, chunk, found)
+        while line:
+            yield line[0][0], line.popleft()[2]
+
+    def _known(self, backbone: Backbone, spec: ExtractionSpec, base: ExtractionSpec, chunk: Chunk) -> Extracted | None:
+        if not self._keeps(backbone, base.extractor):
+            return None
+        batch = base.batch(chunk)
+        found = [_read(self._path(backbone, part, batch)) for part in _files(base)]
+        known = [part for part in found if part is not None]
+        if len(known) < len(found):
+            return None
+        self.hits += len(known)
+        return _completed(spec, base, _join(known), batch)
+
+    def _keep(
+        self, backbone: Backbone, spec: ExtractionSpec, base: ExtractionSpec, chunk: Chunk, found: Extracted
+    ) -> Extracted:
+        """Write features that an engine computed, as `extract` would have."""
+        batch, files = base.batch(chunk), _files(base)
+        self.misses += len(files)
+        if self._keeps(backbone, base.extractor):
+            for place, part in enumerate(files):
+                _write(self._path(backbone, part, batch), found if len(files) == 1 else _level(found, place))
+        return _completed(spec, base, found, batch)
+
+    def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
+        return self.folder is not None and all(one.fingerprint for one in (backbone, *other_backbones_of(extractor)))
+
+    def _path(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Path:
+        assert self.folder is not None
+        extractor, where = spec.extractor, list(spec.timesteps)
+        options = plain_options(extractor.options())
+        if extractor.by_level:
+            options.pop("levels", None)  # the timestep says it
+        facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed]
+        facts += [where[0] if extractor.by_level else where, list(batch.size)]
+        facts += [other.fingerprint for other in other_backbones_of(extractor)]
+        if extractor.revision > 1:  # the first has no mark, so that files from before there were revisions stay valid
+            facts.append({"revision": extractor.revision})
+        if spec.with_maps:
+            facts.append({"maps": True})
+        name = digest(facts, keys=batch.keys)
+        return self.folder / name[:2] / f"{name}.safetensors"
+
+
+def _passes_of(spec: ExtractionSpec) -> ExtractionSpec:
+    """What an engine computes: the table of the only method that this one builds on, or its own."""
+    parts = parts_of(spec.extractor)
+    return replace(spec, extractor=parts[0]) if len(parts) == 1 and not spec.with_maps else spec
+
+
+def _completed(spec: ExtractionSpec, base: ExtractionSpec, found: Extracted, batch: Batch) -> Extracted:
+    return found if base is spec else (complete_table(spec.extractor, [found[0]], batch), None)
+
+
+def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
+    """One specification for each cache file."""
+    return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
+
+
+def _level(found: Extracted, place: int) -> Extracted:
+    table, maps = found
+    return {name: values[:, [place]] for name, values in table.items()}, None if maps is None else maps[:, [place]]
+
+
+def _join(parts: Sequence[Extracted]) -> Extracted:
+    """Levels side by side."""
+    table = {name: np.concatenate([part[name] for part, _ in parts], axis=1) for name in parts[0][0]}
+    maps = [levels for _, levels in parts if levels is not None]
+    return table, np.concatenate(maps, axis=1) if maps else None
+
+
+def _write(path: Path, found: Extracted) -> None:
+    table, maps = found
+    write_arrays(path, table if maps is None else {**table, _MAP: maps})
+
+
+def _read(path: Path) -> Extracted | None:
+    """The features in `path`, or None where there is no such file or it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    with contextlib.suppress(OSError, SafetensorError, ValueError):
+        arrays = dict(load_file(path))
+        maps = arrays.pop(_MAP, None)
+        return arrays, maps
+    return None
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as JSON values: levels as text, a group as the names of its elements, tuples as lists."""
+    return {name: _plain(value) for name, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Levels):
+        return str(value)
+    if isinstance(value, Group):
+        return list(value.names)
+    return list(value) if isinstance(value, tuple) else value

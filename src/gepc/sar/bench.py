@@ -23,7 +23,7 @@ from gepc.sar.patches import Patch, PatchImages
 from gepc.sar.protocol import TOPK, PatchSets, SarProtocol
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.metrics import aupr, auroc, auroc_interval, fpr_at_tpr
-from gepc.scoring.selection import Selection, select
+from gepc.scoring.scorer import Selection, select
 
 Array = npt.NDArray[np.float64]
 

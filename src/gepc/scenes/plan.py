@@ -18,10 +18,10 @@ from gepc.core.errors import NotFittedError, OptionError, check_choice
 from gepc.detector.detector import Detector
 from gepc.detector.storage import describe
 from gepc.features.base import Cost
-from gepc.scenes.control import Control
 from gepc.scenes.reading import Scene, open_scene
 from gepc.scenes.tiling import Grid, Size
 from gepc.verdicts.conformal import UNGROUPED
+from gepc.verdicts.multiple_testing import Control
 
 FORMATS = ("auto", "tif", "npy")
 OVERLAP = 0.5
@@ -39,7 +39,7 @@ class ScanOptions:
     bands : which bands to use, counted from 1, in the order of the backbone's channels.
     nodata : a value that means no-data, besides what the file declares.
     max_missing : tiles with a larger share of missing pixels are left out.
-    control, alpha : how tiles are flagged, and the rate; see `gepc.scenes.control.Control`.
+    control, alpha : how tiles are flagged, and the rate; see `gepc.verdicts.multiple_testing.Control`.
     group : the group whose calibration images the tiles are compared with, for a detector fitted with groups.
     map_format : `tif`, `npy`, or `auto`: TIFF where rasterio is installed.
     """

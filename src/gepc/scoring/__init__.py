@@ -1,12 +1,20 @@
-"""From features to one score, knowing in-distribution features alone. Higher means more out of distribution.
+"""From features to one score per image, knowing in-distribution features alone. Higher means more out of distribution.
 
-A column calibrator looks at each (level, feature) by itself and says how surprising it is there; the results are
-aggregated over features, then over levels. A vector calibrator looks at all of them together.
+A column calibrator models each (level, feature) by itself; the results are aggregated over features, then over levels.
+A vector calibrator models all of them together.
 """
 
-from gepc.scoring.aggregation import AGGREGATIONS, FUSIONS, Aggregation
-from gepc.scoring.calibrators import Calibrator, create_calibrator, list_calibrators, register
+from gepc.scoring.calibrators import (
+    AGGREGATIONS,
+    FUSIONS,
+    Aggregation,
+    Calibrator,
+    create_calibrator,
+    list_calibrators,
+    register,
+)
 from gepc.scoring.columns import KDE, AbsZ, ColumnCalibrator, Raw, Z, ZScore, log_density, silverman
+from gepc.scoring.scorer import Scorer, Selection, select
 from gepc.scoring.vectors import GMM, KNN, MVN, LevelMahalanobis, Mahalanobis, VectorCalibrator
 
 __all__ = [
@@ -23,6 +31,8 @@ __all__ = [
     "LevelMahalanobis",
     "Mahalanobis",
     "Raw",
+    "Scorer",
+    "Selection",
     "VectorCalibrator",
     "Z",
     "ZScore",
@@ -30,5 +40,6 @@ __all__ = [
     "list_calibrators",
     "log_density",
     "register",
+    "select",
     "silverman",
 ]

@@ -1,4 +1,4 @@
-"""What a calibrator is, and the calibrators by name."""
+"""What a calibrator is, how its numbers are aggregated, and the calibrators by name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import typing
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, check_names, nearest
-from gepc.scoring.aggregation import Aggregation
+from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,6 +22,57 @@ Array = npt.NDArray[np.float64]
 State = dict[str, Array]
 
 BEYOND = 10.0
+FUSIONS = ("sum", "mean")
+AGGREGATIONS = ("wmean", "mean", "max", "min", "trimmed")
+TRIM = 0.25
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How per-column scores, all higher = more OOD, become one: first over features, then over levels.
+
+    Over levels: `wmean` with the selection's weights, `mean`, `max` (the most alarming level), `min`, or `trimmed`,
+    the mean without the lowest and highest quarter. Levels that an image was not evaluated at (NaN) are left out.
+    """
+
+    over_features: str = "sum"
+    over_levels: str = "wmean"
+
+    def __post_init__(self) -> None:
+        check_choice("fuse", self.over_features, FUSIONS)
+        check_choice("aggregate", self.over_levels, AGGREGATIONS)
+
+    def check_used_by(self, calibrator: Calibrator) -> None:
+        """Refuse a choice that the calibrator ignores because it models levels or features together."""
+        default = Aggregation()
+        name = calibrator.name
+        if not calibrator.uses_fuse and self.over_features != default.over_features:
+            raise OptionError(f"fuse={self.over_features!r} has no effect with calibration {name!r}; leave it out")
+        if not calibrator.uses_aggregate and self.over_levels != default.over_levels:
+            raise OptionError(
+                f"aggregate={self.over_levels!r} has no effect with the calibration {name!r}; leave it out"
+            )
+
+    def __call__(self, values: Array, weights: Array) -> Array:
+        """(N, levels, features) and (levels,) -> (N,)."""
+        per_level = values.sum(axis=2) if self.over_features == "sum" else values.mean(axis=2)
+        if self.over_levels == "max":
+            return np.asarray(np.nanmax(per_level, axis=1))
+        if self.over_levels == "min":
+            return np.asarray(np.nanmin(per_level, axis=1))
+        seen = ~np.isnan(per_level)
+        if self.over_levels == "trimmed":
+            seen = _without_extremes(per_level)
+        share = seen * (weights if self.over_levels == "wmean" else 1.0)
+        return np.asarray((np.where(seen, per_level, 0.0) * share).sum(axis=1) / share.sum(axis=1))
+
+
+def _without_extremes(values: Array) -> npt.NDArray[np.bool_]:
+    """Mask of what the trimmed mean keeps in each row; NaN sorts last and is never kept."""
+    order = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1)
+    count = (~np.isnan(values)).sum(axis=1, keepdims=True)
+    cut = np.floor(TRIM * count)
+    return np.asarray((order >= cut) & (order < count - cut))
 
 
 class Calibrator(ABC):
@@ -35,6 +86,8 @@ class Calibrator(ABC):
     """
 
     name: ClassVar[str]
+    uses_fuse: ClassVar[bool] = True
+    uses_aggregate: ClassVar[bool] = True
     bounds_: Array
     replaced = 0
 
@@ -99,6 +152,9 @@ def register(*names: str) -> Callable[[C_], C_]:
     """Class decorator: make a calibrator known by name; further names are aliases."""
 
     def add(cls: C_) -> C_:
+        taken = [name for name in names if name in _CALIBRATORS]
+        if taken:
+            raise OptionError(f"a calibrator named {taken[0]!r} exists already")
         cls.name = names[0]
         _CALIBRATORS.update(dict.fromkeys(names, cls))
         return cls

@@ -7,8 +7,7 @@ from abc import abstractmethod
 import numpy as np
 
 from gepc.core.errors import OptionError
-from gepc.scoring.aggregation import Aggregation
-from gepc.scoring.calibrators import Array, Calibrator, State, check_varies, register
+from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
 
 
 class ColumnCalibrator(Calibrator):

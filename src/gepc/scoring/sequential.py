@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import OptionError
-from gepc.scoring import Aggregation, Calibrator, create_calibrator
+from gepc.scoring.calibrators import Aggregation, Calibrator, create_calibrator
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.scoring.aggregation import Aggregation
-from gepc.scoring.calibrators import Array, Calibrator, State, check_varies, register
+from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
 
 RIDGE = 1e-6
 
 
 class VectorCalibrator(Calibrator):
     """One model of the whole (level, feature) vector; weights and aggregations do not apply to it."""
+
+    uses_fuse: ClassVar[bool] = False
+    uses_aggregate: ClassVar[bool] = False
 
     @abstractmethod
     def learn(self, vectors: Array) -> None:
@@ -104,6 +106,7 @@ class LevelMahalanobis(Calibrator):
     learns L F^2 numbers instead of (L F)^2, and a level that an image was not evaluated at (NaN) is left out.
     """
 
+    uses_fuse: ClassVar[bool] = False
     mean_: Array
     factor_: Array
 

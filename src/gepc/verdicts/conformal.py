@@ -15,6 +15,9 @@ from gepc.core.errors import InputError, OptionError, nearest
 from gepc.images.sources import FileImages, Images
 
 Array = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.str_]
+SLACK = 1.0 + 1e-12
+"""Rates are compared up to rounding, so that 1 - 0.9 is a tenth."""
 
 
 def p_values(scores: Array, calibration: Array, uniform: Array | None = None) -> Array:
@@ -40,7 +43,7 @@ def threshold(calibration: Array, alpha: float) -> float:
     (m + 1)-th largest of them.
     """
     check_alpha(alpha, len(calibration))
-    needed = math.floor(alpha * (len(calibration) + 1) * (1 + 1e-12)) - 1
+    needed = math.floor(alpha * (len(calibration) + 1) * SLACK) - 1
     return float(np.sort(calibration)[::-1][needed])
 
 
@@ -53,7 +56,7 @@ def check_alpha(alpha: float, n_calibration: int) -> None:
     """Refuse a false-alarm rate that cannot be held with so few calibration images, or only by never alarming."""
     if not 0.0 < alpha < 1.0:
         raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha}")
-    if alpha * (n_calibration + 1) * (1 + 1e-12) < 1.0:
+    if alpha * (n_calibration + 1) * SLACK < 1.0:
         raise OptionError(
             f"alpha={alpha:g} needs at least {images_needed(alpha)} calibration images, there are {n_calibration}; "
             f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}"
@@ -138,7 +141,7 @@ def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[floa
     """Central range of the false-alarm rate over calibration sets of n images: Beta(k, n + 1 - k) quantiles."""
     from scipy.stats import beta
 
-    k = math.floor(alpha * (n + 1) * (1 + 1e-12))
+    k = math.floor(alpha * (n + 1) * SLACK)
     tail = 0.5 * (1.0 - probability)
     low, high = beta(k, n + 1 - k).ppf([tail, 1.0 - tail])
     return float(low), float(high)
@@ -154,7 +157,7 @@ class CalibrationScores:
     by_group: dict[str, Array]
 
     @classmethod
-    def of(cls, scores: Array, labels: npt.NDArray[np.str_] | None) -> CalibrationScores:
+    def of(cls, scores: Array, labels: Labels | None) -> CalibrationScores:
         """Scores of calibration images, with a label each for group-conditional (Mondrian) p-values."""
         if len(scores) == 0:
             raise InputError("there are no calibration images; give more images or calibration_images=")
@@ -179,7 +182,7 @@ class CalibrationScores:
         """How many images the smallest group has."""
         return min(len(scores) for scores in self.by_group.values())
 
-    def check(self, labels: npt.NDArray[np.str_] | None) -> None:
+    def check(self, labels: Labels | None) -> None:
         """Refuse labels that this reference cannot serve."""
         if self.grouped and labels is None:
             raise OptionError(f"this detector was fitted with groups ({', '.join(self.by_group)}); give groups=")
@@ -191,7 +194,7 @@ class CalibrationScores:
                     f"there is no calibration image of group {str(label)!r}; {nearest(label, self.by_group)}"
                 )
 
-    def p_values(self, scores: Array, labels: npt.NDArray[np.str_] | None, uniform: Array | None) -> Array:
+    def p_values(self, scores: Array, labels: Labels | None = None, uniform: Array | None = None) -> Array:
         """Each score against its own group."""
         self.check(labels)
         if labels is None:
@@ -202,25 +205,8 @@ class CalibrationScores:
             out[own] = p_values(scores[own], self.by_group[str(label)], None if uniform is None else uniform[own])
         return out
 
-    def limits(self, alpha: float, confidence: float | None, labels: npt.NDArray[np.str_] | None) -> Array:
-        """The p-value at or below which an image alarms: alpha, or the safe rank's with `confidence`."""
-        self.check(labels)
-        if labels is None:
-            return np.asarray(_limit(len(self.by_group[UNGROUPED]), alpha, confidence))
-        found = {label: _limit(len(scores), alpha, confidence) for label, scores in self.by_group.items()}
-        return np.array([found[str(label)] for label in labels])
 
-
-def _limit(n: int, alpha: float, confidence: float | None) -> float:
-    if confidence is not None:
-        return pac_rank(n, alpha, confidence) / (n + 1)
-    check_alpha(alpha, n)
-    return alpha * (1 + 1e-12)  # so that 1 - 0.9 is a tenth
-
-
-def group_labels(
-    groups: Sequence[str] | str | None, images: Images, indices: npt.NDArray[np.int64]
-) -> npt.NDArray[np.str_] | None:
+def group_labels(groups: Sequence[str] | str | None, images: Images, indices: npt.NDArray[np.int64]) -> Labels | None:
     """Labels of the images at `indices`: as given for every image of the collection, or the name of their folder."""
     if groups is None:
         return None

@@ -24,6 +24,8 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import read_json, write_json
+from gepc.verdicts.conformal import UNGROUPED, CalibrationScores
+from gepc.verdicts.decision import DecisionRule
 
 BETS = np.array([-1.0, 0.0, 1.0])
 SCHEMA = 1
@@ -46,11 +48,13 @@ class Monitor:
 
     Parameters
     ----------
-    calibration : the detector's calibration scores (or the detector itself).
-    alpha : false-alarm rate of the verdict on a single image.
-    delta : the probability that `drifted` is ever true on a stream that has not moved.
-    window : how many images the rolling alarm rate looks back on.
+    calibration : a fitted detector, or its calibration scores.
+    alpha : false-alarm rate of the decision on a single image.
+    delta : the largest probability that `drifted` is ever true on a stream that has not drifted.
+    window : how many of the last images the rolling alarm rate covers.
     jump : J, the share of the capital that is redistributed before each step.
+    seed : seed of the random order of equal scores.
+    group : for a detector fitted with groups, the group that the stream belongs to.
     """
 
     def __init__(
@@ -61,17 +65,17 @@ class Monitor:
         window: int = 200,
         jump: float = 0.01,
         seed: int = 0,
+        group: str | None = None,
     ) -> None:
-        for name, value in (("alpha", alpha), ("delta", delta), ("jump", jump)):
+        for name, value in (("delta", delta), ("jump", jump)):
             if not 0.0 < value < 1.0:
                 raise OptionError(f"{name} must be between 0 and 1, got {value}")
         if window < 1:
             raise OptionError(f"window must be at least 1, got {window}")
-        scores = getattr(calibration, "calibration_scores_", calibration)
-        self.calibration = np.sort(np.asarray(scores, dtype=np.float64).ravel())
-        if len(self.calibration) == 0 or not np.isfinite(self.calibration).all():
-            raise InputError("a monitor needs finite calibration scores; give a fitted detector")
+        self.calibration = _scores_of(calibration, group)
         self.alpha, self.delta, self.window, self.jump, self.seed = alpha, delta, window, jump, seed
+        self._reference = CalibrationScores({UNGROUPED: self.calibration})
+        self._limit = float(DecisionRule(alpha).limits(self._reference))
         self.reset()
 
     def reset(self) -> None:
@@ -93,8 +97,8 @@ class Monitor:
         self.scores.append(score)
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
-        p = self._calibrated_p_value(score)
-        self._recent.append(p <= self.alpha)
+        p = float(self._reference.p_values(np.array([score]))[0])
+        self._recent.append(p <= self._limit)
         return self.verdict(p)
 
     def update_all(self, scores: Iterable[float]) -> list[Verdict]:
@@ -108,11 +112,6 @@ class Monitor:
         bisect.insort(self._past, score)
         return float((above + uniform * (equal + 1)) / len(self._past))
 
-    def _calibrated_p_value(self, score: float) -> float:
-        """(1 + #{calibration >= s})/(n + 1), as the detector gives it."""
-        at_least = len(self.calibration) - int(np.searchsorted(self.calibration, score, side="left"))
-        return (1 + at_least) / (len(self.calibration) + 1)
-
     def _bet(self, p: float) -> None:
         shares = (1.0 - self.jump) * self._shares + self.jump / len(BETS)
         shares = shares * (1.0 + BETS * (p - 0.5))
@@ -125,7 +124,7 @@ class Monitor:
         return Verdict(
             seen=len(self.scores),
             p_value=p,
-            alarm=p <= self.alpha,
+            alarm=p <= self._limit,
             alarm_rate=float(np.mean(self._recent)) if self._recent else 0.0,
             log10_capital=self.log_capital / float(np.log(10.0)),
             drifted=self.drifted_at is not None,
@@ -161,3 +160,16 @@ class Monitor:
         except (KeyError, TypeError) as error:
             raise InputError(f"{path} is incomplete: {error}") from error
         return monitor
+
+
+def _scores_of(calibration: Any, group: str | None) -> npt.NDArray[np.float64]:
+    """The calibration scores of a detector, of one of its groups, or as given; sorted."""
+    reference = getattr(calibration, "reference_", None)
+    if isinstance(reference, CalibrationScores):
+        labels = None if group is None else np.array([group])
+        reference.check(labels)
+        calibration = reference.by_group[UNGROUPED if group is None else group]
+    scores = np.sort(np.asarray(calibration, dtype=np.float64).ravel())
+    if len(scores) == 0 or not np.isfinite(scores).all():
+        raise InputError("a monitor needs finite calibration scores; give a fitted detector")
+    return scores

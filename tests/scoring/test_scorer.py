@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scoring.selection import coefficient_of_variation, select
+from gepc.scoring.scorer import coefficient_of_variation, select
 
 
 def table(*cvs: float) -> np.ndarray:

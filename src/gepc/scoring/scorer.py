@@ -1,0 +1,182 @@
+"""From feature columns to one score per image: select levels, calibrate, aggregate. Fitted on in-distribution images.
+
+Selection is the paper's algorithm 1: keep the K levels at which the base feature has the lowest coefficient of
+variation over in-distribution images, CV(t) = std/|mean|, weighted by 1/CV(t).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.scoring.calibrators import Aggregation, Calibrator, State, create_calibrator
+from gepc.scoring.sequential import Sequential, check_alpha
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Array = npt.NDArray[np.float64]
+WEIGHTINGS = ("inv_cv", "uniform")
+ColumnsAt = Callable[[npt.NDArray[np.int64], int], Array]
+"""(rows, position among the kept levels) -> the columns of those images at that level, (rows, 1, features)."""
+
+
+class Scorer:
+    """The part of a detector that uses numbers alone: `Scorer(...).fit(table).score(table)`.
+
+    A table is a `FeatureTable`, or an array of columns (N, levels, features).
+
+    Parameters
+    ----------
+    calibration : name of the calibrator, with options after a colon: `kde`, `knn:k=1`.
+    keep : how many levels to keep; None keeps all.
+    weights : weights of the kept levels: `inv_cv` (proportional to 1/CV) or `uniform`.
+    aggregate : how levels are combined; see `Aggregation`.
+    fuse : how features are combined; see `Aggregation`.
+    sequential : evaluate the kept levels one by one, and stop once the decision at this false-alarm rate is clear;
+        None evaluates all of them.
+
+    Attributes
+    ----------
+    selection_ : the kept levels, their weights, and the coefficient of variation of every candidate.
+    calibrator_ : the fitted calibrator of all kept levels.
+    sequential_ : the stages of sequential scoring, or None.
+    """
+
+    selection_: Selection
+    calibrator_: Calibrator
+    sequential_: Sequential | None
+
+    def __init__(
+        self,
+        calibration: str = "kde",
+        keep: int | None = None,
+        weights: str = "inv_cv",
+        aggregate: str = "wmean",
+        fuse: str = "sum",
+        sequential: float | None = None,
+    ) -> None:
+        self.calibration, self.keep, self.weights = calibration, keep, weights
+        self.aggregate, self.fuse, self.sequential = aggregate, fuse, sequential
+        check_choice("weights", weights, WEIGHTINGS)
+        check_alpha(sequential)
+        self._aggregation = Aggregation(fuse, aggregate)
+        self._aggregation.check_used_by(create_calibrator(calibration))
+
+    def fit(self, table: Any, stability: Array | None = None) -> Self:
+        """Select levels and fit the calibrator on in-distribution features; returns self.
+
+        Parameters
+        ----------
+        table : the features of in-distribution images at every candidate level.
+        stability : the feature (N, levels) whose coefficient of variation selects levels; by default that of the
+            table's method, or the first column of an array.
+        """
+        columns = _columns(table)
+        if stability is None:
+            stability = getattr(table, "stability", columns[:, :, 0])
+        self.selection_ = select(stability, self.keep, self.weights)
+        kept = columns[:, list(self.selection_.kept)]
+        self.calibrator_ = create_calibrator(self.calibration).fit(kept)
+        self.sequential_ = self._fit_stages(kept)
+        return self
+
+    def _fit_stages(self, columns: Array) -> Sequential | None:
+        if self.sequential is None:
+            return None
+        if columns.shape[1] < 2:
+            raise OptionError("sequential scoring needs at least two kept levels; give more levels or raise keep")
+        weights = self.selection_.weights
+        return Sequential.fit(columns, weights, self.calibration, self._aggregation, self.sequential)
+
+    def score(self, table: Any) -> Array:
+        """One number per image, higher = more out of distribution, from features at every candidate level."""
+        return self.score_kept(_columns(table)[:, list(self.selection_.kept)])
+
+    def score_kept(self, columns: Array) -> Array:
+        """The same from columns at the kept levels alone."""
+        if self.sequential_ is not None:
+            return self.sequential_.score_columns(columns)[0]
+        return self.calibrator_.score(columns, self.selection_.weights, self._aggregation)
+
+    def score_lazily(self, count: int, columns_at: ColumnsAt) -> Array:
+        """Sequential scores of `count` images, asking only for the levels that each of them needs."""
+        if self.sequential_ is None:
+            raise OptionError("this scorer is not sequential")
+        return self.sequential_.score(count, columns_at)[0]
+
+    def mean_levels(self, columns: Array) -> float:
+        """How many of the kept levels an image needs on average, from columns at the kept levels."""
+        if self.sequential_ is None:
+            return float(columns.shape[1])
+        return float(self.sequential_.score_columns(columns)[1].mean())
+
+    def state(self) -> State:
+        """The fitted arrays by name."""
+        arrays = {f"calibrator/{name}": value for name, value in self.calibrator_.state().items()}
+        if self.sequential_ is not None:
+            arrays.update({f"sequential/{name}": value for name, value in self.sequential_.state().items()})
+        return arrays
+
+    def restore(self, selection: Selection, state: State) -> Self:
+        """Take a selection and a `state` back; returns self."""
+        self.selection_ = selection
+        self.calibrator_ = create_calibrator(self.calibration).restore(_under("calibrator", state))
+        self.sequential_ = None
+        if self.sequential is not None:
+            stages = _under("sequential", state)
+            self.sequential_ = Sequential.restore(stages, selection.weights, self.calibration, self._aggregation)
+        return self
+
+
+def _columns(table: Any) -> Array:
+    return np.asarray(getattr(table, "columns", table), dtype=np.float64)
+
+
+def _under(prefix: str, state: State) -> State:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Positions of the kept levels, ascending, their weights (summing to 1), and CV(t) of every candidate."""
+
+    kept: tuple[int, ...]
+    weights: Array
+    cv: Array
+
+
+def coefficient_of_variation(values: Array) -> Array:
+    """CV(t) = std/|mean| over images (axis 0), NaN entries left out."""
+    mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(std / np.abs(mean))
+
+
+def select(base: Array, keep: int | None, weighting: str) -> Selection:
+    """Keep the `keep` levels whose base feature (N, levels) is most stable; None keeps all.
+
+    Weights are proportional to 1/CV(t), or uniform, normalised over the kept levels.
+    """
+    check_choice("weights", weighting, WEIGHTINGS)
+    count = base.shape[1]
+    if keep is not None and not 1 <= keep <= count:
+        raise OptionError(f"keep must be between 1 and the number of distinct levels, {count}; got {keep}")
+    cv = coefficient_of_variation(base)
+    if keep is None and weighting == "uniform":
+        return Selection(tuple(range(count)), np.full(count, 1.0 / count), cv)
+    if not (np.isfinite(cv) & (cv > 1e-12)).all():  # a constant leaves a rounding error of some 1e-16
+        raise InputError(
+            "the feature that chooses levels is constant over the in-distribution images at some level: "
+            "the images are all alike, or the backbone is exactly equivariant under this group; "
+            "choose other images or other elements"
+        )
+    kept = tuple(sorted(int(position) for position in np.argsort(cv, kind="stable")[:keep]))
+    raw = 1.0 / cv[list(kept)] if weighting == "inv_cv" else np.ones(len(kept))
+    return Selection(kept, raw / raw.sum(), cv)
