@@ -31,7 +31,7 @@ from gepc.bench.plus import Design, PlusBench, collect_plus, fast, plain_gepc, p
 from gepc.bench.protocol import Protocol, Source
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import Cell, ResultTable, write_tables
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache
 from gepc.features.groups import Group
 from gepc.features.residuals import LAGS
 from gepc.images.sources import read_npz

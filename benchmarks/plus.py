@@ -18,7 +18,7 @@ from gepc.bench.protocol import load_protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.files import replacing
 from gepc.core.tables import write_tables
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache
 
 
 def main() -> None:

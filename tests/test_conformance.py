@@ -20,7 +20,7 @@ from toys import pictures
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError
-from gepc.detector.maps import MapPool
+from gepc.features.maps import MapSample
 
 METHODS = gepc.list_detectors()
 ID = pictures(36)
@@ -222,7 +222,7 @@ def test_scoring_holds_a_bounded_number_of_images(name: str) -> None:
 
 
 def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gepc.features.extraction.MapPool", functools.partial(MapPool, 4))
+    monkeypatch.setattr("gepc.features.extraction.MapSample", functools.partial(MapSample, 4))
     assert_bounded(gepc.GEPC(quick_backbone(image_size=None), batch_size=4).fit, few=12)
 
 

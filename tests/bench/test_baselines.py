@@ -22,7 +22,7 @@ from gepc.core.options import build
 from gepc.core.tables import ResultTable
 from gepc.datasets import open_dataset
 from gepc.features import base
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache
 
 METHODS = [name for name in gepc.list_detectors() if name != "gepc"]
 QUICK = ("msma", "scoped", "nll_vlb", "ic", "typicality")

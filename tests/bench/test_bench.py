@@ -22,7 +22,7 @@ from gepc.bench.run import run, write
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
 from gepc.datasets import open_dataset
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
 

@@ -25,7 +25,7 @@ from gepc.bench.plus import (
 )
 from gepc.bench.protocol import Protocol, Source
 from gepc.features.base import Batch
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache
 from gepc.images.noise import image_key
 from gepc.scoring import Aggregation, Calibrator, create_calibrator
 from gepc.scoring.metrics import auroc

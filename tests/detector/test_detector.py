@@ -253,7 +253,7 @@ def test_fitting_leaves_unreadable_files_out_with_a_warning(tmp_path: Path) -> N
     for index, image in enumerate(as_uint8(ID)):
         PILImage.fromarray(image).save(tmp_path / f"{index:02d}.png")
     (tmp_path / "zz.png").write_text("this is text")
-    with pytest.warns(UserWarning, match=r"1 of 31 images left out; the first: .*zz\.png is not an image"):
+    with pytest.warns(UserWarning, match=r"1 of 31 images left out; the first error: .*zz\.png is not an image"):
         detector = toy_detector().fit(tmp_path)
     expected = toy_detector().fit(as_uint8(ID))
     np.testing.assert_array_equal(detector.score(NEW), expected.score(NEW))
@@ -385,7 +385,7 @@ def test_grey_images_and_one_channel_networks() -> None:
         ({"calibration": "kd"}, "did you mean 'kde'"),
         ({"keep": 5}, "keep must be between 1 and 4"),
         ({"keep": 0}, "keep must be between 1 and 4"),
-        ({"weights": "inverse"}, "weights must be one of inv_cv, uniform"),
+        ({"weights": "inverse"}, r"unknown weights 'inverse'; \(valid: inv_cv, uniform\)"),
         ({"aggregate": "median"}, "unknown aggregate 'median'"),
         ({"fuse": "max"}, "unknown fuse 'max'"),
         ({"calibration_share": 1.0}, "calibration_share must be between 0 and 1"),

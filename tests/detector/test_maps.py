@@ -12,8 +12,9 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
-from gepc.detector.maps import MapPool, colour_bar, combine, overlay, with_map_part, write_maps
+from gepc.detector.maps import colour_bar, overlay, with_map_part, write_maps
 from gepc.features.groups import Group
+from gepc.features.maps import MapSample, combine
 from gepc.images.sources import open_images
 
 ID = pictures(24)
@@ -84,7 +85,7 @@ def test_the_common_scale_does_not_depend_on_the_order_of_the_images() -> None:
 
 def test_the_sample_of_maps_is_bounded_and_holds_on_to_nothing_else() -> None:
     """The smallest keys stay, once each, as arrays of their own and not as windows into a whole batch."""
-    pool = MapPool(capacity=5)
+    pool = MapSample(capacity=5)
     maps = np.arange(40, dtype=np.float32).reshape(20, 1, 1, 2)
     for key in [*range(20), *range(20)]:
         pool.add(bytes([key]), maps[key])

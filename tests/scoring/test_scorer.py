@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import InputError, OptionError
+from gepc.scoring import Aggregation, Scorer, create_calibrator, register
 from gepc.scoring.scorer import coefficient_of_variation, select
 
 
@@ -77,3 +78,41 @@ def test_keep_must_be_possible(keep: int) -> None:
 def test_unknown_weights() -> None:
     with pytest.raises(OptionError, match="did you mean 'inv_cv'"):
         select(table(0.4, 0.1), 1, "inv-cv")
+
+
+def test_a_scorer_works_on_columns_alone() -> None:
+    rng = np.random.default_rng(0)
+    train, test = rng.normal(size=(60, 4, 2)) + 5.0, rng.normal(size=(10, 4, 2)) + 5.0
+    scorer = Scorer("zscore", keep=2).fit(train)
+    kept = list(scorer.selection_.kept)
+    assert scorer.selection_.kept == select(train[:, :, 0], 2, "inv_cv").kept
+    expected = (
+        create_calibrator("zscore").fit(train[:, kept]).score(test[:, kept], scorer.selection_.weights, Aggregation())
+    )
+    np.testing.assert_array_equal(scorer.score(test), expected)
+    again = Scorer("zscore", keep=2).restore(scorer.selection_, scorer.state())
+    np.testing.assert_array_equal(again.score(test), expected)
+
+
+def test_levels_are_selected_by_the_feature_that_is_given() -> None:
+    rng = np.random.default_rng(0)
+    train = rng.normal(size=(60, 3, 1)) + 5.0
+    stability = np.stack([rng.normal(1.0, spread, 60) for spread in (0.5, 0.01, 0.3)], axis=1)
+    assert Scorer("zscore", keep=1).fit(train, stability).selection_.kept == (1,)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "options"),
+    [("mvn", {"aggregate": "max"}), ("knn", {"fuse": "mean"}), ("level_mahalanobis", {"fuse": "mean"})],
+)
+def test_an_option_that_the_calibrator_ignores_is_refused(calibration: str, options: dict[str, str]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=f"{name}=.* has no effect with calibration '{calibration}'"):
+        Scorer(calibration, **options)
+    Scorer("level_mahalanobis", aggregate="max")
+
+
+def test_a_registered_name_is_not_replaced() -> None:
+    with pytest.raises(OptionError, match="a calibrator named 'kde' exists already"):
+        register("kde")(type("Other", (create_calibrator("kde").__class__,), {}))
+    assert create_calibrator("kde").__class__.__name__ == "KDE"

@@ -10,6 +10,7 @@ from scipy.stats import beta, binom
 
 from gepc.core.errors import InputError, OptionError
 from gepc.verdicts.conformal import CalibrationScores, Guarantee, check_alpha, images_needed, p_values, threshold
+from gepc.verdicts.decision import DecisionRule
 
 tied_scores = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40).map(np.array)
 
@@ -62,7 +63,7 @@ def test_the_threshold_and_the_p_value_give_the_same_verdict(
     n = len(calibration)
     alpha = (min(rank, n) + between) / (n + 1)
     p = CalibrationScores.of(calibration, None).p_values(scores, None, None)
-    limit = CalibrationScores.of(calibration, None).limits(alpha, None, None)
+    limit = DecisionRule(alpha, None).limits(CalibrationScores.of(calibration, None), None)
     np.testing.assert_array_equal(scores > threshold(calibration, alpha), p <= limit)
 
 
@@ -71,7 +72,7 @@ def test_a_rate_is_not_missed_by_rounding(alpha: float) -> None:
     """Ten percent, however it was computed, alarms at p = 1/10."""
     calibration = np.arange(9.0)
     assert alpha != 0.1
-    limit = CalibrationScores.of(calibration, None).limits(alpha, None, None)
+    limit = DecisionRule(alpha, None).limits(CalibrationScores.of(calibration, None), None)
     assert p_values(np.array([100.0]), calibration)[0] <= limit
     assert threshold(calibration, alpha) == 8.0
 

@@ -1,9 +1,12 @@
 """The conformal test martingale: its false-alarm bound, its power, and a state that survives."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from gepc.core.errors import InputError, OptionError
+from gepc.verdicts.conformal import CalibrationScores
 from gepc.verdicts.monitor import Monitor
 
 
@@ -75,7 +78,29 @@ def test_bad_input_is_refused(tmp_path):
     with pytest.raises(InputError, match="calibration"):
         Monitor([])
     with pytest.raises(InputError, match="nan"):
-        Monitor([1.0]).update(float("nan"))
+        Monitor(range(20)).update(float("nan"))
     (tmp_path / "state.json").write_text('{"schema": 9}')
     with pytest.raises(InputError, match=r"state\.json"):
         Monitor.load(tmp_path / "state.json")
+
+
+def test_an_alarm_is_the_detectors_decision_up_to_rounding():
+    """1 - 0.9 is a tenth: nine calibration scores and a larger one give p = 0.1, which alarms at alpha = 1 - 0.9."""
+    assert Monitor(range(9), alpha=1 - 0.9).update(100.0).alarm
+
+
+def test_a_rate_that_the_calibration_scores_cannot_guarantee_is_refused():
+    with pytest.raises(OptionError, match="at least 19 calibration images, there are 9"):
+        Monitor(range(9), alpha=0.05)
+
+
+def test_a_grouped_detector_is_watched_one_group_at_a_time():
+    """Pooling the groups would compare an image of one group with the calibration images of the other."""
+    groups = CalibrationScores({"day": np.arange(20.0), "night": np.arange(100.0, 120.0)})
+    detector = SimpleNamespace(reference_=groups)
+    with pytest.raises(OptionError, match=r"fitted with groups \(day, night\)"):
+        Monitor(detector)
+    with pytest.raises(OptionError, match="no calibration image of group 'dusk'"):
+        Monitor(detector, group="dusk")
+    assert Monitor(detector, group="day").update(50.0).alarm
+    assert not Monitor(detector, group="night").update(50.0).alarm

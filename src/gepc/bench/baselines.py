@@ -20,9 +20,9 @@ from gepc.bench.evaluate import Scores, Scoring, all_detections
 from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.core.errors import OptionError, check_names
 from gepc.detector.detector import Detector
-from gepc.detector.registry import create_detector, extractor_options, plain_options
+from gepc.detector.registry import create_detector, extractor_options
 from gepc.features.base import Cost, Extractor, as_scored, find_method, for_fitting, methods, parts_of
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache, plain_options
 from gepc.features.gepc import GepcExtractor
 from gepc.scoring import Aggregation
 from gepc.scoring.metrics import Detection

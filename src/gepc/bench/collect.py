@@ -11,8 +11,7 @@ from gepc.bench.protocol import Protocol
 from gepc.core.errors import InputError, OptionError
 from gepc.datasets import open_dataset
 from gepc.features.base import Extractor, Table
-from gepc.features.cache import ExtractionSpec, FeatureCache
-from gepc.features.extraction import concatenate
+from gepc.features.extraction import ExtractionSpec, FeatureCache, concatenate, extract_chunks
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Images
@@ -183,11 +182,11 @@ class SplitExtractor:
         places: list[int] = []
         unreadable: dict[str, str] = {}
         read = chunks(images, preprocessing(self.protocol, self.backbone, name), size, OnBadImage.ALL)
-        sight = ExtractionSpec(self.backbone, self.extractor, timesteps, seed, size)
-        for chunk, found in self.cache.tables(sight, read):
+        spec = ExtractionSpec(self.extractor, timesteps, seed, size)
+        for chunk, found in extract_chunks(self.backbone, spec, read, self.cache):
             unreadable |= {f"{name}, {split}: {image}": error for _, image, error in chunk.failures}
             if found is not None:
-                tables.append(found)
+                tables.append(found[0])
                 keys += chunk.keys
                 places += chunk.indices
             if self.on_progress is not None:

@@ -15,7 +15,7 @@ from gepc.bench.comparison import Entry
 from gepc.bench.evaluate import Bench
 from gepc.bench.rows import read_rows
 from gepc.core.tables import ResultTable, show
-from gepc.detector.maps import MapPool, combine
+from gepc.features.maps import MapSample, combine
 from gepc.report import figures
 from gepc.report.page import Block, Bullets, Code, Facts, Page, Picture, Pictures, Prose, Section, Table
 
@@ -90,7 +90,7 @@ def _maps(bench: Bench, data: Path, name: str) -> list[Drawn]:
     """The least and most typical test images of an ID set and of its OOD sets, with their maps on one scale."""
     scores = bench.scores(name, bench.main, bench.protocol.seeds[0])
     weights, kept = scores.selection.weights, scores.kept
-    pool = MapPool()
+    pool = MapSample()
     reference = read_rows(bench, data, name, "train", range(POOL))
     for key, field in zip(reference.keys, bench.extractor.maps(bench.backbone, reference, kept)[1], strict=True):
         pool.add(key, field)

@@ -23,7 +23,7 @@ from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
 from gepc.detector.choice import by_violation
 from gepc.features.base import Table
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import FULL_LEVELS, GepcPlus
 from gepc.features.groups import Group

@@ -19,8 +19,7 @@ from gepc.bench.protocol import Protocol
 from gepc.bench.runtime import runtime_table
 from gepc.core.files import replacing
 from gepc.core.tables import ResultTable, write_each, write_tables
-from gepc.detector.registry import plain_options
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import FeatureCache, plain_options
 
 
 @dataclass(frozen=True)

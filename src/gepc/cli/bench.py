@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gepc.bench.collect import Sizes
     from gepc.bench.protocol import Protocol
     from gepc.bench.run import Outcome
-    from gepc.features.extraction import FeatureEngine
+    from gepc.features.extraction import Engine
 
 DEFAULT_CACHE = Path(".gepc-cache")
 SHOWN_REASONS = 5
@@ -64,7 +64,7 @@ class Request:
     cache: Path | None
     methods: str | None = None
     budget: float | None = None
-    engine: FeatureEngine | None = None
+    engine: Engine | None = None
     only_ablations: bool = False
 
 
@@ -120,7 +120,7 @@ def _run(request: Request) -> None:
     from gepc.bench.collect import check_ready
     from gepc.bench.protocol import load_protocol
     from gepc.bench.run import run, write
-    from gepc.features.cache import FeatureCache
+    from gepc.features.extraction import FeatureCache
 
     folder, out = _data_folder(request.data), request.out
     check_free(out, "results.json", "benchmark")

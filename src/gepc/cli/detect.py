@@ -14,7 +14,7 @@ from gepc.core.files import check_free, write_json
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
-    from gepc.features.extraction import FeatureEngine
+    from gepc.features.extraction import Engine
     from gepc.images.sources import Images
 
 ImagesArgument = Annotated[str, typer.Argument(help="A folder, an image file, or an array: data.npz:test_x.")]
@@ -145,7 +145,7 @@ def _plan(detector: Detector, images: Images, passes: int) -> Detector:
 
 def feature_engine(
     engine: str, address: str | None, actors: int | None, cpus_per_actor: float, gpus_per_actor: float
-) -> FeatureEngine | None:
+) -> Engine | None:
     """What makes the passes of fitting and benchmarks elsewhere; None is this process."""
     check_choice("engine", engine, ENGINES)
     if engine == "local":

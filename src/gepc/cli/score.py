@@ -323,6 +323,7 @@ class Rule:
         procedure: str,
         labels: Labels | None = None,
     ) -> None:
+        from gepc.verdicts.decision import DecisionRule
         from gepc.verdicts.multiple_testing import discoveries
 
         self.detector, self.alpha, self.confidence = detector, alpha, confidence
@@ -330,7 +331,7 @@ class Rule:
         if fdr is not None:
             discoveries([0.5], fdr, procedure)  # refuses a bad rate before any work
         else:
-            self.limits = detector.reference_.limits(alpha, confidence, labels)
+            self.limits = DecisionRule(alpha, confidence).limits(detector.reference_, labels)
 
     def flags(self, p_values: Array, scored: Flags) -> Flags:
         """Which images alarm; one that could not be scored does not."""

@@ -11,7 +11,7 @@ from typing import Any
 from gepc.backbones.base import Backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError
-from gepc.features.extraction import ExtractionJob, Found
+from gepc.features.extraction import Extracted, ExtractionSpec
 from gepc.images.batches import Chunk
 from gepc.runs.cluster import Cluster, reason_of
 
@@ -28,7 +28,7 @@ class Worker:
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
-    def extract(self, work: ExtractionJob, chunk: Chunk) -> tuple[Found | None, int, int]:
+    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Extracted | None, int, int]:
         """What was found, and the passes it cost."""
         self.backbone.reset_counts()
         return work(self.backbone, chunk), self.backbone.forward_count, self.backbone.jvp_count
@@ -41,8 +41,8 @@ class FeaturesOnCluster:
     cluster: Cluster
 
     def __call__(
-        self, backbone: Backbone, work: ExtractionJob, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Found | None]]:
+        self, backbone: Backbone, work: ExtractionSpec, read: Iterable[Chunk]
+    ) -> Iterator[tuple[Chunk, Extracted | None]]:
         """Every chunk with what was found in it, in order; an actor that dies is started again elsewhere."""
         with self.cluster.joined() as ray:
             remote = ray.remote(
@@ -69,7 +69,7 @@ class FeaturesOnCluster:
                     ray.kill(actor)
 
 
-def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Found | None]:
+def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Extracted | None]:
     found, forward, jvp = ray.get(answer)
     backbone.forward_count += forward
     backbone.jvp_count += jvp

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.core.tables import Cell, ResultTable
-from gepc.detector.maps import combine
+from gepc.features.maps import combine
 from gepc.features.pooling import Pooling
 from gepc.images.magnitude import log_magnitude
 from gepc.images.preprocessing import Preprocessing

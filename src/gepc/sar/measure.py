@@ -101,7 +101,7 @@ class PatchFeatures:
     def _path(self, image: Image) -> Path | None:
         if self.cache is None:
             return None
-        from gepc.detector.registry import plain_options
+        from gepc.features.extraction import plain_options
 
         options = {name: plain_options(extractor.options()) for name, extractor in self.extractors.items()}
         what = json.dumps([self.backbone.fingerprint, options, self.seed, self._timesteps], sort_keys=True)

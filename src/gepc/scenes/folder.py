@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, StorageError
 from gepc.core.files import only_writer, read_json, remove_drafts, replacing, write_arrays, write_json
-from gepc.detector.maps import Map
+from gepc.features.maps import Map
 
 ASKED, DONE, WORK = "run.json", "scene.json", "work"
 RECORD = ("row", "column", "top", "left", "missing", "score", "p_value", "error")

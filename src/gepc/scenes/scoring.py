@@ -10,8 +10,8 @@ import numpy as np
 
 from gepc.core.errors import InputError
 from gepc.detector.detector import Detector
-from gepc.detector.maps import Map
 from gepc.features.extraction import OnProgress
+from gepc.features.maps import Map
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import warn_about_range
 from gepc.images.sources import Pixels

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gepc.detector.maps import Map
+from gepc.features.maps import Map
 from gepc.scenes.tiling import Grid
 
 Array = npt.NDArray[np.float64]

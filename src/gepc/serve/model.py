@@ -13,9 +13,10 @@ import numpy as np
 from gepc.core.errors import GepcError, InputError
 from gepc.core.files import read_json, sha256
 from gepc.detector.detector import Array, Detector
-from gepc.detector.maps import Map
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector
+from gepc.features.maps import Map
 from gepc.images.sources import Image
+from gepc.verdicts.decision import DecisionRule
 
 USUAL_ALPHA = 0.05
 ATTEMPTS = 3
@@ -74,7 +75,7 @@ class Model:
     def limit(self, alpha: float, group: str | None) -> float:
         """The p-value at or below which an image of that group alarms."""
         labels = None if group is None else np.asarray([group], dtype=np.str_)
-        return float(np.ravel(self.detector.reference_.limits(alpha, None, labels))[0])
+        return float(np.ravel(DecisionRule(alpha).limits(self.detector.reference_, labels))[0])
 
 
 def _identity(folder: Path) -> str:

@@ -8,7 +8,8 @@ import io
 import numpy as np
 import numpy.typing as npt
 
-from gepc.detector.maps import Map, overlay
+from gepc.detector.maps import overlay
+from gepc.features.maps import Map
 from gepc.images.sources import Image
 
 STRENGTH = 0.75

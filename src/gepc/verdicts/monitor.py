@@ -75,7 +75,8 @@ class Monitor:
         self.calibration = _scores_of(calibration, group)
         self.alpha, self.delta, self.window, self.jump, self.seed = alpha, delta, window, jump, seed
         self._reference = CalibrationScores({UNGROUPED: self.calibration})
-        self._limit = float(DecisionRule(alpha).limits(self._reference))
+        self._rule = DecisionRule(alpha)
+        self._rule.check(self._reference)
         self.reset()
 
     def reset(self) -> None:
@@ -98,8 +99,11 @@ class Monitor:
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
         p = float(self._reference.p_values(np.array([score]))[0])
-        self._recent.append(p <= self._limit)
+        self._recent.append(self._is_alarm(p))
         return self.verdict(p)
+
+    def _is_alarm(self, p: float) -> bool:
+        return bool(self._rule.alarms(p, self._reference))
 
     def update_all(self, scores: Iterable[float]) -> list[Verdict]:
         """Several scores, in order."""
@@ -124,7 +128,7 @@ class Monitor:
         return Verdict(
             seen=len(self.scores),
             p_value=p,
-            alarm=p <= self._limit,
+            alarm=self._is_alarm(p),
             alarm_rate=float(np.mean(self._recent)) if self._recent else 0.0,
             log10_capital=self.log_capital / float(np.log(10.0)),
             drifted=self.drifted_at is not None,

@@ -86,7 +86,7 @@ def main() -> None:
 
 def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
     """For each method the names of the files that its features of three images are cached under."""
-    from gepc.features.cache import ExtractionSpec, FeatureCache
+    from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_chunks
     from gepc.images.batches import OnBadImage, chunks
     from gepc.images.preprocessing import Preprocessing
     from gepc.images.sources import open_images
@@ -96,9 +96,9 @@ def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
         folder = Path(tempfile.mkdtemp())
         options = dict(options)
         detector = gepc.create_detector(method, backbone, preset=options.pop("preset", None), **options)
-        sight = ExtractionSpec(backbone, detector.extractor, detector.extractor.timesteps(backbone))
+        spec = ExtractionSpec(detector.extractor, detector.extractor.timesteps(backbone))
         read = chunks(open_images(images(3, 4)), Preprocessing(size=(16, 16)), 64, OnBadImage.NONE)
-        list(FeatureCache(folder).tables(sight, read))
+        list(extract_chunks(backbone, spec, read, FeatureCache(folder)))
         found[name] = sorted(path.name for path in folder.rglob("*.safetensors"))
         shutil.rmtree(folder)
     return found

@@ -15,7 +15,8 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError
 from gepc.features.base import Batch, Extractor, find_method
 from gepc.features.baselines.second_models import checkpoint
-from gepc.features.cache import FeatureCache
+from gepc.features.extraction import ExtractionSpec, FeatureCache
+from gepc.images.batches import Chunk
 from gepc.images.noise import image_key
 
 IMAGES = pictures(2, 16)
@@ -83,10 +84,10 @@ def test_a_detector_with_a_second_network_is_saved_with_it(folders: tuple[str, s
 
 def test_the_cache_tells_second_networks_apart(folders: tuple[str, str], tmp_path: Path) -> None:
     backbone, cache = gepc.load_backbone(folders[0]), FeatureCache(tmp_path)
-    batch = Batch(IMAGES, [image_key(image) for image in IMAGES])
+    chunk = Chunk(list(range(len(IMAGES))), [""] * len(IMAGES), [image_key(image) for image in IMAGES], list(IMAGES))
     for folder in folders:
-        extractor = find_method("lr")(background=folder)  # type: ignore[call-arg]
-        kept = [cache.extract(backbone, extractor, batch, (0,))["bpd"] for _ in range(2)]
+        spec = ExtractionSpec(find_method("lr")(background=folder), (0,))  # type: ignore[call-arg]
+        kept = [cache.extract(backbone, spec, chunk)[0]["bpd"] for _ in range(2)]
         np.testing.assert_array_equal(kept[0], kept[1])
     assert (cache.hits, cache.misses) == (2, 2)
 
