@@ -49,9 +49,7 @@ class Aggregation:
         if not calibrator.uses_fuse and self.over_features != default.over_features:
             raise OptionError(f"fuse={self.over_features!r} has no effect with calibration {name!r}; leave it out")
         if not calibrator.uses_aggregate and self.over_levels != default.over_levels:
-            raise OptionError(
-                f"aggregate={self.over_levels!r} has no effect with the calibration {name!r}; leave it out"
-            )
+            raise OptionError(f"aggregate={self.over_levels!r} has no effect with calibration {name!r}; leave it out")
 
     def __call__(self, values: Array, weights: Array) -> Array:
         """(N, levels, features) and (levels,) -> (N,)."""
