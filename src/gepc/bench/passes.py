@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gepc.bench.collect import Part
 from gepc.bench.plus import WIDE, Design, PlusBench, fast, plus
 from gepc.core.tables import Cell, ResultTable
-from gepc.detector.budget import spend
+from gepc.detector.planning import spend
 from gepc.features.gepc import GepcExtractor
 from gepc.features.groups import Group
 from gepc.scoring import Aggregation, create_calibrator

@@ -21,7 +21,7 @@ from gepc.bench.evaluate import Scores, Scoring, over_seeds
 from gepc.bench.paired import advantage, aurocs
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
-from gepc.detector.choice import by_violation
+from gepc.detector.planning import by_violation
 from gepc.features.base import Table
 from gepc.features.extraction import FeatureCache
 from gepc.features.gepc import GepcExtractor
@@ -191,7 +191,7 @@ class PlusBench:
         return (design.label, *values, float(mean.mean()), len(runs), spread, float(mean.min()), passes, lead, p)
 
     def chosen(self, name: str, seed: int) -> str:
-        """The element that the rule `violation` of `gepc.detector.choice` takes for this ID set, on ID-train."""
+        """The element that the rule `violation` of `gepc.detector.planning` takes for this ID set, on ID-train."""
         return by_violation(self.parts[name, "train", seed].table["s"], WIDE.group)[0].element
 
 

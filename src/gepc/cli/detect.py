@@ -133,10 +133,10 @@ def open_both(folder: Path, images: str, backbone: str | None, batch_size: int |
 
 
 def _plan(detector: Detector, images: Images, passes: int) -> Detector:
-    from gepc.detector.budget import within_budget
+    from gepc.detector.planning import within_budget
 
     plan = within_budget(detector, images, passes)
-    levels = ", ".join(map(str, plan.timesteps))
+    levels = ", ".join(map(str, (plan.timesteps or ())))
     note(
         f"{passes} passes: timesteps {levels} under {', '.join(plan.elements)}; finding out took {plan.passes:,} passes"
     )

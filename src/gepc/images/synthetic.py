@@ -1,18 +1,18 @@
-"""Synthetic outliers: an image changed so much that a detector fitted on its like ought to notice.
+"""Synthetic outliers: an image changed so much that a detector fitted on similar images should notice.
 
-Each kind takes away one thing that makes an image what it is and keeps the others:
+Each kind removes one property of the image and keeps the others:
 
-    shuffle    the place of its sixteenths (the parts stay)
-    phase      the phase of its Fourier transform (colours and power spectrum stay)
-    blur       detail finer than some 1/20 of its side
+    shuffle    the position of its sixteen blocks
+    phase      the phase of its Fourier transform; colours and power spectrum stay
+    blur       detail finer than about 1/20 of its side
     noise      smoothness: white noise of standard deviation 0.2 on [-1, 1] is added
     contrast   three fifths of every pixel's distance from the mean
-    colour     hue: the channels trade places in a circle; a picture of one channel is turned into its negative
-    negative   sign: bright and dark trade places
-    zoom       scale: the middle half of each side fills the picture
+    colour     hue: the channels are rotated; an image of one channel becomes its negative
+    negative   sign: bright and dark are exchanged
+    zoom       scale: the central half of each side fills the image
 
-They need no other data, so that levels and transforms can be compared without ever seeing out-of-distribution images.
-Every outlier is a function of (seed, the image's content, kind) alone.
+They need no other data, so that levels and transforms can be compared without out-of-distribution images. Every outlier
+is a function of (seed, the image's content, kind) alone.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from toys import pictures, toy_backbone
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import InputError, OptionError
-from gepc.detector.choice import by_separation, by_violation, choose
-from gepc.detector.outliers import GRID, KINDS, synthetic_outlier
+from gepc.detector.planning import by_separation, by_violation, choose, spend, within_budget
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import Group
 
@@ -23,45 +23,6 @@ IMAGE = pictures(1, size=16, seed=3)[0]
 
 def detector(**options: object) -> gepc.Detector:
     return gepc.create_detector("gepc+", toy_backbone(), **{"levels": LEVELS, **options})
-
-
-# --- outliers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_outlier_is_another_image_of_the_same_shape_and_belongs_to_its_image(kind: str) -> None:
-    for image in (IMAGE, IMAGE[:1], pictures(1, size=(9, 13))[0]):
-        changed = synthetic_outlier(image, kind)
-        assert changed.shape == image.shape
-        assert changed.dtype == np.float32
-        assert np.abs(changed).max() <= 1.0
-        assert np.abs(changed - image).mean() > 0.01
-        np.testing.assert_array_equal(changed, synthetic_outlier(image, kind))
-
-
-def test_each_kind_keeps_what_it_says() -> None:
-    quiet = 0.3 * IMAGE  # stays within [-1, 1] whatever is done to it
-    made = {kind: synthetic_outlier(quiet, kind) for kind in KINDS}
-
-    def blocks(image: npt.NDArray[np.float32]) -> set[bytes]:
-        side = 16 // GRID
-        places = range(0, 16, side)
-        return {image[:, y : y + side, x : x + side].tobytes() for y in places for x in places}
-
-    assert blocks(made["shuffle"]) == blocks(quiet)
-    np.testing.assert_allclose(np.abs(np.fft.fft2(made["phase"])), np.abs(np.fft.fft2(quiet)), atol=1e-4)
-    np.testing.assert_allclose(made["contrast"].mean(), quiet.mean(), atol=1e-6)
-    np.testing.assert_allclose(made["contrast"].std(), 0.4 * quiet.std(), rtol=1e-5)
-    np.testing.assert_array_equal(made["negative"], -quiet)
-    np.testing.assert_array_equal(made["colour"], quiet[[2, 0, 1]])
-    assert np.diff(made["blur"], axis=2).std() < np.diff(quiet, axis=2).std()
-    assert np.diff(made["zoom"], axis=2).std() < np.diff(quiet, axis=2).std()
-    assert (made["noise"] - quiet).std() == pytest.approx(0.2, rel=0.1)
-
-
-def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(OptionError, match="'blurr'"):
-        synthetic_outlier(IMAGE, "blurr")
 
 
 # --- the rules as arithmetic -----------------------------------------------------------------------------------------
@@ -118,12 +79,14 @@ def test_the_chosen_detector_keeps_the_other_options(rule: str) -> None:
     unfitted = detector(map_part="error", seed=3, topk=0.5)
     choice = choose(unfitted, ID, rule, count=32)
     chosen = choice.apply(unfitted)
-    assert chosen.extractor.options()["group"].names == ("id", choice.best.element)
+    assert chosen.extractor.options()["group"].names == ("id", choice.trials[0].element)
     assert chosen.extractor.options()["topk"] == 0.5
     assert chosen.extractor.options()["map_part"] == "error"
     assert chosen.seed == 3
     levels = chosen.extractor.timesteps(chosen.backbone)
-    assert levels == ((choice.best.timestep,) if rule == "synthetic" else unfitted.extractor.timesteps(chosen.backbone))
+    assert levels == (
+        (choice.trials[0].timestep,) if rule == "synthetic" else unfitted.extractor.timesteps(chosen.backbone)
+    )
     assert np.isfinite(chosen.fit(ID).score(ID[:3])).all()
 
 
@@ -143,7 +106,7 @@ def test_a_symmetry_that_the_network_keeps_exactly_is_never_chosen() -> None:
 
     backbone = gepc.Backbone.from_callable(eps, cosine_alphas_cumprod(1000), 3, 8)
     unfitted = gepc.create_detector("gepc+", backbone, levels=LEVELS)
-    assert choose(unfitted, ID, elements=("flip_y", "flip_x"), count=16).best.element == "flip_x"
+    assert choose(unfitted, ID, elements=("flip_y", "flip_x"), count=16).elements == ("flip_x",)
     with pytest.raises(InputError, match="exactly equivariant under all"):
         choose(unfitted, ID, elements=("flip_y", "shift_y"), count=16)
 
@@ -159,3 +122,94 @@ def test_what_cannot_be_chosen_from() -> None:
         choose(detector(), ID, count=4)
     with pytest.raises(InputError, match="at least 16 different images"):
         choose(detector(), ID[:9])
+
+
+# --- a number of passes ----------------------------------------------------------------------------------------------
+
+GROUP = Group.of("paper")
+
+
+def table(images: int = 40, levels: int = 4, seed: int = 0) -> np.ndarray:
+    s = np.random.default_rng(seed).gamma(4.0, size=(images, levels, len(GROUP)))
+    s[:, :, 0] = 0.0
+    return s
+
+
+@given(passes=st.integers(2, 40), keep=st.one_of(st.none(), st.integers(1, 4)), seed=st.integers(0, 9))
+def test_a_plan_never_costs_more_than_the_budget(passes: int, keep: int | None, seed: int) -> None:
+    elements, levels = spend(table(seed=seed), GROUP, passes, keep)
+    assert 1 <= len(elements) <= 6
+    assert 1 <= len(levels) <= (keep or 4)
+    assert len(levels) * (1 + len(elements)) <= passes
+    assert list(levels) == sorted(set(levels))
+
+
+def test_levels_come_first_then_elements() -> None:
+    s = table()
+    sizes = [tuple(map(len, spend(s, GROUP, passes, 2))) for passes in (2, 3, 4, 6, 14)]
+    assert sizes == [(1, 1), (2, 1), (1, 2), (2, 2), (6, 2)]
+
+
+def test_elements_that_the_network_breaks_much_and_evenly_are_chosen() -> None:
+    rng = np.random.default_rng(1)
+    s = np.zeros((200, 2, len(GROUP)))
+    s[:, :, 1:] = 0.1 * (1 + 0.5 * rng.random((200, 2, 6)))
+    s[:, :, GROUP.names.index("rot90")] = 1.0 * (1 + 0.1 * rng.random((200, 2)))
+    assert spend(s, GROUP, 4, 2)[0] == ("rot90",)
+
+
+def test_levels_with_the_lowest_variation_are_chosen() -> None:
+    rng = np.random.default_rng(2)
+    s = np.zeros((200, 4, len(GROUP)))
+    s[:, :, 1:] = 1.0 + np.array([0.9, 0.1, 0.5, 0.2])[None, :, None] * rng.random((200, 1, 6))
+    assert spend(s, GROUP, 14, 2)[1] == (1, 3)
+
+
+@pytest.mark.parametrize("passes", [2, 4, 6, 9])
+def test_a_planned_detector_keeps_to_its_passes(passes: int) -> None:
+    backbone, images = toy_backbone(), as_uint8(pictures(60))
+    detector = toy_detector(backbone)
+    before = backbone.forward_count
+    plan = within_budget(detector, images, passes)
+    assert plan.passes == backbone.forward_count - before == 40 * 4 * 7
+    planned = plan.apply(detector).fit(images)
+    assert planned.cost().forward <= passes
+    before = backbone.forward_count
+    planned.score(as_uint8(pictures(5, seed=1)))
+    assert backbone.forward_count - before == 5 * planned.cost().forward
+
+
+def test_images_held_out_for_p_values_play_no_part() -> None:
+    images = as_uint8(pictures(60))
+    detector = toy_detector()
+    seen = {image.tobytes() for image in detector.fitting_images(images, 256)}
+    fitted = toy_detector().fit(images)
+    assert len(seen) == fitted.n_fit_
+    plan = within_budget(detector, images, 6)
+    assert plan == within_budget(toy_detector(), images[::-1], 6)
+
+
+def test_gepc_plus_can_be_planned() -> None:
+    detector = gepc.create_detector("gepc+", toy_backbone(), group="paper")
+    plan = within_budget(detector, as_uint8(pictures(60)), 6)
+    assert plan.apply(detector).cost().forward <= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "passes", "message"),
+    [
+        ({}, 1, "smallest budget is 2"),
+        ({"mc_samples": 3}, 5, "smallest budget is 6"),
+        ({"features": ("b",)}, 6, "feature s"),
+    ],
+)
+def test_a_budget_that_buys_nothing_is_refused(options: dict[str, object], passes: int, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        within_budget(toy_detector(**options), as_uint8(pictures(40)), passes)
+
+
+def test_other_methods_and_too_few_images_are_refused() -> None:
+    with pytest.raises(OptionError, match="cannot be planned"):
+        within_budget(gepc.create_detector("msma", toy_backbone()), as_uint8(pictures(40)), 6)
+    with pytest.raises(InputError, match="at least 8"):
+        within_budget(toy_detector(), as_uint8(pictures(6)), 6)
