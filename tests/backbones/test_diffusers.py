@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from gepc import load_backbone
-from gepc.backbones.diffusers import DiffusersBackbone, log_variances
+from gepc.backbones.diffusers import CPU_ROWS, DiffusersBackbone, choose_device, choose_dtype
+from gepc.backbones.schedule import log_variances
 from gepc.backbones.scheduler import Scheduler
 from gepc.core.errors import BackboneError, InputError, OptionError
 
@@ -132,10 +133,29 @@ def test_log_variance_at_the_first_step_is_clipped() -> None:
     assert np.isfinite(log_variances(np.array([0.5]))[1]).all()
 
 
-def test_one_channel(make_folder: Maker) -> None:
-    backbone = load(make_folder({"in_channels": 1, "out_channels": 1}))
-    assert backbone.channels == 1
-    assert backbone.eps(torch.randn(2, 1, 8, 8), 0).shape == (2, 1, 8, 8)
+@pytest.mark.parametrize(("channels", "outputs"), [(1, 1), (2, 2), (4, 8), (13, 13)])
+def test_any_number_of_channels(make_folder: Maker, channels: int, outputs: int) -> None:
+    backbone = load(make_folder({"in_channels": channels, "out_channels": outputs}))
+    assert backbone.channels == channels
+    assert backbone.eps(torch.randn(2, channels, 8, 8), 0).shape == (2, channels, 8, 8)
+
+
+@pytest.mark.parametrize("outputs", [3, 6])
+def test_large_batches_are_split(make_folder: Maker, outputs: int) -> None:
+    """A processor never gets more than `rows` images at once, whatever is computed."""
+    backbone = load(make_folder({"out_channels": outputs}), dtype="float64")
+    assert backbone.rows == CPU_ROWS
+    seen: list[int] = []
+    backbone.net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    x, v = torch.randn(2, 5, 3, 8, 8, dtype=torch.float64)
+    expected = [backbone.eps(x, 5), *backbone.jvp(x, 5, v), *backbone.eps_and_log_variance(x, 5)]
+    assert seen == [5, 5, 5]
+    seen.clear()
+    backbone.rows = 2
+    found = [backbone.eps(x, 5), *backbone.jvp(x, 5, v), *backbone.eps_and_log_variance(x, 5)]
+    assert seen == [2, 2, 1] * 3
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 def test_a_convolutional_net_takes_any_size(make_folder: Maker) -> None:
@@ -292,8 +312,6 @@ def test_devices_and_precisions_that_do_not_exist(make_folder: Maker) -> None:
 
 
 def test_a_precision_the_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gepc.backbones.devices import choose_dtype
-
     def conv2d(*_: Any) -> None:
         raise RuntimeError("not implemented for 'Half'")
 
@@ -303,8 +321,6 @@ def test_a_precision_the_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_prefers_cuda_then_mps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gepc.backbones.devices import choose_device
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_device("auto").type == "mps"

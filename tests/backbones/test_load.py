@@ -114,6 +114,176 @@ def test_scheduler_fields_from_a_file(make_folder: Maker, tmp_path: Path) -> Non
     assert backbone.describe()["prediction_type"] == "sample"
 
 
+@pytest.mark.parametrize("give_file", [True, False])
+def test_the_options_of_a_backbone_load_it_again(make_folder: Maker, tmp_path: Path, give_file: bool) -> None:
+    """From a name, a path or an object; a config file is stored by content, so it may be gone by then."""
+    import json
+
+    from diffusers import DDPMScheduler, UNet2DModel
+
+    folder = make_folder({"num_class_embeds": 5})
+    file, config = tmp_path / "scheduler.yaml", {"prediction_type": "sample"}
+    file.write_text("prediction_type: sample\n")
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "class_label": 2, "rescale_timesteps": True}
+    first = gepc.load_backbone(folder, config=file if give_file else config, **options)
+    file.unlink()
+    stored = json.loads(json.dumps(first.describe()))
+    assert stored["precision"] == "bfloat16"
+    assert "device" not in stored
+    assert gepc.load_backbone(stored["source"], **stored["load_options"]).fingerprint == first.fingerprint
+    moved = shutil.move(folder, tmp_path / "moved")
+    assert gepc.load_backbone(moved, **stored["load_options"]).fingerprint == first.fingerprint
+    net, scheduler = UNet2DModel.from_pretrained(moved), DDPMScheduler.from_pretrained(moved)
+    from_object = gepc.load_backbone(net, scheduler=scheduler, **stored["load_options"])
+    assert from_object.fingerprint == first.fingerprint
+    assert from_object.load_options == stored["load_options"]
+    assert gepc.load_backbone(first, **stored["load_options"]) is first
+    assert gepc.load_backbone(moved, class_label=2).fingerprint != first.fingerprint
+
+
+# objects in memory
+
+
+def diffusers_objects(folder: Path) -> tuple[Any, Any]:
+    from diffusers import DDPMScheduler, UNet2DModel
+
+    return UNet2DModel.from_pretrained(folder), DDPMScheduler.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["unet", "DDPMPipeline", "DDIMPipeline"])
+def test_objects_are_their_folders(make_folder: Maker, kind: str) -> None:
+    import diffusers
+
+    folder = make_folder({"in_channels": 4, "out_channels": 4}, {"prediction_type": "v_prediction"})
+    net, scheduler = diffusers_objects(folder)
+    net.train()
+    expected = gepc.load_backbone(folder)
+    if kind == "unet":
+        backbone = gepc.load_backbone(net, scheduler=scheduler)
+    else:
+        backbone = gepc.load_backbone(getattr(diffusers, kind)(net, scheduler))
+    x = torch.randn(2, 4, 8, 8)
+    assert torch.equal(backbone.eps(x, 3), expected.eps(x, 3))
+    assert (backbone.channels, backbone.family, backbone.source) == (4, "diffusers", None)
+    assert (backbone.sha256, backbone.fingerprint) == (expected.sha256, expected.fingerprint)
+
+
+def test_an_object_is_copied(make_folder: Maker) -> None:
+    """Training goes on without changing the backbone; the weights tell the two apart."""
+    net, scheduler = diffusers_objects(make_folder())
+    net.train()
+    backbone = gepc.load_backbone(net, scheduler=scheduler, dtype="bfloat16")
+    assert net.training
+    assert net.dtype == torch.float32
+    assert all(parameter.requires_grad for parameter in net.parameters())
+    x = torch.randn(1, 3, 8, 8)
+    before = backbone.eps(x, 3)
+    with torch.no_grad():
+        net.conv_out.bias += 1.0
+    assert torch.equal(backbone.eps(x, 3), before)
+    other = gepc.load_backbone(net, scheduler=scheduler, dtype="bfloat16")
+    assert other.sha256 != backbone.sha256
+    assert other.fingerprint != backbone.fingerprint
+
+
+def test_an_object_without_a_scheduler(make_folder: Maker) -> None:
+    net, scheduler = diffusers_objects(make_folder())
+    with pytest.raises(InputError, match=r"no scheduler was given.*scheduler=.*beta_schedule"):
+        gepc.load_backbone(net)
+    backbone = gepc.load_backbone(net, config={"beta_schedule": "linear", "num_train_timesteps": 50})
+    assert backbone.fingerprint == gepc.load_backbone(net, scheduler=scheduler).fingerprint
+
+
+def test_a_scheduler_where_there_is_one_already(make_folder: Maker) -> None:
+    from diffusers import DDPMPipeline
+
+    folder = make_folder()
+    net, scheduler = diffusers_objects(folder)
+    with pytest.raises(OptionError, match="DDPMPipeline has a scheduler of its own"):
+        gepc.load_backbone(DDPMPipeline(net, scheduler), scheduler=scheduler)
+    with pytest.raises(OptionError, match="scheduler goes with a UNet2DModel object"):
+        gepc.load_backbone(folder, scheduler=scheduler)
+
+
+def test_an_object_whose_scheduler_has_no_betas(make_folder: Maker) -> None:
+    from diffusers import EDMEulerScheduler
+
+    net, _ = diffusers_objects(make_folder())
+    with pytest.raises(BackboneError, match=r"EDMEulerScheduler, which has no beta schedule.*from_denoiser"):
+        gepc.load_backbone(net, scheduler=EDMEulerScheduler())
+    with pytest.raises(OptionError, match="scheduler must be a diffusers scheduler, got a str"):
+        gepc.load_backbone(net, scheduler="linear")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [(torch.nn.Conv2d(3, 3, 1), "Conv2d"), (None, "NoneType"), (7, "int"), (lambda x, t: x, "function")],
+)
+def test_other_objects(given: Any, name: str) -> None:
+    with pytest.raises(OptionError, match=rf"UNet2DModel or pipeline, got a {name}; .*from_callable"):
+        gepc.load_backbone(given)
+
+
+def test_another_kind_of_network_object() -> None:
+    from diffusers import VQModel
+
+    with pytest.raises(BackboneError, match=r"a VQModel; gepc loads a UNet2DModel.*from_callable"):
+        gepc.load_backbone(VQModel(block_out_channels=(8,), norm_num_groups=4))
+
+
+# pipelines that do not work in pixels
+
+
+@pytest.fixture
+def latent_pipeline(make_folder: Maker) -> Any:
+    from diffusers import LDMPipeline, VQModel
+
+    net, scheduler = diffusers_objects(make_folder())
+    return LDMPipeline(VQModel(block_out_channels=(8,), norm_num_groups=4), net, scheduler)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_latent_pipeline_folder_is_refused(latent_pipeline: Any, tmp_path: Path, index: bool) -> None:
+    """Its unet has as many channels as an image: loaded alone it would give wrong answers without an error."""
+    latent_pipeline.save_pretrained(tmp_path / "ldm")
+    if not index:
+        (tmp_path / "ldm" / "model_index.json").unlink()
+    for folder in (tmp_path / "ldm", tmp_path / "ldm" / "unet"):
+        with pytest.raises(BackboneError, match=r"ldm is a pipeline with vqvae: .*not supported"):
+            gepc.load_backbone(folder)
+
+
+def test_a_latent_pipeline_object_is_refused(latent_pipeline: Any) -> None:
+    with pytest.raises(BackboneError, match=r"the LDMPipeline is a pipeline with vqvae: .*not supported"):
+        gepc.load_backbone(latent_pipeline)
+
+
+def test_a_transformer_pipeline_is_refused(tmp_path: Path) -> None:
+    from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel
+
+    transformer = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=4, num_layers=1, sample_size=4, num_embeds_ada_norm=10
+    )
+    vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4)
+    pipeline = DiTPipeline(transformer, vae, DDIMScheduler())
+    pipeline.save_pretrained(tmp_path / "dit")
+    for source in (pipeline, tmp_path / "dit"):
+        with pytest.raises(BackboneError, match=r"is a pipeline with transformer, vae: .*not supported"):
+            gepc.load_backbone(source)
+
+
+def test_a_pipeline_with_a_text_encoder_is_refused(make_folder: Maker) -> None:
+    import json
+
+    folder = make_folder()
+    parts = {"text_encoder": ["transformers", "CLIPTextModel"], "unet": ["diffusers", "UNet2DModel"]}
+    (folder / "model_index.json").write_text(
+        json.dumps({"_class_name": "Some", "safety_checker": [None, None], **parts})
+    )
+    with pytest.raises(BackboneError, match=r"is a pipeline with text_encoder: "):
+        gepc.load_backbone(folder)
+
+
 def test_imports_are_light() -> None:
     """`import gepc` and the command line's frame load neither torch nor diffusers."""
     code = "import sys, gepc, gepc.cli; gepc.list_backbones(); print({'torch', 'diffusers'} & set(sys.modules))"

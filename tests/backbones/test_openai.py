@@ -14,10 +14,8 @@ from torch import nn
 
 from gepc import load_backbone
 from gepc.backbones.diffusers import DiffusersBackbone
-from gepc.backbones.openai.convert import convert
-from gepc.backbones.openai.options import read_options
-from gepc.backbones.openai.presets import PRESETS
-from gepc.backbones.openai.save import save_folder
+from gepc.backbones.openai.convert import convert, save_folder
+from gepc.backbones.openai.options import PRESETS, read_options
 
 TOLERANCE = 1e-4  # of the answer's standard deviation, in float32
 EXACT = 1e-9  # the same in float64
@@ -498,10 +496,10 @@ def test_presets_are_complete(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_fit_their_nets(name: str) -> None:
     """Each published net at its real size, on the meta device: read off its shapes, agreed with, built, and placed."""
-    from gepc.backbones.diffusers import build_net
     from gepc.backbones.openai.agreement import check_options
     from gepc.backbones.openai.architecture import expected_shapes, read_architecture
     from gepc.backbones.openai.convert import _renamed, find_patches, unet_config
+    from gepc.backbones.patches import build_net
 
     options = read_options(name)
     net = read_architecture(preset_shapes(name), Path(name))
@@ -518,7 +516,7 @@ def test_presets_fit_their_nets(name: str) -> None:
 
 
 def preset_shapes(name: str) -> dict[str, tuple[int, ...]]:
-    options = dict(PRESETS[name].options)
+    options = dict(PRESETS[name])
     mult = ",".join(f"{m:g}" for m in read_options(name).multipliers or ())
     with torch.device("meta"):
         net = Reference({**options, "channel_mult": mult, "num_heads": options.get("num_heads", 4)}, classes=1000)

@@ -15,8 +15,7 @@ import torch
 
 from gepc import load_backbone
 from gepc.backbones.openai.architecture import Architecture, expected_shapes, read_architecture
-from gepc.backbones.openai.convert import convert
-from gepc.backbones.openai.save import save_folder
+from gepc.backbones.openai.convert import convert, save_folder
 from gepc.backbones.weights import check_shapes
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
 
@@ -299,10 +298,10 @@ def test_what_the_tensors_do_not_show_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_fitting_presets_are_proposed() -> None:
-    from gepc.backbones.openai.agreement import _fitting_presets
+    from gepc.backbones.openai.agreement import fitting_presets
 
     cifar = small(model_channels=128, widths=(128, 256, 256, 256), res_blocks=3, attention=(False, True, True, False))
-    assert _fitting_presets(cifar) == "its tensors fit diffpath-celeba32, improved-cifar10"
+    assert fitting_presets(cifar) == ["diffpath-celeba32", "improved-cifar10"]
 
 
 def test_a_class_conditional_checkpoint_needs_a_label(tmp_path: Path) -> None:

@@ -7,63 +7,28 @@ noise prediction is eps(x, t) = sqrt(1 - abar) Sigma_t^-1 (x - sqrt(abar) mu).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import InputError
 
-if TYPE_CHECKING:
-    import torch
 
-
-class GaussianBackbone(Backbone):
-    """The exact noise prediction for images drawn from N(mu, cov).
+class MixtureBackbone(Backbone):
+    """The exact noise prediction for a mixture of Gaussians: the posterior mean of the components' predictions.
 
     Parameters
     ----------
-    mu : broadcastable to `shape` (C, H, W).
-    cov : one variance for all pixels, a variance per pixel (broadcastable to `shape`), or the full (D, D) matrix,
-        D = C H W, over pixels in C order.
+    weights : the share of each component; positive, scaled to sum to 1.
+    mus : the mean of each component, broadcastable to `shape`.
+    covs : the covariance of each component: one variance for all pixels, a variance per pixel (broadcastable to
+        `shape`), or the full (D, D) matrix, D = C H W, over pixels in C order.
+    shape : (C, H, W) of the images.
+    alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
     """
-
-    family = "gaussian"
-
-    def __init__(
-        self,
-        mu: npt.ArrayLike,
-        cov: npt.ArrayLike,
-        shape: tuple[int, int, int],
-        alphas_cumprod: npt.ArrayLike | None = None,
-    ) -> None:
-        import torch
-
-        abar = cosine_alphas_cumprod(1000) if alphas_cumprod is None else alphas_cumprod
-        super().__init__(abar, shape[0], (shape[1], shape[2]))
-        self.dtype = torch.float64
-        self.shape = shape
-        self.component = Component(mu, cov, shape)
-
-    @classmethod
-    def fitted(cls, images: npt.ArrayLike, alphas_cumprod: npt.ArrayLike | None = None) -> GaussianBackbone:
-        """The Gaussian with the mean and (Ledoit-Wolf shrunk) covariance of images (N, C, H, W) in [-1, 1]."""
-        from sklearn.covariance import ledoit_wolf
-
-        data = np.asarray(images, dtype=np.float64)
-        flat = data.reshape(len(data), -1)
-        cov, _ = ledoit_wolf(flat)
-        return cls(data.mean(axis=0), cov, (data.shape[1], data.shape[2], data.shape[3]), alphas_cumprod)
-
-    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        abar = self._per_image(self.alphas_cumprod, x, t)
-        return (1.0 - abar).sqrt() * -self.component.score(x, abar)
-
-
-class MixtureBackbone(Backbone):
-    """The exact noise prediction for a mixture of Gaussians: the posterior mean of the components' predictions."""
 
     family = "mixture"
 
@@ -75,8 +40,6 @@ class MixtureBackbone(Backbone):
         shape: tuple[int, int, int],
         alphas_cumprod: npt.ArrayLike | None = None,
     ) -> None:
-        import torch
-
         abar = cosine_alphas_cumprod(1000) if alphas_cumprod is None else alphas_cumprod
         super().__init__(abar, shape[0], (shape[1], shape[2]))
         if not (len(weights) == len(mus) == len(covs) > 0):
@@ -90,25 +53,62 @@ class MixtureBackbone(Backbone):
         self.components = [Component(mu, cov, shape) for mu, cov in zip(mus, covs, strict=True)]
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        abar = self._per_image(self.alphas_cumprod, x, t)
+        abar = self.per_image(self.alphas_cumprod, x, t)
+        scores = torch.stack([component.score(x, abar) for component in self.components])
+        if len(scores) == 1:
+            return -(1.0 - abar).sqrt() * scores[0]
         logs = [
             component.log_density(x, abar) + float(np.log(share))
             for component, share in zip(self.components, self.shares, strict=True)
         ]
         posterior = torch.softmax(torch.stack(logs), dim=0)
-        scores = torch.stack([component.score(x, abar) for component in self.components])
         mean = (posterior.reshape(*posterior.shape, *([1] * (x.ndim - 1))) * scores).sum(0)
         return -(1.0 - abar).sqrt() * mean
+
+
+class GaussianBackbone(MixtureBackbone):
+    """The exact noise prediction for images drawn from N(mu, cov).
+
+    Parameters
+    ----------
+    mu : the mean, broadcastable to `shape`.
+    cov : one variance for all pixels, a variance per pixel, or the full matrix, see `MixtureBackbone`.
+    shape : (C, H, W) of the images.
+    alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
+    """
+
+    family = "gaussian"
+
+    def __init__(
+        self,
+        mu: npt.ArrayLike,
+        cov: npt.ArrayLike,
+        shape: tuple[int, int, int],
+        alphas_cumprod: npt.ArrayLike | None = None,
+    ) -> None:
+        super().__init__([1.0], [mu], [cov], shape, alphas_cumprod)
+        self.component = self.components[0]
+
+    @classmethod
+    def fitted(cls, images: npt.ArrayLike, alphas_cumprod: npt.ArrayLike | None = None) -> GaussianBackbone:
+        """The Gaussian with the mean and the (Ledoit-Wolf shrunk) covariance of `images`.
+
+        Parameters
+        ----------
+        images : (N, C, H, W) in [-1, 1].
+        alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
+        """
+        from sklearn.covariance import ledoit_wolf
+
+        data = np.asarray(images, dtype=np.float64)
+        cov, _ = ledoit_wolf(data.reshape(len(data), -1))
+        return cls(data.mean(axis=0), cov, (data.shape[1], data.shape[2], data.shape[3]), alphas_cumprod)
 
 
 class Component:
     """One Gaussian, diagonalised once, so that every noise level costs two products with its eigenvectors."""
 
     def __init__(self, mu: npt.ArrayLike, cov: npt.ArrayLike, shape: tuple[int, int, int]) -> None:
-        import torch
-
         size = int(np.prod(shape))
         matrix = np.asarray(cov, dtype=np.float64)
         if matrix.shape == (size, size) and size > 1:

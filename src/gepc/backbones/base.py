@@ -1,4 +1,4 @@
-"""A backbone is one call with one meaning: the noise predicted in x_t at timestep t of a schedule."""
+"""The contract of a backbone: the noise predicted in x_t at timestep t of a schedule; and backbones from functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.backbones.schedule import FloatArray, check_alphas_cumprod
-from gepc.core.errors import BackboneError, InputError
+from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
+from gepc.core.errors import BackboneError, InputError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -21,22 +21,31 @@ if TYPE_CHECKING:
 
 
 class Backbone(ABC):
-    """What predicts noise.
+    """A network, or any function, that predicts noise.
 
-    A subclass gives `_predict(x, t)`: eps for a batch x (N, C, H, W) at schedule indices t (N,). Everything a caller
-    may know about a network is here: its schedule (float64), its channels, the sizes it takes and what it has cost.
+    A subclass implements `_predict(x, t)`: eps for images x (N, C, H, W) at schedule indices t (N,).
+
+    Parameters
+    ----------
+    alphas_cumprod : the noise schedule abar_t for t = 0 ... T-1: decreasing, below 1, zero at most at its end.
+    channels : image channels of the input and of the prediction; any positive number.
+    image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
+    size_multiple : height and width must be multiples of this number.
 
     Attributes
     ----------
-    alphas_cumprod : abar_t for t = 0 ... T-1, float64, read-only.
-    channels : image channels that go in and come out.
-    image_size : (H, W) the net was made for, or None where any multiple of `size_multiple` will do.
-    rows : the most images that go through the network in one call; larger batches are cut. None does not cut.
-    forward_count, jvp_count : F and J, counted per image since the last `reset_counts`.
-    source, sha256 : where it was loaded from and the hash of its weights; None for objects made in Python.
-    load_options : what `load_backbone` was given besides the source, to load the same again.
-    parameters : how many weights the network has; None where that is not known.
-    device, dtype : where a caller must put `x`, and as what.
+    alphas_cumprod : the schedule as a read-only float64 vector.
+    image_size : (height, width), or None.
+    rows : the largest number of images handed to the network at once; larger batches are split. None never splits.
+    forward_count : images passed forward since the last `reset_counts` (F in the cost of a method).
+    jvp_count : images differentiated in forward mode since the last `reset_counts` (J in the cost of a method).
+    device : where inputs must be.
+    dtype : the precision of inputs.
+    learned_variance : whether the network also predicts the variance of the reverse step.
+    parameters : the number of weights; None if unknown.
+    source : the name or path given to `load_backbone`; None for an object made in Python.
+    sha256 : hash of the weights; None for a function.
+    load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
     """
 
     family = "custom"
@@ -51,6 +60,8 @@ class Backbone(ABC):
     ) -> None:
         import torch
 
+        if not isinstance(channels, (int, np.integer)) or channels < 1:
+            raise OptionError(f"channels must be a positive whole number, got {channels!r}")
         self.alphas_cumprod: FloatArray = check_alphas_cumprod(alphas_cumprod)
         self.channels = int(channels)
         self.image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -69,58 +80,112 @@ class Backbone(ABC):
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """eps(x, t) for x (N, C, H, W) and schedule indices t (N,), both on the backbone's device."""
 
+    def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._predict(x, t), self.per_image(log_variances(self.alphas_cumprod)[1], x, t).expand_as(x)
+
     @property
     def n_steps(self) -> int:
         """T, the number of timesteps of the schedule."""
         return len(self.alphas_cumprod)
 
     def reset_counts(self) -> None:
-        """Set F and J back to zero."""
+        """Set `forward_count` and `jvp_count` to zero."""
         self.forward_count = self.jvp_count = 0
 
     def eps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """The predicted noise in `x` at schedule index `t` (one for all, or one per image). Costs N forward passes."""
+        """Predict the noise in `x`. Costs N forward passes.
+
+        Parameters
+        ----------
+        x : noised images x_t, (N, C, H, W).
+        t : schedule index: one for all images, or one per image.
+        """
         import torch
 
         with torch.set_grad_enabled(x.requires_grad):
-            answer = self._in_parts(x, self._timesteps(x, t))
-        self.forward_count += len(x)
-        self._check_answer(answer, x)
-        return answer
-
-    def _in_parts(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        if self.rows is None or len(x) <= self.rows:
-            return self._predict(x, t)
-        parts = zip(torch.split(x, self.rows), torch.split(t, self.rows), strict=True)
-        return torch.cat([self._predict(images, steps) for images, steps in parts])
+            return self._run(lambda images, steps: (self._predict(images, steps),), x, t)[0]
 
     def score(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """s(x, t) = -eps(x, t) / sigma_t."""
+        """s(x, t) = -eps(x, t) / sigma_t. Parameters and cost are those of `eps`."""
         return self.eps(x, t) / -self.sigma(x, t)
 
-    def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`."""
-        return self._per_image(np.sqrt(1.0 - self.alphas_cumprod), x, t)
-
-    def sqrt_abar(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """sqrt(abar_t), shaped to multiply a batch like `x`."""
-        return self._per_image(np.sqrt(self.alphas_cumprod), x, t)
-
     def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """eps(x, t) and its Jacobian times `v`, by forward-mode differentiation. Costs N F and N J."""
+        """eps(x, t) and its Jacobian times `v`, by forward-mode differentiation. Costs N F and N J.
+
+        Parameters
+        ----------
+        x : noised images x_t, (N, C, H, W).
+        t : schedule index: one for all images, or one per image.
+        v : direction of the derivative, shaped like `x`.
+        """
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        timesteps = self._timesteps(x, t)
+        def differentiate(
+            images: torch.Tensor, steps: torch.Tensor, directions: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            return torch.func.jvp(lambda y: self._predict(y, steps), (images,), (directions,))[:2]
+
         # fused attention kernels have no forward-mode derivative; the plain one has
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            answer, tangent = torch.func.jvp(lambda y: self._predict(y, timesteps), (x,), (v,))[:2]
-        self.forward_count += len(x)
+            answer, tangent = self._run(differentiate, x, t, v)
         self.jvp_count += len(x)
-        self._check_answer(answer, x)
         return answer, tangent
+
+    def eps_and_log_variance(self, x: torch.Tensor, t: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """eps(x, t) and the logarithm of the variance of the reverse step, shaped like `x`. Costs N forward passes.
+
+        The variance is the network's own if `learned_variance`, otherwise that of the scheduler or btilde_t.
+        Parameters are those of `eps`.
+        """
+        import torch
+
+        with torch.set_grad_enabled(x.requires_grad):
+            answer, log_variance = self._run(self._predict_with_variance, x, t)
+        return answer, log_variance
+
+    def _run(
+        self,
+        network: Callable[..., tuple[torch.Tensor, ...]],
+        x: torch.Tensor,
+        t: int | torch.Tensor,
+        *more: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Call `network` on at most `rows` images at a time, join its answers, count the images, check the first."""
+        import torch
+
+        inputs = (x, self._timesteps(x, t), *more)
+        if self.rows is None or len(x) <= self.rows:
+            answers = network(*inputs)
+        else:
+            parts = zip(*(torch.split(values, self.rows) for values in inputs), strict=True)
+            answers = tuple(map(torch.cat, zip(*(network(*part) for part in parts), strict=True)))
+        self.forward_count += len(x)
+        self._check_answer(answers[0], x)
+        return answers
+
+    def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`."""
+        return self.per_image(np.sqrt(1.0 - self.alphas_cumprod), x, t)
+
+    def sqrt_abar(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """sqrt(abar_t), shaped to multiply a batch like `x`."""
+        return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
+
+    def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """Look up `table[t]` for every image, shaped to multiply a batch like `x`.
+
+        Parameters
+        ----------
+        table : one number per timestep of the schedule.
+        x : the batch, which sets shape, precision and device of the answer.
+        t : schedule index: one for all images, or one per image.
+        """
+        import torch
+
+        # `tolist`, not `numpy`: it also works inside `jvp`
+        values = torch.from_numpy(table[self._timesteps(x, t).tolist()])
+        return values.to(x.dtype).to(x.device).reshape(-1, *([1] * (x.ndim - 1)))
 
     def _timesteps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         import torch
@@ -141,13 +206,6 @@ class Backbone(ABC):
         if not 0 <= index < self.n_steps:
             raise InputError(f"timestep {index} is outside the schedule, 0 to {self.n_steps - 1}")
 
-    def _per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        import torch
-
-        # `tolist`, not `numpy`: it also works inside `jvp`
-        values = torch.from_numpy(table[self._timesteps(x, t).tolist()])
-        return values.to(x.dtype).to(x.device).reshape(-1, *([1] * (x.ndim - 1)))
-
     def _check_answer(self, answer: torch.Tensor, x: torch.Tensor) -> None:
         import torch
 
@@ -163,7 +221,14 @@ class Backbone(ABC):
             )
 
     def check_size(self, height: int, width: int, what: str = "images") -> None:
-        """Refuse a size that this net does not take, saying which ones it does."""
+        """Raise `InputError` unless the network accepts images of this size.
+
+        Parameters
+        ----------
+        height : rows of pixels.
+        width : columns of pixels.
+        what : what the error message calls the images.
+        """
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
@@ -176,12 +241,12 @@ class Backbone(ABC):
             )
 
     def settings(self) -> dict[str, Any]:
-        """The choices beside weights and schedule that change an answer, as plain values (label, precision, ...)."""
+        """The choices that change a prediction beside weights and schedule (class label, precision, ...)."""
         return {}
 
     @property
     def fingerprint(self) -> str | None:
-        """SHA-256 over weights, schedule and settings: equal where answers are equal. None without a weights file."""
+        """SHA-256 of weights, schedule and settings, the precision included and the device not; None for a function."""
         if self.sha256 is None:
             return None
         digest = hashlib.sha256(self.alphas_cumprod.tobytes())
@@ -189,7 +254,7 @@ class Backbone(ABC):
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """What `gepc info` prints, as plain values."""
+        """Plain values that say what the backbone is: a saved detector stores them. The device is not among them."""
         return {
             "family": self.family,
             "source": self.source,
@@ -202,6 +267,8 @@ class Backbone(ABC):
             "timesteps": self.n_steps,
             "first_abar": float(self.alphas_cumprod[0]),
             "last_abar": float(self.alphas_cumprod[-1]),
+            "precision": str(self.dtype).removeprefix("torch."),
+            **self.settings(),
         }
 
     def __repr__(self) -> str:
@@ -218,12 +285,18 @@ class Backbone(ABC):
         size_multiple: int = 1,
         device: str | torch.device | None = None,
     ) -> Backbone:
-        """A backbone from any function eps(x, t), where t (N,) holds indices into `alphas_cumprod`.
+        """Make a backbone of a function that predicts noise.
 
-        A `torch.nn.Module` is put in eval mode; `device` defaults to where its parameters are, else to the CPU.
+        Parameters
+        ----------
+        eps : eps(x, t) for images x (N, C, H, W) in [-1, 1] and indices t (N,) into `alphas_cumprod`. A
+            `torch.nn.Module` is put in eval mode.
+        alphas_cumprod : the noise schedule, see `Backbone`.
+        channels : image channels; any positive number.
+        image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
+        size_multiple : height and width must be multiples of this number.
+        device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
         """
-        from gepc.backbones.callables import CallableBackbone
-
         return CallableBackbone(eps, alphas_cumprod, channels, image_size, size_multiple, device)
 
     @staticmethod
@@ -235,11 +308,65 @@ class Backbone(ABC):
         size_multiple: int = 1,
         device: str | torch.device | None = None,
     ) -> Backbone:
-        """A backbone from D(y, sigma), an estimate of x_0 from y = x_0 + sigma noise (EDM, VE, blind denoisers).
+        """Make a backbone of D(y, sigma), an estimate of x_0 from y = x_0 + sigma noise (EDM, VE, blind denoisers).
 
-        `sigmas` are the noise levels to offer, ascending, in units where images lie in [-1, 1]; D gets one per image,
-        shape (N,). A denoiser that is blind to the level is `lambda y, sigma: net(y)`.
+        Parameters
+        ----------
+        denoiser : D(y, sigma) for images y (N, C, H, W) and one noise level per image, sigma (N,). One that does not
+            know the level is `lambda y, sigma: net(y)`.
+        sigmas : the noise levels to offer, ascending, in units where images lie in [-1, 1].
+        channels : image channels; any positive number.
+        image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
+        size_multiple : height and width must be multiples of this number.
+        device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
         """
-        from gepc.backbones.callables import DenoiserBackbone
-
         return DenoiserBackbone(denoiser, sigmas, channels, image_size, size_multiple, device)
+
+
+class CallableBackbone(Backbone):
+    """eps(x, t) from a function, see `Backbone.from_callable`."""
+
+    family = "callable"
+
+    def __init__(
+        self,
+        function: Denoiser,
+        alphas_cumprod: npt.ArrayLike,
+        channels: int,
+        image_size: int | tuple[int, int] | None,
+        size_multiple: int,
+        device: str | torch.device | None,
+    ) -> None:
+        import torch
+
+        super().__init__(alphas_cumprod, channels, image_size, size_multiple)
+        weights: list[torch.nn.Parameter] = []
+        if isinstance(function, torch.nn.Module):
+            weights = list(function.eval().parameters())
+            self.parameters = sum(weight.numel() for weight in weights)
+        self.device = torch.device(device or (weights[0].device if weights else "cpu"))
+        self._function = function
+
+    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return self._function(x, t)
+
+
+class DenoiserBackbone(CallableBackbone):
+    """A denoiser in variance-exploding coordinates: with y = x_t/sqrt(abar), eps = (y - D(y, sigma))/sigma.
+
+    The level sigma is the method's rho, so abar = 1/(1 + sigma^2).
+    """
+
+    family = "denoiser"
+
+    def __init__(self, denoiser: Denoiser, sigmas: npt.ArrayLike, *geometry: Any) -> None:
+        levels = np.array(sigmas, dtype=np.float64).reshape(-1)
+        if levels.size == 0 or not (np.isfinite(levels).all() and (levels > 0).all() and (np.diff(levels) > 0).all()):
+            raise InputError("sigmas must be positive, finite and ascending")
+        super().__init__(denoiser, 1.0 / (1.0 + levels**2), *geometry)
+        self._sigmas = levels
+
+    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        sigma = self.per_image(self._sigmas, x, t)
+        y = x * (1.0 + sigma**2).sqrt()
+        return (y - self._function(y, sigma.flatten())) / sigma

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,27 +14,31 @@ from gepc.core.errors import InputError, OptionError, check_choice
 
 FloatArray = npt.NDArray[np.float64]
 
-SCALES = ("sqrt_abar", "snr", "rho", "index")
+_SCALES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "sqrt_abar": (lambda value: 0.0 < value < 1.0, "between 0 and 1"),
+    "snr": (lambda value: value > 0.0, "positive"),
+    "rho": (lambda value: value > 0.0, "positive"),
+    "index": (lambda value: value >= 0.0 and value == int(value), "a whole number from 0"),
+}
 
 
-def cosine_alphas_cumprod(steps: int, max_beta: float = 0.999) -> FloatArray:
-    """abar_t of the cosine schedule, f(u) = cos^2(pi/2 (u + 0.008)/1.008), with beta_t clipped at `max_beta`."""
+def cosine_alphas_cumprod(steps: int) -> FloatArray:
+    """abar_t of the cosine schedule, f(u) = cos^2(pi/2 (u + 0.008)/1.008), with beta_t at most 0.999."""
     u = np.arange(steps + 1, dtype=np.float64) / steps
     f = np.cos((u + 0.008) / 1.008 * math.pi / 2) ** 2
-    betas = np.minimum(1.0 - f[1:] / f[:-1], max_beta)
+    betas = np.minimum(1.0 - f[1:] / f[:-1], 0.999)
     return np.asarray(np.cumprod(1.0 - betas), dtype=np.float64)
 
 
-def linear_alphas_cumprod(steps: int, beta_start: float | None = None, beta_end: float | None = None) -> FloatArray:
-    """abar_t of the linear schedule; the default end points are 1e-4 and 0.02 scaled by 1000/steps."""
+def linear_alphas_cumprod(steps: int) -> FloatArray:
+    """abar_t of the linear schedule: beta_t from 1e-4 to 0.02, both times 1000/steps."""
     scale = 1000.0 / steps
-    start = scale * 1e-4 if beta_start is None else beta_start
-    end = scale * 0.02 if beta_end is None else beta_end
-    return np.asarray(np.cumprod(1.0 - np.linspace(start, end, steps, dtype=np.float64)), dtype=np.float64)
+    betas = np.linspace(scale * 1e-4, scale * 0.02, steps, dtype=np.float64)
+    return np.asarray(np.cumprod(1.0 - betas), dtype=np.float64)
 
 
 def check_alphas_cumprod(alphas_cumprod: npt.ArrayLike) -> FloatArray:
-    """The schedule as a float64 vector; it must fall strictly inside (0, 1], zero allowed at the very end."""
+    """The schedule as a read-only float64 vector, after checking that it falls from below 1 towards 0."""
     abar = np.array(alphas_cumprod, dtype=np.float64).reshape(-1)
     if abar.size == 0 or not np.isfinite(abar).all():
         raise InputError("alphas_cumprod must hold at least one finite number")
@@ -52,41 +56,43 @@ def rho_of(abar: npt.ArrayLike) -> FloatArray:
         return np.asarray(np.sqrt(1.0 / np.asarray(abar, dtype=np.float64) - 1.0))
 
 
+def log_variances(alphas_cumprod: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """log beta_t and log btilde_t for every t, btilde_t = beta_t (1 - abar_{t-1})/(1 - abar_t), at t = 0 that of t = 1.
+
+    These are the two limits of the variance of the reverse step from t to t-1.
+    """
+    before = np.concatenate([[1.0], alphas_cumprod[:-1]])
+    with np.errstate(invalid="ignore"):
+        betas = np.where(before > 0.0, 1.0 - alphas_cumprod / before, 1.0)
+    small = betas * (1.0 - before) / (1.0 - alphas_cumprod)
+    small[0] = small[1] if len(small) > 1 else betas[0]
+    return np.log(betas), np.log(small)
+
+
 @dataclass(frozen=True)
 class Levels:
-    """Noise levels as a user gives them: values on one scale, mapped to timesteps by nearest neighbour.
+    """Noise levels on one scale, mapped to the nearest timesteps of a schedule.
 
-    Scales: `sqrt_abar` (the paper's released configurations), `snr` = abar/(1-abar) (its appendix),
-    `rho` = sqrt(1/abar - 1), and `index`, a bare timestep. A bare index means another noise level on every
-    schedule; prefer the others.
+    Parameters
+    ----------
+    values : the levels.
+    scale : `sqrt_abar` (the paper's released configurations), `snr` = abar/(1-abar) (its appendix),
+        `rho` = sqrt(1/abar - 1), or `index`, a timestep. An index means a different noise level on every schedule;
+        prefer the others.
     """
 
     values: tuple[float, ...]
     scale: str = "sqrt_abar"
 
     def __post_init__(self) -> None:
-        check_choice("level scale", self.scale, SCALES)
+        check_choice("level scale", self.scale, _SCALES)
         object.__setattr__(self, "values", tuple(float(value) for value in self.values))
         if not self.values:
             raise OptionError("levels must name at least one noise level")
-        self._check_range()
-
-    def _check_range(self) -> None:
+        valid, wanted = _SCALES[self.scale]
         for value in self.values:
-            inside = {
-                "sqrt_abar": 0.0 < value < 1.0,
-                "snr": value > 0.0,
-                "rho": value > 0.0,
-                "index": value >= 0.0 and value == int(value),
-            }[self.scale]
-            if not (math.isfinite(value) and inside):
-                wanted = {
-                    "sqrt_abar": "between 0 and 1",
-                    "snr": "positive",
-                    "rho": "positive",
-                    "index": "a whole number from 0",
-                }
-                raise OptionError(f"a level on the scale {self.scale!r} must be {wanted[self.scale]}; got {value:g}")
+            if not (math.isfinite(value) and valid(value)):
+                raise OptionError(f"a level on the scale {self.scale!r} must be {wanted}; got {value:g}")
 
     @classmethod
     def sqrt_abar(cls, *values: float) -> Levels:
@@ -149,8 +155,3 @@ class Levels:
 
     def __str__(self) -> str:
         return f"{self.scale}:" + ",".join(repr(value) for value in self.values)
-
-
-def sub_schedule(alphas_cumprod: npt.ArrayLike, timesteps: Sequence[int]) -> FloatArray:
-    """abar restricted to the retained timesteps (respacing): betas follow from the ratios of what is kept."""
-    return np.asarray(alphas_cumprod, dtype=np.float64)[np.asarray(timesteps, dtype=np.int64)]

@@ -1,4 +1,4 @@
-"""What a diffusers scheduler config says of the noise, in float64: abar_t, the network's times, what it predicts."""
+"""A diffusers scheduler config in float64: the schedule abar_t, the network's times, the kind of prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, cosine_alphas_cumprod, sub_schedule
+from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, cosine_alphas_cumprod
 from gepc.core.errors import BackboneError, OptionError, check_choice
 from gepc.core.options import build
 
@@ -21,11 +21,11 @@ VARIANCE_TYPES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The forward process and the meaning of the network's answer, under diffusers' own names.
+    """The forward process and the meaning of the network's answer, under the names diffusers uses.
 
-    The last two fields are not diffusers': with `rescale_timesteps` the network is called with t*1000/T instead of t
-    (OpenAI's nets), and `timestep_respacing` keeps a part of the timesteps, written as OpenAI writes it ("250",
-    "ddim50", "10,10,20"): index i then means the i-th kept timestep, and the network still sees the original one.
+    Two fields are not from diffusers. With `rescale_timesteps` the network is called with t*1000/T instead of t, as
+    OpenAI's networks are. `timestep_respacing` keeps some of the timesteps, in OpenAI's notation ("250", "ddim50",
+    "10,10,20"): index i then means the i-th kept timestep, and the network is called with the original one.
     """
 
     num_train_timesteps: int = 1000
@@ -50,7 +50,7 @@ class Scheduler:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str) -> Scheduler:
-        """Read a `scheduler_config.json`; what only concerns sampling (clipping, spacing, solver) is left aside."""
+        """Read a scheduler config; fields that only concern sampling (clipping, spacing, solver) are ignored."""
         if "beta_schedule" not in config and config.get("trained_betas") is None:
             name = config.get("_class_name", "a scheduler")
             raise BackboneError(
@@ -69,13 +69,12 @@ class Scheduler:
         return self.num_train_timesteps if self.trained_betas is None else len(self.trained_betas)
 
     def kept_timesteps(self) -> npt.NDArray[np.int64]:
-        """The original timestep of each index: 0 ... T-1, or the part that respacing keeps."""
-        if not self.timestep_respacing:
-            return np.arange(self.n_train, dtype=np.int64)
-        return np.asarray(respace(self.n_train, self.timestep_respacing), dtype=np.int64)
+        """The original timestep of each index: 0 ... T-1, or those that respacing keeps."""
+        kept = respace(self.n_train, self.timestep_respacing) if self.timestep_respacing else range(self.n_train)
+        return np.asarray(kept, dtype=np.int64)
 
     def network_times(self) -> FloatArray:
-        """What the network is called with at each index: the original timestep, times 1000/T where it is rescaled."""
+        """What the network is called with at each index: the original timestep, times 1000/T if rescaled."""
         scale = 1000.0 / self.n_train if self.rescale_timesteps else 1.0
         return self.kept_timesteps().astype(np.float64) * scale
 
@@ -88,14 +87,14 @@ class Scheduler:
         abar: FloatArray = np.cumprod(1.0 - betas, dtype=np.float64)
         if self.rescale_betas_zero_snr:
             abar = _zero_terminal_snr(abar)
-        return check_alphas_cumprod(sub_schedule(abar, self.kept_timesteps().tolist()))
+        return check_alphas_cumprod(abar[self.kept_timesteps()])
 
     def to_config(self) -> dict[str, Any]:
-        """The fields a `DDPMScheduler` takes, as its config file holds them."""
-        values = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        for ours in ("rescale_timesteps", "timestep_respacing"):
-            del values[ours]
-        return values
+        """The fields that a `DDPMScheduler` knows, for its config file."""
+        ours = ("rescale_timesteps", "timestep_respacing")
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None and name not in ours
+        }
 
 
 def respace(steps: int, sections: str) -> list[int]:
@@ -105,45 +104,28 @@ def respace(steps: int, sections: str) -> list[int]:
     both ends included; "ddim50" keeps every k-th timestep, with the smallest k that leaves exactly 50.
     """
     text = sections.strip()
+    try:
+        counts = [int(part) for part in text.removeprefix("ddim").split(",")]
+    except ValueError as error:
+        raise OptionError(
+            f"cannot read timestep_respacing {sections!r}; write for instance 250, ddim50 or 10,20"
+        ) from error
     if text.startswith("ddim"):
-        wanted = _whole_numbers(text[4:], sections)[0]
         for stride in range(1, steps):
-            if len(range(0, steps, stride)) == wanted:
+            if len(range(0, steps, stride)) == counts[0]:
                 return list(range(0, steps, stride))
-        raise OptionError(f"timestep_respacing {sections!r}: no whole stride keeps {wanted} of {steps} timesteps")
-    counts = _whole_numbers(text, sections)
-    size, extra = divmod(steps, len(counts))
+        raise OptionError(f"timestep_respacing {sections!r}: no whole stride keeps {counts[0]} of {steps} timesteps")
     kept: list[int] = []
-    start = 0
-    for number, count in enumerate(counts):
-        length = size + (number < extra)
-        if not 0 <= count <= length:
+    for section, count in zip(np.array_split(np.arange(steps), len(counts)), counts, strict=True):
+        if not 0 <= count <= len(section):
             raise OptionError(
-                f"timestep_respacing {sections!r}: cannot keep {count} of a section of {length} timesteps"
+                f"timestep_respacing {sections!r}: cannot keep {count} of a section of {len(section)} timesteps"
             )
-        kept += _spread(start, length, count)
-        start += length
+        distance = (len(section) - 1) / max(count - 1, 1)
+        kept += section[np.round(np.cumsum([0.0, *[distance] * (count - 1)])[:count]).astype(np.int64)].tolist()
     if not kept:
         raise OptionError(f"timestep_respacing {sections!r} keeps no timestep")
     return kept
-
-
-def _spread(start: int, length: int, count: int) -> list[int]:
-    stride = 1.0 if count == 1 else (length - 1) / (count - 1)
-    position, kept = 0.0, []
-    for _ in range(count):
-        kept.append(start + round(position))
-        position += stride
-    return kept
-
-
-def _whole_numbers(text: str, given: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise OptionError(
-            f"cannot read timestep_respacing {given!r}; write for instance 250, ddim50 or 10,20"
-        ) from error
 
 
 def _zero_terminal_snr(abar: FloatArray) -> FloatArray:
@@ -152,47 +134,28 @@ def _zero_terminal_snr(abar: FloatArray) -> FloatArray:
     return np.asarray(((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2)
 
 
+def _cosine(steps: int) -> FloatArray:
+    abar = np.concatenate([[1.0], cosine_alphas_cumprod(steps)])
+    return np.asarray(1.0 - abar[1:] / abar[:-1])
+
+
+def _laplace(u: float) -> float:
+    half_log_snr = -0.5 * math.copysign(1.0, 0.5 - u) * math.log(1.0 - 2.0 * abs(0.5 - u) + 1e-6)
+    snr = math.exp(half_log_snr)
+    return math.sqrt(snr / (1.0 + snr))
+
+
 def _betas_of(abar: Callable[[float], float], steps: int) -> FloatArray:
     """beta_t = 1 - abar((t+1)/T)/abar(t/T), at most 0.999."""
     values = np.asarray([abar(step / steps) for step in range(steps + 1)])
-    return np.asarray(np.minimum(1.0 - values[1:] / values[:-1], 0.999), dtype=np.float64)
-
-
-def _linear(steps: int, start: float, end: float) -> FloatArray:
-    return np.linspace(start, end, steps, dtype=np.float64)
-
-
-def _scaled_linear(steps: int, start: float, end: float) -> FloatArray:
-    return np.linspace(start**0.5, end**0.5, steps, dtype=np.float64) ** 2
-
-
-def _cosine(steps: int, _start: float, _end: float) -> FloatArray:
-    abar = np.concatenate([[1.0], cosine_alphas_cumprod(steps)])
-    return np.asarray(1.0 - abar[1:] / abar[:-1], dtype=np.float64)
-
-
-def _sigmoid(steps: int, start: float, end: float) -> FloatArray:
-    return np.asarray((end - start) / (1.0 + np.exp(-np.linspace(-6.0, 6.0, steps))) + start, dtype=np.float64)
-
-
-def _exponential(steps: int, _start: float, _end: float) -> FloatArray:
-    return _betas_of(lambda u: math.exp(-12.0 * u), steps)
-
-
-def _laplace(steps: int, _start: float, _end: float) -> FloatArray:
-    def abar(u: float) -> float:
-        half_log_snr = -0.5 * math.copysign(1.0, 0.5 - u) * math.log(1.0 - 2.0 * abs(0.5 - u) + 1e-6)
-        snr = math.exp(half_log_snr)
-        return math.sqrt(snr / (1.0 + snr))
-
-    return _betas_of(abar, steps)
+    return np.asarray(np.minimum(1.0 - values[1:] / values[:-1], 0.999))
 
 
 _BETAS: dict[str, Callable[[int, float, float], FloatArray]] = {
-    "linear": _linear,
-    "scaled_linear": _scaled_linear,
-    "squaredcos_cap_v2": _cosine,
-    "sigmoid": _sigmoid,
-    "exp": _exponential,
-    "laplace": _laplace,
+    "linear": lambda steps, start, end: np.linspace(start, end, steps),
+    "scaled_linear": lambda steps, start, end: np.linspace(start**0.5, end**0.5, steps) ** 2,
+    "squaredcos_cap_v2": lambda steps, _start, _end: _cosine(steps),
+    "sigmoid": lambda steps, start, end: (end - start) / (1.0 + np.exp(-np.linspace(-6.0, 6.0, steps))) + start,
+    "exp": lambda steps, _start, _end: _betas_of(lambda u: math.exp(-12.0 * u), steps),
+    "laplace": lambda steps, _start, _end: _betas_of(_laplace, steps),
 }

@@ -1,12 +1,13 @@
-"""Reading tensors from files other people made: no code is run, no second copy is held, errors name file and tensor."""
+"""Weights from files of any origin: no code is run, no second copy is held, errors name the file and the tensor."""
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,37 +102,25 @@ def unwrap(content: Mapping[str, Any], landmarks: Sequence[str], path: Path) -> 
 
 
 def _without_prefix(entry: Mapping[str, Any], prefix: str, path: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
     for name, value in entry.items():
-        short = name[len(prefix) :] if name.startswith(prefix) else name
         if not isinstance(value, torch.Tensor):
             raise BackboneError(f"{path}: {name} is a {type(value).__name__}, not a tensor")
-        tensors[short] = value
-    return tensors
+    return {name.removeprefix(prefix): value for name, value in entry.items()}
 
 
 def check_shapes(path: Path | str, given: Mapping[str, torch.Tensor], expected: Mapping[str, Shape]) -> None:
-    """Every expected tensor is there, in its shape, and no other."""
-    wrong = [name for name in expected if name in given and tuple(given[name].shape) != expected[name]]
-    if wrong:
-        name = wrong[0]
-        raise BackboneError(
-            f"{path}: tensor {name} has shape {tuple(given[name].shape)}, expected {expected[name]}{_others(wrong)}"
-        )
-    missing = [name for name in expected if name not in given]
-    if missing:
-        name = missing[0]
-        raise BackboneError(f"{path}: tensor {name} is missing, expected shape {expected[name]}{_others(missing)}")
-    surplus = [name for name in given if name not in expected]
-    if surplus:
-        name = surplus[0]
-        raise BackboneError(
-            f"{path}: tensor {name} of shape {tuple(given[name].shape)} has no place in this network{_others(surplus)}"
-        )
-
-
-def _others(names: Sequence[str]) -> str:
-    return f" (and {len(names) - 1} more of that kind)" if len(names) > 1 else ""
+    """Raise `BackboneError` unless `given` holds every expected tensor, in its shape, and no other."""
+    found = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    problems = {
+        "has shape {found}, expected {expected}": [n for n in found if found[n] != expected.get(n, found[n])],
+        "is missing, expected shape {expected}": [n for n in expected if n not in found],
+        "of shape {found} has no place in this network": [n for n in found if n not in expected],
+    }
+    for problem, names in problems.items():
+        if names:
+            text = problem.format(found=found.get(names[0]), expected=expected.get(names[0]))
+            others = f" (and {len(names) - 1} more of that kind)" if len(names) > 1 else ""
+            raise BackboneError(f"{path}: tensor {names[0]} {text}{others}")
 
 
 def place(net: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -142,24 +131,32 @@ def place(net: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold a diffusers model's weights: one, or the shards that its index lists."""
-    for name in ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin"):
-        for stem in (name, _variant(name, "fp16")):
-            if (folder / stem).is_file():
-                return [folder / stem]
-        index = folder / f"{name}.index.json"
+    for suffix in ("safetensors", "bin"):
+        for name in (f"diffusion_pytorch_model.{suffix}", f"diffusion_pytorch_model.fp16.{suffix}"):
+            if (folder / name).is_file():
+                return [folder / name]
+        index = folder / f"diffusion_pytorch_model.{suffix}.index.json"
         if index.is_file():
             return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
     raise InputError(f"{folder} holds no weights: expected diffusion_pytorch_model.safetensors (or .bin)")
 
 
-def _variant(name: str, variant: str) -> str:
-    stem, _, suffix = name.rpartition(".")
-    return f"{stem}.{variant}.{suffix}"
+_OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def read_all(files: Sequence[Path], rename: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
-    """The tensors of all `files` together, under their new names."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in files:
-        tensors.update({rename(name): tensor for name, tensor in read_tensors(path).items()})
-    return tensors
+def read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """The tensors of all `files` together. Attention tensors from before diffusers 0.15 get today's names."""
+
+    def current(name: str) -> str:
+        old = r"(attentions\.\d+\.)(query|key|value|proj_attn)\."
+        return re.sub(old, lambda found: f"{found[1]}{_OLD_NAMES[found[2]]}.", name)
+
+    return {current(name): tensor for path in files for name, tensor in read_tensors(path).items()}
+
+
+def digest_of(net: torch.nn.Module) -> str:
+    """SHA-256 of the file that `save_pretrained` would write: an object and its saved folder have the same."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
+    return hashlib.sha256(save(tensors, {"format": "pt"})).hexdigest()

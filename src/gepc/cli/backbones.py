@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gepc.backbones.openai.presets import PRESETS
+from gepc.backbones.openai.options import PRESETS
 from gepc.cli.app import app, note, parse_settings, say
 from gepc.core.errors import OptionError
 from gepc.core.files import read_json
@@ -86,7 +86,7 @@ def convert(
     --set noise_schedule=cosine --set diffusion_steps=4000 --set rescale_timesteps=true`
     """
     from gepc.backbones.openai.convert import convert as convert_checkpoint
-    from gepc.backbones.openai.save import save_folder
+    from gepc.backbones.openai.convert import save_folder
 
     converted = convert_checkpoint(checkpoint, checkpoint_options(preset, config, settings))
     save_folder(converted, out)
@@ -149,6 +149,7 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     seconds = seconds_per_pass(backbone, size)
     return {
         **backbone.describe(),
+        "device": str(backbone.device),
         "levels": {
             "paper": level_table(backbone, PAPER_LEVELS),
             "paper, CelebA": level_table(backbone, PAPER_LEVELS_CELEBA),

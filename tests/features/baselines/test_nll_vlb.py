@@ -100,7 +100,7 @@ def test_learned_variance_interpolates(network_of: gepc.Backbone) -> None:
 @pytest.fixture
 def network_of() -> gepc.Backbone:
     """A backbone with a learned variance whose interpolation value is `value` everywhere."""
-    from gepc.backbones.diffusers import log_variances
+    from gepc.backbones.schedule import log_variances
 
     class Learned(gepc.Backbone):
         learned_variance = True
@@ -110,7 +110,7 @@ def network_of() -> gepc.Backbone:
             return 0.9 * x
 
         def eps_and_log_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            large, small = (self._per_image(table, x, t) for table in log_variances(self.alphas_cumprod))
+            large, small = (self.per_image(table, x, t) for table in log_variances(self.alphas_cumprod))
             share = (self.value + 1) / 2
             return self.eps(x, t), (share * large + (1 - share) * small).expand_as(x)
 

@@ -58,7 +58,7 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Part:
+class UNetBlock:
     """One piece of the network: where OpenAI and diffusers keep it, what it is, channels in and out."""
 
     source: str
@@ -73,45 +73,45 @@ class Part:
         return self.source.startswith("output_blocks")
 
 
-def parts(net: Architecture) -> Iterator[Part]:
+def blocks_of(net: Architecture) -> Iterator[UNetBlock]:
     """The pieces of the network in the order of computation (first and last convolutions and time embedding aside)."""
     skips = [net.widths[0]]
     width, index, last = net.widths[0], 1, len(net.widths) - 1
     for level, out in enumerate(net.widths):
         home = f"down_blocks.{level}"
         for layer in range(net.res_blocks):
-            yield Part(f"input_blocks.{index}.0", f"{home}.resnets.{layer}", RESBLOCK, width, out)
+            yield UNetBlock(f"input_blocks.{index}.0", f"{home}.resnets.{layer}", RESBLOCK, width, out)
             width = out
             if net.attention[level]:
-                yield Part(f"input_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
+                yield UNetBlock(f"input_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
             skips.append(out)
             index += 1
         if level < last:
             yield from _resample(net, f"input_blocks.{index}.0", f"{home}.downsamplers.0", DOWN, out)
             skips.append(out)
             index += 1
-    yield Part("middle_block.0", "mid_block.resnets.0", RESBLOCK, width, width)
-    yield Part("middle_block.1", "mid_block.attentions.0", ATTENTION, width, width)
-    yield Part("middle_block.2", "mid_block.resnets.1", RESBLOCK, width, width)
+    yield UNetBlock("middle_block.0", "mid_block.resnets.0", RESBLOCK, width, width)
+    yield UNetBlock("middle_block.1", "mid_block.attentions.0", ATTENTION, width, width)
+    yield UNetBlock("middle_block.2", "mid_block.resnets.1", RESBLOCK, width, width)
     index = 0
     for level in range(last, -1, -1):
         home, out = f"up_blocks.{last - level}", net.widths[level]
         for layer in range(net.res_blocks + 1):
-            yield Part(f"output_blocks.{index}.0", f"{home}.resnets.{layer}", RESBLOCK, width + skips.pop(), out)
+            yield UNetBlock(f"output_blocks.{index}.0", f"{home}.resnets.{layer}", RESBLOCK, width + skips.pop(), out)
             width = out
             if net.attention[level]:
-                yield Part(f"output_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
+                yield UNetBlock(f"output_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
             if level and layer == net.res_blocks:
                 place = 2 if net.attention[level] else 1
                 yield from _resample(net, f"output_blocks.{index}.{place}", f"{home}.upsamplers.0", UP, out)
             index += 1
 
 
-def _resample(net: Architecture, source: str, target: str, kind: str, width: int) -> Iterator[Part]:
+def _resample(net: Architecture, source: str, target: str, kind: str, width: int) -> Iterator[UNetBlock]:
     if net.resampling == "resblock":
-        yield Part(source, target, RESBLOCK, width, width)
+        yield UNetBlock(source, target, RESBLOCK, width, width)
     elif net.resampling == "conv":
-        yield Part(source, target, kind, width, width)
+        yield UNetBlock(source, target, kind, width, width)
 
 
 def expected_shapes(net: Architecture) -> dict[str, Shape]:
@@ -121,17 +121,17 @@ def expected_shapes(net: Architecture) -> dict[str, Shape]:
     if net.classes is not None:
         shapes["label_emb.weight"] = (net.classes, time)
     shapes |= _layer("input_blocks.0.0", width, net.channels, 3, 3)
-    for part in parts(net):
-        shapes |= {f"{part.source}.{name}": shape for name, shape in _part_shapes(part, net).items()}
+    for block in blocks_of(net):
+        shapes |= {f"{block.source}.{name}": shape for name, shape in _block_shapes(block, net).items()}
     return shapes | _layer("out.0", width) | _layer("out.2", net.out_channels, width, 3, 3)
 
 
-def _part_shapes(part: Part, net: Architecture) -> dict[str, Shape]:
-    a, b = part.inward, part.outward
-    if part.kind == ATTENTION:
+def _block_shapes(block: UNetBlock, net: Architecture) -> dict[str, Shape]:
+    a, b = block.inward, block.outward
+    if block.kind == ATTENTION:
         return _layer("norm", b) | _layer("qkv", 3 * b, b, 1) | _layer("proj_out", b, b, 1)
-    if part.kind in (DOWN, UP):
-        return _layer("op" if part.kind == DOWN else "conv", b, b, 3, 3)
+    if block.kind in (DOWN, UP):
+        return _layer("op" if block.kind == DOWN else "conv", b, b, 3, 3)
     shapes = _layer("in_layers.0", a) | _layer("in_layers.2", b, a, 3, 3)
     shapes |= _layer("emb_layers.1", (1 + net.scale_shift) * b, net.time_channels)
     shapes |= _layer("out_layers.0", b) | _layer("out_layers.3", b, b, 3, 3)

@@ -1,7 +1,12 @@
-"""From OpenAI's tensors to a diffusers `UNet2DModel`: every tensor placed, none left over."""
+"""From OpenAI's tensors to a diffusers `UNet2DModel`, and to a folder that diffusers can load."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +22,16 @@ from gepc.backbones.openai.architecture import (
     RESBLOCK,
     UP,
     Architecture,
+    blocks_of,
     expected_shapes,
-    parts,
     read_architecture,
 )
 from gepc.backbones.openai.options import Options, read_options
-from gepc.backbones.patches import MARK, Patches
+from gepc.backbones.patches import EXTRAS, MARK, Patches, build_net
 from gepc.backbones.scheduler import Scheduler
-from gepc.backbones.weights import check_shapes, read_tensors, unwrap
+from gepc.backbones.weights import check_shapes, place, read_tensors, unwrap
+from gepc.core.errors import InputError, StorageError
+from gepc.core.files import replacing, sha256, write_json
 
 if TYPE_CHECKING:
     from diffusers import UNet2DModel
@@ -34,7 +41,7 @@ LANDMARKS = ("time_embed.0.weight", "input_blocks.0.0.weight")
 
 @dataclass(frozen=True)
 class Converted:
-    """A checkpoint in diffusers' terms. The tensors are the file's own memory, those of the attention apart."""
+    """A checkpoint in diffusers' terms. The tensors are the file's own memory, except those of the attention."""
 
     path: Path
     options: Options
@@ -46,16 +53,13 @@ class Converted:
 
     def build(self) -> UNet2DModel:
         """The network; its parameters are the converted tensors themselves."""
-        from gepc.backbones.diffusers import build_net
-        from gepc.backbones.weights import place
-
         net = build_net(self.config, self.patches)
         place(net, self.tensors)
         return net
 
     @property
     def caveats(self) -> list[str]:
-        """What someone must know who loads the converted folder with plain diffusers; empty where there is nothing."""
+        """What users of plain diffusers must know about the converted folder; often empty."""
         notes = []
         if self.patches.reasons:
             notes.append(
@@ -120,16 +124,16 @@ def _renamed(
     for ending in ("weight", "bias"):
         for source, target in _ENDS.items():
             yield f"{target}.{ending}", tensors[f"{source}.{ending}"]
-        for part in parts(net):
-            for source, target in _INSIDE[part.kind].items():
-                tensor = tensors.get(f"{part.source}.{source}.{ending}")
+        for block in blocks_of(net):
+            for source, target in _INSIDE[block.kind].items():
+                tensor = tensors.get(f"{block.source}.{source}.{ending}")
                 if tensor is not None:
-                    yield f"{part.target}.{target}.{ending}", tensor[:, :, 0] if tensor.ndim == 3 else tensor
-            if part.kind == ATTENTION:
-                heads = options.heads(part.outward, decoder=part.in_decoder)
-                qkv = split_qkv(tensors[f"{part.source}.qkv.{ending}"], heads, options.use_new_attention_order)
+                    yield f"{block.target}.{target}.{ending}", tensor[:, :, 0] if tensor.ndim == 3 else tensor
+            if block.kind == ATTENTION:
+                heads = options.heads(block.outward, decoder=block.in_decoder)
+                qkv = split_qkv(tensors[f"{block.source}.qkv.{ending}"], heads, options.use_new_attention_order)
                 for name, tensor in zip(("to_q", "to_k", "to_v"), qkv, strict=True):
-                    yield f"{part.target}.{name}.{ending}", tensor
+                    yield f"{block.target}.{name}.{ending}", tensor
 
 
 def split_qkv(qkv: torch.Tensor, heads: int, new_order: bool) -> tuple[torch.Tensor, ...]:
@@ -161,9 +165,9 @@ def find_patches(net: Architecture, options: Options) -> Patches:
 
 def _heads(net: Architecture, options: Options) -> tuple[set[int], set[int]]:
     """The numbers of heads, and of channels per head, that occur in the net."""
-    attentions = [part for part in parts(net) if part.kind == ATTENTION]
-    heads = [options.heads(part.outward, decoder=part.in_decoder) for part in attentions]
-    return set(heads), {part.outward // count for part, count in zip(attentions, heads, strict=True)}
+    attentions = [block for block in blocks_of(net) if block.kind == ATTENTION]
+    heads = [options.heads(block.outward, decoder=block.in_decoder) for block in attentions]
+    return set(heads), {block.outward // count for block, count in zip(attentions, heads, strict=True)}
 
 
 def unet_config(net: Architecture, options: Options, patches: Patches) -> dict[str, Any]:
@@ -199,3 +203,67 @@ def unet_config(net: Architecture, options: Options, patches: Patches) -> dict[s
         "freq_shift": 0,
         "num_class_embeds": net.classes,
     }
+
+
+def save_folder(converted: Converted, out: Path) -> None:
+    """Write `config.json`, `scheduler_config.json`, the weights in float32 and `gepc.json`; all of them or nothing.
+
+    If plain diffusers computes the same function there is a `model_index.json` too, and `DDPMPipeline` can load it.
+    """
+    import diffusers
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    version = {"_diffusers_version": diffusers.__version__}
+    tensors = {name: tensor.float().contiguous() for name, tensor in converted.tensors.items()}
+    with _new_folder(out) as folder:
+        write_json(folder / "config.json", {**converted.config, **version})
+        scheduler = {"_class_name": "DDPMScheduler", **version, **converted.scheduler.to_config()}
+        write_json(folder / "scheduler_config.json", scheduler)
+        write_json(folder / EXTRAS, _extras(converted))
+        if not converted.caveats and converted.architecture.classes is None:
+            parts = {"scheduler": ["diffusers", "DDPMScheduler"], "unet": ["diffusers", "UNet2DModel"]}
+            write_json(folder / "model_index.json", {"_class_name": "DDPMPipeline", **version, **parts})
+        path = folder / "diffusion_pytorch_model.safetensors"
+        try:
+            with replacing(path) as draft:
+                save_file(tensors, draft, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def _extras(converted: Converted) -> dict[str, Any]:
+    """What gepc needs beyond diffusers' files: patches, OpenAI's timesteps, and the origin of the weights."""
+    scheduler, options = converted.scheduler, converted.options
+    said = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != field.default
+    }
+    return {
+        "family": "openai",
+        "patches": converted.patches.to_dict(),
+        "scheduler": {
+            "rescale_timesteps": scheduler.rescale_timesteps,
+            "timestep_respacing": scheduler.timestep_respacing,
+        },
+        "converted_from": {"file": converted.path.name, "sha256": sha256(converted.path), "options": said},
+    }
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder beside `out`; on success it becomes `out` at once, on any failure it is removed."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} already exists; choose another folder, or remove it first")
+    draft = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        os.replace(draft, out)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,17 +1,82 @@
-"""The options of improved-diffusion's and guided-diffusion's scripts, under their own names."""
+"""The options of improved-diffusion's and guided-diffusion's scripts, under their own names, and published presets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gepc.backbones.openai.presets import PRESETS
-from gepc.backbones.scheduler import Scheduler
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import build, read_yaml
 
+if TYPE_CHECKING:
+    from gepc.backbones.scheduler import Scheduler
+
+_COSINE_4000 = {"noise_schedule": "cosine", "diffusion_steps": 4000, "rescale_timesteps": True}
+_LINEAR_1000 = {"noise_schedule": "linear", "diffusion_steps": 1000, "rescale_timesteps": False}
+_IMPROVED_32 = {
+    "image_size": 32,
+    "num_channels": 128,
+    "num_res_blocks": 3,
+    "channel_mult": "",
+    "num_heads": 4,
+    "attention_resolutions": "16,8",
+    "learn_sigma": True,
+    "use_scale_shift_norm": True,
+    "class_cond": False,
+    **_COSINE_4000,
+}
+_IMPROVED_64 = {**_IMPROVED_32, "image_size": 64}
+_IMPROVED_64_COND = {**_IMPROVED_64, "num_channels": 192, "class_cond": True, "rescale_timesteps": False}
+_IMPROVED_LSUN = {
+    **_IMPROVED_64,
+    **_LINEAR_1000,
+    "image_size": 256,
+    "num_res_blocks": 2,
+    "num_heads": 1,
+    "use_scale_shift_norm": False,
+    "attention_resolutions": "16",
+}
+_GUIDED_256 = {
+    "image_size": 256,
+    "num_channels": 256,
+    "num_res_blocks": 2,
+    "channel_mult": "",
+    "num_head_channels": 64,
+    "attention_resolutions": "32,16,8",
+    "learn_sigma": True,
+    "use_scale_shift_norm": True,
+    "resblock_updown": True,
+    "class_cond": False,
+    **_LINEAR_1000,
+}
+_GUIDED_256_COND = {**_GUIDED_256, "class_cond": True}
+_GUIDED_64_COND = {
+    **_GUIDED_256_COND,
+    "image_size": 64,
+    "noise_schedule": "cosine",
+    "num_channels": 192,
+    "num_res_blocks": 3,
+    "use_new_attention_order": True,
+}
+_GUIDED_128_COND = {**_GUIDED_256_COND, "image_size": 128, "num_heads": 4, "num_head_channels": -1}
+
+# Published checkpoints and the options in their authors' read-me files.
+PRESETS: dict[str, Mapping[str, Any]] = {
+    "diffpath-celeba32": _IMPROVED_32,  # DiffPath's CelebA-32 net
+    "improved-cifar10": _IMPROVED_32,  # cifar10_uncond_50M_500K.pt, cifar10_uncond_vlb_50M_500K.pt
+    "improved-imagenet64": _IMPROVED_64,  # imagenet64_uncond_100M_1500K.pt, imagenet64_uncond_vlb_100M_1500K.pt
+    "improved-imagenet64-cond": _IMPROVED_64_COND,  # imagenet64_cond_270M_250K.pt
+    "improved-lsun256": _IMPROVED_LSUN,  # lsun_uncond_100M_1200K_bs128.pt, lsun_uncond_100M_2400K_bs64.pt
+    "guided-imagenet64-cond": _GUIDED_64_COND,  # 64x64_diffusion.pt
+    "guided-imagenet128-cond": _GUIDED_128_COND,  # 128x128_diffusion.pt
+    "guided-imagenet256": _GUIDED_256,  # 256x256_diffusion_uncond.pt
+    "guided-imagenet256-cond": _GUIDED_256_COND,  # 256x256_diffusion.pt
+    "guided-imagenet512": {**_GUIDED_256, "image_size": 512},  # 512x512 nets fine-tuned without classes
+    "guided-imagenet512-cond": {**_GUIDED_256_COND, "image_size": 512},  # 512x512_diffusion.pt
+    "guided-lsun256": _GUIDED_256,  # lsun_bedroom.pt, lsun_cat.pt, lsun_horse.pt
+}
 DEFAULT_CHANNEL_MULT = {
     512: (0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0),
     256: (1.0, 1.0, 2.0, 2.0, 4.0, 4.0),
@@ -19,16 +84,14 @@ DEFAULT_CHANNEL_MULT = {
     64: (1.0, 2.0, 3.0, 4.0),
     32: (1.0, 2.0, 2.0, 2.0),
 }
-SCHEDULES = ("linear", "cosine")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says of a checkpoint. None means unsaid: the tensors decide, or it must be asked for.
+    """What a user says about a checkpoint; None means unsaid.
 
-    Only the first block is needed: the tensors do not show it. The second block is read off the tensors, and what is
-    said here must agree with them. The third changes nothing in the network's answers and is accepted as it comes in
-    OpenAI's own option lists.
+    The tensors do not show the first block, so it is needed. They do show the second block: what is said there must
+    agree with them. The third changes no prediction and is accepted because OpenAI's option lists have it.
     """
 
     image_size: int | None = None
@@ -61,7 +124,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.noise_schedule is not None:
-            check_choice("noise_schedule", self.noise_schedule, SCHEDULES)
+            check_choice("noise_schedule", self.noise_schedule, ("linear", "cosine"))
         for name in ("image_size", "num_heads", "diffusion_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -69,7 +132,7 @@ class Options:
 
     @property
     def missing(self) -> list[str]:
-        """What the tensors do not show and nobody has said."""
+        """Needed options that are unsaid."""
         missing = [name for name in ("image_size", "noise_schedule", "diffusion_steps") if getattr(self, name) is None]
         if self.num_heads is None and not self.head_channels:
             missing.append("num_heads (or num_head_channels)")
@@ -79,7 +142,7 @@ class Options:
 
     @property
     def head_channels(self) -> int | None:
-        """Channels per attention head; None where the number of heads is fixed instead (OpenAI writes -1)."""
+        """Channels per attention head; None if the number of heads is fixed instead (OpenAI writes -1)."""
         return self.num_head_channels if self.num_head_channels not in (None, -1) else None
 
     @property
@@ -98,22 +161,20 @@ class Options:
 
     @property
     def multipliers(self) -> tuple[float, ...] | None:
-        """`channel_mult` as numbers; "" stands for the default of that image size; None where nothing was said."""
-        if self.channel_mult is None:
-            return None
+        """`channel_mult` as numbers; "" stands for the default of that image size; None if unsaid."""
         if self.channel_mult == "":
             return DEFAULT_CHANNEL_MULT.get(self.image_size or 0)
         return _numbers("channel_mult", self.channel_mult)
 
     @property
     def attention_sizes(self) -> tuple[float, ...] | None:
-        """The resolutions with attention; None where nothing was said."""
-        if self.attention_resolutions is None:
-            return None
+        """The resolutions with attention; None if unsaid."""
         return _numbers("attention_resolutions", self.attention_resolutions)
 
     def scheduler(self, *, learned_variance: bool) -> Scheduler:
-        """The noise, in diffusers' names. Linear betas run from 1e-4 to 0.02, times 1000/T."""
+        """The noise schedule under diffusers' names. Linear betas run from 1e-4 to 0.02, times 1000/T."""
+        from gepc.backbones.scheduler import Scheduler
+
         steps = self.diffusion_steps or 1000
         fixed = "fixed_small" if self.sigma_small else "fixed_large"
         return Scheduler(
@@ -128,8 +189,8 @@ class Options:
         )
 
 
-def _numbers(name: str, value: str | int | tuple[float, ...]) -> tuple[float, ...]:
-    if isinstance(value, tuple):
+def _numbers(name: str, value: str | int | tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if value is None or isinstance(value, tuple):
         return value
     try:
         return tuple(float(part) for part in str(value).split(","))
@@ -141,15 +202,11 @@ def read_options(config: str | Path | Mapping[str, Any] | None) -> Options:
     """Options from a mapping, the name of a preset, or a YAML or JSON file; a mapping may build on `preset: name`."""
     if config is None:
         return Options()
-    if isinstance(config, Mapping):
-        values = dict(config)
-        preset = values.pop("preset", None)
-        return build(Options, {**(_preset(preset) if preset is not None else {}), **values}, "the checkpoint's config")
-    if Path(config).is_file():
-        return read_options(read_yaml(config))
-    return build(Options, _preset(config), "the preset")
-
-
-def _preset(name: object) -> Mapping[str, Any]:
-    check_choice("preset", name, PRESETS)
-    return PRESETS[str(name)].options
+    if not isinstance(config, Mapping):
+        return read_options(read_yaml(config) if Path(config).is_file() else {"preset": str(config)})
+    values = dict(config)
+    preset = values.pop("preset", None)
+    if preset is not None:
+        check_choice("preset", preset, PRESETS)
+        values = {**PRESETS[preset], **values}
+    return build(Options, values, "the checkpoint's config")

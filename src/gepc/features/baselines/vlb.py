@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.backbones.schedule import FloatArray
+from gepc.backbones.schedule import FloatArray, log_variances
 from gepc.core.errors import check_choice
 from gepc.features.base import Batch, Cost
 from gepc.features.baselines.samplers import even_in
@@ -60,8 +60,6 @@ class Chain:
     @cached_property
     def log_variances(self) -> tuple[FloatArray, FloatArray]:
         """ln beta and ln btilde; the latter takes at the first step its value at the second."""
-        from gepc.backbones.diffusers import log_variances
-
         return log_variances(self.abar)
 
     def strata(self, count: int | None) -> list[int]:
@@ -151,11 +149,8 @@ class Bound(WholeImage):
         """eps, and u of the variance exp(u ln beta + (1 - u) ln btilde) on the backbone's own schedule."""
         if self.variance != "model" or not backbone.learned_variance:
             return backbone.eps(x_t, t), float(self.variance == "beta")
-        from gepc.backbones.diffusers import log_variances
-
-        source: Any = backbone
-        eps, log_var = source.eps_and_log_variance(x_t, t)
-        large, small = (backbone._per_image(table, x_t, t).double() for table in log_variances(backbone.alphas_cumprod))
+        eps, log_var = backbone.eps_and_log_variance(x_t, t)
+        large, small = (backbone.per_image(table, x_t, t).double() for table in log_variances(backbone.alphas_cumprod))
         return eps, (log_var.double() - small) / (large - small)
 
 

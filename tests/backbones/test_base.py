@@ -1,13 +1,15 @@
-"""Backbones made in Python, and the checks that every backbone makes."""
+"""What every backbone does: splitting, counting, checking; and backbones made of functions."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gepc import Backbone
-from gepc.core.errors import BackboneError, InputError
+from gepc.core.errors import BackboneError, InputError, OptionError
 
 ABAR = np.array([0.99, 0.9, 0.5, 0.1])
 
@@ -123,3 +125,65 @@ def test_jvp_of_a_denoiser() -> None:
     backbone = Backbone.from_denoiser(lambda y, s: y * (4 / (4 + s**2))[:, None, None, None], [0.1, 1.0])
     x, v = torch.randn(2, 3, 3, 4, 4, dtype=torch.float64)
     torch.testing.assert_close(backbone.jvp(x, 1, v)[1], backbone.eps(v, 1))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 8, None])
+def test_the_network_never_sees_more_than_rows_images(rows: int | None) -> None:
+    """eps, jvp and the log-variance split a batch alike, count it once, and give what the whole batch gives."""
+    seen: list[int] = []
+
+    def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return gaussian_eps(x, t).tanh()
+
+    whole, split = (Backbone.from_callable(eps, ABAR, channels=1) for _ in range(2))
+    split.rows = rows
+    x, v = torch.randn(2, 7, 1, 4, 4, dtype=torch.float64)
+    t = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    expected = [whole.eps(x, t), *whole.jvp(x, t, v), *whole.eps_and_log_variance(x, t)]
+    seen.clear()
+    found = [split.eps(x, t), *split.jvp(x, t, v), *split.eps_and_log_variance(x, t)]
+    assert max(seen) == min(rows or 7, 7)
+    assert sum(seen) == 3 * 7
+    assert (split.forward_count, split.jvp_count) == (whole.forward_count, whole.jvp_count) == (21, 7)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_variance_of_the_reverse_step_without_a_learned_one() -> None:
+    backbone = Backbone.from_callable(gaussian_eps, ABAR, channels=1)
+    x = torch.randn(2, 1, 4, 4, dtype=torch.float64)
+    eps, log_variance = backbone.eps_and_log_variance(x, 2)
+    posterior = (1 - ABAR[2] / ABAR[1]) * (1 - ABAR[1]) / (1 - ABAR[2])
+    assert torch.equal(eps, backbone.eps(x, 2))
+    torch.testing.assert_close(log_variance, torch.full_like(x, np.log(posterior)))
+
+
+def test_a_table_of_numbers_per_timestep() -> None:
+    backbone = Backbone.from_callable(gaussian_eps, ABAR, channels=1)
+    x = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
+    found = backbone.per_image(np.arange(4.0), x, torch.tensor([3, 1]))
+    assert found.tolist() == [[[[3.0]]], [[[1.0]]]]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 13])
+def test_any_number_of_channels(channels: int) -> None:
+    x = torch.randn(2, channels, 4, 4)
+    for backbone in (
+        Backbone.from_callable(gaussian_eps, ABAR, channels=channels),
+        Backbone.from_denoiser(lambda y, _: y / 2, [0.1, 1.0], channels=channels),
+    ):
+        assert backbone.channels == channels
+        assert backbone.eps(x, 1).shape == x.shape
+
+
+@pytest.mark.parametrize("channels", [0, -1, 2.5, "3"])
+def test_channels_that_make_no_sense(channels: Any) -> None:
+    with pytest.raises(OptionError, match=f"channels must be a positive whole number, got {channels!r}"):
+        Backbone.from_callable(gaussian_eps, ABAR, channels=channels)
+
+
+def test_a_description_holds_the_precision_and_not_the_device() -> None:
+    facts = Backbone.from_callable(gaussian_eps, ABAR, channels=1).describe()
+    assert facts["precision"] == "float32"
+    assert "device" not in facts
