@@ -454,3 +454,40 @@ def test_the_reference_is_scored_by_the_rule_that_scores_images(method: str, opt
     scores = detector.score(images)
     for kept in detector.calibration_scores_:
         assert np.abs(scores - kept).min() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 1.5}, "batch_size must be int, got 1.5"),
+        ({"topk": "much"}, "topk must be float, got 'much'"),
+        ({"seed": "zero"}, "seed must be int"),
+        ({"window": 3.5}, "window must be int"),
+        ({"calibration": 3}, "calibration must be str"),
+    ],
+)
+def test_options_of_the_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        gepc.create_detector("gepc", toy_backbone(), **options)
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers() -> None:
+    detector = gepc.create_detector("gepc", toy_backbone(), topk="1e-1", calibration_share="2.5e-1")
+    assert (detector.extractor.options()["topk"], detector.calibration_share) == (0.1, 0.25)
+
+
+def test_a_file_added_while_fitting_does_not_shift_the_groups(tmp_path: Path) -> None:
+    """Labels by folder belong to the files that were listed when the fit began."""
+    for index, image in enumerate(as_uint8(ID)):
+        folder = tmp_path / ("a" if index % 2 else "b")
+        folder.mkdir(exist_ok=True)
+        PILImage.fromarray(image).save(folder / f"{index:02d}.png")
+    expected = toy_detector().fit(tmp_path, groups="folder").reference_.by_group
+
+    def add_file(_: int) -> None:
+        PILImage.fromarray(as_uint8(ID)[0]).save(tmp_path / "a" / "00-late.png")
+
+    found = toy_detector().fit(tmp_path, groups="folder", on_progress=add_file).reference_.by_group
+    assert {name: len(scores) for name, scores in found.items()} == {k: len(v) for k, v in expected.items()}
+    for name, scores in expected.items():
+        np.testing.assert_allclose(found[name], scores)

@@ -84,9 +84,8 @@ def test_the_chosen_detector_keeps_the_other_options(rule: str) -> None:
     assert chosen.extractor.options()["map_part"] == "error"
     assert chosen.seed == 3
     levels = chosen.extractor.timesteps(chosen.backbone)
-    assert levels == (
-        (choice.trials[0].timestep,) if rule == "synthetic" else unfitted.extractor.timesteps(chosen.backbone)
-    )
+    candidates = unfitted.extractor.timesteps(chosen.backbone)
+    assert levels == ((choice.trials[0].timestep,) if rule == "synthetic" else candidates)
     assert np.isfinite(chosen.fit(ID).score(ID[:3])).all()
 
 
@@ -198,8 +197,8 @@ def test_gepc_plus_can_be_planned() -> None:
 @pytest.mark.parametrize(
     ("options", "passes", "message"),
     [
-        ({}, 1, "smallest budget is 2"),
-        ({"mc_samples": 3}, 5, "smallest budget is 6"),
+        ({}, 1, "budget is 2"),
+        ({"mc_samples": 3}, 5, "budget is 6"),
         ({"features": ("b",)}, 6, "feature s"),
     ],
 )

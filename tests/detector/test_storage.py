@@ -288,3 +288,15 @@ def test_another_schedule_or_shape_is_refused(tmp_path: Path, fitted: gepc.GEPC,
     fitted.save(tmp_path / "det")
     with pytest.raises(BackboneError, match=message):
         load_detector(tmp_path / "det", other())  # type: ignore[operator]
+
+
+def test_a_backbone_given_by_path_keeps_the_stored_precision(tmp_path: Path) -> None:
+    """A detector fitted in bfloat16 is scored in bfloat16 whether its backbone is found or given."""
+    net = Path(__file__).parents[1] / "data" / "pinned" / "net"
+    detector = gepc.create_detector("msma", gepc.load_backbone(net, dtype="bfloat16"), size=16)
+    detector.fit(pictures(24, 16)).save(tmp_path / "det")
+    images = pictures(4, 16, seed=1)
+    expected = detector.score(images)
+    np.testing.assert_array_equal(load_detector(tmp_path / "det", str(net)).score(images), expected)
+    with pytest.raises(BackboneError, match="precision is 'bfloat16', this one has 'float32'"):
+        load_detector(tmp_path / "det", gepc.load_backbone(net))
