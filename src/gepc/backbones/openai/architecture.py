@@ -1,9 +1,9 @@
-"""OpenAI's UNet, read off the names and shapes of its tensors.
+"""The architecture of OpenAI's UNet, from the names and shapes of its tensors.
 
     input_blocks.0.0                  first convolution
-    input_blocks.i.0 [.1]             residual block [attention], `num_res_blocks` per level, then what halves the size
+    input_blocks.i.0 [.1]             residual block [attention], `num_res_blocks` per level, then a downsampler
     middle_block.0 .1 .2              residual block, attention, residual block
-    output_blocks.i.0 [.1] [.1 or .2] residual block on (what comes, skip), [attention], [what doubles the size]
+    output_blocks.i.0 [.1] [.1 or .2] residual block on (input, skip), [attention], [upsampler]
     out.0, out.2                      norm, last convolution
 
 A level ends with a strided convolution (`op`), with a residual block that pools (`resblock_updown`), or with a pooling
@@ -17,23 +17,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from gepc.backbones.weights import Shape
 from gepc.core.errors import BackboneError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from gepc.backbones.weights import Shape
 
+T = TypeVar("T")
 GROUPS = 32
-CONV, RESBLOCK, ATTENTION, DOWN, UP = "conv", "resblock", "attention", "op", "conv_up"
+RESBLOCK, ATTENTION, DOWN, UP = "resblock", "attention", "op", "conv_up"
+_KINDS = {
+    **dict.fromkeys(("norm", "qkv", "proj_out"), ATTENTION),
+    **dict.fromkeys(("in_layers", "emb_layers", "out_layers", "skip_connection"), RESBLOCK),
+    "op": DOWN,
+    "conv": UP,
+}
 
 
 @dataclass(frozen=True)
 class Architecture:
     """Everything about a net that its tensors show.
 
-    widths : channels of each level, finest first. attention : whether each level has it.
-    resampling : "conv", "resblock" or "plain". classes : None for an unconditional net.
+    `widths` are the channels of each level, finest first, and `attention` says which levels have it. `resampling` is
+    "conv", "resblock" or "plain". `classes` is None for an unconditional net.
     """
 
     channels: int
@@ -53,13 +60,13 @@ class Architecture:
 
     @property
     def learned_variance(self) -> bool:
-        """Whether the net answers a variance beside its prediction."""
+        """Whether the net predicts a variance as well."""
         return self.out_channels == 2 * self.channels
 
 
 @dataclass(frozen=True)
 class UNetBlock:
-    """One piece of the network: where OpenAI and diffusers keep it, what it is, channels in and out."""
+    """One block of the network: its name at OpenAI and in diffusers, its kind, channels in and out."""
 
     source: str
     target: str
@@ -69,12 +76,12 @@ class UNetBlock:
 
     @property
     def in_decoder(self) -> bool:
-        """Whether it lies behind the middle."""
+        """Whether it comes after the middle."""
         return self.source.startswith("output_blocks")
 
 
 def blocks_of(net: Architecture) -> Iterator[UNetBlock]:
-    """The pieces of the network in the order of computation (first and last convolutions and time embedding aside)."""
+    """The blocks in the order of computation, without first and last convolution and time embedding."""
     skips = [net.widths[0]]
     width, index, last = net.widths[0], 1, len(net.widths) - 1
     for level, out in enumerate(net.widths):
@@ -143,63 +150,65 @@ def _layer(name: str, *shape: int) -> dict[str, Shape]:
 
 
 def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
-    """What the tensors show. A single missing or misshapen tensor does not mislead: everything is put to the vote."""
+    """Read the architecture. Every number is put to the vote, so that one missing or misshapen tensor does no harm."""
     if not any(name.startswith("output_blocks.") for name in shapes):
         raise BackboneError(f"{path} has no output_blocks: it is an encoder (a classifier), not a noise predictor")
     shapes = {name: shape for name, shape in shapes.items() if shape}
-    blocks = _block_kinds(shapes)
-    levels, res_blocks, resampling = _levels(blocks, path)
-    steps = res_blocks + 1
+    matches = (re.match(r"((?:input_blocks|output_blocks)\.\d+\.\d+)\.(\w+)", name) for name in shapes)
+    kinds = {found[1]: _KINDS.get(found[2], "other") for found in matches if found}
+    levels, res_blocks, resampling = _levels(kinds, path)
     widths, attention = [], []
     for level in range(levels):
-        encoder = [("input_blocks", 1 + level * steps + layer) for layer in range(res_blocks)]
-        decoder = [("output_blocks", (levels - 1 - level) * steps + layer) for layer in range(steps)]
-        names = [f"{section}.{index}.0" for section, index in encoder + decoder]
-        widths.append(_vote(_widths(shapes, names), f"the width of level {level}", path))
-        attention.append(any(blocks.get(f"{section}.{index}.1") == ATTENTION for section, index in encoder + decoder))
+        encoder = [f"input_blocks.{1 + level * (res_blocks + 1) + layer}" for layer in range(res_blocks)]
+        decoder = [
+            f"output_blocks.{(levels - 1 - level) * (res_blocks + 1) + layer}" for layer in range(res_blocks + 1)
+        ]
+        tensors = ("in_layers.2.weight", "in_layers.2.bias", "out_layers.0.weight", "out_layers.3.bias")
+        names = [f"{block}.0.{tensor}" for block in encoder + decoder for tensor in tensors]
+        widths.append(_vote(_lengths(shapes, names), f"the width of level {level}", path))
+        attention.append(any(kinds.get(f"{block}.1") == ATTENTION for block in encoder + decoder))
+    embeddings = [f"time_embed.{layer}.{ending}" for layer in (0, 2) for ending in ("bias", "weight")]
+    norms = {name: name.replace("emb_layers.1", "out_layers.0") for name in shapes if ".emb_layers.1.bias" in name}
+    doubled = (shapes[name][0] == 2 * shapes[norm][0] for name, norm in norms.items() if norm in shapes)
     channels, out_channels = _image_channels(shapes, path)
     return Architecture(
         channels=channels,
         out_channels=out_channels,
-        model_channels=_vote(_model_channels(shapes), "num_channels", path),
+        model_channels=_vote(_lengths(shapes, embeddings), "num_channels", path) // 4,
         widths=tuple(widths),
         res_blocks=res_blocks,
         attention=tuple(attention),
-        scale_shift=_vote(_scale_shifts(shapes), "use_scale_shift_norm", path),
+        scale_shift=_vote(doubled, "use_scale_shift_norm", path),
         resampling=resampling,
         classes=shapes["label_emb.weight"][0] if "label_emb.weight" in shapes else None,
     )
 
 
-def _block_kinds(shapes: Iterable[str]) -> dict[str, str]:
-    """`input_blocks.3.1` -> what it is, by the names of the tensors in it."""
-    kinds = {"norm": ATTENTION, "qkv": ATTENTION, "proj_out": ATTENTION, "op": DOWN, "conv": UP}
-    blocks: dict[str, str] = {}
-    for name in shapes:
-        found = re.match(r"((?:input_blocks|output_blocks)\.\d+\.\d+)\.(\w+)", name)
-        if found:
-            known = RESBLOCK if found[2] in ("in_layers", "emb_layers", "out_layers", "skip_connection") else CONV
-            blocks[found[1]] = kinds.get(found[2], known)
-    return blocks
+def _vote(values: Iterable[T], what: str, path: Path) -> T:
+    ranked = Counter(values).most_common(1)
+    if not ranked:
+        raise BackboneError(f"{path} is not an OpenAI UNet: no tensor shows {what}")
+    return ranked[0][0]
 
 
-def _levels(blocks: Mapping[str, str], path: Path) -> tuple[int, int, str]:
+def _lengths(shapes: Mapping[str, Shape], names: Iterable[str]) -> list[int]:
+    return [shapes[name][0] for name in names if name in shapes]
+
+
+def _levels(kinds: Mapping[str, str], path: Path) -> tuple[int, int, str]:
     """How many levels, residual blocks per level, and how sizes change."""
-    count = 1 + max(int(name.split(".")[1]) for name in blocks if name.startswith("output_blocks."))
-    ups = {}
-    for name, kind in blocks.items():
+    numbers: dict[str, set[int]] = {"input_blocks": set(), "output_blocks": set()}
+    ups: dict[int, str] = {}
+    for name, kind in kinds.items():
         section, index, place = name.split(".")
+        numbers[section].add(int(index))
         if section == "output_blocks" and place != "0" and kind in (UP, RESBLOCK):
             ups[int(index)] = kind
-    if ups:
-        resampling = "resblock" if RESBLOCK in ups.values() else "conv"
-        ends = sorted(ups)
-    else:
-        numbers = {int(name.split(".")[1]) for name in blocks if name.startswith("input_blocks.")}
-        gaps = [index for index in range(1, max(numbers)) if index not in numbers]
-        resampling = "plain" if gaps else "conv"
-        ends = [index - 1 for index in gaps]
-    levels = len(ends) + 1
+    ends, resampling = sorted(ups), "resblock" if RESBLOCK in ups.values() else "conv"
+    if not ups:
+        gaps = set(range(1, max(numbers["input_blocks"], default=1))) - numbers["input_blocks"]
+        ends, resampling = sorted(index - 1 for index in gaps), "plain" if gaps else "conv"
+    count, levels = 1 + max(numbers["output_blocks"], default=0), len(ends) + 1
     res_blocks = count // levels - 1
     if count % levels or res_blocks < 1 or ends != [(i + 1) * (res_blocks + 1) - 1 for i in range(levels - 1)]:
         raise BackboneError(
@@ -207,26 +216,6 @@ def _levels(blocks: Mapping[str, str], path: Path) -> tuple[int, int, str]:
             f"(sizes change after output_blocks {', '.join(map(str, ends)) or 'none'})"
         )
     return levels, res_blocks, resampling
-
-
-def _widths(shapes: Mapping[str, Shape], blocks: Iterable[str]) -> Iterator[int]:
-    for block in blocks:
-        for tensor in ("in_layers.2.weight", "in_layers.2.bias", "out_layers.0.weight", "out_layers.3.bias"):
-            if f"{block}.{tensor}" in shapes:
-                yield shapes[f"{block}.{tensor}"][0]
-
-
-def _model_channels(shapes: Mapping[str, Shape]) -> Iterator[int]:
-    for name in ("time_embed.0.bias", "time_embed.2.bias", "time_embed.0.weight", "time_embed.2.weight"):
-        if name in shapes:
-            yield shapes[name][0] // 4
-
-
-def _scale_shifts(shapes: Mapping[str, Shape]) -> Iterator[bool]:
-    for name in shapes:
-        norm = name.replace("emb_layers.1", "out_layers.0")
-        if name.endswith(".emb_layers.1.bias") and norm in shapes:
-            yield shapes[name][0] == 2 * shapes[norm][0]
 
 
 def _image_channels(shapes: Mapping[str, Shape], path: Path) -> tuple[int, int]:
@@ -244,10 +233,3 @@ def _image_channels(shapes: Mapping[str, Shape], path: Path) -> tuple[int, int]:
             "predictor answers C or 2C channels to C (an upsampler takes a second image and cannot serve)"
         )
     return first[1], last[0]
-
-
-def _vote(values: Iterable[T], what: str, path: Path) -> T:
-    ranked = Counter(values).most_common(1)
-    if not ranked:
-        raise BackboneError(f"{path} is not an OpenAI UNet: no tensor shows {what}")
-    return ranked[0][0]
