@@ -115,21 +115,21 @@ def test_an_unknown_backbone_is_one_sentence_and_leaves_nothing(tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_extra_is_named(monkeypatch):
+def test_a_missing_extra_is_named(monkeypatch, tmp_path):
     import importlib.util
 
-    from gepc.cli import demo
+    from gepc.cli import evaluate
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jinja2", "skimage") else object())
     with pytest.raises(GepcError, match=r"needs jinja2 and scikit-image; install with: pip install 'gepc\[demo\]'"):
-        demo._check_extras()
+        evaluate._check_demo(tmp_path)
 
 
 def test_the_command_that_repeats_a_run_holds_no_place():
-    from gepc.cli.demo import _command
+    from gepc.cli.evaluate import _demo_command
 
-    assert _command(Path("/somewhere/else/demo"), False, "celeba32-tiny") == "gepc demo --out demo"
-    assert _command(Path("a b"), True, "my net") == "gepc demo --out 'a b' --quick --backbone 'my net'"
+    assert _demo_command(Path("/somewhere/else/demo"), False, "celeba32-tiny") == "gepc demo --out demo"
+    assert _demo_command(Path("a b"), True, "my net") == "gepc demo --out 'a b' --quick --backbone 'my net'"
 
 
 def test_help_shows_an_example(capsys):

@@ -80,7 +80,7 @@ def test_the_python_library_gives_the_same_scores(place, gepc):
 def test_fdr_and_confidence_change_the_alarms_only(place, gepc):
     plain = _rows(gepc("score", "det", "new", "--alpha", "0.2").stdout)
     flagged = gepc("score", "det", "new", "--fdr", "0.3")
-    assert "at most 0.3 of the flags are false" in flagged.stderr
+    assert "at most 0.3 of the flagged images are false alarms" in flagged.stderr
     assert [row["score"] for row in _rows(flagged.stdout)] == [row["score"] for row in plain]
     safe = gepc("score", "det", "new", "--alpha", "0.3", "--confidence", "0.9")
     assert safe.returncode == 0, safe.stderr

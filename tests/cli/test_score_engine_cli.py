@@ -170,58 +170,25 @@ def test_resuming_scores_only_what_is_missing(place, gepc, expected, monkeypatch
         looked_at.append(len(chunk))
         return judge(self, chunk, labels)
 
-    monkeypatch.setattr(local.Judge, "__call__", counting)
+    monkeypatch.setattr(local.DedupScorer, "__call__", counting)
     assert gepc(*command)[0] == 0
     assert sum(looked_at) == 2
     assert_same_table((place / "some.csv").read_text(), expected)
 
 
-def test_a_changed_list_is_refused_unless_told(place, gepc, expected):
+def test_a_changed_list_is_refused(place, gepc, expected):
     command = ["score", "det", "new", "--out", "list.csv", "--shard-size", "4", "--alpha", "0.1"]
     killed(place, command, at_rename(3, before=False))
     shutil.copy(place / "new" / "1.png", place / "new" / "z.png")
     try:
         code, _, err = gepc(*command)
         assert code == 2
-        assert "another list of images (10 then, 11 now); --as-listed" in err
-        assert gepc(*command, "--as-listed")[0] == 0
-        assert_same_table((place / "list.csv").read_text(), expected)
-        killed(place, command, at_rename(3, before=False))
+        assert "another list of images (10 then, 11 now)" in err
         code, _, err = gepc(*command, "--restart")
         assert code == 0, err
         assert len(rows((place / "list.csv").read_text())) == COUNT + 1
     finally:
         (place / "new" / "z.png").unlink()
-
-
-def test_addresses_are_found_again_as_listed(place, gepc, expected):
-    command = ["score", "det", f"file://{place}/new", "--out", "far.csv", "--shard-size", "4", "--alpha", "0.1"]
-    killed(place, command, at_rename(3, before=False))
-    shutil.copy(place / "new" / "1.png", place / "new" / "z.png")
-    try:
-        code, _, err = gepc(*command, "--as-listed")
-    finally:
-        (place / "new" / "z.png").unlink()
-    assert code == 0, err
-    local = (place / "far.csv").read_text().replace(f"file://{place}/", "")
-    assert_same_table(local, expected)
-
-
-@pytest.mark.parametrize("emptied", [True, False])
-def test_as_listed_when_all_images_are_gone(place, gepc, expected, emptied):
-    """Rows that were finished are kept, the others have a reason."""
-    shutil.copytree(place / "new", place / "going")
-    command = ["score", "det", "going", "--out", "gone.csv", "--shard-size", "4", "--alpha", "0.1"]
-    killed(place, command, at_rename(3, before=False))
-    shutil.rmtree(place / "going")
-    if emptied:
-        (place / "going").mkdir()
-    code, _, err = gepc(*command, "--as-listed")
-    assert code == 0, err
-    found = rows((place / "gone.csv").read_text())
-    assert [row["score"] for row in found[:4]] == [row["score"] for row in rows(expected)[:4]]
-    assert [row["error"] for row in found[4:]] == [f"{row['path']} does not exist" for row in found[4:]]
-    shutil.rmtree(place / "going", ignore_errors=True)
 
 
 def test_another_detector_is_refused(place, gepc):
@@ -288,7 +255,7 @@ def test_a_full_disk_keeps_what_is_finished(place, gepc, expected):
         code, _, err = gepc(*command)
     assert code == 2
     assert "cannot write full.csv:" in err
-    assert "Every image is scored, in full.csv.parts: make room and run the same command again" in err
+    assert "All scores are kept in full.csv.parts: free disk space and run the same command again" in err
     assert not (place / "full.csv").exists()
     assert gepc(*command)[0] == 0
     assert_same_table((place / "full.csv").read_text(), expected)
@@ -309,7 +276,7 @@ def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected
     assert run.returncode == 2
     (sentence,) = run.stderr.splitlines()
     (kept,) = tmp_path.glob("gepc-*/run")
-    assert "cannot write to standard output: No space left on device. What is finished is kept" in sentence
+    assert "cannot write to standard output: No space left on device. Finished shards are kept" in sentence
     assert f"with --shards {kept} and --out FILE" in sentence
     monkeypatch.setattr("gepc.runs.local.DedupScorer.__call__", None)  # nothing is left to be scored
     code, _, err = gepc(*command, "--shards", kept, "--out", "rescued.csv")
@@ -366,7 +333,6 @@ def test_killed_while_a_run_is_thrown_away(place, gepc, expected, number):
         (["--out", "x.csv", "--engine", "spark"], "unknown engine 'spark'"),
         (["--out", "x.csv", "--format", "xlsx"], "unknown format 'xlsx'"),
         (["--shards", "new"], "holds no run"),
-        (["--out", "x.csv", "--as-listed"], "holds no list of files"),
     ],
 )
 def test_bad_requests_write_nothing(place, gepc, options, sentence):

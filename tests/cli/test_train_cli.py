@@ -136,10 +136,10 @@ def test_resuming_says_so_and_a_finished_run_is_reported_again(
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     command = ["train", str(recipe), "--data", str(data), "--out", str(tmp_path / "out"), "--set", "held_out=0"]
     assert run([*command, "--steps", "2"]) == 0
-    assert "going on" not in capsys.readouterr().err
+    assert "resuming" not in capsys.readouterr().err
     assert run([*command, "--steps", "4"]) == 0
     said = capsys.readouterr()
-    assert "holds this run: going on after step 2" in said.err
+    assert "resuming after step 2" in said.err
     assert "no images are held out" in said.err
     assert "noise MSE" not in said.out
 

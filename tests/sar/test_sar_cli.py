@@ -69,7 +69,7 @@ def test_patches_to_a_folder_can_be_fitted_on_scored_and_mapped(
     assert len(json.loads((place / "cut" / "sources.json").read_text())["test_x"]) == 28
     code, told, error = call("fit", "cut/train_x", "--out", "det", "--backbone", "net", "--target-pixels", 9)
     assert code == 0, error
-    assert "fitted on 43 patches, 21 held out" in told
+    assert "fitted on 43 patches, calibrated on 21" in told
     stored = json.loads((place / "det" / "detector.json").read_text())
     assert stored["preprocessing"]["magnitude"] == "log"
     assert stored["options"]["window"] == 1

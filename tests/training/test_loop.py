@@ -151,7 +151,7 @@ def test_terminated_in_another_process_and_resumed(data: Path, tiny: Recipe, tmp
         process.terminate()
         message = process.stderr.read().decode()
     assert process.wait() == 130, message
-    assert "to go on from there:\n  gepc train" in message
+    assert "to resume:\n  gepc train" in message
     assert "Traceback" not in message
     stopped = Run(recipe, data, tmp_path / "parts")
     longer = dataclasses.replace(recipe, steps=stopped.resumed_from + 24)

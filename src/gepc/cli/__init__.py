@@ -1,25 +1,30 @@
-"""The command line: the only room that prints."""
+"""The command line. It is the only part of the package that prints."""
 
 from __future__ import annotations
 
 import sys
 
-# importing a module registers its commands
-from gepc.cli import backbones as _backbones  # noqa: F401
-from gepc.cli import bench as _bench  # noqa: F401
-from gepc.cli import demo as _demo  # noqa: F401
-from gepc.cli import detect as _detect  # noqa: F401
-from gepc.cli import sar as _sar  # noqa: F401
-from gepc.cli import scene as _scene  # noqa: F401
-from gepc.cli import score as _score  # noqa: F401
-from gepc.cli import selfcheck as _selfcheck  # noqa: F401
-from gepc.cli import serve as _serve  # noqa: F401
-from gepc.cli import train as _train  # noqa: F401
-from gepc.cli import watch as _watch  # noqa: F401
-from gepc.cli.app import run
+from gepc.cli.app import app, run
+from gepc.cli.backbones import convert, info, train
+from gepc.cli.deploy import serve, watch
+from gepc.cli.detect import fit, map_, scene
+from gepc.cli.evaluate import ablate, bench, demo, selfcheck
+from gepc.cli.sar import sar
+from gepc.cli.score import score
 from gepc.core.allocator import keep_freed_memory
 
 __all__ = ["main"]
+
+PANELS = {
+    "Get started": (demo, selfcheck),
+    "Detect": (fit, score, map_, scene, watch, serve),
+    "Backbones": (info, convert, train),
+    "Evaluate": (bench, ablate),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(name=command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+app.add_typer(sar, rich_help_panel="Evaluate")
 
 
 def main() -> None:

@@ -1,40 +1,66 @@
-"""What all commands share: the application, messages for people, progress bars, `key=value` options."""
+"""The application and what its commands share: messages, errors, tables and progress bars."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
+import re
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from gepc.core.errors import GepcError, OptionError, StorageError
+from gepc._version import __version__
+from gepc.core.errors import GepcError, StorageError
 
-app = typer.Typer(
-    name="gepc",
-    help="Which images has a diffusion model never seen: how sure, and where.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def new_app(name: str, help_text: str) -> typer.Typer:
+    """A group of commands; called without a command it shows its help."""
+    return typer.Typer(
+        name=name,
+        help=help_text,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+app = new_app("gepc", "Detect out-of-distribution images with a pretrained diffusion model.")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"gepc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def say(text: str = "") -> None:
-    """Print a line of result to standard output."""
+    """Print a line of results to standard output."""
     with printing():
         print(text)
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[None]:
-    """Standard output that takes no more is one sentence; that nobody reads any longer is no error."""
+    """Raise `StorageError` if standard output cannot be written; a closed pipe is not an error."""
     try:
         yield
     except BrokenPipeError:
@@ -44,22 +70,22 @@ def printing() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Print a line about the work to standard error, so that results can be piped."""
+    """Print a message to standard error, so that results can be piped."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Warnings as one sentence instead of a line of source code."""
+    """Print a warning as one line, without the line of source code that Python adds."""
     note(f"warning: {message}")
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; bad input is one sentence and exit code 2, never a traceback."""
+    """Run the command line. Invalid input gives a one-line message and exit code 2, never a traceback."""
     warnings.showwarning = show_warning
     code = _run(arguments)
     try:
         with printing():
-            if sys.stdout:  # none where the command was started without one
+            if sys.stdout:  # None if the process was started without a standard output
                 sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
@@ -72,7 +98,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What is left in the buffer goes nowhere; the interpreter would fail on it again when it ends."""
+    """Discard buffered output: the interpreter would otherwise fail on it again at exit."""
     with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -81,7 +107,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except GepcError as error:
-        note(f"error: {error}")
+        note(f"error: {error}{_flags(str(error), sys.argv[1:] if arguments is None else arguments)}")
         return 2
     except typer.Exit as stop:
         return stop.exit_code
@@ -96,7 +122,9 @@ def _run(arguments: list[str] | None) -> int:
         note(f"error: {(error.strerror or str(error)).lower()}: {error.filename or 'standard output'}")
         return 2
     except Exception as error:
-        # typer vendors its own click: usage errors are known by what they can do, not by their class
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            return 0
+        # typer vendors its own click: usage errors are recognised by their methods, not by their class
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             note(f"error: {error.format_message()}")
             return 2
@@ -104,25 +132,42 @@ def _run(arguments: list[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """`--set key=value` pairs, the values read as YAML: `channels=[16,32]`, `steps=100`, `flips=none`."""
-    import yaml
+def _flags(message: str, arguments: Sequence[str]) -> str:
+    """How the command line spells the options that a message of the library names in backticks."""
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    spelt = {parameter.name: parameter.opts[0] for parameter in command.params}
+    named = dict.fromkeys(re.findall(r"`([a-z_]+)`", message))
+    if "settings" in spelt:
+        spelt = {name: f"--set {name}=..." for name in named} | spelt
+    found = [spelt[name] for name in named if spelt.get(name, "").startswith("--") and spelt[name] not in message]
+    return f" (on the command line: {', '.join(found)})" if found else ""
 
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise OptionError(f"--set takes key=value, got {setting!r}")
-        try:
-            values[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise OptionError(f"--set {key}: cannot read the value {text!r}") from error
-    return values
+
+def typed_command() -> str:
+    """The command line of this process, for reports and hints."""
+    return shlex.join(["gepc", *sys.argv[1:]])
+
+
+def text_table(rows: Iterable[Sequence[object]], headers: Sequence[str] = ()) -> str:
+    """Rows in aligned columns. With headers, all columns but the first are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(headers))
+    for position, header in enumerate(headers):
+        table.add_column(header, justify="right" if position else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(str, row))
+    text = io.StringIO()
+    Console(file=text, width=1000, markup=False, highlight=False, emoji=False).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 @contextlib.contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar that appears only when the work takes over a second; yields `advance(count)`."""
+    """A progress bar that appears if the work takes more than a second; yields `advance(count)`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

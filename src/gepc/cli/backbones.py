@@ -1,51 +1,60 @@
-"""`gepc info` and `gepc convert`: what a backbone is, and how to keep it."""
+"""`gepc info`, `gepc convert` and `gepc train`: inspect detectors and backbones, convert and train backbones."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from gepc.backbones.openai.options import PRESETS
-from gepc.cli.app import app, note, parse_settings, say
-from gepc.core.errors import OptionError
+from gepc.cli import options as opt
+from gepc.cli.app import note, say, text_table, typed_command
+from gepc.cli.estimates import duration, seconds_per_pass
+from gepc.core.errors import OptionError, StorageError
 from gepc.core.files import read_json
+from gepc.training.recipe import builtin_recipes, load_recipe
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
+    from gepc.training.loop import Run, Tick
 
-PresetOption = Annotated[
-    str | None, typer.Option(help=f"The published net whose options an OpenAI checkpoint has: {', '.join(PRESETS)}.")
+LINE_EVERY_SECONDS = 60.0
+
+Preset = Annotated[
+    str | None, Option(help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}.")
 ]
-ConfigOption = Annotated[
-    Path | None, typer.Option(help="A YAML or JSON file with an OpenAI checkpoint's options, under OpenAI's names.")
+Config = Annotated[
+    Path | None, Option(help="YAML or JSON file with the options of an OpenAI checkpoint, under OpenAI's names.")
 ]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One option; it wins over --preset and --config.")
+CheckpointSettings = Annotated[
+    list[str] | None, opt.setting("Option of an OpenAI checkpoint; overrides --preset and --config")
 ]
-LabelOption = Annotated[int | None, typer.Option(help="The class to ask a class-conditional net for.")]
 
 
-@app.command()
 def info(
     source: Annotated[
-        str,
-        typer.Argument(help="A detector folder; or a backbone: an embedded name, a diffusers folder, a checkpoint."),
-    ],
-    preset: PresetOption = None,
-    config: ConfigOption = None,
-    settings: SetOption = None,
-    class_label: LabelOption = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+        str | None,
+        Argument(help="Detector folder, or backbone: name of an embedded backbone, diffusers folder, or checkpoint."),
+    ] = None,
+    methods: Annotated[bool, Option("--methods", help="List the detection methods and their presets.")] = False,
+    preset: Preset = None,
+    config: Config = None,
+    settings: CheckpointSettings = None,
+    class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None,
+    device: Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    dtype: Annotated[str, Option(help="Floating-point type: float32, bfloat16 or float16.")] = "float32",
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Say what a detector or a backbone is.
+    """Describe a detector or a backbone, or list the detection methods.
 
-    Of a detector: the method, its parameters, what it kept, its cost and its guarantee. Of a backbone: family, size,
-    schedule, noise levels, and what an image costs on this machine.
+    For a detector: method, parameters, kept levels, cost and guarantee. For a backbone: family, size, schedule, noise
+    levels, and the time per image on this machine.
 
     Example: `gepc info celeba32-tiny`
 
@@ -54,31 +63,34 @@ def info(
     from gepc.backbones.load import load_backbone
     from gepc.detector.storage import DESCRIPTION, is_detector
 
-    if is_detector(source):
+    facts: Any
+    if methods:
+        facts = method_facts()
+        text = text_table([(one["method"], ", ".join(one["presets"]), one["summary"]) for one in facts])
+    elif source is None:
+        raise OptionError("name a detector folder or a backbone, or give --methods")
+    elif is_detector(source):
         facts = read_json(Path(source) / DESCRIPTION)
-        say(json.dumps(facts, indent=2) if as_json else "\n".join(detector_lines(facts)))
-        return
-    options = checkpoint_options(preset, config, settings)
-    backbone = load_backbone(source, config=options, class_label=class_label, device=device, dtype=dtype)
-    facts = backbone_facts(backbone)
-    if as_json:
-        say(json.dumps(facts, indent=2))
-        return
-    for line in backbone_lines(facts):
-        say(line)
+        text = detector_text(facts)
+    else:
+        options = checkpoint_options(preset, config, settings)
+        facts = backbone_facts(
+            load_backbone(source, config=options, class_label=class_label, device=device, dtype=dtype)
+        )
+        text = backbone_text(facts)
+    say(json.dumps(facts, indent=2) if as_json else text)
 
 
-@app.command()
 def convert(
     checkpoint: Annotated[
-        Path, typer.Argument(help="An improved- or guided-diffusion checkpoint (.pt, .safetensors).")
+        Path, Argument(help="Checkpoint of improved-diffusion or guided-diffusion (.pt, .safetensors).")
     ],
-    out: Annotated[Path, typer.Option(help="The new folder.")],
-    preset: PresetOption = None,
-    config: ConfigOption = None,
-    settings: SetOption = None,
+    out: Annotated[Path, Option(help="New folder for the backbone.")],
+    preset: Preset = None,
+    config: Config = None,
+    settings: CheckpointSettings = None,
 ) -> None:
-    """Turn an OpenAI checkpoint into a folder that diffusers loads, tensor by tensor.
+    """Convert an OpenAI checkpoint to a diffusers folder.
 
     Example: `gepc convert cifar10_uncond_50M_500K.pt --preset improved-cifar10 --out cifar10-backbone`
 
@@ -98,7 +110,7 @@ def convert(
 
 
 def checkpoint_options(preset: str | None, config: Path | None, settings: list[str] | None) -> dict[str, Any] | None:
-    """What the three options say together, None where nothing was said."""
+    """The options of a checkpoint from --preset, --config and --set; None if none is given."""
     from gepc.core.options import read_yaml
 
     if preset is not None and config is not None:
@@ -106,11 +118,21 @@ def checkpoint_options(preset: str | None, config: Path | None, settings: list[s
     values = read_yaml(config) if config is not None else {}
     if preset is not None:
         values["preset"] = preset
-    return {**values, **parse_settings(settings or [])} or None
+    return {**values, **opt.parse_settings(settings)} or None
 
 
-def detector_lines(facts: dict[str, Any]) -> list[str]:
-    """A saved detector's description as lines for people; the backbone is not loaded."""
+def method_facts() -> list[dict[str, Any]]:
+    """Name, presets and summary of every detection method."""
+    from gepc.features.base import methods
+
+    return [
+        {"method": name, "presets": list(kind.presets), "summary": (kind.__doc__ or "").strip().splitlines()[0]}
+        for name, kind in methods().items()
+    ]
+
+
+def detector_text(facts: dict[str, Any]) -> str:
+    """A saved detector's description; its backbone is not loaded."""
     from gepc.verdicts.conformal import Guarantee, images_for_width
 
     fitted, backbone = facts["fitted"], facts["backbone"]
@@ -119,31 +141,32 @@ def detector_lines(facts: dict[str, Any]) -> list[str]:
     named = {
         "method": facts["method"],
         "backbone": f"{backbone['source'] or backbone['family']}, sha256 {str(backbone['sha256'])[:12]}",
-        "input": "x".join(map(str, facts["preprocessing"]["size"] or ["?"])),
-        "fitted on": f"{fitted['fit_images']} images, {fitted['calibration_images']} held out for p-values",
+        "input": _shape(facts["preprocessing"]["size"] or ["?"]),
+        "fitted on": f"{fitted['fit_images']} images, calibrated on {fitted['calibration_images']}",
         "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates),
         "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept),
         "map scale": fitted["map_scale"],
-        "cost": f"{facts['cost']['forward']}F+{facts['cost']['jvp']}J per image",
+        "cost": f"{facts['cost']['forward']}F+{facts['cost']['jvp']}J per image "
+        "(F: forward passes, J: Jacobian-vector products)",
         "groups": ", ".join(filter(None, fitted["groups"])) or None,
+        "guarantee": "none at alpha 0.05: too few calibration images",
     }
-    lines = [f"{name:<11} {value}" for name, value in named.items() if value is not None]
-    if facts["guarantee"] is None:
-        return [*lines, "guarantee   none at alpha 0.05: too few calibration images"]
-    guarantee = Guarantee(**facts["guarantee"])
-    more = images_for_width(guarantee.alpha, 0.02)
-    return [
-        *lines,
-        f"guarantee   {guarantee}",
-        f"            {more} calibration images would narrow that range to 0.02",
-    ]
+    if facts["guarantee"] is not None:
+        guarantee = Guarantee(**facts["guarantee"])
+        named["guarantee"] = str(guarantee)
+        named[""] = f"{images_for_width(guarantee.alpha, 0.02)} calibration images would narrow that range to 0.02"
+    return _facts_table(named)
+
+
+def _facts_table(named: Mapping[str, object]) -> str:
+    return text_table([(name, value) for name, value in named.items() if value is not None])
 
 
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
-    """What `gepc info` knows of a backbone, as plain values."""
+    """The description of a backbone, as plain values."""
     from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 
-    size = backbone.image_size or (_convenient_side(backbone),) * 2
+    size = backbone.image_size or (_default_side(backbone),) * 2
     method = GepcExtractor()
     passes = method.cost(backbone, size).forward
     seconds = seconds_per_pass(backbone, size)
@@ -165,7 +188,7 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
 
 
 def level_table(backbone: Backbone, levels: tuple[float, ...]) -> list[dict[str, float]]:
-    """For each level given as sqrt(abar): the nearest timestep, what the schedule has there, and rho."""
+    """For each level, given as sqrt(abar): the nearest timestep, the value of the schedule there, and rho."""
     from gepc.backbones.schedule import Levels, rho_of
 
     rows = []
@@ -176,38 +199,15 @@ def level_table(backbone: Backbone, levels: tuple[float, ...]) -> list[dict[str,
     return rows
 
 
-def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float = 5.0) -> float:
-    """Seconds per image and forward pass: the best of batches of 1 to 32 that should take under `patience` seconds."""
-    import time
-
-    import torch
-
-    def measure(count: int) -> float:
-        x = torch.rand((count, backbone.channels, *size), generator=torch.Generator().manual_seed(0))
-        x = x.to(dtype=backbone.dtype, device=backbone.device)
-        begun = time.perf_counter()
-        backbone.eps(x, 0)
-        return (time.perf_counter() - begun) / count
-
-    before = backbone.forward_count
-    best = measure(1)
-    if best < patience:
-        best = measure(1)  # the first one warmed up
-    for count in (4, 8, 32):
-        if count * best < patience:
-            best = min(best, measure(count))
-    backbone.forward_count = before
-    return best
-
-
-def _convenient_side(backbone: Backbone) -> int:
-    """32, or the next size that the net takes."""
+def _default_side(backbone: Backbone) -> int:
+    """32, or the next larger size that the network accepts."""
     return -(-32 // backbone.size_multiple) * backbone.size_multiple
 
 
-def backbone_lines(facts: dict[str, Any]) -> list[str]:
-    """The facts as lines for people."""
-    named = {
+def backbone_text(facts: dict[str, Any]) -> str:
+    """The description of a backbone, for people."""
+    cost = facts["cost"]
+    about = {
         "family": facts["family"],
         "source": facts["source"],
         "sha256": facts["sha256"],
@@ -216,23 +216,28 @@ def backbone_lines(facts: dict[str, Any]) -> list[str]:
         "size": _size_text(facts),
         "predicts": _prediction_text(facts),
         "schedule": _schedule_text(facts),
+        **{option: facts.get(option) for option in ("class_label", "device", "precision")},
     }
-    for option in ("class_label", "device", "precision"):
-        if facts.get(option) is not None:
-            named[option] = facts[option]
-    lines = [f"{name:<11} {value}" for name, value in named.items() if value is not None]
+    tables = [_facts_table(about)]
     for name, rows in facts["levels"].items():
-        lines += ["", f"levels ({name})", f"  {'sqrt(abar)':>10}  {'timestep':>8}  {'found':>9}  {'rho':>8}"]
-        for row in rows:
-            cells = f"{row['sqrt_abar']:>10g}  {row['timestep']:>8}  {row['found']:>9.6f}  {row['rho']:>8.5f}"
-            lines.append(f"  {cells}")
-    return [*lines, "", *_cost_lines(facts["cost"])]
+        cells = [(f"{r['sqrt_abar']:g}", r["timestep"], f"{r['found']:.6f}", f"{r['rho']:.5f}") for r in rows]
+        tables.append(f"levels ({name})\n{text_table(cells, ('sqrt(abar)', 'timestep', 'found', 'rho'))}")
+    spent = {
+        "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
+        "GEPC": f"{cost['passes_per_image']} passes per image (the paper counts {cost['passes_in_paper']}), "
+        f"about {duration(cost['seconds_per_image'])}",
+    }
+    return "\n\n".join([*tables, _facts_table(spent)])
+
+
+def _shape(sides: Iterable[object]) -> str:
+    return "x".join(map(str, sides))
 
 
 def _size_text(facts: dict[str, Any]) -> str:
     if facts["image_size"] is None:
         return f"any, in multiples of {facts['size_multiple']}"
-    return "x".join(map(str, facts["image_size"]))
+    return _shape(facts["image_size"])
 
 
 def _prediction_text(facts: dict[str, Any]) -> str | None:
@@ -249,14 +254,111 @@ def _schedule_text(facts: dict[str, Any]) -> str:
     return f"{text}, called with t*1000/T" if facts.get("rescale_timesteps") else text
 
 
-def _cost_lines(cost: dict[str, Any]) -> list[str]:
-    size = "x".join(map(str, cost["size"]))
-    return [
-        f"one pass    {_duration(cost['seconds_per_pass'])} per image of {size} on this machine",
-        f"GEPC        {cost['passes_per_image']} passes per image (the paper counts {cost['passes_in_paper']}), "
-        f"about {_duration(cost['seconds_per_image'])}",
-    ]
+def train(
+    config: Annotated[
+        str, Argument(metavar="RECIPE", help=f"Recipe: a YAML file, or a name ({', '.join(builtin_recipes())}).")
+    ],
+    data: Annotated[Path, Option(help="Folder of images, or .npz file with an array train_x.")],
+    out: Annotated[Path, Option(help="Folder for the backbone; an unfinished run in it is resumed.")],
+    steps: Annotated[int | None, Option(help="Total number of steps; that of the recipe by default.")] = None,
+    minutes: Annotated[float | None, Option(help="Total training time in minutes, instead of --steps.")] = None,
+    settings: Annotated[
+        list[str] | None, opt.setting("Option of the recipe, for example `--set image_channels=3`")
+    ] = None,
+) -> None:
+    """Train a small diffusion backbone on your images.
+
+    The result is a diffusers folder that every other command accepts as a backbone. Its subfolder `training/` holds the
+    checkpoint, the loss, the error on held-out images and a grid of samples. Stop with Ctrl-C and give the same command
+    again to resume: the result is the same as without the interruption.
+
+    Example: `gepc train quick --data photos/ --out my-backbone --set image_channels=3`
+
+    On several GPUs: `accelerate launch -m gepc train ...`
+    """
+    from gepc.training.loop import Run
+
+    if steps is not None and minutes is not None:
+        raise OptionError("give either --steps or --minutes, not both")
+    changes = opt.parse_settings(settings)
+    recipe = load_recipe(config, changes if steps is None else {**changes, "steps": steps})
+    run = Run(recipe, data, out, minutes)
+    report: Callable[[str], None] = note if run.is_main else lambda _: None
+    report(_opening(run))
+    try:
+        with _progress(run) as on_tick:
+            finished = run.loop(on_tick)
+    except StorageError as error:
+        raise StorageError(f"{error}; free disk space and give the same command again to resume") from error
+    if not finished:
+        report(f"stopped after step {run.progress.step}, which is saved; to resume:\n  {typed_command()}")
+        raise typer.Abort
+    if run.is_main:
+        _finish(run)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+def _opening(run: Run) -> str:
+    size = "x".join(str(side) for side in run.images.shape[2:])
+    images = f"{len(run.images)} training images of {size}, {len(run.held_out)} held out"
+    parameters = sum(parameter.numel() for parameter in run.net.parameters())
+    net = f"{parameters / 1e6:.2f} M parameters on {run.accelerator.num_processes} x {run.accelerator.device.type}"
+    lines = [f"{images}; {net}"]
+    if run.resumed_from:
+        lines.append(f"{run.out}: resuming after step {run.resumed_from}")
+    if run.recipe.compile:
+        lines.append("the first step compiles the network, which takes about a minute")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _progress(run: Run) -> Iterator[Callable[[Tick], None]]:
+    """A progress bar on a terminal; in a log file one line per minute."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if not (console.is_terminal and run.is_main):
+        yield _Lines()
+        return
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, console=console) as bar:
+        total = run.recipe.steps if run.minutes is None else None
+        task = bar.add_task("training", total=total, completed=run.resumed_from, facts="")
+
+        def on_tick(tick: Tick) -> None:
+            first = tick.step == run.resumed_from + 1  # includes compilation, so its speed is not representative
+            bar.update(task, completed=tick.step, total=tick.total, facts="" if first else _facts(tick))
+
+        yield on_tick
+
+
+class _Lines:
+    """Prints one step per minute, and the last one."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, tick: Tick) -> None:
+        """Print this step if a minute has passed."""
+        if time.monotonic() - self._last >= LINE_EVERY_SECONDS or tick.step == tick.total:
+            self._last = time.monotonic()
+            note(f"step {tick.step}/{tick.total}: {_facts(tick)}")
+
+
+def _facts(tick: Tick) -> str:
+    minutes, seconds = divmod(round(tick.seconds_left), 60)
+    left = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+    return f"loss {tick.loss:.4f}, {tick.images_per_second:.0f} images/s, {left} left"
+
+
+def _finish(run: Run) -> None:
+    from gepc.training.evaluate import error_table, evaluate
+
+    note("measuring the error on held-out images and drawing samples")
+    errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.progress.step)
+    for text in notes:
+        note(text)
+    if errors:
+        say(f"noise MSE on {len(run.held_out)} held-out images after {run.progress.step} steps:")
+        say(error_table(errors))
+    say(f"backbone: {run.out}   loss, samples, held-out error: {run.folder}")

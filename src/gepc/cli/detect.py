@@ -1,61 +1,46 @@
-"""`gepc fit` and `gepc map`: a detector from images, and pictures from a detector; `gepc score` has its own file."""
+"""`gepc fit`, `gepc map` and `gepc scene`: make a detector, draw its maps, apply it to images of any size."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from gepc.cli.app import app, note, parse_settings, progress, say
-from gepc.cli.backbones import seconds_per_pass
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.cli import options as opt
+from gepc.cli.app import note, progress, say
+from gepc.cli.estimates import estimate
+from gepc.core.errors import OptionError
 from gepc.core.files import check_free, write_json
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
-    from gepc.features.extraction import Engine
     from gepc.images.sources import Images
 
-ImagesArgument = Annotated[str, typer.Argument(help="A folder, an image file, or an array: data.npz:test_x.")]
-DetectorArgument = Annotated[Path, typer.Argument(help="A detector folder written by `gepc fit`.")]
-BackboneOption = Annotated[
-    str | None, typer.Option(help="Use this backbone instead of the one the detector was fitted with.")
-]
-GroupsOption = Annotated[
-    str | None, typer.Option(help="Calibrate within groups: `folder`, or a file with one label per image.")
-]
-BatchSizeOption = Annotated[int | None, typer.Option(min=1, help="Images handed to the network at once.")]
-ENGINES = ("local", "ray")
-EngineOption = Annotated[str, typer.Option(help="local or ray (a cluster).")]
-AddressOption = Annotated[str | None, typer.Option(help="With ray: the cluster; a new one on this machine else.")]
-ActorsOption = Annotated[int | None, typer.Option(min=1, help="With ray: the most processes that work at once.")]
-CpusOption = Annotated[float, typer.Option(min=0.1, help="With ray: processors of each actor.")]
-GpusOption = Annotated[float, typer.Option(min=0.0, help="With ray: GPUs of each actor.")]
+SHOWN_REGIONS = 10
 
 
-@app.command()
 def fit(
-    images: Annotated[str, typer.Argument(help="In-distribution images: a folder, or an array: data.npz:train_x.")],
-    out: Annotated[Path, typer.Option(help="Where the detector goes (a folder).")],
-    backbone: Annotated[
-        str, typer.Option(help="An embedded name, a diffusers folder, an OpenAI .pt.")
-    ] = "celeba32-tiny",
-    method: Annotated[str, typer.Option(help="The detection method.")] = "gepc",
-    preset: Annotated[str | None, typer.Option(help="A named set of the method's options.")] = None,
-    calibration_images: Annotated[str | None, typer.Option(help="Images for the p-values, besides the others.")] = None,
-    groups: GroupsOption = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option of the method or detector.")
+    images: Annotated[str, Argument(help="In-distribution images: a folder, or an array: data.npz:train_x.")],
+    out: opt.DetectorOut,
+    backbone: opt.NewBackbone = "celeba32-tiny",
+    method: Annotated[str, Option(help="Detection method; `gepc info --methods` lists them.")] = "gepc",
+    preset: Annotated[
+        str | None, Option(help="Named set of options of the method; `gepc info --methods` lists them.")
     ] = None,
+    calibration_images: Annotated[
+        str | None, Option(help="Separate in-distribution images used only for calibration.")
+    ] = None,
+    groups: opt.Groups = None,
+    settings: opt.MethodSettings = None,
     budget: Annotated[
-        int | None, typer.Option(min=2, help="With gepc and gepc+: at most this many network passes per image.")
+        int | None, Option(min=2, help="Maximum number of network passes per image (gepc and gepc+ only).")
     ] = None,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    actors: ActorsOption = None,
-    cpus_per_actor: CpusOption = 1.0,
-    gpus_per_actor: GpusOption = 0.0,
+    engine: opt.Engine = "local",
+    address: opt.Address = None,
+    actors: opt.Actors = None,
+    cpus_per_actor: opt.Cpus = 1.0,
+    gpus_per_actor: opt.Gpus = 0.0,
 ) -> None:
     """Fit a detector on in-distribution images and save it.
 
@@ -64,55 +49,66 @@ def fit(
     import gepc
     from gepc.images.sources import open_images
 
-    detector = gepc.create_detector(method, gepc.load_backbone(backbone), preset, **parse_settings(settings or []))
+    detector = gepc.create_detector(method, gepc.load_backbone(backbone), preset, **opt.parse_settings(settings))
     collection = open_images(images)
-    reference = None if calibration_images is None else open_images(calibration_images)
+    calibration = None if calibration_images is None else open_images(calibration_images)
     if budget is not None:
-        detector = _plan(detector, collection, budget)
-    total = len(collection) + (len(reference) if reference is not None else 0)
-    estimate(detector, total, detector.fit_cost().forward, detector.fit_cost().jvp)
+        detector = _within_budget(detector, collection, budget)
+    total = len(collection) + (0 if calibration is None else len(calibration))
+    estimate(detector, total, detector.fit_cost())
     with progress("fitting", total) as advance:
-        labels = read_groups(groups, reference if reference is not None else collection)
-        cluster = feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
-        detector.fit(collection, reference, labels, advance, cluster)
+        labels = opt.read_groups(groups, collection if calibration is None else calibration)
+        cluster = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
+        detector.fit(collection, calibration, labels, advance, cluster)
     detector.save(out)
+    say(f"{out}: {method} fitted on {detector.n_fit_} images, calibrated on {len(detector.calibration_scores_)}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
-    say(
-        f"{out}: {method} fitted on {detector.n_fit_} images, {len(detector.calibration_scores_)} held out for p-values"
-    )
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {detector.cost()} per image")
     if detector.sequential is not None:
         share = detector.mean_levels_ / len(detector.kept_)
         say(f"sequential: an in-distribution image needs {share:.0%} of these passes on average")
-    _say_guarantee(detector)
+    try:
+        say(f"guarantee: {detector.guarantee()}")
+    except OptionError as error:
+        say(f"no guarantee at alpha 0.05: {error}")
 
 
-@app.command(name="map")
+def _within_budget(detector: Detector, images: Images, passes: int) -> Detector:
+    from gepc.detector.planning import within_budget
+
+    plan = within_budget(detector, images, passes)
+    levels, elements = ", ".join(map(str, plan.timesteps or ())), ", ".join(plan.elements)
+    note(f"{passes} passes: timesteps {levels}, group elements {elements}; the search took {plan.passes:,} passes")
+    return plan.apply(detector)
+
+
 def map_(
-    detector: DetectorArgument,
-    images: ImagesArgument,
-    out: Annotated[Path, typer.Option(help="A folder for pictures, arrays and metadata.json.")],
+    detector: opt.DetectorArgument,
+    images: opt.ImagesArgument,
+    out: Annotated[Path, Option(help="Folder for pictures, arrays and metadata.json.")],
     scale: Annotated[
-        str, typer.Option(help="global: one scale for all; image: each its own, which shows structure anywhere.")
+        str,
+        Option(help="Colour scale: `global` (one for all images) or `image` (each map stretched to its own)."),
     ] = "global",
     part: Annotated[
-        str | None, typer.Option(help="With gepc+: sum, residual or error; as fitted without it, on the same scale.")
+        str | None,
+        Option(help="Part of the map (gepc+ only): sum, residual or error; omit to use the one set when fitting."),
     ] = None,
-    backbone: BackboneOption = None,
-    batch_size: BatchSizeOption = None,
+    backbone: opt.OtherBackbone = None,
+    batch_size: opt.BatchSize = None,
 ) -> None:
-    """Write equivariance-breaking maps: per image an overlay with a colour bar (PNG) and the raw map (NPY).
+    """Write a heat map per image: an overlay with a colour bar (PNG) and the raw map (NPY).
 
     Example: `gepc map det photos/new --out maps`
     """
     from gepc.detector.maps import with_map_part, write_maps
+    from gepc.images.sources import open_images
 
-    loaded, collection = open_both(detector, images, backbone, batch_size)
+    loaded, collection = opt.open_detector(detector, backbone, batch_size), open_images(images)
     if part is not None:
         loaded = with_map_part(loaded, part)
     check_free(out, "metadata.json", "maps")
-    cost = loaded.cost()
-    estimate(loaded, len(collection), cost.forward, cost.jvp)
+    estimate(loaded, len(collection), loaded.cost())
     with progress("mapping", len(collection)) as advance:
         entries = write_maps(loaded, collection, out, scale, advance)
     shown = {"scale": loaded.map_scale_, "part": getattr(loaded.extractor, "map_part", None)}
@@ -121,66 +117,93 @@ def map_(
     say(f"{len(entries) - failures} maps in {out}, {failures} failures; common scale {loaded.map_scale_:.4g}")
 
 
-def open_both(folder: Path, images: str, backbone: str | None, batch_size: int | None) -> tuple[Detector, Images]:
-    """The detector, with that batch size if one is given, and the images."""
-    import gepc
-    from gepc.images.sources import open_images
+def scene(
+    detector: opt.DetectorArgument,
+    image: Annotated[Path, Argument(metavar="SCENE", help="Image of any size: TIFF, GeoTIFF, PNG, .npy ...")],
+    out: Annotated[Path, Option(help="Folder for the results; an interrupted run in it is resumed.")],
+    tile: Annotated[
+        str | None, Option(help="Tile size in pixels, 64 or 64x96; the detector's input size by default.")
+    ] = None,
+    stride: Annotated[str | None, Option(help="Distance between tiles in pixels, 16 or 16x24.")] = None,
+    overlap: Annotated[
+        float | None,
+        Option(help="Share of a tile that overlaps the next one, instead of --stride. [default: 0.5]"),
+    ] = None,
+    bands: Annotated[str | None, Option(help="Bands to use, counted from 1, for example 4,3,2.")] = None,
+    nodata: Annotated[float | None, Option(help="Pixel value that marks missing data.")] = None,
+    max_missing: Annotated[float, Option(help="Largest share of missing data in a tile that is scored.")] = 0.1,
+    control: Annotated[
+        str,
+        Option(
+            help="Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false "
+            "alarm in the scene), or tile (false-alarm rate of each tile)."
+        ),
+    ] = "bh",
+    alpha: Annotated[float, Option(help="Level of the error rate chosen with --control.")] = 0.05,
+    group: Annotated[
+        str | None, Option(help="Calibration group to compare with, if the detector was fitted with groups.")
+    ] = None,
+    map_format: Annotated[
+        str, Option(help="File format of the map: tif, npy, or auto (TIFF if rasterio is installed).")
+    ] = "auto",
+    backbone: opt.OtherBackbone = None,
+    batch_size: opt.BatchSize = None,
+) -> None:
+    """Score an image of any size: overlapping tiles, one seamless map, flagged regions and an error rate for the scene.
 
-    detector = gepc.load_detector(folder, backbone)
-    if batch_size is not None:
-        detector.batch_size = batch_size
-    return detector, open_images(images)
+    Writes tiles.csv, map.tif, regions.csv, regions.geojson, overview.png and scene.json. To resume after an
+    interruption, run the same command again: no tile is lost or scored twice.
 
+    Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control holm --alpha 0.05`
+    """
+    from gepc.scenes import plan_scan, scan
 
-def _plan(detector: Detector, images: Images, passes: int) -> Detector:
-    from gepc.detector.planning import within_budget
-
-    plan = within_budget(detector, images, passes)
-    levels = ", ".join(map(str, (plan.timesteps or ())))
-    note(
-        f"{passes} passes: timesteps {levels} under {', '.join(plan.elements)}; finding out took {plan.passes:,} passes"
+    loaded = opt.open_detector(detector, backbone, batch_size)
+    options: dict[str, Any] = {
+        "tile": _pixels("--tile", tile),
+        "stride": _pixels("--stride", stride),
+        "overlap": overlap,
+        "bands": None if bands is None else _numbers("--bands", bands, ","),
+        "nodata": nodata,
+        "max_missing": max_missing,
+        "control": control,
+        "alpha": alpha,
+        "group": group,
+        "map_format": map_format,
+    }
+    plan = plan_scan(loaded, image, out, **options)
+    estimate(loaded, plan.tiles - plan.done, plan.cost, "at most {:,} tiles")
+    with progress("tiles", plan.tiles) as advance:
+        report = scan(loaded, image, out, on_progress=advance, **options)
+    counts = report.counts
+    if report.resumed:
+        note(f"{report.resumed} of {plan.tiles} tiles were done by an earlier run")
+    say(
+        f"{out}: {counts['scored']} tiles scored, {counts['left_out']} left out for no-data, "
+        f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions"
     )
-    return plan.apply(detector)
+    for region in report.regions[:SHOWN_REGIONS]:
+        box = region["pixel_box"]
+        say(
+            f"{region['region']:>4}  score {region['score']:.4g}  p = {region['p_value']:.3g}  "
+            f"lines {box['top']}-{box['bottom']}, columns {box['left']}-{box['right']}"
+        )
+    if counts["regions"] > SHOWN_REGIONS:
+        say(f"      and {counts['regions'] - SHOWN_REGIONS} more in {out / 'regions.csv'}")
+    note(f"guarantee: {report.guarantee}")
 
 
-def feature_engine(
-    engine: str, address: str | None, actors: int | None, cpus_per_actor: float, gpus_per_actor: float
-) -> Engine | None:
-    """What makes the passes of fitting and benchmarks elsewhere; None is this process."""
-    check_choice("engine", engine, ENGINES)
-    if engine == "local":
+def _pixels(option: str, text: str | None) -> tuple[int, int] | None:
+    if text is None:
         return None
-    from gepc.runs.cluster import Cluster
-    from gepc.runs.features import FeaturesOnCluster
+    sides = _numbers(option, text.lower(), "x")
+    if len(sides) > 2:
+        raise OptionError(f"{option} takes 64 or 64x96 (height x width), got {text!r}")
+    return sides[0], sides[-1]
 
-    return FeaturesOnCluster(Cluster(address, actors, cpus_per_actor, gpus_per_actor))
 
-
-def _say_guarantee(detector: Detector) -> None:
+def _numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
     try:
-        say(f"guarantee: {detector.guarantee()}")
-    except OptionError as error:
-        say(f"no verdict at alpha 0.05 yet: {error}")
-
-
-def estimate(detector: Detector, images: int, forward: int, jvp: int, quick: int = 2000) -> None:
-    """Before work of many passes, say how many and how long they take on this machine."""
-    passes = images * (forward + 2 * jvp)
-    if passes < quick:
-        return
-    seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
-    duration = f"{seconds / 60:.1f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
-    note(f"{images} images x {forward + jvp} passes = {images * (forward + jvp):,} network passes, about {duration}")
-
-
-def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
-    """`folder`, or a text file with one label per image in the order of the images."""
-    if groups is None or groups == "folder":
-        return groups
-    try:
-        labels = Path(groups).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--groups is 'folder' or a text file with one label per line; {groups}: {error}") from error
-    if len(labels) != len(images):
-        raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
-    return labels
+        return tuple(int(part) for part in text.split(separator))
+    except ValueError as error:
+        raise OptionError(f"{option} takes whole numbers, got {text!r}") from error

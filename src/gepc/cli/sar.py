@@ -1,61 +1,58 @@
-"""`gepc sar`: radar patches from annotated scenes, simulated sea clutter, and how well ships in it are found."""
+"""`gepc sar`: radar patches from annotated scenes, simulated sea clutter, and how well ships in it are detected."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from gepc.cli.app import app, note, progress, say
+from gepc.cli import options as opt
+from gepc.cli.app import new_app, note, progress, say, typed_command
+from gepc.cli.estimates import duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free
 
-sar = typer.Typer(
-    name="sar",
-    help="Radar: ships and wakes in sea clutter.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(sar)
+sar = new_app("sar", "Radar images: detect ships and wakes in sea clutter.")
 
 DataArgument = Annotated[
-    Path, typer.Argument(help="HRSID or SSDD in its own layout, or a folder of images with or without boxes.csv.")
+    Path, Argument(help="HRSID or SSDD in its original layout, or a folder of images with or without boxes.csv.")
 ]
-SizeOption = Annotated[int, typer.Option(help="Pixels a side of a patch.")]
-StrideOption = Annotated[int | None, typer.Option(help="Pixels from one patch to the next; side by side without it.")]
-ShareOption = Annotated[float, typer.Option(help="A patch with this share of a ship or more is OOD.")]
-LandOption = Annotated[bool, typer.Option("--no-land", help="Leave land out, by the rule of `gepc.sar.rules`.")]
+Size = Annotated[int, Option(help="Side length of a patch in pixels.")]
+Stride = Annotated[int | None, Option(help="Distance between patches in pixels; the patch size by default.")]
+ShipShare = Annotated[float, Option(help="Smallest share of a ship that makes a patch out-of-distribution.")]
+NoLand = Annotated[bool, Option("--no-land", help="Leave out land (see `gepc.sar.rules`).")]
+White = Annotated[float | None, Option(help="Magnitude that maps to white, for floating-point and complex images.")]
+TargetPixels = Annotated[float, Option(help="Number of pixels that a target covers.")]
 
 
 @sar.command()
 def patches(
     data: DataArgument,
-    out: Annotated[Path, typer.Option(help="An .npz file, or a folder of image files.")],
-    size: SizeOption = 256,
-    stride: StrideOption = None,
-    ship_share: ShareOption = 0.5,
-    split: Annotated[
-        str | None, typer.Option(help="train or test alone; all that the data set has without it.")
+    out: Annotated[Path, Option(help=".npz file, or folder for image files.")],
+    size: Size = 256,
+    stride: Stride = None,
+    ship_share: ShipShare = 0.5,
+    split: Annotated[str | None, Option(help="Split to cut: train or test; all splits by default.")] = None,
+    layout: Annotated[
+        str | None, Option(help="Layout of the data: hrsid, ssdd or folder; detected by default.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="hrsid, ssdd or folder; told by the folders without it.")] = None,
-    boxes: Annotated[Path | None, typer.Option(help="For a plain folder: a CSV file,x,y,width,height.")] = None,
+    boxes: Annotated[
+        Path | None, Option(help="CSV file with the columns file,x,y,width,height, for a plain folder.")
+    ] = None,
     hold_out: Annotated[
-        float | None, typer.Option(help="Leave out this share of the training images, to fit detectors on later.")
+        float | None, Option(help="Share of the training images to leave out, for fitting detectors later.")
     ] = None,
-    land: LandOption = False,
-    log: Annotated[
-        bool, typer.Option("--log", help="Write log-magnitude on the fixed scale, in 16-bit steps.")
-    ] = False,
-    white: Annotated[float | None, typer.Option(help="The magnitude that means white, for float and complex.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many patches of each class.")] = None,
-    seed: Annotated[int, typer.Option(help="Chooses the patches of --limit.")] = 0,
+    land: NoLand = False,
+    log: Annotated[bool, Option("--log", help="Write log-magnitude on a fixed scale, with 16 bits.")] = False,
+    white: White = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of patches of each class.")] = None,
+    seed: Annotated[int, Option(help="Random seed for the selection of patches with --limit.")] = 0,
 ) -> None:
     """Cut annotated radar images into patches: sea clutter, and ships.
 
-    Writes `train_x` and `test_x` (no ship) and `train_ship_x`, `test_ship_x`, each with its sources. Train and test
-    patches never share an image, nor ground where the file names tell it.
+    Writes the arrays `train_x` and `test_x` (no ship), `train_ship_x` and `test_ship_x`, each with its sources.
+    Training and test patches never share an image, nor an area of the ground if the file names show it.
 
     Example: `gepc sar patches data/HRSID --out patches.npz --size 64 --split train --hold-out 0.35 --log`
     """
@@ -86,23 +83,23 @@ def patches(
             kept = sample(chosen, limit, seed)
             arrays[array], sources[array] = stack(kept, log, value_range), [patch.name for patch in kept]
     if not any(map(len, arrays.values())):
-        raise InputError(f"no patch of {size}x{size} is left of {data}; nothing was written")
+        raise InputError(f"{data} gives no patch of {size}x{size}; nothing was written")
     (write_npz if out.suffix == ".npz" else write_folder)(out, arrays, sources)
     note(f"{out}: " + ", ".join(f"{name} {len(array)}" for name, array in arrays.items()))
 
 
 @sar.command()
 def simulate(
-    out: Annotated[Path, typer.Option(help="A new folder: 8-bit PNG scenes and boxes.csv.")],
-    count: Annotated[int, typer.Option(min=1, help="Scenes.")] = 8,
-    size: Annotated[int, typer.Option(min=64, help="Pixels a side.")] = 512,
-    ships: Annotated[int, typer.Option(min=0, help="Ships in each scene; 0 is open sea.")] = 2,
-    nu: Annotated[float, typer.Option(help="Shape of the texture: small is spiky.")] = 4.0,
-    looks: Annotated[float, typer.Option(help="Looks of the speckle.")] = 2.0,
-    correlation: Annotated[float, typer.Option(help="Correlation length of the texture, in pixels.")] = 6.0,
-    seed: Annotated[int, typer.Option(help="Scene k of a seed is always the same.")] = 0,
+    out: Annotated[Path, Option(help="New folder for 8-bit PNG scenes and boxes.csv.")],
+    count: Annotated[int, Option(min=1, help="Number of scenes.")] = 8,
+    size: Annotated[int, Option(min=64, help="Side length of a scene in pixels.")] = 512,
+    ships: Annotated[int, Option(min=0, help="Number of ships per scene.")] = 2,
+    nu: Annotated[float, Option(help="Shape parameter of the texture; small values give spiky clutter.")] = 4.0,
+    looks: Annotated[float, Option(help="Number of looks of the speckle.")] = 2.0,
+    correlation: Annotated[float, Option(help="Correlation length of the texture in pixels.")] = 6.0,
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
 ) -> None:
-    """Simulate K-distributed sea clutter with ships and wakes; the result can be read by all `gepc sar` commands.
+    """Simulate scenes of K-distributed sea clutter with ships and wakes, in a format that `gepc sar patches` reads.
 
     Example: `gepc sar simulate --out sea --count 4 --ships 2`
     """
@@ -117,23 +114,24 @@ def simulate(
 
 @sar.command()
 def fit(
-    patches: Annotated[str, typer.Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
-    out: Annotated[Path, typer.Option(help="Where the detector goes (a folder).")],
-    backbone: Annotated[str, typer.Option(help="An embedded name or a diffusers folder.")] = "sar-tiny",
-    target_pixels: Annotated[float, typer.Option(help="How many pixels a target covers.")] = 200,
-    sides: Annotated[str, typer.Option(help="one: only larger residuals alarm; two: smaller ones too.")] = "one",
-    normalise: Annotated[str, typer.Option(help="fixed keeps levels comparable; patch takes them out.")] = "fixed",
-    white: Annotated[float | None, typer.Option(help="The magnitude that means white, for float and complex.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any option of the detector.")
-    ] = None,
+    patches: Annotated[str, Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
+    out: opt.DetectorOut,
+    backbone: opt.NewBackbone = "sar-tiny",
+    target_pixels: TargetPixels = 200,
+    sides: Annotated[
+        str, Option(help="Residuals that raise an alarm: one (larger than usual) or two (larger or smaller).")
+    ] = "one",
+    normalise: Annotated[
+        str, Option(help="Brightness scale: fixed (the same for all patches) or patch (each patch its own).")
+    ] = "fixed",
+    white: White = None,
+    settings: opt.MethodSettings = None,
 ) -> None:
-    """Fit a radar detector on patches without targets, with options from the size of the target.
+    """Fit a radar detector on patches without targets, with options derived from the size of a target.
 
     Example: `gepc sar fit patches.npz:train_x --out det --target-pixels 200`
     """
     import gepc
-    from gepc.cli.app import parse_settings
     from gepc.images.sources import open_images
     from gepc.sar.preset import sar_options
 
@@ -142,49 +140,48 @@ def fit(
         (record for record in map(collection.__getitem__, range(len(collection))) if record.pixels is not None), None
     )
     if first is None or first.pixels is None:
-        raise InputError(f"{patches} holds no image that can be read")
+        raise InputError(f"{patches} contains no readable image")
     options = sar_options(target_pixels, min(first.pixels.shape[:2]), sides, normalise)
     options["value_range"] = None if white is None else (0.0, white)
-    detector = gepc.create_detector(
-        "gepc", gepc.load_backbone(backbone), **{**options, **parse_settings(settings or [])}
-    )
+    detector = gepc.create_detector("gepc", gepc.load_backbone(backbone), **{**options, **opt.parse_settings(settings)})
     with progress("fitting", len(collection)) as advance:
         detector.fit(collection, on_progress=advance)
     detector.save(out)
-    say(f"{out}: fitted on {detector.n_fit_} patches, {len(detector.calibration_scores_)} held out for p-values")
+    say(f"{out}: fitted on {detector.n_fit_} patches, calibrated on {len(detector.calibration_scores_)}")
 
 
 @sar.command()
 def bench(
-    data: Annotated[Path, typer.Argument(help="HRSID in its own layout.")],
-    out: Annotated[Path, typer.Option(help="A folder for tables and the figure.")],
-    backbone: Annotated[str, typer.Option(help="An embedded name, a diffusers folder, an OpenAI .pt.")] = "sar-tiny",
-    ood: Annotated[list[Path] | None, typer.Option(help="Further ships: SSDD, or a folder with boxes.csv.")] = None,
-    size: SizeOption = 256,
-    stride: StrideOption = None,
-    ship_share: ShareOption = 0.5,
-    land: LandOption = False,
-    limit: Annotated[int, typer.Option(min=2, help="Patches of each test set, at most.")] = 200,
-    fit_limit: Annotated[int, typer.Option(min=8, help="Patches to fit on, at most.")] = 200,
-    hold_out: Annotated[float, typer.Option(help="Share of the training images to fit on.")] = 0.35,
-    levels: Annotated[str, typer.Option(help="Noise levels, sqrt(abar).")] = "0.99",
-    keep: Annotated[int | None, typer.Option(help="Keep so many levels, the most stable on clutter.")] = None,
-    group: Annotated[str, typer.Option(help="Elements besides the identity.")] = "rot180",
-    target_pixels: Annotated[float, typer.Option(help="How many pixels a target covers.")] = 200,
-    normalise: Annotated[str, typer.Option(help="fixed, patch, or both with a comma.")] = "fixed,patch",
-    draws: Annotated[int, typer.Option(min=10, help="Draws of source images behind each interval.")] = 300,
-    cache: Annotated[Path, typer.Option(help="Where residuals are kept between runs.")] = Path(".gepc-cache"),
-    seed: Annotated[int, typer.Option(help="Noise, and which patches.")] = 0,
+    data: Annotated[Path, Argument(help="HRSID in its original layout.")],
+    out: Annotated[Path, Option(help="Folder for tables and the figure.")],
+    backbone: opt.NewBackbone = "sar-tiny",
+    ood: Annotated[list[Path] | None, Option(help="Further data with ships: SSDD, or a folder with boxes.csv.")] = None,
+    size: Size = 256,
+    stride: Stride = None,
+    ship_share: ShipShare = 0.5,
+    land: NoLand = False,
+    limit: Annotated[int, Option(min=2, help="Maximum number of patches per test set.")] = 200,
+    fit_limit: Annotated[int, Option(min=8, help="Maximum number of patches to fit on.")] = 200,
+    hold_out: Annotated[float, Option(help="Share of the training images to fit on.")] = 0.35,
+    levels: Annotated[str, Option(help="Noise levels as sqrt(abar), separated by commas.")] = "0.99",
+    keep: Annotated[
+        int | None, Option(help="Number of levels to keep, the most stable on clutter; all by default.")
+    ] = None,
+    group: Annotated[str, Option(help="Group elements without the identity, separated by commas.")] = "rot180",
+    target_pixels: TargetPixels = 200,
+    normalise: Annotated[str, Option(help="Brightness scales to compare: fixed, patch, or both.")] = "fixed,patch",
+    draws: Annotated[int, Option(min=10, help="Number of bootstrap samples per confidence interval.")] = 300,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    seed: Annotated[int, Option(help="Random seed for the noise and the selection of patches.")] = 0,
 ) -> None:
-    """Measure how well ships are told from sea clutter, and where the maps point.
+    """Measure how well ships are distinguished from sea clutter, and where the maps point.
 
-    Detectors are fitted on clutter of training images that `gepc sar patches --hold-out` kept from the backbone. A
-    stopped run goes on where it was.
+    Detectors are fitted on clutter from the training images that `gepc sar patches --hold-out` left out when the
+    backbone was trained. An interrupted run resumes from the cache.
 
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
     """
     import gepc
-    from gepc.cli.backbones import seconds_per_pass
     from gepc.sar.bench import measure, tables
     from gepc.sar.figure import draw
     from gepc.sar.patches import PatchRules
@@ -211,18 +208,11 @@ def bench(
     total = sets.total * len(protocol.normalisations)
     passes = total * extractor.cost(loaded, (size, size)).forward
     seconds = passes * seconds_per_pass(loaded, (size, size))
-    note(f"{total} patches, {passes:,} network passes with an empty cache, about {seconds / 60:.1f} minutes")
+    note(f"{total} patches, {passes:,} network passes with an empty cache, about {duration(seconds)}")
     with progress("measuring", total) as advance:
         measured = measure(protocol, sets, loaded, cache, advance)
     found = tables(measured)
-    write_bench(out, found, draw(measured), measured, _command())
+    write_bench(out, found, draw(measured), measured, typed_command())
     for table in found:
         say(table.markdown())
     say(f"tables and figure: {out}")
-
-
-def _command() -> str:
-    import shlex
-    import sys
-
-    return shlex.join(["gepc", *sys.argv[1:]])

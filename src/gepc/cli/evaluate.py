@@ -1,0 +1,306 @@
+"""`gepc demo`, `gepc selfcheck`, `gepc bench` and `gepc ablate`: what the detectors achieve, here and in the paper."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from gepc.cli import options as opt
+from gepc.cli.app import note, progress, say, text_table, typed_command
+from gepc.cli.deploy import check_serving, serve_detector
+from gepc.cli.estimates import duration, seconds_per_jvp, seconds_per_pass
+from gepc.core.errors import GepcError, InputError, OptionError, StorageError
+from gepc.core.files import check_free, read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
+    from gepc.bench.baselines import Baseline
+    from gepc.bench.collect import Sizes
+    from gepc.bench.protocol import Protocol
+    from gepc.bench.run import Outcome
+    from gepc.features.extraction import Engine
+    from gepc.report.demo import Demo
+
+SHOWN_REASONS = 5
+DEMO_BACKBONE = "celeba32-tiny"
+DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
+DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
+
+ProtocolArgument = Annotated[
+    str, Argument(metavar="PROTOCOL", help="Protocol: a YAML file, or a name (paper32, small32, quick).")
+]
+DataFolder = Annotated[
+    Path | None, Option(help="Folder with the data sets; the environment variable GEPC_DATA by default.")
+]
+ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
+ProtocolSettings = Annotated[list[str] | None, opt.setting("Option of the protocol, for example `--set seeds=[0,1,2]`")]
+NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")]
+
+
+def demo(
+    out: Annotated[Path, Option(help="Folder for the report; an earlier demo in it is overwritten.")] = Path("demo"),
+    quick: Annotated[bool, Option("--quick", help="Use a third of the patches, for a third of the time.")] = False,
+    backbone: opt.NewBackbone = DEMO_BACKBONE,
+    serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
+) -> None:
+    """Fit on patches of one photograph, score patches of others, and write a report. Nothing is downloaded.
+
+    The photographs ship with scikit-image. The report, `report.html`, is a single file; the numbers are also in
+    `demo.json`.
+
+    Example: `gepc demo --out demo --quick`
+    """
+    _check_demo(out)
+    if serve:
+        check_serving()
+    import gepc
+    from gepc.detector.storage import describe
+    from gepc.report import demo as demonstration
+    from gepc.report.demo_page import build_page
+    from gepc.report.page import render
+
+    detector = demonstration.build_detector(gepc.load_backbone(backbone))
+    data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
+    try:  # before minutes of work
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot create the folder {out}: {error.strerror or error}") from error
+    passes = demonstration.passes_needed(detector, data)
+    seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
+    note(
+        f"fit on {len(data.fit)} patches of {data.fit.name}, score {sum(map(len, data.scored))} of {data.fit.name}, "
+        f"{', '.join(patches.name for patches in data.others)}: {passes:,} network passes, about {duration(seconds)}"
+    )
+    with progress("network passes", passes) as advance:
+        result = demonstration.run(detector, data, advance)
+    note("drawing the report")
+    html = render(build_page(result, _demo_command(out, quick, backbone)))
+    found = {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, "detector": describe(result.detector), **result.as_dict()}
+    write_json(out / DEMO_RESULTS, found)  # first, because it marks the folder as one of a demo
+    write_text(out / "report.html", html)
+    say(_demo_results(result))
+    say(f"report: {out / 'report.html'}")
+    if serve:
+        from gepc.serve.settings import Settings
+
+        result.detector.save(out / "detector")
+        serve_detector(out / "detector", Settings(), port=0)
+
+
+def _check_demo(out: Path) -> None:
+    """Check the packages and the folder before any work."""
+    from importlib.util import find_spec
+
+    missing = [package for module, package in DEMO_PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise GepcError(f"the demo needs {' and '.join(missing)}; install with: pip install 'gepc[demo]'")
+    check_free(out, DEMO_RESULTS, "earlier demo")
+    if (out / DEMO_RESULTS).exists():
+        try:
+            known = read_json(out / DEMO_RESULTS).get("kind") == DEMO_KIND
+        except (InputError, AttributeError):
+            known = False
+        if not known:
+            raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
+
+
+def _demo_command(out: Path, quick: bool, backbone: str) -> str:
+    """The command that repeats the run, with the name of the folder and without its path."""
+    words = ["gepc", "demo", "--out", out.name or "demo", *(["--quick"] if quick else [])]
+    return shlex.join(words if backbone == DEMO_BACKBONE else [*words, "--backbone", backbone])
+
+
+def _demo_results(result: Demo) -> str:
+    from gepc.report.demo_page import COLUMNS, mean_auroc, result_rows
+
+    check = result.false_alarms()
+    return (
+        f"{text_table(result_rows(result), COLUMNS)}\n\n"
+        f"mean AUROC {mean_auroc(result):.3f}; {result.passes:,} passes in {result.seconds:.0f} s\n"
+        f"false alarms on held-out {result.held_out.name} at alpha {check.alpha:g}: {check.alarms} of {check.count} "
+        f"({check.low} to {check.high} expected with probability 0.9)\n"
+        f"guarantee: {result.detector.guarantee(check.alpha)}"
+    )
+
+
+def selfcheck() -> None:
+    """Check the installed library against closed forms of the theory and print pass or fail.
+
+    Example: `gepc selfcheck`
+    """
+    from gepc.theory.selfcheck import run_checks
+
+    checks = run_checks()
+    for check in checks:
+        say(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.found:.12g}, expected {check.expected:.12g}")
+    failed = sum(not check.passed for check in checks)
+    say(f"{len(checks) - failed} passed, {failed} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
+def bench(
+    config: ProtocolArgument,
+    out: ResultsOut,
+    data: DataFolder = None,
+    settings: ProtocolSettings = None,
+    methods: Annotated[
+        str | None,
+        Option(
+            help="Methods to compare with GEPC: all, training-free, or names such as msma,scoped,gepc+:fast "
+            "(method:preset; `gepc info --methods` lists them)."
+        ),
+    ] = None,
+    budget_minutes: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            help="Abort if the estimated time (with an empty cache) exceeds this many minutes; 0 prints the estimate "
+            "and exits.",
+        ),
+    ] = None,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    no_cache: NoCache = False,
+    engine: opt.Engine = "local",
+    address: opt.Address = None,
+    actors: opt.Actors = None,
+    cpus_per_actor: opt.Cpus = 1.0,
+    gpus_per_actor: opt.Gpus = 0.0,
+) -> None:
+    """Repeat the paper's evaluation: every table and figure from one pass over each data set.
+
+    An interrupted run resumes from the cache; a second run needs no network pass. With `--methods`, other detectors are
+    fitted and evaluated on the same backbone and images; the protocol's key `methods` sets a preset for each of them
+    and, for expensive ones, fewer images.
+
+    Example: `gepc bench quick --data data/ --out results`
+
+    Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
+    """
+    elsewhere = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
+    _run(config, out, data, settings, None if no_cache else cache, methods, budget_minutes, elsewhere)
+
+
+def ablate(
+    config: ProtocolArgument,
+    out: ResultsOut,
+    data: DataFolder = None,
+    settings: ProtocolSettings = None,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    no_cache: NoCache = False,
+) -> None:
+    """Run only the ablations: number of timesteps, weights, transforms, calibrations, features, single timesteps.
+
+    Example: `gepc ablate quick --data data/ --out ablations`
+    """
+    _run(config, out, data, settings, None if no_cache else cache, only_ablations=True)
+
+
+def _run(
+    config: str,
+    out: Path,
+    data: Path | None,
+    settings: list[str] | None,
+    cache_folder: Path | None,
+    methods: str | None = None,
+    budget: float | None = None,
+    engine: Engine | None = None,
+    only_ablations: bool = False,
+) -> None:
+    import gepc
+    from gepc.bench.baselines import choose_baselines, method_names
+    from gepc.bench.collect import check_ready
+    from gepc.bench.protocol import load_protocol
+    from gepc.bench.run import run, write
+    from gepc.features.extraction import FeatureCache
+
+    folder = _data_folder(data)
+    check_free(out, "results.json", "benchmark")
+    protocol = load_protocol(config, opt.parse_settings(settings))
+    names = method_names(methods) if methods is not None else []
+    backbone = gepc.load_backbone(protocol.backbone)
+    baselines = choose_baselines(names, protocol, backbone)
+    sizes = check_ready(protocol, backbone, folder)
+    passes, minutes = _estimate(protocol, backbone, baselines, sizes, cached=cache_folder is not None)
+    if budget is not None and minutes > budget:
+        raise OptionError(
+            f"the estimated time is {minutes:.0f} minutes, --budget-minutes allows {budget:g}; raise it, name fewer "
+            "methods, or set fewer images for the expensive ones with the protocol's key methods"
+        )
+    with progress("features", passes) as advance:
+        cache = FeatureCache(cache_folder, engine)
+        outcome = run(protocol, backbone, folder, cache, typed_command(), only_ablations, advance, baselines)
+    write(outcome, out, folder)
+    _report(outcome, out)
+
+
+def _estimate(
+    protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline], sizes: Sizes, cached: bool
+) -> tuple[int, float]:
+    """Print the estimated cost with an empty cache; returns the total for the progress bar, and minutes."""
+    from gepc.bench.baselines import estimate_cost
+    from gepc.bench.collect import naive_passes, passes_needed
+
+    size = (protocol.size, protocol.size)
+    pass_seconds = seconds_per_pass(backbone, size)
+    passes = passes_needed(protocol, backbone, sizes)
+    minutes = passes * pass_seconds / 60
+    naive = naive_passes(protocol, backbone, sizes)
+    note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes; without reuse {naive:,}")
+    estimated = estimate_cost(baselines, protocol, backbone, cached, sizes)
+    jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
+    rows: list[tuple[Any, ...]] = []
+    for one in estimated:
+        total = one.total
+        # the time of a Jacobian-vector product includes its forward pass
+        own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
+        minutes += own
+        images = f"{one.baseline.train_images} / {one.baseline.test_images}"
+        made = f"{total.forward + total.jvp:,} passes"
+        rows.append((one.baseline.label, images, one.per_image, made, f"{own:.1f}", "yes" if one.shared else ""))
+        # the progress bar advances for every method, shared or not
+        passes += (one.per_image.forward + one.per_image.jvp) * one.images
+    if rows:
+        note(text_table(rows, ("method", "train / test images", "per image", "in all", "minutes", "shared")))
+        note(f"about {minutes:.0f} minutes in total with an empty cache")
+    return passes, minutes
+
+
+def _report(outcome: Outcome, out: Path) -> None:
+    note(f"{outcome.passes:,} passes made, {outcome.cached} tables from the cache")
+    if outcome.skipped:
+        note(f"{len(outcome.skipped)} images could not be read and are left out; the first:")
+    for image, reason in list(outcome.skipped.items())[:SHOWN_REASONS]:
+        note(f"  {image}: {reason}")
+    peak = _peak_memory()
+    if peak is not None:
+        note(f"peak memory: {peak / 2**20:,.0f} MiB")
+    say(outcome.tables[0].markdown())
+    say(f"tables, figures and report: {out / 'report.html'}")
+
+
+def _peak_memory() -> int | None:
+    """The largest resident size of the process in bytes; None if the system does not report it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # macOS reports bytes, others KiB
+
+
+def _data_folder(data: Path | None) -> Path:
+    if data is None:
+        if "GEPC_DATA" not in os.environ:
+            raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
+        data = Path(os.environ["GEPC_DATA"])
+    if not data.is_dir():
+        raise InputError(f"{data} is not a folder")
+    return data
