@@ -1,4 +1,4 @@
-"""Which images has a diffusion model never seen: how sure, and where.
+"""Out-of-distribution detection with diffusion models: scores, p-values with a guarantee, and maps.
 
     import gepc
 
@@ -6,7 +6,7 @@
     detector = gepc.GEPC(backbone).fit(id_images)
     detector.score(images), detector.p_value(images), detector.score_map(images)
 
-Everything below loads when it is first used, so that `import gepc` stays quick.
+Everything below is loaded on first use, so that `import gepc` is fast.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gepc._aliases import install as _install_aliases
 from gepc._version import __version__
 
 if TYPE_CHECKING:
@@ -33,17 +34,21 @@ if TYPE_CHECKING:
     from gepc.features.groups import Group as Group
     from gepc.features.groups import register_action as register_action
     from gepc.images.preprocessing import Preprocessing as Preprocessing
+    from gepc.scoring.scorer import Scorer as Scorer
+    from gepc.verdicts.decision import DecisionRule as DecisionRule
     from gepc.verdicts.monitor import Monitor as Monitor
 
 _HOME = {
     "Action": "gepc.features.groups",
     "Backbone": "gepc.backbones.base",
+    "DecisionRule": "gepc.verdicts.decision",
     "Detector": "gepc.detector.detector",
     "GEPC": "gepc.detector.registry",
     "GepcError": "gepc.core.errors",
     "Group": "gepc.features.groups",
     "Levels": "gepc.backbones.schedule",
     "Preprocessing": "gepc.images.preprocessing",
+    "Scorer": "gepc.scoring.scorer",
     "create_detector": "gepc.detector.registry",
     "list_datasets": "gepc.datasets",
     "open_dataset": "gepc.datasets",
@@ -56,6 +61,8 @@ _HOME = {
 }
 
 __all__ = ["__version__", *_HOME]
+
+_install_aliases()
 
 
 def __getattr__(name: str) -> Any:
