@@ -34,7 +34,7 @@ from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.features.extraction import FeatureCache
 from gepc.features.groups import Group
 from gepc.features.residuals import LAGS
-from gepc.images.sources import read_npz
+from gepc.images.formats import read_npz
 from gepc.report.demo import Photograph, load_photograph
 from gepc.sar.hrsid import read_hrsid
 from gepc.sar.ssdd import read_ssdd

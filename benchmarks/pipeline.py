@@ -35,7 +35,8 @@ from PIL import Image
 import gepc
 from gepc.bench.protocol import split_name
 from gepc.core.allocator import keep_freed_memory
-from gepc.images.sources import FileImages, read_npz
+from gepc.images.formats import read_npz
+from gepc.images.sources import FileImages
 from gepc.runs.local import score_shards
 from gepc.runs.merging import merge
 from gepc.runs.processes import ProcessGroup

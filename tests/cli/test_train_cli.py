@@ -116,7 +116,7 @@ def test_bad_data(complaint, recipe: Path, tmp_path: Path) -> None:
     assert "2 different sizes" in complaint("train", recipe, "--data", folder, *out)
     assert "--set image_size=32" in complaint("train", recipe, "--data", folder, *out)
     assert "too few images" in complaint("train", recipe, "--data", few, *out)
-    assert "is not a whole, plain .npz" in complaint("train", recipe, "--data", _text_file(tmp_path / "bad.npz"), *out)
+    assert "not a complete, plain .npz" in complaint("train", recipe, "--data", _text_file(tmp_path / "bad.npz"), *out)
 
 
 def test_bad_output_folder(complaint, recipe: Path, data: Path, tmp_path: Path) -> None:

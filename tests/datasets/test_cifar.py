@@ -182,7 +182,7 @@ def test_an_archive_without_the_batch(tmp_path: Path) -> None:
         ({b"data": np.zeros((2, 5), np.uint8)}, r"shape \(2, 5\) instead of \(N, 3072\)"),
         ({b"data": np.zeros((2, 3072))}, "does not hold an array of bytes"),
         ({b"data": [0] * 3072}, "does not hold an array of bytes"),
-        ({b"data": np.zeros((0, 3072), np.uint8)}, "there is no image"),
+        ({b"data": np.zeros((0, 3072), np.uint8)}, "it holds no image"),
         ([1, 2], "holds a list"),
     ],
 )

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gepc.core.errors import InputError, OptionError
 from gepc.datasets import find_dataset, list_datasets, open_dataset, register
 from gepc.datasets import registry as registry_module
-from gepc.images.preprocessing import Preprocessing, load_all
+from gepc.images.batches import load_all
+from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import iterate, open_images
 
 FAMILIES = ["celeba", "cifar10", "cifar100", "dtd", "folder", "hf", "npy", "npz", "svhn", "tinyimagenet"]
@@ -166,7 +167,7 @@ def test_every_image_is_drawn_equally_often(root: Path) -> None:
 def test_a_data_set_goes_where_images_go(root: Path) -> None:
     images = open_dataset("npz:both.npz", root, "train", limit=5)
     assert open_images(images) is images
-    loaded, _ = load_all(images, Preprocessing())
+    loaded = load_all(images, Preprocessing())
     assert loaded.shape == (5, 3, 4, 4)
 
 

@@ -11,9 +11,8 @@ import pytest
 
 import gepc
 from gepc.core.errors import InputError, OptionError
-from gepc.images.sources import iterate, open_images
+from gepc.images.sources import UrlImages, iterate, open_images
 from gepc.runs.reading import part
-from gepc.runs.remote import UrlImages
 
 
 @pytest.fixture

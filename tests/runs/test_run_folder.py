@@ -18,9 +18,8 @@ import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.detector.detector import Result
 from gepc.detector.storage import detector_digest
-from gepc.images.sources import ArrayImages, FileImages
+from gepc.images.sources import ArrayImages, FileImages, UrlImages
 from gepc.runs.merging import merge
-from gepc.runs.remote import UrlImages
 from gepc.runs.run_folder import Identity, Run, list_digest, listed, open_run
 from gepc.runs.tables import csv_table, format_of, read_shard, table, write_shard
 

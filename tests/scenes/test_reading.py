@@ -8,7 +8,7 @@ from rasterio.enums import ColorInterp
 from rasterio.transform import Affine
 
 from gepc.core.errors import InputError
-from gepc.images.sources import read_pixels
+from gepc.images.formats import read_pixels
 from gepc.scenes.reading import open_scene
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")

@@ -76,13 +76,13 @@ def npy_bytes() -> bytes:
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"text", npy_bytes()])
 def test_a_damaged_npz_is_one_sentence(tmp_path: Path, tiny: Recipe, content: bytes) -> None:
     (tmp_path / "bad.npz").write_bytes(content)
-    with pytest.raises(InputError, match=r"bad\.npz is not a whole, plain \.npz"):
+    with pytest.raises(InputError, match=r"bad\.npz is not a complete, plain \.npz"):
         load_training_images(tmp_path / "bad.npz", tiny)
 
 
 def test_an_npz_without_images_says_what_it_holds(tmp_path: Path, tiny: Recipe) -> None:
     np.savez(tmp_path / "other.npz", labels=np.zeros(3), names=np.zeros(3))
-    with pytest.raises(InputError, match=r"several arrays; say which with other.npz:NAME \(labels, names\)"):
+    with pytest.raises(InputError, match=r"several arrays; choose one with other.npz:NAME \(labels, names\)"):
         load_training_images(tmp_path / "other.npz", tiny)
 
 

@@ -1,53 +1,67 @@
-"""The forms in which the readers of this folder hand over images: pixels in memory, files on disk, a part of either."""
+"""Collections that the readers of this package return: arrays, files on disk, and subsets of either."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from gepc.core.errors import InputError
-from gepc.images.sources import ArrayImages, Images, Pixels, Record, read_pixels
+from gepc.images.formats import Pixels
+from gepc.images.sources import ArrayImages, Images, Record, read_record
 
 
 class PixelImages(Images):
-    """One or several arrays of images one after the other, (N,H,W,C) or (N,C,H,W), in memory or memory-mapped.
+    """Consecutive arrays of images. A record is named `test/17` after the split and its position in the split.
 
-    A record is named `test/17` after the split and the image's number in it, which a subset keeps.
+    Parameters
+    ----------
+    arrays : (N,H,W,C) or (N,C,H,W) each, in memory or memory-mapped.
+    split : the split's name.
+    numbers : the position of each image in the split, for a subset.
     """
 
     def __init__(self, arrays: Sequence[Pixels], split: str, numbers: Sequence[int] | None = None) -> None:
-        self._parts = [ArrayImages(array) for array in arrays]
+        self._arrays, self._parts = arrays, [ArrayImages(array) for array in arrays]
         self._ends = list(accumulate(len(part) for part in self._parts))
         self._split = split
         self._numbers = range(self._ends[-1]) if numbers is None else numbers
         self.mapped = all(isinstance(array, np.memmap) for array in arrays)
         if not self._numbers:
-            raise InputError("there is no image in it")
+            raise InputError("it holds no image")
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Record:
+        part, place = self._place(index)
+        return replace(self._parts[part][place], name=f"{self._split}/{self._numbers[index]}")
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Which array holds an image, and where."""
         index = range(len(self))[index]
         part = bisect_right(self._ends, index)
-        start = self._ends[part - 1] if part else 0
-        return Record(f"{self._split}/{self._numbers[index]}", self._parts[part][index - start].pixels)
+        return part, index - (self._ends[part - 1] if part else 0)
 
     def copy(self, indices: Sequence[int]) -> PixelImages:
-        """Some of the images in an array of their own, so that the whole can be freed."""
-        pixels = np.stack([np.asarray(self[index].pixels) for index in indices])
+        """A copy of some images, so that the memory of the others can be freed."""
+        places = [self._place(index) for index in indices]
+        pixels = np.stack([np.asarray(self._arrays[part][place]) for part, place in places])
         return PixelImages([pixels], self._split, [self._numbers[index] for index in indices])
 
 
 class NamedFiles(Images):
-    """Image files, decoded when asked for; a record is named by its path below `folder`, with forward slashes.
+    """Image files below a folder. A file that is missing or damaged is a record with the reason.
 
-    `finish` is what the data set does to an image after decoding. A file that is missing or cannot be decoded is a
-    record with the reason; it is an `InputError` when not a single one is there.
+    Parameters
+    ----------
+    folder : where the files are; at least one of them must exist.
+    names : the paths below `folder`, with forward slashes, which are also the names of the records.
+    finish : applied to the decoded pixels.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], finish: Callable[[Pixels], Pixels] | None = None) -> None:
@@ -59,13 +73,14 @@ class NamedFiles(Images):
         return len(self._names)
 
     def __getitem__(self, index: int) -> Record:
-        name = self._names[index]
+        path = self._folder / self._names[index]
+        record = read_record(self._names[index], path)
+        if self._finish is None or record.pixels is None:
+            return record
         try:
-            pixels = read_pixels(self._folder / name)
-            return Record(name, pixels if self._finish is None else self._finish(pixels))
+            return replace(record, pixels=self._finish(record.pixels))
         except InputError as error:
-            text = str(error)
-            return Record(name, error=text if name in text else f"{self._folder / name}: {text}")
+            return Record(record.name, error=f"{path}: {error}")
 
 
 class Subset(Images):
@@ -82,14 +97,14 @@ class Subset(Images):
 
 
 def choose(images: Images, indices: Sequence[int]) -> Images:
-    """Some of the images, holding no more in memory than they need."""
+    """Some of the images, without keeping others in memory."""
     if isinstance(images, PixelImages) and not images.mapped:
         return images.copy(indices)
     return Subset(images, indices)
 
 
 def first_of(root: Path, *names: str) -> Path:
-    """The first of `names` (paths below `root`) that is there; `root` may also be the folder or file it begins with."""
+    """The first of `names` (paths below `root`) that exists; `root` may also be the folder or file it begins with."""
     for name in names:
         for base in (root, root.parent):
             if (base == root or Path(name).parts[0] == root.name) and (base / name).exists():

@@ -1,8 +1,8 @@
 """Hugging Face data sets that are on this machine already: `hf:NAME` or `hf:NAME:CONFIGURATION`.
 
-Looked for below the root first, as `NAME/`: written by `save_to_disk` (all splits, or one), or in a form that
-`load_dataset` reads (Parquet files, an image folder, a clone from the hub); then in the cache that the `datasets`
-library keeps. The library is an extra, and it is kept off the network, and quiet, while it looks.
+The folder `NAME/` below the root comes first: written by `save_to_disk` (all splits, or one), or in a form that
+`load_dataset` reads (Parquet files, an image folder, a clone from the hub). Otherwise the cache of the `datasets`
+library is searched. The library is an optional dependency, and is used offline and without progress bars.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gepc.core.errors import InputError
 from gepc.datasets.registry import register
-from gepc.images.sources import Images, Record
+from gepc.images.sources import Images, Record, record_of_item
 
 COLUMNS = ("image", "img", "pixel_values")
 _SWITCHES = (
@@ -56,11 +54,11 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
 
 
 def _load(library: Any, folder: Path, name: str, configuration: str | None) -> Any:
-    """The mapping from splits to tables; a table that was saved alone, without a split's name, is a test set."""
+    """The mapping from splits to tables; a table that was saved alone, without the name of a split, is a test set."""
     saved = [name for name in ("dataset_dict.json", "state.json") if (folder / name).is_file()]
     if saved:
         if configuration is not None:
-            raise InputError(f"what save_to_disk wrote has no configurations, {configuration!r} is one too many")
+            raise InputError(f"a data set written by save_to_disk has no configurations; leave out {configuration!r}")
         found = library.load_from_disk(str(folder))
         return found if saved[0] == "dataset_dict.json" else {str(found.split or "test"): found}
     return library.load_dataset(str(folder) if folder.is_dir() else name, configuration)
@@ -68,7 +66,7 @@ def _load(library: Any, folder: Path, name: str, configuration: str | None) -> A
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """The library's own offline switches, on for a while."""
+    """Turn the offline switches of the libraries on."""
     modules = [(sys.modules.get(module), switch) for module, switch in _SWITCHES]
     before = [(module, switch, getattr(module, switch)) for module, switch in modules if hasattr(module, switch)]
     try:
@@ -82,7 +80,7 @@ def _offline() -> Iterator[None]:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """No progress bars of the library's own for a while."""
+    """Turn the progress bars of the library off."""
     hidden = library.are_progress_bars_disabled()
     library.disable_progress_bars()
     try:
@@ -109,9 +107,6 @@ class _Rows(Images):
         index = range(len(self))[index]
         name = f"{self._split}/{index}"
         try:
-            picture = self._table[index][self._column]
-            if hasattr(picture, "convert") and picture.mode not in ("L", "RGB", "I;16"):
-                picture = picture.convert("L" if picture.mode in ("1", "LA") else "RGB")
-            return Record(name, np.asarray(picture))
+            return record_of_item(name, self._table[index][self._column])
         except Exception as error:  # noqa: BLE001  (whatever the decoder raises)
             return Record(name, error=f"{name} cannot be decoded: {error}")

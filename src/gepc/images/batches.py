@@ -1,4 +1,4 @@
-"""Images on their way to an extractor: read, preprocessed, keyed and grouped, a bounded number at a time."""
+"""Chunks of images: read, preprocessed and keyed, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ import numpy as np
 
 from gepc.core.errors import InputError
 from gepc.images.noise import image_key
-from gepc.images.preprocessing import Preprocessing
+from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
 
 
 @dataclass
 class Chunk:
-    """Consecutive images of a collection: the ones that can be scored, and the reasons for those that cannot."""
+    """Consecutive images of a collection: those that can be scored, and the reasons for those that cannot.
+
+    Parameters
+    ----------
+    indices : positions in the collection of the images that can be scored.
+    names : their names.
+    keys : their content keys, see `gepc.images.noise.image_key`.
+    images : the preprocessed images, (C, H, W) each.
+    failures : (position, name, reason) of each image that cannot be scored.
+    """
 
     indices: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -39,7 +48,11 @@ class Chunk:
 
 
 class OnBadImage(Enum):
-    """Which images that cannot be used become failures of their chunk instead of an `InputError`."""
+    """Which images that cannot be used become failures of their chunk; any other one is an `InputError`.
+
+    NONE: none of them. UNREADABLE: those without pixels, such as damaged files. ALL: also those that the preprocessing
+    refuses, for instance because of NaN pixels or their size.
+    """
 
     NONE = "none"
     UNREADABLE = "unreadable"
@@ -47,19 +60,23 @@ class OnBadImage(Enum):
 
 
 def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image: OnBadImage) -> Iterator[Chunk]:
-    """Read `images` in order, `size` at a time. Where the preprocessing fixes no size, the first image does."""
+    """Read and preprocess a collection in order.
+
+    Parameters
+    ----------
+    images : the collection.
+    preprocessing : applied to every image. Without a size, the first image sets the size of all.
+    size : images per chunk.
+    on_bad_image : which images become failures instead of an `InputError`.
+    """
     chunk = Chunk()
     for index in range(len(images)):
         record = images[index]
         try:
-            if record.pixels is None:
-                raise InputError(record.error or f"{record.name} cannot be read")
-            image = preprocessing(record.pixels, _label(record.name))
+            image = preprocessing.prepare(record)
         except InputError as error:
-            forgiven = on_bad_image is OnBadImage.ALL or (
-                on_bad_image is OnBadImage.UNREADABLE and record.pixels is None
-            )
-            if not forgiven:
+            unreadable = record.pixels is None and on_bad_image is OnBadImage.UNREADABLE
+            if not unreadable and on_bad_image is not OnBadImage.ALL:
                 raise
             chunk.failures.append((index, record.name, str(error)))
         else:
@@ -75,5 +92,10 @@ def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image
         yield chunk
 
 
-def _label(name: str) -> str:
-    return f"image {name}" if name.isdigit() else name
+def load_all(images: Images, preprocessing: Preprocessing) -> Image:
+    """Every image as one (N, C, H, W) array; one that cannot be read or differs in size is an `InputError`."""
+    if len(images) == 0:
+        raise InputError("there are no images")
+    warn_about_range(images, preprocessing.value_range)
+    (chunk,) = chunks(images, preprocessing, len(images), OnBadImage.NONE)
+    return chunk.stacked()

@@ -1,4 +1,12 @@
-"""Pixels in, one float32 (C, H, W) array in [-1, 1] out. Nothing about range, size or channels is guessed silently."""
+"""Preprocessing: pixels in, one float32 (C, H, W) array in [-1, 1] out.
+
+Value range, size and channels are never guessed silently. `magnitude="log"` is for radar: with a = |x| / white,
+
+    y = log(1 + 255 a) / log(1 + 255)  in [0, 1].
+
+The 255 is the same for every depth, so that a scene gives the same y as 8-bit, 16-bit, float or complex pixels. No
+step except resizing mixes pixels, so speckle is preserved.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +15,48 @@ import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning, check_choice
-from gepc.images.magnitude import MAGNITUDES, NORMALISATIONS, log_magnitude, normalised
-from gepc.images.sources import Image, Images, Pixels, check_numbers, iterate
+from gepc.images.formats import Pixels
+from gepc.images.sources import Image, Images, Record
 
 RESIZES = ("stretch", "crop", "cut", "exact")
-_DTYPE_RANGE = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
-_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+MAGNITUDES = ("linear", "log")
+NORMALISATIONS = ("fixed", "patch")
+VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
+"""The numbers that mean black and white, for the types that define them."""
+LUMA = np.array([0.299, 0.587, 0.114])
+"""Weights of red, green and blue in grey (ITU-R BT.601)."""
+_LOG_SCALE = 255.0
+_PATCH_DEVIATIONS = 4.0
+_RANGE_SAMPLE = 16
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How pixels become the network's input. Stored with a detector and repeated by it.
+    """How pixels become the backbone's input. A detector stores it and applies it to every image.
 
     Parameters
     ----------
-    value_range:
-        The numbers that mean black and white. None reads it off the type: uint8 is [0, 255], uint16 [0, 65535],
-        a float array is [-1, 1].
-    size:
-        (H, W) to bring every image to; None keeps the images' own size, which must then be the same for all.
-    resize:
-        `stretch` (bilinear with antialiasing, aspect ratio not kept), `crop` (the shorter side is resized, the middle
-        kept), `cut` (the middle as it is: nothing is resampled, so speckle stays; a smaller image is an error) or
-        `exact` (another size is an error).
-    channels:
-        1 or 3. Grey is repeated to three channels; colour becomes its luma for one.
-    magnitude, normalise:
-        For radar: `log` takes the log-magnitude of real or complex pixels, on one scale for all (`fixed`, which keeps
-        differences of level between patches) or on the patch's own (`patch`); see `gepc.images.magnitude`. `linear`
-        leaves the values as they are.
+    value_range : tuple of float, optional
+        The numbers that mean black and white; pixels outside are an error, or saturate with `magnitude="log"`. By
+        default they follow from the type: uint8 is [0, 255], uint16 is [0, 65535], and float is [-1, 1].
+    size : tuple of int, optional
+        (H, W) that every image is resized to. By default images keep their size, which must be the same for all.
+    resize : {"stretch", "crop", "cut", "exact"}
+        How images of another size are treated. "stretch" resizes both sides (bilinear with antialiasing) and may
+        change the aspect ratio. "crop" takes the largest centred window with the aspect ratio of `size` and resizes
+        it. "cut" takes the centre without resampling; a smaller image is an error. "exact" refuses any other size.
+    channels : int
+        The backbone's number of channels. Grey is repeated for 3 channels and RGB becomes its luma for 1; any other
+        difference between image and backbone is an `InputError`.
+    magnitude : {"linear", "log"}
+        "linear" keeps the values. "log" takes the log-magnitude of real or complex radar pixels.
+    normalise : {"fixed", "patch"}
+        How the log-magnitude y is mapped to [-1, 1]. "fixed" is 2 y - 1 and preserves differences in brightness
+        between images. "patch" is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
+        and contrast; it requires `magnitude="log"`.
     """
 
     value_range: tuple[float, float] | None = None
@@ -52,9 +71,9 @@ class Preprocessing:
         check_choice("magnitude", self.magnitude, MAGNITUDES)
         check_choice("normalise", self.normalise, NORMALISATIONS)
         if self.magnitude == "linear" and self.normalise != "fixed":
-            raise OptionError("normalise='patch' goes with magnitude='log'")
-        if self.channels not in (1, 3):
-            raise OptionError(f"channels must be 1 or 3, got {self.channels}")
+            raise OptionError("normalise='patch' requires magnitude='log'")
+        if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
+            raise OptionError(f"channels must be a positive whole number, got {self.channels!r}")
         if self.value_range is not None:
             low, high = (float(value) for value in self.value_range)
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -66,91 +85,137 @@ class Preprocessing:
                 raise OptionError(f"size must be (height, width) of at least 1, got {self.size}")
 
     def __call__(self, pixels: Pixels, name: str = "image") -> Image:
-        """One image as contiguous float32 (C, H, W) in [-1, 1]."""
+        """Preprocess one image.
+
+        Parameters
+        ----------
+        pixels : (H, W) or (H, W, C).
+        name : what errors call the image.
+
+        Returns
+        -------
+        Contiguous float32 (C, H, W) in [-1, 1].
+        """
         if pixels.ndim == 2:
             pixels = pixels[..., None]
         if 0 in pixels.shape:
             raise InputError(f"{name} is empty: shape {pixels.shape}")
+        if pixels.shape[2] not in accepted_channels(self.channels):
+            raise InputError(f"{name} has {pixels.shape[2]} channels, the backbone takes {self.channels}")
         if self.magnitude == "log":
-            unit = normalised(log_magnitude(pixels, self.value_range, name), self.normalise)
+            unit = _normalised(log_magnitude(pixels, self.value_range, name), self.normalise)
         else:
             unit = self._to_unit(pixels, name)
-        image = self._to_channels(unit)
-        image = self._to_size(image, name)
+        image = self._to_size(self._to_channels(unit), name)
         return np.ascontiguousarray(image.transpose(2, 0, 1))
 
+    def prepare(self, record: Record) -> Image:
+        """Preprocess one image of a collection; an image that cannot be read is an `InputError`."""
+        return self(record.pixels_for(self.channels), record.label)
+
+    def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
+        """The same preprocessing with the size of a first image of this shape, if no size was given."""
+        return self if self.size is not None else replace(self, size=(shape[-2], shape[-1]), resize="exact")
+
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
-        check_numbers(pixels, name)
+        _check_numbers(pixels, name)
         if np.iscomplexobj(pixels):
             raise InputError(f"{name} is complex; give its magnitude, or magnitude='log' for radar")
-        if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
-            raise InputError(f"{name} has NaN or infinite pixels; mask or replace them first")
-        low, high = self.value_range or _range_of(pixels, name)
+        if self.value_range is None and pixels.dtype.kind == "f":
+            low, high = -1.0, 1.0
+        else:
+            low, high = self.value_range or _type_range(pixels, name, "(low, high)")
         # float64 here: the same picture as uint8 and as float must give the same float32
         unit = (pixels.astype(np.float64) - low) * (2.0 / (high - low)) - 1.0
-        worst = max(float(unit.max()) - 1.0, -1.0 - float(unit.min()))
-        if worst > 1e-3:
+        if max(float(unit.max()) - 1.0, -1.0 - float(unit.min())) > 1e-3:
             raise InputError(
                 f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
-                "say what black and white are with value_range=(low, high)"
+                "give the values of black and white with value_range=(low, high)"
             )
         return unit.clip(-1.0, 1.0).astype(np.float32)
 
     def _to_channels(self, image: Image) -> Image:
-        image = image[..., :3]  # a fourth channel is transparency
         if image.shape[2] == self.channels:
             return image
-        if self.channels == 3:
-            return np.repeat(image[..., :1], 3, axis=2)
-        return (image @ _LUMA)[..., None]
+        return np.repeat(image, 3, axis=2) if self.channels == 3 else (image @ LUMA.astype(np.float32))[..., None]
 
     def _to_size(self, image: Image, name: str) -> Image:
         if self.size is None or image.shape[:2] == self.size:
             return image
+        given, wanted = (f"{height}x{width}" for height, width in (image.shape[:2], self.size))
         if self.resize == "exact":
-            height, width = self.size
             raise InputError(
-                f"{name} is {image.shape[0]}x{image.shape[1]} but {height}x{width} is expected; "
+                f"{name} is {given} but {wanted} is expected; "
                 "give size= (and resize='stretch' or 'crop') to bring all images to one size"
             )
         if self.resize == "cut":
-            return _cut_middle(image, self.size, name)
+            if image.shape[0] < self.size[0] or image.shape[1] < self.size[1]:
+                raise InputError(f"{name} is {given}, too small to cut {wanted} out of it")
+            return _centre(image, *self.size)
         if self.resize == "crop":
-            image = _crop_to_aspect(image, self.size)
-        return _resize(image, self.size)
-
-    def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
-        """The same with the size fixed to that of a first image, when none was asked for."""
-        return self if self.size is not None else replace(self, size=(shape[-2], shape[-1]), resize="exact")
+            scale = min(image.shape[0] / self.size[0], image.shape[1] / self.size[1])
+            image = _centre(image, max(1, round(self.size[0] * scale)), max(1, round(self.size[1] * scale)))
+        return _resized(image, self.size)
 
 
-def _range_of(pixels: Pixels, name: str) -> tuple[float, float]:
-    if pixels.dtype.kind == "f":
-        return (-1.0, 1.0)
-    known = _DTYPE_RANGE.get(pixels.dtype.name)
+def accepted_channels(channels: int) -> tuple[int, ...]:
+    """Channel counts of images that a backbone of `channels` can take: grey and RGB are converted to each other."""
+    return (1, 3) if channels in (1, 3) else (channels,)
+
+
+def log_magnitude(
+    pixels: Pixels, value_range: tuple[float, float] | None = None, name: str = "image"
+) -> npt.NDArray[np.float64]:
+    """Log-magnitude y in [0, 1], as defined at the top of this module.
+
+    Parameters
+    ----------
+    pixels : real or complex pixels of any shape.
+    value_range : (no echo, white); brighter pixels saturate, as in 8-bit products. Float and complex pixels need it.
+    name : what errors call the image.
+    """
+    _check_numbers(pixels, name)
+    black, white = value_range or _type_range(pixels, name, "(0, white)")
+    magnitude = np.abs(pixels).astype(np.float64) if np.iscomplexobj(pixels) else pixels.astype(np.float64)
+    share = (magnitude - black) / (white - black)
+    if float(share.min()) < -1e-3:
+        raise InputError(
+            f"{name} has magnitudes down to {magnitude.min():g}, below {black:g}; magnitudes are not negative. "
+            "For pixels in decibels use magnitude='linear' with value_range=(low, high)"
+        )
+    return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
+
+
+def _normalised(y: npt.NDArray[np.float64], normalise: str) -> Image:
+    if normalise == "fixed":
+        return np.asarray(2.0 * y - 1.0, dtype=np.float32)
+    deviation = float(y.std())
+    if deviation < 1e-9:  # no contrast
+        return np.zeros(y.shape, dtype=np.float32)
+    return np.asarray(((y - y.mean()) / (_PATCH_DEVIATIONS * deviation)).clip(-1.0, 1.0), dtype=np.float32)
+
+
+def _check_numbers(pixels: Pixels, name: str) -> None:
+    """Refuse what is not finite, and text, dates and records, which numpy would convert or reject in its own words."""
+    if pixels.dtype.kind not in "uifbc":
+        raise InputError(f"{name} holds {pixels.dtype}, not numbers; save the pixels as integers or floats")
+    if pixels.dtype.kind in "fc" and not np.isfinite(pixels).all():
+        raise InputError(f"{name} has NaN or infinite pixels; mask or replace them, or leave the image out")
+
+
+def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
+    known = VALUE_RANGES.get(pixels.dtype.name)
     if known is None:
-        raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; give value_range=(low, high)")
+        raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; give value_range={example}")
     return known
 
 
-def _cut_middle(image: Image, size: tuple[int, int], name: str) -> Image:
-    spare = (image.shape[0] - size[0], image.shape[1] - size[1])
-    if min(spare) < 0:
-        raise InputError(f"{name} is {image.shape[0]}x{image.shape[1]}, too small to cut {size[0]}x{size[1]} out of it")
-    top, left = spare[0] // 2, spare[1] // 2
-    return image[top : top + size[0], left : left + size[1]]
+def _centre(image: Image, height: int, width: int) -> Image:
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]
 
 
-def _crop_to_aspect(image: Image, size: tuple[int, int]) -> Image:
-    """The largest centred window with the aspect ratio of `size`."""
-    height, width = image.shape[:2]
-    scale = min(height / size[0], width / size[1])
-    rows, columns = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    top, left = (height - rows) // 2, (width - columns) // 2
-    return image[top : top + rows, left : left + columns]
-
-
-def _resize(image: Image, size: tuple[int, int]) -> Image:
+def _resized(image: Image, size: tuple[int, int]) -> Image:
     """Bilinear with antialiasing, per channel in float: no rounding to 8 bits on the way."""
     from PIL import Image as PILImage
 
@@ -163,12 +228,18 @@ def _resize(image: Image, size: tuple[int, int]) -> Image:
     return np.stack([np.asarray(plane, dtype=np.float32) for plane in planes], axis=2).clip(-1.0, 1.0)
 
 
-def warn_about_range(images: Images, value_range: tuple[float, float] | None, checked: int = 16) -> None:
-    """Warn when float images hold no negative value: they are read as [-1, 1] and are perhaps in [0, 1]."""
+def warn_about_range(images: Images, value_range: tuple[float, float] | None) -> None:
+    """Warn if the first float images have no negative value: they are read as [-1, 1], but may be in [0, 1].
+
+    Parameters
+    ----------
+    images : the collection; its first 16 images are read.
+    value_range : the range that was given, in which case there is nothing to warn about.
+    """
     if value_range is not None:
         return
     suspicious = False
-    for index in range(min(len(images), checked)):
+    for index in range(min(len(images), _RANGE_SAMPLE)):
         pixels = images[index].pixels
         if pixels is None or not pixels.size or pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
             continue
@@ -181,17 +252,3 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None, ch
             ValueRangeWarning,
             stacklevel=3,
         )
-
-
-def load_all(images: Images, preprocessing: Preprocessing) -> tuple[Image, Preprocessing]:
-    """Every image as one (N, C, H, W) array; one that cannot be read or differs in size is an `InputError`."""
-    if len(images) == 0:
-        raise InputError("there are no images")
-    warn_about_range(images, preprocessing.value_range)
-    loaded: list[Image] = []
-    for record in iterate(images):
-        if record.pixels is None:
-            raise InputError(record.error or f"{record.name} cannot be read")
-        loaded.append(preprocessing(record.pixels, record.name))
-        preprocessing = preprocessing.for_images_of(loaded[0].shape)
-    return np.stack(loaded), preprocessing

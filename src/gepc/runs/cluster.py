@@ -1,7 +1,7 @@
 """The engine of a cluster: Ray Data hands shards to actors, each of which has loaded the detector once.
 
 Only names go out and only rows come back; actors read the images themselves, from a folder that every node sees or from
-an address (`gepc.runs.remote`). The process that started the run writes the shards, as the local engine does: a
+an address (`gepc.images.sources`). The process that started the run writes the shards, as the local engine does: a
 node that dies costs the time of the shards it was at, and its shards come from another one.
 """
 
@@ -23,9 +23,9 @@ from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import read_json, write_bytes
 from gepc.detector.detector import Result
 from gepc.detector.storage import DESCRIPTION, STATE
-from gepc.images.sources import FileImages, Images, open_images
+from gepc.images.formats import split_archive
+from gepc.images.sources import FileImages, Images, UrlImages, open_images
 from gepc.runs.local import DedupScorer, Labels, score_part
-from gepc.runs.remote import UrlImages
 from gepc.runs.run_folder import Run, Shard
 
 READING_THREADS = 4
@@ -78,8 +78,8 @@ class Source:
         """`source` is what the user wrote, for images that have no names."""
         if isinstance(images, FileImages):
             return cls(images, None)
-        file, dot, key = source.partition(".npz")
-        return cls(images, f"{Path(file).absolute()}{dot}{key}")
+        path, key = split_archive(source) or (Path(source), None)
+        return cls(images, str(path.absolute()) if key is None else f"{path.absolute()}:{key}")
 
     def names(self, shard: Shard) -> list[str]:
         """Where the images of that shard are; nothing for an array."""

@@ -15,7 +15,6 @@ from gepc.core.errors import GepcError
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, Images, Record
-from gepc.runs.remote import UrlImages
 
 AHEAD = 2
 """Parts that wait for the network, for each reader."""
@@ -44,10 +43,8 @@ class Part:
 
 def part(images: Images, start: int, stop: int) -> Part:
     """Files are passed on by their names and read later; anything else is read here."""
-    if isinstance(images, UrlImages):
+    if isinstance(images, FileImages):
         return Part(start, images.between(start, stop))
-    if type(images) is FileImages:
-        return Part(start, FileImages(images.paths[start:stop]))
     return Part(start, Records([images[index] for index in range(start, stop)]))
 
 

@@ -20,8 +20,7 @@ from gepc.core.errors import InputError, StorageError
 from gepc.core.files import LOCK, read_json, remove_drafts, write_json
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import detector_digest, versions
-from gepc.images.sources import FileImages, Images, iterate
-from gepc.runs.remote import UrlImages
+from gepc.images.sources import FileImages, Images, UrlImages, iterate
 from gepc.runs.tables import read_shard, write_shard
 
 SCHEMA = 1

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from gepc.core.errors import InputError, StorageError
 from gepc.detector.detector import Detector, Result
-from gepc.images.sources import EXTENSIONS, FileImages
+from gepc.images.formats import EXTENSIONS
+from gepc.images.sources import FileImages
 from gepc.verdicts.monitor import Monitor, Verdict
 
 COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted")

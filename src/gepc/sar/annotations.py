@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.images.sources import EXTENSIONS
+from gepc.images.formats import EXTENSIONS
 
 Mask = npt.NDArray[np.bool_]
 Point = tuple[float, float]

@@ -13,8 +13,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.tables import Cell, ResultTable
 from gepc.features.maps import combine
 from gepc.features.pooling import Pooling
-from gepc.images.magnitude import log_magnitude
-from gepc.images.preprocessing import Preprocessing
+from gepc.images.preprocessing import Preprocessing, log_magnitude
 from gepc.images.sources import iterate
 from gepc.sar.intervals import Interval, mean_interval, two_sample_interval
 from gepc.sar.localisation import localise, smoothed

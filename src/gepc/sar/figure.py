@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gepc.core.errors import GepcError
 from gepc.core.palette import LIGHT
 from gepc.detector.maps import overlay
-from gepc.images.magnitude import log_magnitude
+from gepc.images.preprocessing import log_magnitude
 from gepc.sar.bench import Run, SarBench
 from gepc.sar.localisation import smoothed
 from gepc.sar.measure import Measured

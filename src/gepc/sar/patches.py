@@ -6,19 +6,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
-from gepc.images.sources import Images, Record, read_pixels
+from gepc.images.formats import Pixels, read_pixels
+from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels
+from gepc.images.sources import Images, Record
 from gepc.sar import rules
 from gepc.sar.annotations import Box, Mask, Scene, SceneSet, box_mask
-
-Pixels = npt.NDArray[Any]
-_LUMA = np.array([0.299, 0.587, 0.114])
-_WHITE = {"uint8": 255.0, "uint16": 65535.0}
 
 
 @dataclass(frozen=True)
@@ -108,11 +104,13 @@ def read_grey(scene: Scene) -> Pixels:
         )
     if pixels.ndim == 2:
         return pixels
+    if pixels.shape[2] not in accepted_channels(1):
+        raise InputError(f"{scene.path} has {pixels.shape[2]} channels; give grey or RGB images")
     first = pixels[..., 0]
     if pixels.shape[2] == 1 or all(np.array_equal(first, pixels[..., other]) for other in range(1, 3)):
         return np.asarray(first)
     # grey written as a colour JPEG has nearly equal channels
-    return np.asarray(np.rint(pixels[..., :3] @ _LUMA), dtype=pixels.dtype)
+    return np.asarray(np.rint(pixels[..., :3] @ LUMA), dtype=pixels.dtype)
 
 
 def cut(
@@ -151,7 +149,7 @@ def _cut_scene(
 ) -> None:
     pixels = read_grey(scene)
     magnitude = np.abs(pixels)
-    white = value_range[1] if value_range is not None else _WHITE.get(pixels.dtype.name, float(np.nanmax(magnitude)))
+    white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, float(np.nanmax(magnitude)))))[1]
     ships = box_mask((ship.box for ship in scene.ships), scene.height, scene.width)
     sea = rules.sea_level(np.nan_to_num(magnitude)) if how.land else 0.0
     neighbours = [other for other in apart if scene.place and other.place and other.place[0] == scene.place[0]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError, OptionError
 from gepc.features.gepc import GepcExtractor
-from gepc.images.magnitude import NORMALISATIONS
+from gepc.images.preprocessing import NORMALISATIONS
 from gepc.sar.load import detect_layout, divide, open_scenes
 from gepc.sar.patches import Cut, Patch, PatchRules, cut, sample
 from gepc.sar.preset import LEVEL, TARGET_PIXELS, local_pooling

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 from gepc.core.files import check_free, replacing, write_json, write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
-from gepc.images.magnitude import log_magnitude
+from gepc.images.preprocessing import log_magnitude
 from gepc.images.sources import iterate
 from gepc.sar.folder import COLUMNS
 from gepc.sar.patches import Patch, PatchImages

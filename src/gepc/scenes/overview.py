@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gepc.core.files import replacing
 from gepc.core.palette import DARK
 from gepc.detector.maps import overlay
-from gepc.images.sources import Pixels
+from gepc.images.formats import Pixels
 from gepc.scenes.folder import StoredMap
 from gepc.scenes.reading import Scene, Valid
 from gepc.scenes.regions import Region

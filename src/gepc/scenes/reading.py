@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.images.sources import DAMAGED_ARRAY, Pixels, read_pixels
+from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_pixels
 
 Valid = npt.NDArray[np.bool_]
 

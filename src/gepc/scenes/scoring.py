@@ -13,8 +13,8 @@ from gepc.detector.detector import Detector
 from gepc.features.extraction import OnProgress
 from gepc.features.maps import Map
 from gepc.images.batches import OnBadImage, chunks
+from gepc.images.formats import Pixels
 from gepc.images.preprocessing import warn_about_range
-from gepc.images.sources import Pixels
 from gepc.scenes.folder import Progress, RunFolder
 from gepc.scenes.plan import Plan
 from gepc.scenes.reading import Scene, Valid

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError
-from gepc.images.sources import Images, Pixels, Record
+from gepc.images.formats import Pixels
+from gepc.images.sources import Images, Record
 from gepc.scenes.reading import Valid
 
 Size = tuple[int, int]

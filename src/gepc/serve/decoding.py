@@ -8,7 +8,8 @@ import warnings
 from typing import Any
 
 from gepc.core.errors import InputError
-from gepc.images.sources import Pixels, open_images
+from gepc.images.formats import Pixels
+from gepc.images.sources import open_images
 
 FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
 LARGE = 2_000_000

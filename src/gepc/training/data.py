@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.images.preprocessing import Preprocessing, load_all
-from gepc.images.sources import Image, Images, iterate, open_images, read_npz
+from gepc.images.batches import load_all
+from gepc.images.formats import read_npz
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import Image, Images, iterate, open_images
 from gepc.training.recipe import Recipe
 
 MINIMUM_IMAGES = 16
@@ -26,7 +28,9 @@ def load_training_images(data: str | Path, recipe: Recipe) -> tuple[Image, Image
     `recipe.held_out` of a seeded shuffle of the training part.
     """
     is_archive = Path(data).suffix == ".npz"
-    collection = open_images(read_npz(Path(data), usual=("train_x", "x", "images")) if is_archive else Path(data))
+    collection = open_images(
+        read_npz(Path(data), default_keys=("train_x", "x", "images")) if is_archive else Path(data)
+    )
     if len(collection) < MINIMUM_IMAGES:
         raise InputError(
             f"too few images in {data}: {len(collection)}; training needs at least {MINIMUM_IMAGES}, better thousands"
@@ -47,7 +51,7 @@ def _load(collection: Images, where: str, recipe: Recipe) -> Image:
     size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
     preprocessing = Preprocessing(value_range=recipe.value_range, size=size, channels=recipe.image_channels)
     try:
-        return load_all(collection, preprocessing)[0]
+        return load_all(collection, preprocessing)
     except InputError as error:
         sizes = Counter(record.pixels.shape[:2] for record in iterate(collection) if record.pixels is not None)
         if size is not None or len(sizes) < 2:

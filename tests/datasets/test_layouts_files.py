@@ -9,8 +9,9 @@ from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
+from gepc.images.formats import read_pixels
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Images, iterate, read_pixels
+from gepc.images.sources import Images, iterate
 
 
 def write_images(folder: Path, names: Sequence[str], size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:

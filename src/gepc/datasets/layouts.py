@@ -1,0 +1,221 @@
+"""Data sets as image files or array files: any folder or array, CelebA, DTD, Tiny-ImageNet and SVHN."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError
+from gepc.datasets.collection import NamedFiles, PixelImages, first_of
+from gepc.datasets.registry import SPLITS, register
+from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
+from gepc.images.sources import FileImages
+
+_CROP = 140
+_CELEBA_PARTITION = {"0": "train", "1": "validation", "2": "test"}
+_DTD_LISTS = {"train": ("train1.txt", "val1.txt"), "test": ("test1.txt",)}
+
+
+# --- any folder or array ---------------------------------------------------------------------------------------------
+
+
+@register("folder", layout="train/ and test/ with image files, or image files that are all test images")
+def folder(root: Path, split: str) -> NamedFiles:
+    """The images below `train/` or `test/`, subfolders included, in sorted order.
+
+    Without these folders all images are the test split and there is no training split, so that no image is used both to
+    calibrate and to evaluate.
+    """
+    divided = any((root / name).is_dir() for name in SPLITS)
+    if not divided and split == "train":
+        raise InputError(f"{root} has no train/, so all its images are test images")
+    place = root / split if divided else root
+    if not place.is_dir():
+        raise InputError(f"{place} is not a folder")
+    return NamedFiles(root, [path.relative_to(root).as_posix() for path in FileImages.below(place).paths])
+
+
+@register("npz", layout="an .npz file with the arrays train_x and test_x, or one of them")
+def npz(root: Path, split: str) -> PixelImages:
+    """The array `train_x` or `test_x` of the file, (N,H,W,C) or (N,C,H,W); the other one is not read."""
+    if root.is_dir():
+        raise InputError(f"{root} is a folder; name the file in it, as in npz:FILE.npz")
+    pixels = read_npz(root, f"{split}_x")
+    try:
+        return PixelImages([pixels], split)
+    except InputError as error:
+        raise InputError(f"{split}_x in {root}: {error}") from error
+
+
+@register("npy", layout="train_x.npy and test_x.npy in a folder, or one .npy file whose images are all test images")
+def npy(root: Path, split: str) -> PixelImages:
+    """The array of the split, (N,H,W,C) or (N,C,H,W), memory-mapped."""
+    if root.is_file() and split == "train":
+        raise InputError(f"{root} is one array, so all its images are test images")
+    path = root if root.is_file() else first_of(root, f"{split}_x.npy")
+    try:
+        return PixelImages([np.lib.format.open_memmap(path, mode="r")], split)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except DAMAGED_ARRAY as error:
+        raise InputError(f"{path} is not a complete, plain .npy array: {error}") from error
+
+
+# --- image files -----------------------------------------------------------------------------------------------------
+
+
+@register(
+    "celeba",
+    layout="img_align_celeba/ with the .jpg files (unpack img_align_celeba.zip) and beside it list_eval_partition.txt "
+    "(lines such as `000001.jpg 0`) or list_eval_partition.csv",
+    home="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+)
+def celeba(root: Path, split: str) -> NamedFiles:
+    """CelebA, aligned and cropped (Liu et al., 2015): 162,770 training and 19,962 test images.
+
+    An image is the 140x140 window in the middle of the 178x218 JPEG, as in the training of diffusion models on CelebA.
+    The validation images (partition 1) are in neither split.
+    """
+    images = first_of(root, "img_align_celeba/img_align_celeba", "img_align_celeba", "Img/img_align_celeba")
+    lists = ("list_eval_partition.txt", "list_eval_partition.csv", "Eval/list_eval_partition.txt")
+    return NamedFiles(images, _celeba_members(first_of(root, *lists), split), finish=_centre_crop)
+
+
+def _celeba_members(path: Path, split: str) -> list[str]:
+    """The file names of a split in the order of the partition file."""
+    members = []
+    for number, line in enumerate(_read_text(path).splitlines(), 1):
+        words = line.replace(",", " ").split()
+        if not words or words == ["image_id", "partition"]:
+            continue
+        if len(words) != 2 or words[1] not in _CELEBA_PARTITION:
+            raise InputError(f"line {number} of {path} is not a file name and 0, 1 or 2: {line[:80]!r}")
+        if _CELEBA_PARTITION[words[1]] == split:
+            members.append(words[0])
+    if not members:
+        raise InputError(f"{path} has no image in the {split} split")
+    return members
+
+
+def _centre_crop(pixels: Pixels) -> Pixels:
+    height, width = pixels.shape[:2]
+    if min(height, width) < _CROP:
+        raise InputError(f"the image is {height}x{width}, too small for the centre crop of {_CROP}x{_CROP}")
+    top, left = (height - _CROP) // 2, (width - _CROP) // 2
+    return pixels[top : top + _CROP, left : left + _CROP]
+
+
+@register(
+    "dtd",
+    layout="dtd/ (unpack dtd-r1.0.1.tar.gz) with images/<class>/*.jpg and labels/train1.txt, val1.txt, test1.txt",
+    home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
+)
+def dtd(root: Path, split: str) -> NamedFiles:
+    """Describable Textures (Cimpoi et al., 2014): 3,760 training and 1,880 test images of various sizes.
+
+    Of the ten official partitions the first is used; its training and validation lists are the training split.
+    """
+    home = first_of(root, "dtd/images", "images").parent
+    lists = [_read_text(first_of(home, f"labels/{name}")) for name in _DTD_LISTS[split]]
+    return NamedFiles(home, [f"images/{line}" for text in lists for line in text.split()])
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a text file that can be read: {error}") from error
+
+
+@register(
+    "tinyimagenet",
+    layout="tiny-imagenet-200/ (unpack tiny-imagenet-200.zip) with train/<class>/images/*.JPEG and val/images/*.JPEG",
+    home="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+)
+def tiny_imagenet(root: Path, split: str) -> NamedFiles:
+    """Tiny-ImageNet (Stanford CS231n, 2015): 100,000 training and 10,000 test images of 64x64.
+
+    The test split is the official validation part, because the official test part has no labels.
+    """
+    part, pattern = ("train", "train/*/images/*.JPEG") if split == "train" else ("val", "val/images/*.JPEG")
+    home = first_of(root, f"tiny-imagenet-200/{part}", part).parent
+    return NamedFiles(home, sorted(path.relative_to(home).as_posix() for path in home.glob(pattern)))
+
+
+# --- MATLAB files ----------------------------------------------------------------------------------------------------
+
+
+@register(
+    "svhn",
+    layout="train_32x32.mat and test_32x32.mat (format 2, cropped digits)",
+    home="http://ufldl.stanford.edu/housenumbers/",
+)
+def svhn(root: Path, split: str) -> PixelImages:
+    """SVHN, cropped digits (Netzer et al., 2011): 73,257 training and 26,032 test images of 32x32.
+
+    The files are compressed, so a split is loaded at once. The `extra` images are in neither split.
+    """
+    path = first_of(root, f"{split}_32x32.mat")
+    pixels = read_matlab_bytes(path, "X")
+    if pixels.ndim != 4 or pixels.shape[2] != 3:
+        raise InputError(f"X in {path} has shape {pixels.shape} instead of (32, 32, 3, N)")
+    return PixelImages([pixels.transpose(3, 0, 1, 2)], split)
+
+
+_Bytes = npt.NDArray[np.uint8]
+_HEADER = 128
+_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
+_UINT8, _MATRIX, _COMPRESSED = 2, 14, 15
+
+
+def read_matlab_bytes(path: Path, name: str) -> _Bytes:
+    """The array of bytes `name` in a MATLAB 5 file, its axes in MATLAB's order; memory-mapped if not compressed.
+
+    It is not read with scipy, whose reader crashes on some damaged files. A file is a header of 128 bytes and a
+    sequence of elements, each a type, a size and its content. A variable is an element that holds others (flags, shape,
+    name, numbers), and may be compressed as a whole.
+    """
+    try:
+        content = np.memmap(path, np.uint8, mode="r")
+        order = _ORDERS.get(content[_HEADER - 4 : _HEADER].tobytes())
+        if order is None:
+            raise ValueError("it has another header")
+        for fields in _variables(content[_HEADER:], order):
+            if len(fields) > 3 and fields[2][1].tobytes() == name.encode():
+                (_, shape), _, (kind, numbers) = fields[1:4]
+                if kind != _UINT8:
+                    raise ValueError(f"{name} is not an array of bytes")
+                return numbers.reshape(shape.view(f"{order}i4"), order="F")
+    except (OSError, ValueError, struct.error, zlib.error) as error:
+        raise InputError(f"{path} is not a complete MATLAB 5 file: {error}") from error
+    raise InputError(f"{path} holds no array {name}")
+
+
+def _variables(content: _Bytes, order: str) -> Iterator[list[tuple[int, _Bytes]]]:
+    """The elements of each variable."""
+    for kind, element in _elements(content, order):
+        if kind == _COMPRESSED:
+            unpacked = np.frombuffer(zlib.decompress(element.data), np.uint8)
+            kind, element = next(_elements(unpacked, order), (0, element))
+        if kind == _MATRIX:
+            yield list(_elements(element, order))
+
+
+def _elements(content: _Bytes, order: str) -> Iterator[tuple[int, _Bytes]]:
+    """(type, content) of each element, as views."""
+    at = 0
+    while at < len(content):
+        kind, size = struct.unpack_from(f"{order}II", content.data, at)
+        start, end = at + 8, at + 8 + size
+        if kind >> 16:  # a small element: size and type share a word and the content is the next word
+            kind, size = kind & 0xFFFF, kind >> 16
+            start, end = at + 4, at + 4 + size
+        if end > len(content):
+            raise ValueError("it is cut short")
+        yield kind, content[start:end]
+        at = end if kind == _COMPRESSED else end + -end % 8

@@ -1,0 +1,254 @@
+"""Decode one file to pixels: pictures, TIFF with any number of bands, `.npy` and `.npz` arrays."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError
+
+Pixels = npt.NDArray[Any]
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm", ".npy")
+# what numpy raises for an array file that is truncated, corrupted, or holds Python objects
+DAMAGED_ARRAY = (
+    *(OSError, ValueError, TypeError, EOFError, NotImplementedError, OverflowError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, TokenError),
+)
+_COMMON_COUNTS = (1, 3)
+_TIFF = (".tif", ".tiff")
+_PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 262, 277, 338  # TIFF tags
+_GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
+
+
+# --- the channel axis ------------------------------------------------------------------------------------------------
+
+
+def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pixels:
+    """Return an image array as (H, W) or (H, W, C), whichever of (C, H, W) and (H, W, C) it was.
+
+    The channel axis is the first or the last one. The first rule that selects exactly one of the two decides:
+
+    1. it has 1 or 3 elements;
+    2. it has `channels` elements;
+    3. it is shorter than both other axes.
+
+    If both have 1 or 3 elements, or no rule decides, the array is refused.
+
+    Parameters
+    ----------
+    pixels : an array of two or three axes.
+    name : what errors call the image.
+    channels : the backbone's number of channels; None where it is not known.
+    """
+    if pixels.ndim == 2:
+        return pixels
+    first, middle, last = pixels.shape
+    common = (first in _COMMON_COUNTS, last in _COMMON_COUNTS)
+    rules = (
+        common,
+        (first == channels, last == channels),
+        (first < min(middle, last), last < min(first, middle)),
+    )
+    for is_first, is_last in rules[:1] if all(common) else rules:
+        if is_first != is_last:
+            return pixels.transpose(1, 2, 0) if is_first else pixels
+    raise InputError(
+        f"{name} has shape {pixels.shape}: it is not clear whether the first or the last axis holds the channels; "
+        "give (C,H,W) or (H,W,C) arrays of images that are larger than their number of channels"
+    )
+
+
+def axes_need_count(shape: tuple[int, ...]) -> bool:
+    """Whether only the backbone's number of channels can tell (C, H, W) from (H, W, C)."""
+    return len(shape) == 3 and shape[0] != shape[2] and not set(_COMMON_COUNTS) & {shape[0], shape[2]}
+
+
+# --- one image per file ----------------------------------------------------------------------------------------------
+
+
+def read_pixels(path: str | os.PathLike[str]) -> Pixels:
+    """Decode one file to (H, W) or (H, W, C) in its own depth."""
+    pixels = read_file(path)
+    return channels_last(pixels, str(path)) if is_npy(path) else pixels
+
+
+def read_file(path: str | os.PathLike[str], content: IO[bytes] | None = None) -> Pixels:
+    """Decode one file: 8 or 16 bits per channel, or float for `.npy` and float TIFF.
+
+    A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
+
+    Parameters
+    ----------
+    path : the file, or the name of `content` in errors.
+    content : the opened file, where `path` is not on this machine.
+    """
+    if content is None:
+        with _opened(path) as handle:
+            return read_file(path, handle)
+    if is_npy(path):
+        return _read_npy(path, content)
+    from PIL import Image as PILImage
+    from PIL import UnidentifiedImageError
+
+    try:
+        with PILImage.open(content) as picture:
+            if _data_bands(picture) in _COMMON_COUNTS:
+                picture.load()
+                return decode_picture(picture)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
+    except UnidentifiedImageError as error:
+        if Path(path).suffix.lower() not in _TIFF:
+            raise InputError(f"{path} is not an image that can be decoded") from error
+    except PILImage.DecompressionBombError as error:
+        raise InputError(f"{path} has too many pixels to be decoded safely: {error}") from error
+    except Exception as error:  # a decoder may raise anything on damaged bytes
+        raise InputError(f"{path} is damaged or cut short: {error}") from error
+    content.seek(0)
+    return _read_bands(path, content)
+
+
+def is_npy(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is a numpy array by its name."""
+    return Path(path).suffix.lower() == ".npy"
+
+
+def reason_of(error: OSError) -> str:
+    """What the operating system says about a file, in lower case."""
+    return (error.strerror or str(error)).lower()
+
+
+def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason_of(error)}") from error
+
+
+def decode_picture(picture: Any) -> Pixels:
+    """Pixels of a PIL picture: grey (H, W) in 8 bits, 16 bits or float, colour (H, W, 3) in 8 bits.
+
+    Palettes and other colour spaces become RGB, and an alpha channel is dropped. A TIFF with further bands, which PIL
+    would drop too, is an `InputError`.
+    """
+    bands = _data_bands(picture)
+    if bands not in _COMMON_COUNTS:
+        raise InputError(f"has {bands} bands, which Pillow does not decode; read it from a file or give an array")
+    if picture.mode in ("I;16", "I;16B", "I;16L"):
+        return np.asarray(picture).astype(np.uint16)
+    if picture.mode == "I":  # a 16-bit PNG opens as 32-bit integers in some decoders
+        array = np.asarray(picture)
+        if array.min() >= 0 and array.max() <= 65535:
+            return array.astype(np.uint16)
+        raise InputError("has 32-bit integer pixels; save it as .npy and give value_range")
+    if picture.mode == "F":
+        return np.asarray(picture)
+    grey = picture.mode in ("1", "L", "LA")
+    return np.asarray(picture.convert("L" if grey else "RGB"))
+
+
+def _data_bands(picture: Any) -> int:
+    """How many bands of a grey or RGB TIFF are not declared as alpha; 3 for any other picture."""
+    tags = getattr(picture, "tag_v2", None)
+    if tags is None or tags.get(_PHOTOMETRIC) not in _GREY_OR_RGB:
+        return 3
+    return int(tags.get(_SAMPLES, 1)) - sum(kind in _ALPHA for kind in tags.get(_EXTRA_SAMPLES, ()))
+
+
+def _read_bands(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
+    """(H, W, C) of a TIFF that PIL cannot decode whole, without the bands that are declared as alpha."""
+    try:
+        import rasterio
+        from rasterio.enums import ColorInterp
+    except ImportError as error:
+        raise InputError(
+            f"{path} is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
+        ) from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with rasterio.MemoryFile(content.read()) as memory, memory.open() as file:
+                bands = [band for band, colour in enumerate(file.colorinterp, 1) if colour != ColorInterp.alpha]
+                return np.asarray(file.read(bands).transpose(1, 2, 0))
+    except (rasterio.errors.RasterioError, OSError, ValueError) as error:
+        raise InputError(f"{path} is not an image that can be decoded: {error}") from error
+
+
+# --- array files -----------------------------------------------------------------------------------------------------
+
+
+def _read_npy(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
+    try:
+        array = np.load(content, allow_pickle=False)
+    except DAMAGED_ARRAY as error:
+        raise InputError(f"{path} is not a plain .npy array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} is an archive of arrays; name it .npz")
+    if array.ndim not in (2, 3):
+        raise InputError(f"{path} holds an array of shape {array.shape}; one image per file, (H,W), (C,H,W) or (H,W,C)")
+    return array
+
+
+def is_stack(path: Path) -> bool:
+    """Whether this is an `.npy` file of many images."""
+    if not is_npy(path):
+        return False
+    try:
+        return bool(np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4)
+    except (OSError, ValueError, EOFError):
+        return False
+
+
+def split_archive(source: str | os.PathLike[str]) -> tuple[Path, str | None] | None:
+    """Split `data.npz:NAME` into the path of the archive and the name of the array; None for anything else.
+
+    Everything that takes such a source uses this function. The name is None where none is given, and `.npz` may occur
+    in the names of folders too: `data.npz.d/train.npz` is one path.
+    """
+    text = str(source)
+    path, colon, key = text.rpartition(".npz:")
+    if text.endswith(".npz") and (not colon or Path(text).exists()):
+        return Path(text), None
+    return (Path(f"{path}.npz"), key or None) if colon else None
+
+
+def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
+    """Read one array of an `.npz` archive; the others are not loaded.
+
+    Parameters
+    ----------
+    path : the archive.
+    key : the name of the array; None reads the only one, or the first of `default_keys` that is there.
+    default_keys : the names that are looked for if the archive holds several arrays and `key` is None.
+    """
+    try:
+        with open(path, "rb") as handle:
+            if not zipfile.is_zipfile(handle):
+                raise InputError(f"{path} is not a complete, plain .npz archive")
+            handle.seek(0)
+            with np.load(handle, allow_pickle=False) as archive:
+                names = list(archive.files)
+                if key is None:
+                    key = names[0] if len(names) == 1 else next((name for name in default_keys if name in names), None)
+                if key in names:
+                    return np.asarray(archive[key])
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except InputError:
+        raise
+    except DAMAGED_ARRAY as error:
+        raise InputError(f"{path} is not a complete, plain .npz archive: {error}") from error
+    if key or not names:
+        raise InputError(f"{path} holds no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
+    raise InputError(f"{path} holds several arrays; choose one with {path.name}:NAME ({', '.join(names)})")

@@ -1,0 +1,205 @@
+"""Every file format keeps its depth and its bands, and damaged files are errors that name them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image as PILImage
+from toys import as_uint8, pictures
+
+from gepc.core.errors import InputError
+from gepc.images.batches import load_all
+from gepc.images.formats import read_pixels, split_archive
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import FileImages, open_images
+
+BYTES = as_uint8(pictures(4, size=(6, 5)))  # (N, H, W, C)
+
+
+def loaded(source: object, **options: object) -> npt.NDArray[np.float32]:
+    return load_all(open_images(source), Preprocessing(**options))  # type: ignore[arg-type]
+
+
+EXPECTED = loaded(BYTES)
+GREY8 = BYTES[0, :, :, 0]
+GREY16 = GREY8.astype(np.uint16) * 257
+FILES = {
+    "8-bit colour": (lambda path: PILImage.fromarray(BYTES[0]).save(path), "png", EXPECTED[0]),
+    "8-bit grey": (lambda path: PILImage.fromarray(GREY8).save(path), "png", EXPECTED[0][[0, 0, 0]]),
+    "16-bit grey": (lambda path: PILImage.fromarray(GREY16).save(path), "png", EXPECTED[0][[0, 0, 0]]),
+    "16-bit grey TIFF": (lambda path: PILImage.fromarray(GREY16).save(path), "tif", EXPECTED[0][[0, 0, 0]]),
+    "float TIFF": (lambda path: PILImage.fromarray(EXPECTED[0, 0]).save(path), "tiff", EXPECTED[0][[0, 0, 0]]),
+    "transparent colour": (
+        lambda path: PILImage.fromarray(np.dstack([BYTES[0], GREY8])).save(path),
+        "png",
+        EXPECTED[0],
+    ),
+    "transparent grey": (
+        lambda path: PILImage.fromarray(np.dstack([GREY8, GREY8]), mode="LA").save(path),
+        "png",
+        EXPECTED[0][[0, 0, 0]],
+    ),
+    "palette": (lambda path: PILImage.fromarray(BYTES[0]).quantize(256).save(path), "png", EXPECTED[0]),
+    "black and white": (
+        lambda path: PILImage.fromarray(GREY8 > 127).save(path),
+        "png",
+        np.where(GREY8 > 127, 1.0, -1.0)[None].repeat(3, 0),
+    ),
+    "npy bytes": (lambda path: np.save(path, BYTES[0]), "npy", EXPECTED[0]),
+    "npy channels first": (lambda path: np.save(path, EXPECTED[0]), "npy", EXPECTED[0]),
+    "npy grey": (lambda path: np.save(path, GREY16), "npy", EXPECTED[0][[0, 0, 0]]),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_file_format_keeps_its_depth(tmp_path: Path, kind: str) -> None:
+    write, suffix, expected = FILES[kind]
+    path = tmp_path / f"image.{suffix}"
+    write(path)
+    np.testing.assert_array_equal(loaded(path)[0], expected.astype(np.float32))
+
+
+def test_a_file_of_many_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", BYTES)
+    np.testing.assert_array_equal(loaded(tmp_path / "data.npy"), EXPECTED)
+
+
+def test_an_archive_of_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", train_x=BYTES, other=BYTES[:2])
+    np.testing.assert_array_equal(loaded(tmp_path / "data.npz"), EXPECTED)
+    np.testing.assert_array_equal(loaded(f"{tmp_path}/data.npz:other"), EXPECTED[:2])
+    with pytest.raises(InputError, match=r"data.npz holds no array test_x, only train_x, other"):
+        open_images(f"{tmp_path}/data.npz:test_x")
+    (tmp_path / "broken.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:100])
+    with pytest.raises(InputError, match=r"not a complete, plain \.npz archive"):
+        open_images(tmp_path / "broken.npz")
+
+
+def test_an_archive_below_a_folder_with_npz_in_its_name(tmp_path: Path) -> None:
+    """`data.npz.d/train.npz` used to open `data.npz`."""
+    (tmp_path / "data.npz.d").mkdir()
+    np.savez(tmp_path / "data.npz", x=BYTES[:1])
+    np.savez(tmp_path / "data.npz.d" / "train.npz", x=BYTES, y=BYTES[:2])
+    np.testing.assert_array_equal(loaded(tmp_path / "data.npz.d" / "train.npz"), EXPECTED)
+    np.testing.assert_array_equal(loaded(f"{tmp_path}/data.npz.d/train.npz:y"), EXPECTED[:2])
+    PILImage.fromarray(BYTES[3]).save(tmp_path / "data.npz.d" / "3.png")
+    np.testing.assert_array_equal(loaded(tmp_path / "data.npz.d"), EXPECTED[3:])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a/data.npz", (Path("a/data.npz"), None)),
+        ("a/data.npz:", (Path("a/data.npz"), None)),
+        ("a/data.npz:x", (Path("a/data.npz"), "x")),
+        ("a/data.npz:x/y", (Path("a/data.npz"), "x/y")),
+        ("data.npz.d/train.npz:x", (Path("data.npz.d/train.npz"), "x")),
+        ("data.npz.d/1.png", None),
+        ("photos", None),
+    ],
+)
+def test_the_name_of_an_archive_and_of_its_array(source: str, expected: object) -> None:
+    assert split_archive(source) == expected
+
+
+BANDS = np.random.default_rng(0).integers(0, 256, (16, 20, 6), dtype=np.uint8)
+TIFFS = {
+    "4 bands": (BANDS[..., :4], {"photometric": "minisblack"}, 4),
+    "RGB and infrared": (BANDS[..., :4], {"photometric": "rgb", "alpha": "unspecified"}, 4),
+    "RGB and alpha": (BANDS[..., :4], {"photometric": "rgb", "alpha": "yes"}, 3),
+    "RGB, alpha and a band": (BANDS[..., :5], {"photometric": "rgb", "alpha": "yes"}, 4),
+    "2 bands": (BANDS[..., :2], {"photometric": "minisblack"}, 2),
+    "5 bands": (BANDS[..., :5], {}, 5),
+    "6 bands of RGB": (BANDS, {"photometric": "rgb", "alpha": "unspecified"}, 6),
+    "4 bands by planes": (BANDS[..., :4], {"interleave": "band", "photometric": "minisblack"}, 4),
+    "5 bands of 16 bits": (BANDS[..., :5].astype(np.uint16) * 257, {}, 5),
+    "3 bands of floats": ((BANDS[..., :3] / 127.5 - 1).astype(np.float32), {}, 3),
+}
+
+
+def write_tiff(path: Path, array: npt.NDArray[Any], **options: str) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    height, width, count = array.shape
+    profile = {"driver": "GTiff", "height": height, "width": width, "count": count, "dtype": array.dtype.name}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.open(path, "w", **profile, **options) as file:
+            file.write(array.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("kind", TIFFS)
+def test_a_tiff_keeps_all_bands_but_alpha(tmp_path: Path, kind: str) -> None:
+    """Bands after the third used to be dropped, or the file could not be read."""
+    array, options, count = TIFFS[kind]
+    path = tmp_path / "scene.tif"
+    write_tiff(path, array, **options)
+    kept = [band for band in range(array.shape[2]) if "alpha" not in kind or band != 3]
+    assert len(kept) == count
+    np.testing.assert_array_equal(read_pixels(path), array[..., kept])
+    np.testing.assert_allclose(
+        loaded(path, channels=count)[0], Preprocessing(channels=count)(BANDS[..., kept]), atol=1e-6
+    )
+    if count != 3:
+        with pytest.raises(InputError, match=rf"scene\.tif has {count} channels, the backbone takes 3"):
+            loaded(path)
+
+
+def test_bands_without_rasterio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that says what to install, and one for a picture that was opened already."""
+    path = tmp_path / "scene.tif"
+    write_tiff(path, BANDS[..., :4], photometric="rgb", alpha="no")
+    monkeypatch.setitem(sys.modules, "rasterio", None)
+    assert "other TIFF files need rasterio: pip install" in (FileImages([path])[0].error or "")
+    with PILImage.open(path) as picture:
+        assert "has 4 bands, which Pillow does not decode" in (open_images([picture])[0].error or "")
+
+
+# --- files that cannot be read ---------------------------------------------------------------------------------------
+
+
+def truncated_png(path: Path) -> None:
+    PILImage.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+UNREADABLE = {
+    "truncated PNG": (truncated_png, "png", "damaged or cut short"),
+    "text named .tif": (lambda path: path.write_text("hello"), "tif", "not an image"),
+    "text named .png": (lambda path: path.write_text("hello"), "png", "not an image"),
+    "empty file": (lambda path: path.write_bytes(b""), "jpg", "not an image"),
+    "nothing": (lambda path: None, "png", "does not exist"),
+    "truncated npy": (lambda path: (np.save(path, BYTES[0]), path.write_bytes(path.read_bytes()[:150])), "npy", "npy"),
+    "pickled npy": (lambda path: np.save(path, np.array([{}], dtype=object)), "npy", "npy"),
+    "archive named .npy": (
+        lambda path: (np.savez(path.with_suffix(".npz"), x=BYTES), path.with_suffix(".npz").rename(path)),
+        "npy",
+        "an archive of arrays",
+    ),
+    "no npy": (lambda path: None, "npy", "does not exist"),
+    "folder named .png": (lambda path: path.mkdir(), "png", "cannot be read: is a directory"),
+    "npy of many images": (lambda path: np.save(path, BYTES), "npy", "one image per file"),
+    "32-bit integers": (
+        lambda path: PILImage.fromarray(np.full((4, 4), 70000, dtype=np.int32)).save(path),
+        "tiff",
+        "bad.tiff has 32-bit integer pixels; save it as .npy",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_an_unreadable_file_is_a_record_with_a_reason_that_names_it(tmp_path: Path, kind: str) -> None:
+    write, suffix, reason = UNREADABLE[kind]
+    path = tmp_path / f"bad.{suffix}"
+    write(path)
+    record = FileImages([path])[0]
+    assert record.pixels is None
+    assert str(path) in (record.error or "")
+    assert reason in (record.error or "")
+    with pytest.raises(InputError, match=reason):
+        read_pixels(path)
