@@ -270,8 +270,7 @@ class Detector:
                 preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
         fitting, _ = self._split(keys, hold_out=True)
         first = sorted({keys[place]: indices[place] for place in fitting}.items())[:count]
-        records = (opened[index] for _, index in first)
-        return [preprocessing(record.pixels) for record in records if record.pixels is not None]
+        return [preprocessing.prepare(opened[index]) for _, index in first]
 
     def _split(self, keys: Sequence[bytes], hold_out: bool) -> tuple[Rows, Rows]:
         """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""

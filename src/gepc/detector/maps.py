@@ -62,7 +62,7 @@ def write_maps(
                 entry["error"] = str(error)
             else:
                 stem = f"{index:06d}_{_safe(Path(record.name).stem)}"
-                shown = detector.preprocessing_(record.pixels)
+                shown = detector.preprocessing_.prepare(record)
                 top = (detector.map_scale_ if scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
                 _write_map(out, stem, field, shown, top)
                 entry |= {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean()), "scale": top}
