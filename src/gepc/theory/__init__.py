@@ -11,7 +11,19 @@ such vectors to such vectors; `field_of` makes one from a backbone at one timest
 - `mean_shift_residual`, `anisotropy_residual`: the appendix "Gaussian sanity checks".
 """
 
-from gepc.theory.cross import CrossBounds, Subspace, cross_bounds, cross_counter_example
+from gepc.theory.bounds import (
+    CrossBounds,
+    ResidualBounds,
+    Subspace,
+    anisotropy_residual,
+    cross_bounds,
+    cross_counter_example,
+    empirical_bounds,
+    equivariance_breaking,
+    error_term_counter_example,
+    expected_bounds,
+    mean_shift_residual,
+)
 from gepc.theory.denoiser import (
     Posterior,
     contraction,
@@ -20,15 +32,6 @@ from gepc.theory.denoiser import (
     posterior,
     posterior_covariance,
     tweedie,
-)
-from gepc.theory.expected import (
-    ResidualBounds,
-    anisotropy_residual,
-    empirical_bounds,
-    equivariance_breaking,
-    error_term_counter_example,
-    expected_bounds,
-    mean_shift_residual,
 )
 from gepc.theory.fields import Affine, Field, Gaussian, components_of, field_of, matrices_of, residuals
 

@@ -1,4 +1,4 @@
-"""The Bayes denoiser m(x_t) = E[x_0 | x_t] and what the score says about it (appendix on score identities)."""
+"""The Bayes denoiser m(x_t) = E[x_0 | x_t] and its relation to the score (appendix on score identities)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from scipy.special import softmax
 
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.base import Backbone
-from gepc.core.errors import InputError
-from gepc.theory.fields import Array, Field, components_of
+from gepc.theory.fields import Array, Field, components_of, image_shape
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ def denoiser_jacobian(backbone: Backbone, x: Array, t: int) -> Array:
     """dm/dx_t = (I + sigma_t^2 ds/dx_t) / sqrt(abar) at every row, (N, D, D), by D Jacobian-vector products each."""
     import torch
 
-    if backbone.image_size is None:
-        raise InputError("this backbone takes images of any size; theory on vectors needs one: set backbone.image_size")
-    shape = (backbone.channels, *backbone.image_size)
+    shape = image_shape(backbone)
     abar = float(backbone.alphas_cumprod[t])
     size = x.shape[1]
     basis = torch.eye(size, dtype=backbone.dtype).reshape(size, *shape)
@@ -79,8 +76,8 @@ def posterior_covariance(backbone: Backbone, x: Array, t: int) -> Array:
 def contraction(score: Field, x: Array, z: Array, abar: float) -> Array:
     """kappa(x, z) = 1 - <m(x) - m(z), y_x - y_z> / |y_x - y_z|^2, y = x_t / sqrt(abar), one for each pair of rows.
 
-    Positive where the denoiser brings the two points together along the line through them. At most 1, since the
-    Jacobian of m is a covariance; negative where it drives them apart, as between two modes of a mixture.
+    Positive where the denoiser moves the two points closer along the line through them. At most 1, since the Jacobian
+    of m is a covariance; negative where it moves them apart, for example between two modes of a mixture.
     """
     gap = x - z
     pull = np.einsum("ni,ni->n", tweedie(score, x, abar) - tweedie(score, z, abar), gap)
@@ -90,7 +87,7 @@ def contraction(score: Field, x: Array, z: Array, abar: float) -> Array:
 def directional_growth(score: Field, x: Array, z: Array) -> Array:
     """m(x, z) = -<s(x) - s(z), x - z> / |x - z|^2: how fast the score pulls back along the line from z to x.
 
-    Tweedie makes it kappa(x, z) / sigma_t^2, an equality that the appendix states as an inequality.
+    Tweedie makes it kappa(x, z) / sigma_t^2, an equality; the appendix states it as an inequality.
     """
     gap = x - z
     return np.asarray(-np.einsum("ni,ni->n", score(x) - score(z), gap) / np.square(gap).sum(1), dtype=np.float64)

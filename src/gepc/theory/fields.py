@@ -20,7 +20,7 @@ Field: TypeAlias = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Affine:
-    """The field f(x) = A x + c. Scores of Gaussians are affine, which makes every expectation below a closed form."""
+    """The field f(x) = A x + c. Scores of Gaussians are affine, which gives closed forms for expectations."""
 
     A: Array
     c: Array
@@ -70,7 +70,7 @@ class Gaussian:
 
 
 def components_of(backbone: GaussianBackbone | MixtureBackbone) -> list[tuple[float, Gaussian]]:
-    """The law of x_0 that an analytic backbone is exact for: (share, Gaussian) of each component."""
+    """The law of x_0 for which an analytic backbone is exact: (share, Gaussian) of each component."""
     if isinstance(backbone, GaussianBackbone):
         return [(1.0, _gaussian(backbone.component))]
     return [(float(w), _gaussian(part)) for w, part in zip(backbone.shares, backbone.components, strict=True)]
@@ -82,13 +82,18 @@ def _gaussian(part: Component) -> Gaussian:
     return Gaussian(part.mu.numpy().ravel(), (vectors * values) @ vectors.T)
 
 
+def image_shape(backbone: Backbone) -> tuple[int, int, int]:
+    """(C, H, W) of a backbone with a fixed image size."""
+    if backbone.image_size is None:
+        raise InputError("this backbone takes images of any size; set its `image_size` to treat images as vectors")
+    return (backbone.channels, *backbone.image_size)
+
+
 def field_of(backbone: Backbone, t: int) -> Field:
     """s(., t) of any backbone with a fixed image size, on vectors."""
     import torch
 
-    if backbone.image_size is None:
-        raise InputError("this backbone takes images of any size; theory on vectors needs one: set backbone.image_size")
-    shape = (backbone.channels, *backbone.image_size)
+    shape = image_shape(backbone)
 
     def score(x: Array) -> Array:
         images = torch.from_numpy(np.ascontiguousarray(x)).reshape(-1, *shape).to(backbone.dtype)
@@ -108,6 +113,6 @@ def matrices_of(group: Group | str, shape: tuple[int, int, int]) -> list[Array]:
 
 
 def residuals(field: Field, x: Array, matrices: Sequence[Array]) -> Array:
-    """R(x, g) = |P_g^-1 f(P_g x) - f(x)|^2, (N, |G|). The identity's is 0 and is counted in means over G."""
+    """R(x, g) = |P_g^-1 f(P_g x) - f(x)|^2, (N, |G|). Means over G include the identity, whose residual is 0."""
     here = field(x)
     return np.stack([np.square(field(x @ P.T) @ P - here).sum(1) for P in matrices], axis=1)
