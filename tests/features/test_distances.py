@@ -100,6 +100,16 @@ def test_the_backbones_features_cost_what_is_said(unet: gepc.Backbone) -> None:
         distance_of("backbone", gepc.Backbone.from_callable(lambda x, t: x, [0.9, 0.5], 3))
 
 
+@pytest.mark.parametrize("count", [33, 40, 64])
+def test_the_backbones_features_of_more_images_than_fit_in_one_call(count: int, unet: gepc.Backbone) -> None:
+    """A backbone cuts large batches: every image has the distance that it has alone."""
+    unet.rows = 32
+    a, b = torch.rand(2, count, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = BackboneDistance(unet)(a, b)
+    parts = [BackboneDistance(unet)(a[rows], b[rows]) for rows in torch.arange(count).split(8)]
+    torch.testing.assert_close(found, torch.cat(parts), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "passes"),
     [

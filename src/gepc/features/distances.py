@@ -1,12 +1,12 @@
-"""How far two pictures are apart, in the eyes of several rulers: dist(a, b) -> (N,) for a, b (N, C, H, W) in [0, 1].
+"""Distances between two batches of pictures: dist(a, b) -> (N,) for a, b (N, C, H, W) in [0, 1].
 
     mse       mean of (a - b)^2
     msgms     1 - gradient magnitude similarity of the luminance (Prewitt), mean over pixels and three scales
     ssim      1 - structural similarity with a 7x7 uniform window, mean over two scales
     backbone  squared distance of the diffusion network's own features, channels of each layer normalised
-    lpips     Zhang et al., CVPR 2018 (Alex), where the package and its weights lie on this machine
+    lpips     Zhang et al., CVPR 2018 (Alex), if the package and its weights are installed
 
-Every one is 0 for equal pictures and symmetric. Scales differ: calibrate before adding them.
+Each is symmetric, and 0 for equal pictures. Scales differ: calibrate before adding them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def msgms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """1 - mean of (2 m_a m_b + c)/(m_a^2 + m_b^2 + c), m the gradient magnitude; at full, half and quarter size.
 
-    A constant added to a picture changes nothing. Sizes below 4 pixels a side are left out.
+    Adding a constant to a picture changes nothing. Sizes below 4 pixels a side are left out.
     """
     gaps = []
     for left, right in _pyramid(_luminance(a), _luminance(b), 3, SMALLEST_SIDE):
@@ -73,7 +73,7 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The pair at so many sizes, halved by averaging 2x2 pixels, down to `smallest` pixels a side."""
+    """The pair at up to `scales` sizes, halved by averaging 2x2 pixels, down to `smallest` pixels a side."""
     import torch
 
     pairs = [(a, b)]
@@ -101,16 +101,15 @@ def _gradient(x: torch.Tensor) -> torch.Tensor:
     kernel = row.repeat(3, 1)
     padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
     both = torch.nn.functional.conv2d(padded, torch.stack([kernel, kernel.T])[:, None])
-    # the root has no derivative at 0, but is not differentiated
     return both.square().sum(1, keepdim=True).sqrt()
 
 
 class BackboneDistance:
-    """Distance of the features that the diffusion network computes at rho about 0.05, un-noised.
+    """Distance between the features that the diffusion network computes at rho about 0.05, without added noise.
 
-    Where channels of a layer are normalised to length 1 at each pixel, squared differences averaged over pixels and
-    summed over layers: LPIPS' shape with unit weights. The layers are the outputs of the network's down blocks. Costs
-    one pass for each new picture: the first argument's features are kept from call to call.
+    As LPIPS with unit weights: the channels of a layer are normalised to length 1 at each pixel, squared differences
+    averaged over pixels and summed over layers. The layers are the outputs of the network's down blocks. Costs one pass
+    for each new picture: the features of the first argument are kept from call to call.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -122,7 +121,7 @@ class BackboneDistance:
         self._known: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """a: the picture that several are compared with; b: one of them."""
+        """(N,), for the pictures `a` that several are compared with, and one of those, `b`."""
         if self._known is None or self._known[0] is not a:
             self._known = (a, self._features(a))
         layers = zip(self._known[1], self._features(b), strict=True)
@@ -130,11 +129,14 @@ class BackboneDistance:
         return sum(gaps[1:], gaps[0])
 
     def _features(self, x: torch.Tensor) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
+        """The features of every layer, (N, C, H, W) each; the backbone may run a large batch in several parts."""
+        import torch
 
-        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        found: dict[Any, list[torch.Tensor]] = {block: [] for block in self.blocks}
+
+        def keep(block: Any, _inputs: Any, output: Any) -> None:
             field = (output[0] if isinstance(output, tuple) else output).double()
-            found.append(field / field.square().sum(1, keepdim=True).sqrt().clamp_min(1e-10))
+            found[block].append(field / field.square().sum(1, keepdim=True).sqrt().clamp_min(1e-10))
 
         hooks = [block.register_forward_hook(keep) for block in self.blocks]
         try:
@@ -143,20 +145,20 @@ class BackboneDistance:
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return [torch.cat(parts) for parts in found.values()]
 
 
 def _lpips() -> Distance:
-    """LPIPS with AlexNet, from files that are here already; nothing is downloaded."""
+    """LPIPS with AlexNet, from files on disk; nothing is downloaded."""
     import torch
 
     if importlib.util.find_spec("lpips") is None:
         raise OptionError(
-            "the distance 'lpips' needs the package lpips and its weights, which are not here; use msgms or ssim"
+            "the distance 'lpips' needs the package lpips and its weights, which are not installed; use msgms or ssim"
         )
     weights = Path(torch.hub.get_dir()) / "checkpoints"
     if not any(weights.glob("alexnet*")):
-        raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}, which are not there")
+        raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; use msgms or ssim")
     lpips = importlib.import_module("lpips")
     net = lpips.LPIPS(net="alex", verbose=False).eval()
 
@@ -178,7 +180,7 @@ def _for_lpips(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_distance(name: str) -> None:
-    """Refuse an unknown name, and `lpips` where it cannot be had."""
+    """Raise `OptionError` for an unknown name, and for `lpips` if it is not installed."""
     check_choice("distance", name, DISTANCES)
     if name == "lpips":
         _lpips()
@@ -195,5 +197,5 @@ def distance_of(name: str, backbone: Backbone) -> Distance:
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
-    """From [-1, 1] to [0, 1], cut off beyond."""
+    """From [-1, 1] to [0, 1], clipped."""
     return ((x + 1.0) / 2.0).clamp(0.0, 1.0)

@@ -18,8 +18,12 @@ KINDS = ("mean", "topk", "local")
 class Pooling:
     """How a field of energies becomes a number.
 
-    `mean`: over all pixels. `topk`: over the k = max(1, floor(topk H W)) largest. `local`: the same after a box
-    filter of `window` pixels a side, for targets of about that size; at the border the box shrinks.
+    Parameters
+    ----------
+    kind : `mean` over all pixels; `topk` over the k = max(1, floor(topk H W)) largest; `local` is `topk` after a box
+        filter, for targets of about that size.
+    topk : the share of the pixels that `topk` and `local` average over.
+    window : odd side of the box filter of `local`, in pixels; at the border the box shrinks.
     """
 
     kind: str = "topk"
@@ -30,8 +34,7 @@ class Pooling:
         check_choice("pool", self.kind, KINDS)
         if not 0.0 < self.topk <= 1.0:
             raise OptionError(f"topk is a share of the pixels in (0, 1], got {self.topk}")
-        if self.window < 1 or self.window % 2 == 0:
-            raise OptionError(f"window is an odd number of pixels, got {self.window}")
+        check_window(self.window)
 
     def __call__(self, energy: torch.Tensor) -> torch.Tensor:
         """(N, C, H, W) -> (N,)."""
@@ -39,14 +42,24 @@ class Pooling:
 
     def pixels(self, energy: torch.Tensor) -> torch.Tensor:
         """(N, H, W), channels averaged already -> (N,)."""
-        import torch
-
         if self.kind == "mean":
             return energy.mean((1, 2))
         if self.kind == "local":
-            energy = torch.nn.functional.avg_pool2d(
-                energy[:, None], self.window, stride=1, padding=self.window // 2, count_include_pad=False
-            )[:, 0]
+            energy = box_filter(energy, self.window)
         flat = energy.flatten(1)
         k = max(1, math.floor(self.topk * flat.shape[1]))
         return flat.topk(k, dim=1, sorted=False).values.mean(1)
+
+
+def box_filter(fields: torch.Tensor, window: int) -> torch.Tensor:
+    """The mean over a window of each pixel, (N, H, W) -> (N, H, W); at the border the window shrinks."""
+    import torch
+
+    pad = window // 2
+    return torch.nn.functional.avg_pool2d(fields[:, None], window, stride=1, padding=pad, count_include_pad=False)[:, 0]
+
+
+def check_window(window: int | None) -> None:
+    """Require an odd number of pixels, or None for a default that depends on the image."""
+    if window is not None and (window < 1 or window % 2 == 0):
+        raise OptionError(f"window is an odd number of pixels, got {window}")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
+from gepc.features.pooling import box_filter
 from gepc.sar.annotations import Mask
 from gepc.scoring.metrics import auroc
 
@@ -54,6 +55,5 @@ def smoothed(maps: npt.ArrayLike, window: int) -> npt.NDArray[np.float32]:
     """Maps (N, H, W) under the box filter of local pooling: what the score is pooled from."""
     import torch
 
-    fields = torch.from_numpy(np.ascontiguousarray(maps, dtype=np.float32))[:, None]
-    pooled = torch.nn.functional.avg_pool2d(fields, window, stride=1, padding=window // 2, count_include_pad=False)
-    return np.asarray(pooled[:, 0].numpy())
+    fields = torch.from_numpy(np.ascontiguousarray(maps, dtype=np.float32))
+    return np.asarray(box_filter(fields, window).numpy())

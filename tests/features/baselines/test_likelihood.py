@@ -1,19 +1,23 @@
-"""The variational bound against its closed form on Gaussians, term by term; strata; the decoder; the cost."""
+"""The variational bound, the probability-flow ODE, and methods that read them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from gaussians import ABAR, MU, SHAPE, D, S, aurocs, distance2, gaussian, method, passes, run, sample
+from gaussians import ABAR, MU, RHO, SHAPE, D, S, aurocs, batch_of, distance2, gaussian, method, passes, run, sample
 from scipy.stats import norm
+from toys import pictures, toy_backbone
 
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.features.base import Batch
-from gepc.features.baselines.nll_vlb import NllVlb
-from gepc.features.baselines.vlb import Chain, log_bin
+from gepc.features.baselines.likelihood import Chain, NllOde, NllVlb, log_bin
+
+# --- nll_vlb ---------------------------------------------------------------------------------------------------------
+
+# The variational bound against its closed form on Gaussians, term by term; strata; the decoder; the cost.
 
 SHORT = cosine_alphas_cumprod(60)
 
@@ -140,7 +144,7 @@ def test_the_published_decoder_is_close_and_clamped() -> None:
     assert exact[2] < -1000
 
 
-def test_cost() -> None:
+def test_cost_of_nll_vlb() -> None:
     """33F, 1000F when respaced, one pass a step in full."""
     assert passes(method("nll_vlb"), gaussian(), 1) == (33, 0)
     assert passes(method("nll_vlb", steps=1000, strata=None), gaussian(), 1) == (1000, 0)
@@ -152,7 +156,7 @@ def test_cost() -> None:
     assert costs == {"paper": 1000, "light": 33, "full": 4000}
 
 
-def test_direction() -> None:
+def test_direction_of_nll_vlb() -> None:
     """It inverts for narrower data; the two-sided density does not. Noise of the estimate blurs both at D = 48."""
     extractor = method("nll_vlb", strata=96, clip=False)
     wide, narrow = aurocs(extractor, "raw", count=100)
@@ -168,3 +172,77 @@ def test_bad_options() -> None:
         method("nll_vlb", steps=1)
     with pytest.raises(OptionError, match="strata must be at least 1"):
         method("nll_vlb", strata=-2)
+
+
+# --- typicality and dos ----------------------------------------------------------------------------------------------
+
+# Methods that read a likelihood: input complexity, typicality, density of states, WAIC, likelihood ratio.
+
+
+def test_typicality_is_two_sided() -> None:
+    assert passes(method("typicality"), gaussian(), 1) == (33, 0)
+    extractor = method("typicality", strata=96, clip=False)
+    assert min(aurocs(extractor, extractor.calibration, count=100)) > 0.75
+
+
+def test_density_of_states() -> None:
+    """The bands and the prior sum to the bound; the norms are the score norm's; the density works both ways."""
+    extractor, images = method("dos", clip=False), sample(3)
+    table = run(extractor, images)
+    abar = gaussian().alphas_cumprod
+    prior = 0.5 * (abar[-1] * (images.astype(float) ** 2).sum((1, 2, 3)) - D * abar[-1] - D * np.log1p(-abar[-1]))
+    np.testing.assert_allclose(table["bands"].sum(2)[:, 0] + prior / (D * np.log(2)), table["bpd"][:, 0], rtol=1e-9)
+    np.testing.assert_allclose(table["norms"][:, 0], run(method("score_norm"), images)["score_norm"])
+    assert extractor.columns(table).shape == (3, 1, 8) == (3, 1, len(extractor.column_names))
+    assert passes(extractor, gaussian(), 1) == (36, 0)
+    assert min(aurocs(extractor, "gmm", count=150)) > 0.95
+
+
+# --- nll_ode ---------------------------------------------------------------------------------------------------------
+
+# The probability-flow likelihood of a Gaussian is known, and random signs give its trace exactly.
+
+
+def exact_bits(images: np.ndarray) -> np.ndarray:
+    """-log2 N(y_0; mu, (s^2 + rho_0^2) I)/D + log2(127.5)."""
+    y = images.astype(np.float64) / np.sqrt(ABAR[0])
+    variance = S**2 + RHO[0] ** 2
+    nats = 0.5 * (((y - MU) ** 2).reshape(len(y), -1).sum(1) / variance + D * np.log(2 * np.pi * variance))
+    return nats / (D * np.log(2)) + np.log2(127.5)
+
+
+@pytest.mark.parametrize(("steps", "tolerance"), [(16, 0.15), (64, 0.012), (250, 0.003)])
+def test_the_likelihood_is_the_gaussians(steps: int, tolerance: float) -> None:
+    """Bits per dimension; the error falls with the square of the steps down to the prior's mismatch."""
+    images = sample(4, 0.7)
+    np.testing.assert_allclose(run(NllOde(steps), images)["bpd"][:, 0], exact_bits(images), rtol=0, atol=tolerance)
+
+
+def test_the_path() -> None:
+    """Strictly ascending from the first timestep to rho = 80, even in log rho where the schedule is fine enough."""
+    path = NllOde(16).path(gaussian())
+    assert (path[0], path[-1], len(path)) == (0, 3967, 17)
+    assert np.ptp(np.diff(np.log(RHO[path]))) < 0.4
+    many = NllOde(250).path(gaussian())
+    assert len(set(many)) == 251
+    with pytest.raises(OptionError, match="500 steps do not fit"):
+        NllOde(500).path(gaussian(cosine_alphas_cumprod(100)))
+
+
+def test_the_answer_belongs_to_the_image() -> None:
+    images = pictures(3)
+    together = run(NllOde(3), images, toy_backbone())["bpd"]
+    np.testing.assert_allclose(run(NllOde(3), images[2:], toy_backbone())["bpd"], together[2:], rtol=1e-5)
+
+
+def test_cost_of_nll_ode() -> None:
+    assert passes(method("nll_ode"), gaussian()) == (32, 32)
+    assert gepc.create_detector("nll_ode", gaussian(), preset="paper").cost() == gepc.features.base.Cost(500, 500)
+    assert batch_of(sample(1)).rows == 1
+
+
+def test_direction_of_nll_ode() -> None:
+    wide, narrow = aurocs(NllOde(8), "raw", count=120)
+    assert wide > 0.95
+    assert narrow < 0.05
+    assert min(aurocs(NllOde(8), "kde", count=120)) > 0.95

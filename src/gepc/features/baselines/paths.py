@@ -1,0 +1,433 @@
+"""Methods that follow a sampler's path, to noise or back to an image: DiffPath, DDPM-OOD, LMD; and the samplers' steps.
+
+The samplers work in the coordinates y = x_t/sqrt(abar), rho = sqrt(1/abar - 1), where dy = eps drho.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import FloatArray, Levels, rho_of
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Extractor, Table, register
+from gepc.features.distances import check_distance, distance_of, unit
+from gepc.features.templates import WholeImage, check_least, to_numpy, total
+
+if TYPE_CHECKING:
+    import torch
+
+    from gepc.features.templates import Features
+
+HIGHEST_RHO = 80.0
+
+# Adams-Bashforth weights of the newest prediction, the one before, ...; the order grows while the history does
+ADAMS_BASHFORTH = (
+    (1.0,),
+    (3 / 2, -1 / 2),
+    (23 / 12, -16 / 12, 5 / 12),
+    (55 / 24, -59 / 24, 37 / 24, -9 / 24),
+)
+
+
+# --- samplers --------------------------------------------------------------------------------------------------------
+
+
+def ddim_grid(n_steps: int, count: int) -> tuple[int, ...]:
+    """`count` evenly strided timesteps 0, stride, 2 stride, ...; an error where no stride gives exactly that many."""
+    for stride in range(1, n_steps + 1):
+        if len(range(0, n_steps, stride)) == count:
+            return tuple(range(0, n_steps, stride))
+    raise OptionError(f"no stride divides a schedule of {n_steps} timesteps into exactly {count} steps")
+
+
+def even_in(axis: FloatArray, count: int, start: int = 0) -> list[int]:
+    """`count` + 1 strictly ascending indices from `start` to the last of `axis`, spaced as evenly in it as possible.
+
+    `axis` is monotone over the schedule. Where it is too coarse, neighbouring indices are taken one by one.
+    """
+    last = len(axis) - 1
+    if count > last - start:
+        raise OptionError(f"{count} steps do not fit between timesteps {start} and {last} of this schedule")
+    values = np.abs(axis - axis[start])
+    wanted = np.linspace(values[start], values[last], count + 1)
+    edges = [start + int(np.argmin(np.abs(values[start:] - value))) for value in wanted]
+    edges[0], edges[-1] = start, last
+    for place in range(1, count + 1):
+        edges[place] = max(edges[place], edges[place - 1] + 1)
+    for place in range(count - 1, -1, -1):
+        edges[place] = min(edges[place], edges[place + 1] - 1)
+    return edges
+
+
+def denoise(backbone: Backbone, x: torch.Tensor, t: int, clip: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(xhat0, eps) at x_t = x. With `clip`, xhat0 is clipped to [-1, 1] and eps is recomputed from it."""
+    abar = float(backbone.alphas_cumprod[t])
+    rho = float(rho_of(abar))
+    eps = backbone.eps(x, t)
+    y = x / abar**0.5
+    x0 = y - rho * eps
+    if not clip:
+        return x0, eps
+    x0 = x0.clamp(-1.0, 1.0)
+    return x0, (y - x0) / rho
+
+
+def invert(backbone: Backbone, x0: torch.Tensor, timesteps: Sequence[int], clip: bool) -> Iterator[torch.Tensor]:
+    """eps_n along the DDIM inversion of the image itself, which is taken as x_t at the first timestep."""
+    abar = backbone.alphas_cumprod
+    x = x0
+    for place, t in enumerate(timesteps):
+        estimate, eps = denoise(backbone, x, t, clip)
+        yield eps
+        if place + 1 < len(timesteps):
+            ahead = float(abar[timesteps[place + 1]])
+            x = ahead**0.5 * estimate + (1.0 - ahead) ** 0.5 * eps
+
+
+def reconstruct(
+    backbone: Backbone,
+    x: torch.Tensor,
+    timesteps: Sequence[int],
+    order: int = 4,
+    clip: bool = False,
+    history: list[torch.Tensor] | None = None,
+    stop_early: bool = False,
+) -> torch.Tensor:
+    """x_0 from x_t = x at the last of the ascending `timesteps`, down through all of them to rho = 0.
+
+    Parameters
+    ----------
+    backbone : the network.
+    x : the noisy images.
+    timesteps : ascending timesteps of the sampler.
+    order : 1 is DDIM. Higher orders mix the latest predictions by Adams-Bashforth weights as PLMS does, starting from
+        order 1, so every step costs one pass.
+    clip : clip every estimate of x_0 to [-1, 1].
+    history : predictions of another trajectory to start from, newest first; updated in place (published code does so).
+    stop_early : end at the first timestep's x_t instead of x_0 (published code does so).
+    """
+    rho = np.concatenate([[0.0], rho_of(backbone.alphas_cumprod[list(timesteps)])])
+    if stop_early:
+        rho[0] = rho[1]
+    y: torch.Tensor = x / float(np.sqrt(backbone.alphas_cumprod[timesteps[-1]]))
+    seen = [] if history is None else history
+    for place in range(len(timesteps), 0, -1):
+        t = timesteps[place - 1]
+        _, eps = denoise(backbone, y * float(backbone.alphas_cumprod[t]) ** 0.5, t, clip)
+        seen[:] = [eps, *seen][:order]
+        y = y + float(rho[place - 1] - rho[place]) * _adams_bashforth(seen)
+    return y
+
+
+def _adams_bashforth(history: Sequence[torch.Tensor]) -> torch.Tensor:
+    weights = ADAMS_BASHFORTH[len(history) - 1]
+    slope = weights[0] * history[0]
+    for weight, older in zip(weights[1:], history[1:], strict=True):
+        slope = slope + weight * older
+    return slope
+
+
+# --- DiffPath --------------------------------------------------------------------------------------------------------
+
+MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
+
+
+@register("diffpath")
+@dataclass(frozen=True)
+class DiffPath(DerivedExtractor, WholeImage):
+    """DiffPath: moments of the path from an image to noise. Heng, Thiery & Soh, NeurIPS 2024.
+
+    DDIM inversion of x_0 on N evenly strided timesteps gives eps_0 ... eps_{N-1}, and d_n = N (eps_{n+1} - eps_n):
+
+        1-D   sqrt(sum d^2), or sqrt(sum eps^2), the score norm along the path
+        6-D   sum eps, sum eps^2, sum eps^3, sum d, sum d^2, sum d^3      sums over steps, channels and pixels
+
+    As in the authors' code the image is taken as x_t at t = 0. Their kernel density has bandwidth 5, which is
+    meaningful for N = 10 and 32x32x3 only: `calibration="kde:bandwidth=5"`.
+
+    Parameters
+    ----------
+    dim : 6 for the six moments, 1 for one of the norms.
+    steps : N; it must divide the schedule evenly.
+    clip : clip the estimate of x_0 and recompute eps from it, as the authors' code does.
+    root : with dim=1, the norm of `d` or of `eps`.
+    """
+
+    calibration: ClassVar[str] = "gmm"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"dim": 6, "calibration": "gmm"},
+        "light": {"dim": 1, "calibration": "kde"},
+    }
+
+    dim: int = 6
+    steps: int = 10
+    clip: bool = True
+    root: str = "d"
+
+    def __post_init__(self) -> None:
+        if self.dim not in (1, 6):
+            raise OptionError(f"dim must be 1 or 6, got {self.dim}")
+        check_choice("root", self.root, ("d", "eps"))
+        check_least(2, steps=self.steps)
+
+    @property
+    def label(self) -> str:
+        """With the dimension, or as a norm."""
+        return f"{self.name}[norm]" if (self.dim, self.root) == (1, "eps") else f"{self.name}[{self.dim}-D]"
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The six moments, or the norm."""
+        return MOMENTS if self.dim == 6 else ("diffpath",)
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """One pass per step."""
+        return Cost(forward=self.steps)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """All six moments, whichever are used: they cost no pass."""
+        grid = ddim_grid(backbone.n_steps, self.steps)
+        sums = dict.fromkeys(MOMENTS, batch.clean(backbone).new_zeros(len(batch)).double())
+        before: torch.Tensor | None = None
+        for eps in invert(backbone, batch.clean(backbone), grid, self.clip):
+            _add_moments(sums, "eps", eps.double())
+            if before is not None:
+                _add_moments(sums, "d", self.steps * (eps.double() - before))
+            before = eps.double()
+        return sums
+
+    def builds_on(self) -> tuple[DiffPath, ...]:
+        """All forms read the same table, cached under dim=1, root="d"."""
+        plain = replace(self, dim=1, root="d")
+        return () if self == plain else (plain,)
+
+    def columns(self, table: Table) -> Columns:
+        """(N, 1, 6) or (N, 1, 1)."""
+        if self.dim == 1:
+            return np.sqrt(table[f"{self.root}2"])[:, :, None]
+        return super().columns(table)
+
+
+def _add_moments(sums: dict[str, torch.Tensor], name: str, field: torch.Tensor) -> None:
+    for power, key in enumerate((name, f"{name}2", f"{name}3"), start=1):
+        sums[key] = sums[key] + total(field**power)
+
+
+# --- DDPM-OOD --------------------------------------------------------------------------------------------------------
+
+
+def original_rho(timesteps: Sequence[int]) -> tuple[float, ...]:
+    """rho on the schedule of DDPM-OOD's authors, scaled-linear from .0015 to .0195 in 1000 steps."""
+    betas = np.linspace(0.0015**0.5, 0.0195**0.5, 1000) ** 2
+    return tuple(rho_of(np.cumprod(1.0 - betas))[list(timesteps)].tolist())
+
+
+STARTS = tuple(range(10, 1000, 160))
+
+
+@register("ddpm_ood")
+@dataclass(frozen=True)
+class DDPMOOD(Extractor):
+    """DDPM-OOD: reconstruct from several amounts of noise. Graham et al., CVPR workshops 2023.
+
+    For every start level: noise x_0 once, run the sampler back to x_0, and measure the distance to the image by each
+    distance. The score is the mean over starts of the sum over distances of z-scores.
+
+    The sampler is PLMS on evenly strided timesteps. The starts are given as the rho of the authors' 10, 170, ..., 970
+    on their scaled-linear schedule of 1000 steps (every 16th of a grid of 100, from the second) and matched to the
+    grid, so that on their schedule an image costs 350 passes. Their code differs from the paper, and this follows the
+    paper: it uses the MSE alone (`distances="mse"`); it carries the sampler's history from one start to the next, and
+    ends at abar_0 (both with `compat`); it takes two passes for its very first step and stretches every image's
+    contrast to [0, 1], which are not offered. LPIPS is in the preset `paper` only, and its weights must be on disk.
+
+    Parameters
+    ----------
+    levels : noise levels to start from.
+    steps : timesteps of the sampler's grid over the whole schedule.
+    distances : names of `gepc.features.distances`.
+    order : 4 is PLMS, 1 DDIM.
+    clip : clip every estimate of x_0 to [-1, 1] on the way; the authors' code does not.
+    compat : carry the history of predictions from start to start, and end at abar_0, as the published code does.
+    """
+
+    calibration: ClassVar[str] = "z"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"levels": Levels.rho(*original_rho(STARTS)), "steps": 100, "distances": ("mse", "lpips")},
+        "light": {},
+    }
+
+    levels: Levels = Levels.rho(*original_rho(STARTS[1:6:2]))
+    steps: int = 20
+    distances: tuple[str, ...] = ("mse", "msgms")
+    order: int = 4
+    clip: bool = False
+    compat: bool = False
+
+    def __post_init__(self) -> None:
+        given = (self.distances,) if isinstance(self.distances, str) else tuple(self.distances)
+        object.__setattr__(self, "distances", given)
+        object.__setattr__(self, "levels", Levels.of(self.levels))
+        if not given:
+            raise OptionError("name at least one distance")
+        for name in given:
+            check_distance(name)
+        check_choice("order", str(self.order), ("1", "2", "3", "4"))
+
+    @property
+    def by_level(self) -> bool:
+        """False: the starts may share the sampler's history, and the image's own features."""
+        return False
+
+    @property
+    def label(self) -> str:
+        """With the distances."""
+        return f"{self.name}[{'+'.join(self.distances)}]"
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """One per distance."""
+        return self.distances
+
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """The starts, each at the nearest point in log rho of the sampler's grid."""
+        grid = ddim_grid(backbone.n_steps, self.steps)
+        log_rho = np.log(rho_of(backbone.alphas_cumprod))
+        wanted = self.levels.timesteps(backbone.alphas_cumprod)
+        return tuple(sorted({grid[int(np.argmin(np.abs(log_rho[list(grid)] - log_rho[t])))] for t in wanted}))
+
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """Every grid point from each start down; an upper bound where only some of the starts are kept.
+
+        With `compat` the history of a start is that of all starts before it, so all of them are run. The distance
+        `backbone` takes one more pass for the image and one per reconstruction.
+        """
+        grid = np.asarray(ddim_grid(backbone.n_steps, self.steps))
+        starts = self.timesteps(backbone)
+        if levels is not None and not self.compat:
+            starts = starts[-levels:]
+        extra = 1 + len(starts) if "backbone" in self.distances else 0
+        return Cost(forward=sum(int((grid <= start).sum()) for start in starts) + extra)
+
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """distance -> (N, starts)."""
+        grid = ddim_grid(backbone.n_steps, self.steps)
+        distances = {name: distance_of(name, backbone) for name in self.distances}
+        image = unit(batch.clean(backbone))
+        history: list[torch.Tensor] | None = [] if self.compat else None
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in distances}
+        starts = self.timesteps(backbone) if self.compat else tuple(timesteps)
+        for start in starts:
+            x_t, _ = batch.noised(backbone, int(start))
+            below = [t for t in grid if t <= start]
+            again = unit(reconstruct(backbone, x_t, below, self.order, self.clip, history, self.compat))
+            for name, distance in distances.items():
+                found[name].append(distance(image, again))
+        asked = [starts.index(start) for start in timesteps]
+        return {name: np.stack([to_numpy(values[place]) for place in asked], axis=1) for name, values in found.items()}
+
+    def columns(self, table: Table) -> Columns:
+        """(N, starts, distances)."""
+        return np.stack([table[name] for name in self.distances], axis=2)
+
+
+# --- LMD -------------------------------------------------------------------------------------------------------------
+
+
+@register("lmd")
+@dataclass(frozen=True)
+class LMD(WholeImage):
+    """Lift, map, detect: inpaint and compare. Liu, Zhou, Wang & Weinberger, ICML 2023.
+
+    A checkerboard hides half of the image, the model fills it in, and the result is compared with the original; the
+    next repetition hides the other half. The score is the median distance over repetitions (the mean of two).
+
+    Filling in is ancestral sampling (DDIM with eta = 1) on timesteps even in index, from rho = 80 or the schedule's end
+    down; after every step the known half is replaced by a freshly noised copy of the image at that level, and by the
+    image itself at the end. The authors take 10 repetitions of 1000 steps, 10^4 passes, and LPIPS; `light` takes 8 of
+    13 and the gradient similarity. Few steps leave seams, which such a distance detects.
+
+    Parameters
+    ----------
+    repetitions : number of inpaintings.
+    steps : passes per inpainting.
+    blocks : blocks of the checkerboard along a side; must divide both sides.
+    distance : a name of `gepc.features.distances`.
+    clip : clip every estimate of x_0 to [-1, 1] on the way.
+    """
+
+    calibration: ClassVar[str] = "z"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"repetitions": 10, "steps": 1000, "distance": "lpips"},
+        "light": {"repetitions": 8, "steps": 13},
+    }
+
+    repetitions: int = 8
+    steps: int = 13
+    blocks: int = 8
+    distance: str = "msgms"
+    clip: bool = True
+
+    def __post_init__(self) -> None:
+        check_least(1, repetitions=self.repetitions, steps=self.steps, blocks=self.blocks)
+        check_distance(self.distance)
+
+    @property
+    def label(self) -> str:
+        """With the distance."""
+        return f"{self.name}[{self.distance}]"
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """Repetitions times steps; the distance `backbone` takes one more per repetition and one for the image."""
+        extra = self.repetitions + 1 if self.distance == "backbone" else 0
+        return Cost(forward=self.repetitions * self.steps + extra)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """The median as `lmd`."""
+        import torch
+
+        distance = distance_of(self.distance, backbone)
+        image, known = unit(batch.clean(backbone)), self._checkerboard(backbone, batch.size)
+        found = []
+        for repetition in range(self.repetitions):
+            mask = known if repetition % 2 == 0 else 1.0 - known
+            found.append(distance(image, unit(self.inpaint(backbone, batch, mask, repetition))))
+        return {"lmd": torch.stack(found, 1).quantile(0.5, dim=1)}
+
+    def _checkerboard(self, backbone: Backbone, size: tuple[int, int]) -> torch.Tensor:
+        """1 where the image is known, (H, W)."""
+        import torch
+
+        if size[0] % self.blocks or size[1] % self.blocks:
+            raise InputError(f"{self.blocks} blocks do not divide images of {size[0]}x{size[1]}; choose other blocks")
+        place = torch.arange(self.blocks)
+        board = (place[:, None] + place[None, :]) % 2
+        block = torch.ones(size[0] // self.blocks, size[1] // self.blocks)
+        return torch.kron(board, block).to(device=backbone.device, dtype=backbone.dtype)
+
+    def inpaint(self, backbone: Backbone, batch: Batch, known: torch.Tensor, repetition: int) -> torch.Tensor:
+        """x_0 with the unknown pixels drawn from the model."""
+        x0, abar = batch.clean(backbone), backbone.alphas_cumprod
+        timesteps = self._grid(backbone)
+        # three kinds of noise at a level: of the start, of the known pixels and of the ancestral step
+        x = batch.noise(backbone, timesteps[0], 3 * repetition)
+        for place, t in enumerate(timesteps):
+            x = known * batch.noised(backbone, t, 3 * repetition + 1)[0] + (1.0 - known) * x
+            estimate, eps = denoise(backbone, x, t, self.clip)
+            if place + 1 == len(timesteps):
+                break
+            after = timesteps[place + 1]
+            now, then = float(abar[t]), float(abar[after])
+            spread = ((1.0 - then) / (1.0 - now) * (1.0 - now / then)) ** 0.5
+            fresh = batch.noise(backbone, after, 3 * repetition + 2)
+            x = then**0.5 * estimate + (1.0 - then - spread**2) ** 0.5 * eps + spread * fresh
+        return known * x0 + (1.0 - known) * estimate
+
+    def _grid(self, backbone: Backbone) -> list[int]:
+        """Descending timesteps, one per pass; repeated where the schedule is shorter."""
+        (top,) = Levels.rho(HIGHEST_RHO).timesteps(backbone.alphas_cumprod)
+        return [int(t) for t in np.round(np.linspace(top, 0, self.steps))]

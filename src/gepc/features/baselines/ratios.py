@@ -1,0 +1,292 @@
+"""Likelihoods compared with something else: a background model, an ensemble, a lossless compressor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import OptionError, check_choice
+from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, UsesOtherBackbones, register
+from gepc.features.baselines.likelihood import NllVlb
+from gepc.features.templates import WholeImage, check_least, energy
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image as Picture
+
+    from gepc.features.templates import Features
+
+BOUND = NllVlb(strata=32)
+
+
+# --- further networks ------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def checkpoint(source: str) -> Backbone:
+    """The network at `source` (anything `gepc.load_backbone` accepts), loaded once."""
+    from gepc.backbones.load import load_backbone
+
+    return load_backbone(source)
+
+
+@contextmanager
+def counted_with(backbone: Backbone, source: str, batch: Batch) -> Iterator[Backbone]:
+    """The network at `source`, checked against this batch; its passes inside the `with` are counted as `backbone`'s."""
+    other = checkpoint(source)
+    if other.channels != backbone.channels:
+        raise OptionError(f"{source} has {other.channels} channels, the backbone {backbone.channels}")
+    other.check_size(*batch.size, what=f"{source}: images")
+    forward, jvp = other.forward_count, other.jvp_count
+    try:
+        yield other
+    finally:
+        backbone.forward_count += other.forward_count - forward
+        backbone.jvp_count += other.jvp_count - jvp
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+@register("lr")
+@dataclass(frozen=True)
+class LikelihoodRatio(UsesOtherBackbones, WholeImage):
+    """Likelihood ratio: what the image holds beyond its background. After Ren et al., NeurIPS 2019.
+
+    The paper subtracts the likelihood of a second model, trained on perturbed images. With such a network as
+    `background`, LR = bpd(x) - bpd_background(x), both by the variational bound in 32 strata with the same noise.
+    Without it, one diffusion model serves as both: its denoising loss e_t = mean (noise - eps)^2 depends on detail at
+    low noise, and on the whole image at all levels together. Then
+
+        LR = sum_{t in low} w_t e_t / sum_{t in low} w_t - sum_t w_t e_t / sum_t w_t
+
+    over levels even in log rho, with w_t the level's rank. Which sign is OOD depends on the ID set, so the calibrator
+    is the two-sided density over ID values.
+
+    Parameters
+    ----------
+    levels : noise levels of the losses; not used with a `background`.
+    fraction : the share of the levels, from the lowest noise, that makes up `low`; not used with a `background`.
+    background : the second network (a diffusers folder, a checkpoint, a name), or None.
+    """
+
+    calibration: ClassVar[str] = "kde"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())},
+        "light": {},
+    }
+
+    levels: Levels = Levels.rho(*np.geomspace(0.02, 5.0, 16).tolist())
+    fraction: float = 0.5
+    background: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", Levels.of(self.levels))
+        if not 0.0 < self.fraction < 1.0:
+            raise OptionError(f"fraction is a share of the levels between 0 and 1, got {self.fraction}")
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """One pass per level; with a background the cost of the bound, once for each network."""
+        if self.background is None:
+            return Cost(forward=len(self._timesteps(backbone)))
+        return Cost(forward=sum(BOUND.image_cost(one, size).forward for one in (backbone, *self.other_backbones())))
+
+    @property
+    def label(self) -> str:
+        """Says whether two networks are compared."""
+        return self.name if self.background is None else f"{self.name}[2 models]"
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """The background network."""
+        return () if self.background is None else (checkpoint(self.background),)
+
+    def _timesteps(self, backbone: Backbone) -> Sequence[int]:
+        return self.levels.timesteps(backbone.alphas_cumprod)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """`loss` (N, levels), lowest noise first; with a background `bpd` (N, 2), the backbone's first."""
+        import torch
+
+        if self.background is not None:
+            own = BOUND.of_images(backbone, batch)["bpd"]
+            with counted_with(backbone, self.background, batch) as other:
+                return {"bpd": torch.stack([own, BOUND.of_images(other, batch)["bpd"].to(own.device)], 1)}
+        losses: list[torch.Tensor] = []
+        for t in self._timesteps(backbone):
+            x_t, field = batch.noised(backbone, t)
+            losses.append(energy(field - backbone.eps(x_t, t)) / field[0].numel())
+        return {"loss": torch.stack(losses, 1)}
+
+    def columns(self, table: Table) -> Columns:
+        """The loss at low noise minus the loss at all levels, or the backbone's bound minus the background's."""
+        if self.background is not None:
+            return np.asarray(table["bpd"][:, :, :1] - table["bpd"][:, :, 1:])
+        loss = table["loss"]
+        weights = np.arange(1.0, loss.shape[2] + 1)
+        low = max(1, round(self.fraction * len(weights)))
+        part = loss[:, :, :low] @ weights[:low] / weights[:low].sum()
+        return np.asarray(part - loss @ weights / weights.sum())[:, :, None]
+
+
+@register("waic")
+@dataclass(frozen=True)
+class WAIC(UsesOtherBackbones, NllVlb):
+    """WAIC: expected likelihood with a penalty for its variance. Choi, Jang & Alemi, 2018.
+
+        E[-log p] + Var[log p]/D, in nats of the whole image; per dimension in the table
+
+    The paper takes both over an ensemble of models, and the variance undivided; here it is divided by the image's D
+    dimensions so that it does not dominate the mean. With `checkpoints` both are over the backbone and those, each
+    model's bound averaged over the noise draws. Without them there is no ensemble: both are over the draws, so the
+    variance is that of the estimator, not of the model. Tables label this as a heuristic.
+
+    Parameters
+    ----------
+    draws : noise draws per model.
+    checkpoints : further networks (other trainings or snapshots, as diffusers folders).
+
+    The others are those of `NllVlb`.
+    """
+
+    strata: int | None = 16
+    draws: int = 3
+    checkpoints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = (self.checkpoints,) if isinstance(self.checkpoints, str) else tuple(map(str, self.checkpoints))
+        object.__setattr__(self, "checkpoints", given)
+        check_least(1 if given else 2, draws=self.draws)
+
+    @property
+    def label(self) -> str:
+        """With the number of models; one backbone is no ensemble."""
+        return f"{self.name}[{1 + len(self.checkpoints)} models]" if self.checkpoints else f"{self.name}[heuristic]"
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """One number."""
+        return ("waic",)
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """The cost of the bound, once per draw and model."""
+        models = (backbone, *self.other_backbones())
+        return Cost(forward=self.draws * sum(self.plain().image_cost(model, size).forward for model in models))
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """The further models."""
+        return tuple(checkpoint(source) for source in self.checkpoints)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """`nll` (N, draws), or with checkpoints (N, models): -log p in nats per dimension."""
+        import torch
+
+        if not self.checkpoints:
+            return {"nll": self._draws(backbone, batch)}
+        found = [self._draws(backbone, batch).mean(1)]
+        for source in self.checkpoints:
+            with counted_with(backbone, source, batch) as model:
+                found.append(self._draws(model, batch).mean(1).to(found[0].device))
+        return {"nll": torch.stack(found, 1)}
+
+    def _draws(self, backbone: Backbone, batch: Batch) -> torch.Tensor:
+        import torch
+
+        size = batch.images[0].size
+        return torch.stack([self.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)], 1)
+
+    def columns(self, table: Table) -> Columns:
+        """mean + var of the nats per dimension: 1/D of the formula above."""
+        return np.asarray(table["nll"].mean(2) + table["nll"].var(2, ddof=1))[:, :, None]
+
+
+@register("ic")
+@dataclass(frozen=True)
+class InputComplexity(DerivedExtractor, NllVlb):
+    """Input complexity: likelihood against a lossless compressor. Serra et al., ICLR 2020.
+
+        S = bpd(x) - L(x)/D        L = 8 times the bytes of the 8-bit image the network sees, compressed
+
+    Results from different compressors are not comparable, so the label names them. The file's header is part of L, a
+    constant. S inverts for in-distribution sets that are simple themselves; `calibration="kde"` is its two-sided form.
+
+    Parameters
+    ----------
+    compressors : any of `png` (level 9) and `webp` (lossless); of several the smallest file counts, for each image.
+
+    The others are those of `NllVlb`.
+    """
+
+    compressors: tuple[str, ...] = ("png",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = (self.compressors,) if isinstance(self.compressors, str) else tuple(self.compressors)
+        object.__setattr__(self, "compressors", given)
+        if not given:
+            raise OptionError(f"name at least one compressor ({', '.join(_SAVE)})")
+        for name in given:
+            check_choice("compressor", name, _SAVE)
+
+    @property
+    def label(self) -> str:
+        """With the compressors."""
+        return f"{self.name}[{'+'.join(self.compressors)}]"
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Bits per dimension beyond the compressor's."""
+        return ("ic",)
+
+    def builds_on(self) -> tuple[NllVlb]:
+        """The likelihood's table."""
+        return (self.plain(),)
+
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """`bpd` of the model, and the bits per dimension of every compressor under its name."""
+        return self.complete([super().extract(backbone, batch, timesteps)], batch)
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """The likelihood's table and the sizes of the compressed images."""
+        sizes = {
+            name: np.array([[packed_bits(image, name) / image.size] for image in batch.images])
+            for name in self.compressors
+        }
+        return {**super().complete(tables, batch), **sizes}
+
+    def columns(self, table: Table) -> Columns:
+        """bpd - L/D."""
+        smallest = np.min([table[name] for name in self.compressors], axis=0)
+        return np.asarray(table["bpd"] - smallest)[:, :, None]
+
+
+_SAVE: dict[str, dict[str, Any]] = {
+    "png": {"format": "PNG", "compress_level": 9},
+    "webp": {"format": "WEBP", "lossless": True, "quality": 100, "method": 6, "exact": True},
+}
+
+
+def packed_bits(image: npt.NDArray[np.float32], compressor: str) -> int:
+    """Bits of an image (C, H, W) in [-1, 1] as a file of that kind."""
+    packed = BytesIO()
+    _picture(image).save(packed, **_SAVE[compressor])
+    return 8 * packed.getbuffer().nbytes
+
+
+def _picture(image: npt.NDArray[np.float32]) -> Picture:
+    """The 8-bit picture; channels other than 1 or 3 are stacked into one grey image."""
+    from PIL import Image
+
+    pixels = np.rint((np.clip(image, -1.0, 1.0).astype(np.float64) + 1.0) * 127.5).astype(np.uint8)
+    rows = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.reshape(-1, pixels.shape[2])
+    from_array: Callable[[npt.NDArray[np.uint8]], Picture] = Image.fromarray
+    return from_array(np.ascontiguousarray(rows))

@@ -1,0 +1,427 @@
+"""Methods that read the predicted score at single noise levels: its norm, curvature, error and transported copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels, rho_of
+from gepc.core.errors import check_choice
+from gepc.features.base import Batch, Cost, HasMaps, Maps, Table, register
+from gepc.features.groups import Action, Group
+from gepc.features.pooling import box_filter, check_window
+from gepc.features.templates import PerLevel, check_least, energy, total
+from gepc.images import noise
+
+if TYPE_CHECKING:
+    import torch
+
+    from gepc.features.templates import Features
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@register("score_norm")
+@dataclass(frozen=True)
+class ScoreNorm(PerLevel):
+    """Score norm: how large the predicted score is. A magnitude, blind to symmetry.
+
+        n_t = mean over draws of |s(x_t, t)|        s = -eps/sigma_t
+
+    Against data smoother than the training set the raw norm falls instead of rising; the density over ID values is
+    two-sided and covers both. Near pure noise |eps| tends to sqrt(D) for any image.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    draws : noise draws to average over.
+    of : `score`, or `eps` for |eps| = sigma_t |s|. The norm along an inversion is `diffpath` with dim=1, root=eps.
+    """
+
+    calibration: ClassVar[str] = "kde"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"levels": Levels.rho(0.17)}, "light": {}}
+
+    levels: Levels = Levels.rho(0.05, 0.17, 0.52)
+    draws: int = 1
+    of: str = "score"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(1, draws=self.draws)
+        check_choice("of", self.of, ("score", "eps"))
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """One pass per draw."""
+        return Cost(forward=self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """The mean norm over the draws."""
+        sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t])) if self.of == "score" else 1.0
+        norms = [
+            energy(backbone.eps(batch.noised(backbone, t, draw)[0], t)).sqrt() / sigma for draw in range(self.draws)
+        ]
+        return {"score_norm": sum(norms[1:], norms[0]) / self.draws}
+
+
+@register("msma")
+@dataclass(frozen=True)
+class MSMA(PerLevel):
+    """Multiscale score matching analysis. Mahmood, Oliva & Styner, ICLR 2021.
+
+        f_i = sigma_i |s(x, sigma_i)|     i = 1 ... 10, sigma geometric from 2 to 0.02 in units of [-1, 1]
+
+    No noise is added to the image; on a variance-preserving schedule f_i = |eps(sqrt(abar) x, t)|. The density model on
+    top matters more than the features: the authors report .959 with a mixture and .991 with the fifth neighbour for
+    CIFAR-10 against SVHN. They choose 2, 4, ..., 20 components by 10-fold cross-validation (preset `paper`); the
+    neighbour, on standardised features, is the preset `knn`.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    noised : evaluate the noised image x_t instead.
+    """
+
+    calibration: ClassVar[str] = "gmm"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"calibration": "gmm:choose=cv"},
+        "light": {},
+        "knn": {"calibration": "knn:k=5"},
+    }
+
+    levels: Levels = Levels.rho(*np.geomspace(2.0, 0.02, 10).tolist())
+    noised: bool = False
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """One pass."""
+        return Cost(forward=1)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """|eps|."""
+        if self.noised:
+            x = batch.noised(backbone, t)[0]
+        else:
+            x = batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
+        return {"msma": energy(backbone.eps(x, t)).sqrt()}
+
+
+# --- curvature -------------------------------------------------------------------------------------------------------
+
+
+def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
+    """A Rademacher field (+-1) for each image, shaped like the batch; `numbers` distinguish probes."""
+    import torch
+
+    shape = batch.images.shape[1:]
+    fields = [
+        noise.generator(batch.seed, key, "probe", *numbers).integers(0, 2, shape, dtype=np.int8) for key in batch.keys
+    ]
+    return torch.from_numpy(np.stack(fields)).to(device=backbone.device, dtype=backbone.dtype) * 2.0 - 1.0
+
+
+def eps_and_trace(
+    backbone: Backbone, x: torch.Tensor, t: int, probes: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """eps(x, t) and Hutchinson's estimate tr J = E v^T J v of tr(d eps/dx), (N,) float64, averaged over probes.
+
+    One forward pass and one Jacobian-vector product per probe. Exact with random signs where the Jacobian is diagonal.
+    """
+    traces = []
+    for probe in probes:
+        eps, tangent = backbone.jvp(x, t, probe)
+        traces.append(total(probe.double() * tangent.double()))
+    return eps, sum(traces[1:], traces[0]) / len(traces)
+
+
+@register("scoped")
+@dataclass(frozen=True)
+class SCOPED(PerLevel):
+    """SCOPED: the squared score over its curvature. Barkley, Culbertson & Fridovich-Keil, 2025.
+
+        T = |eps|^2 / (sigma_t tr(d eps/dx)) = |s|^2 / -tr(ds/dx), about 1 on typical images
+
+    at two levels, times a global sign; the score is the largest -log density over the levels. Their code is not public:
+    the sign factor, which the paper calls necessary on images, is read as the sign of sum_i s_i, which is unverified.
+    At tiny rho an accurate network has T = 1 for every image. The curvature -tr(ds/dx), at least D for the exact score
+    of data with a variance up to 1, is kept at least D/1000 in size and keeps its sign (the table counts where); T is
+    standardised at each level so that the maximum is fair.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    probes : Hutchinson probes; the trace is averaged over them, not T.
+    sign : `sum` multiplies T by the sign of sum_i s_i, `none` does not.
+    """
+
+    calibration: ClassVar[str] = "kde:standardise=true"
+    aggregate: ClassVar[str] = "max"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "light": {"levels": Levels.rho(0.13)},
+        "unsigned": {"levels": Levels.rho(0.13), "sign": "none"},
+    }
+    smallest: ClassVar[float] = 1e-3
+
+    levels: Levels = Levels.rho(0.0045, 0.13)
+    probes: int = 1
+    sign: str = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(1, probes=self.probes)
+        check_choice("sign", self.sign, ("sum", "none"))
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """One Jacobian-vector product per probe, which also gives eps."""
+        return Cost(forward=self.probes, jvp=self.probes)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """T as `scoped`, and where its denominator had to be kept away from 0 as `clamped`."""
+        x_t, _ = batch.noised(backbone, t)
+        probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
+        eps, trace = eps_and_trace(backbone, x_t, t, probes)
+        sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t]))
+        kappa = trace * sigma
+        floor = self.smallest * eps[0].numel() * sigma**2
+        small = kappa.abs() < floor
+        value = energy(eps) / kappa.sign().where(kappa != 0, 1.0).mul(floor).where(small, kappa)
+        if self.sign == "sum":
+            value = value * total(eps).lt(0).double().mul(2.0).sub(1.0)
+        return {"scoped": value, "clamped": small.double()}
+
+
+@register("eigenscore")
+@dataclass(frozen=True)
+class EigenScore(PerLevel):
+    """EigenScore: the largest eigenvalues of the posterior covariance. Shoushtari et al., 2025.
+
+        Cov[x_0 | y] = rho^2 d xhat0/dy,  y = x_t/sqrt(abar)      m_t = mean over draws of lambda_1 + ... + lambda_K
+
+    summed over levels as z-scores. The eigenvectors come from subspace iteration with central differences
+    J v = [xhat0(y + c v) - xhat0(y - c v)]/(2c), and the eigenvalues are Rayleigh quotients rho^2 v^T J v, signed and
+    of second order in the vectors' error. The step is c = |y|/100 within [0.05, 1]: below, float32 rounding dominates.
+
+    The authors' code stops when vectors converge, discards draws that do not and draws again (a selection), sets broken
+    features to 0, and chooses window and aggregation by AUROC with OOD images; here the number of iterations is fixed,
+    every draw counts, and the levels are given.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    k : number of eigenvalues to sum.
+    iterations : products with the Jacobian per eigenvalue; the last one gives the quotient.
+    draws : noise draws.
+    over_draws : the `mean` or the `median` over draws.
+    """
+
+    calibration: ClassVar[str] = "z"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            "levels": Levels.rho(0.342, 0.522, 0.724, 0.958, 1.24),
+            "k": 3,
+            "iterations": 50,
+            "draws": 20,
+        },
+        "light": {},
+    }
+
+    levels: Levels = Levels.rho(0.342, 0.724, 1.24)
+    k: int = 1
+    iterations: int = 8
+    draws: int = 2
+    over_draws: str = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(1, k=self.k, iterations=self.iterations, draws=self.draws)
+        check_choice("over_draws", self.over_draws, ("mean", "median"))
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """Two passes per product."""
+        return Cost(forward=2 * self.k * self.iterations * self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """m_t."""
+        import torch
+
+        found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
+        return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
+
+    def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> torch.Tensor:
+        """(N, k) float64, largest first."""
+        import torch
+
+        rho = float(rho_of(backbone.alphas_cumprod[t]))
+        y = batch.noised(backbone, t, draw)[0] / float(backbone.alphas_cumprod[t]) ** 0.5
+        # the starting vectors are noise of their own: draws beyond those that noise the image
+        first = self.draws + draw * self.k
+        vectors = [batch.noise(backbone, t, first + place) for place in range(self.k)]
+        for _ in range(self.iterations):
+            basis = _orthonormal(torch.stack([vector.flatten(1) for vector in vectors], 2))
+            vectors = [_product(backbone, y, t, basis[:, :, place].reshape(y.shape)) for place in range(self.k)]
+        quotients = [
+            total(basis[:, :, place].reshape(y.shape).double() * vectors[place].double()) for place in range(self.k)
+        ]
+        return rho**2 * torch.stack(quotients, 1).sort(dim=1, descending=True).values
+
+
+def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the columns of each (N, D, k)."""
+    import torch
+
+    if columns.shape[2] == 1:
+        return torch.nn.functional.normalize(columns, dim=1)
+    basis: torch.Tensor = torch.linalg.qr(columns)[0]
+    return basis
+
+
+def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> torch.Tensor:
+    """d xhat0/dy times unit vectors v: v - rho d eps/dy v, by a central difference of eps."""
+    root = float(backbone.alphas_cumprod[t]) ** 0.5
+    rho = float(rho_of(backbone.alphas_cumprod[t]))
+    c: torch.Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
+    slope = (backbone.eps(root * (y + c * v), t) - backbone.eps(root * (y - c * v), t)) / (2.0 * c)
+    return v - rho * slope
+
+
+# --- denoising error -------------------------------------------------------------------------------------------------
+
+
+@register("spr")
+@dataclass(frozen=True)
+class SPR(HasMaps, PerLevel):
+    """Score-based perturbation resilience. Shin, Lee, Lee, Lee & Yun, ICCV 2023, pp. 23372-23382.
+
+        r = xhat0(x_t) - x_0 = rho (noise - eps)      map = box filter of mean over channels of r^2, mean over 3 draws
+
+    The denoising error at one tiny noise level (rho = 0.0633, their sigma at t = 1e-3 in units of [-1, 1]); the image's
+    score is the map's largest value. The authors train on normal images and fit nothing; on another backbone the
+    density over ID values is needed, so it is the default. The box is their 31 pixels of 256 in proportion.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    draws : noise draws to average over.
+    window : odd side of the box filter; None is about an eighth of the image.
+    pool : the map's `max`, or its `mean`.
+    """
+
+    calibration: ClassVar[str] = "kde"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"calibration": "raw"}, "light": {}}
+
+    levels: Levels = Levels.rho(0.0633)
+    draws: int = 3
+    window: int | None = None
+    pool: str = "max"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(1, draws=self.draws)
+        check_choice("pool", self.pool, ("max", "mean"))
+        check_window(self.window)
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """One pass per draw."""
+        return Cost(forward=self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """The map's maximum or mean."""
+        return {"spr": self._pooled(self._map(backbone, batch, t))}
+
+    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
+        """The table, and the map of every level."""
+        fields = [self._map(backbone, batch, int(t)) for t in timesteps]
+        table = {"spr": np.stack([self._pooled(field).cpu().numpy() for field in fields], axis=1)}
+        return table, np.stack([field.float().cpu().numpy() for field in fields], axis=1)
+
+    def _pooled(self, field: torch.Tensor) -> torch.Tensor:
+        pixels = field.double().flatten(1)
+        return pixels.amax(1) if self.pool == "max" else pixels.mean(1)
+
+    def _map(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+        """(N, H, W)."""
+        rho = float(rho_of(backbone.alphas_cumprod[t]))
+        field = batch.clean(backbone).new_zeros((len(batch), *batch.size))
+        for draw in range(self.draws):
+            x_t, drawn = batch.noised(backbone, t, draw)
+            field += (rho * (drawn - backbone.eps(x_t, t))).square().mean(1) / self.draws
+        return box_filter(field, self.window or _eighth(min(batch.size)))
+
+
+def _eighth(side: int) -> int:
+    """The largest odd number up to an eighth of the side: 31 at 256, 3 at 32."""
+    part = max(1, side // 8)
+    return part - 1 + part % 2
+
+
+# --- transported scores ----------------------------------------------------------------------------------------------
+
+
+@register("idecode")
+@dataclass(frozen=True)
+class IDecode(PerLevel):
+    """iDECODe on the GEPC residual. Kaur et al., AAAI 2022, without its trained network.
+
+        alpha_j = |P_g^-1 s(P_g x_t) - s(x_t)|^2 / |s(x_t)|^2,  g_j uniform on G without the identity, j = 1 ... n
+
+    The statistic is sum_j alpha_j and the result its conformal p-value among calibration images, which draw fresh noise
+    and fresh elements as every image does. Rank by the sum, which has fewer ties; decide by p.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    n : number of random elements per image.
+    group : the actions to draw from; see `Group.of`.
+    """
+
+    calibration: ClassVar[str] = "raw"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
+
+    levels: Levels = Levels.rho(0.065)
+    n: int = 5
+    group: Group = Group.of("paper")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "group", Group.of(self.group))
+        check_least(1, n=self.n)
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """The reference and n moved copies; an element drawn twice is evaluated twice."""
+        return Cost(forward=self.n + 1)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """sum_j alpha_j, from eps, where sigma cancels."""
+        x_t, _ = batch.noised(backbone, t)
+        actions = self.group.for_size(*batch.size).moving
+        chosen = self._choose(batch, t, len(actions))
+        base = backbone.eps(x_t, t)
+        gaps = base.new_zeros(len(batch)).double()
+        for picks in chosen.T:
+            moved = backbone.eps(_each(x_t, actions, picks), t)
+            gaps += energy(_each(moved, actions, picks, inverse=True) - base)
+        return {"idecode": gaps / energy(base)}
+
+    def _choose(self, batch: Batch, t: int, count: int) -> npt.NDArray[np.int64]:
+        """Positions of the n elements of every image, (N, n), independent and with repetition."""
+        draws = [noise.generator(batch.seed, key, "idecode", t).integers(0, count, self.n) for key in batch.keys]
+        return np.stack(draws)
+
+
+def _each(
+    x: torch.Tensor, actions: tuple[Action, ...], picks: npt.NDArray[np.int64], inverse: bool = False
+) -> torch.Tensor:
+    """Every image moved by its own element."""
+    import torch
+
+    out = torch.empty_like(x)
+    for position in np.unique(picks):
+        rows = torch.from_numpy(np.flatnonzero(picks == position)).to(x.device)
+        action = actions[int(position)]
+        out[rows] = action.inverse(x[rows]) if inverse else action.apply(x[rows])
+    return out
