@@ -278,7 +278,7 @@ def test_a_folder_of_nothing_readable(tmp_path: Path) -> None:
         (np.where(np.arange(30)[:, None, None, None] == 7, np.nan, ID), "image 7 has NaN or infinite pixels"),
         (np.where(np.arange(30)[:, None, None, None] == 7, np.inf, ID), "image 7 has NaN or infinite pixels"),
         (ID * 200, r"outside \[-1, 1\].*value_range"),
-        (ID[:, :2], "no axis of 1 or 3 channels"),
+        (ID[:, :2], "image 0 has 2 channels, the backbone takes 3"),
     ],
     ids=["too few", "none", "constant", "NaN", "inf", "range", "channels"],
 )

@@ -11,12 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from toys import as_uint8, pictures, toy_detector
+from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
+from gepc.detector.maps import write_maps
 from gepc.images.batches import OnBadImage, chunks, load_all
-from gepc.images.preprocessing import LUMA, Preprocessing, accepted_channels, log_magnitude, warn_about_range
+from gepc.images.preprocessing import (
+    LUMA,
+    Preprocessing,
+    accepted_channels,
+    log_magnitude,
+    rgb_picture,
+    warn_about_range,
+)
 from gepc.images.sources import open_images
 
 BYTES = as_uint8(pictures(4, size=(6, 5)))  # (N, H, W, C)
@@ -147,6 +155,25 @@ def test_a_detector_refuses_images_of_another_channel_count() -> None:
         detector.score(bands)
     with pytest.raises(InputError, match="image 0 has 4 channels, the backbone takes 3"):
         detector.fit(bands.transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("channels", [2, 4, 9])
+def test_a_detector_of_any_number_of_channels(tmp_path: Path, channels: int) -> None:
+    """From arrays in either order, with 8 pixels a side and up to 9 channels; its maps are pictures."""
+    images = pictures(24, channels=channels)
+    detector = toy_detector(toy_backbone(channels)).fit(images)
+    found = detector.score(images[:3])
+    np.testing.assert_array_equal(detector.score(images[:3].transpose(0, 2, 3, 1)), found)
+    np.testing.assert_array_equal(detector.score(list(images[:3])), found)
+    (entry,) = write_maps(detector, open_images(images[:1]), tmp_path)
+    assert entry["error"] is None
+    np.testing.assert_array_equal(np.load(tmp_path / entry["map"]), detector.score_map(images[:1])[0])
+
+
+def test_the_picture_of_an_image_is_rgb() -> None:
+    for count, shown in ((1, [0, 0, 0]), (2, [0, 0, 0]), (3, [0, 1, 2]), (5, [0, 1, 2])):
+        image = pictures(1, channels=count)[0]
+        np.testing.assert_allclose(rgb_picture(image), (image[shown].transpose(1, 2, 0) + 1) / 2, atol=1e-6)
 
 
 def test_mixed_sizes_are_an_error_that_says_what_to_give() -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gepc.core.errors import InputError, OptionError, StorageError, ValueRangeWarning, check_choice
 from gepc.core.files import replacing
 from gepc.features.maps import QUANTILE, Map
-from gepc.images.preprocessing import warn_about_range
+from gepc.images.preprocessing import rgb_picture, warn_about_range
 from gepc.images.sources import Image, Images, iterate
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def _write_map(out: Path, stem: str, field: Map, image: Image, scale: float) -> 
 
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
-    grey = np.repeat(image, 3, axis=0)[:3] if image.shape[0] == 1 else image
-    picture = ((grey.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0)
+    picture = rgb_picture(image)
     both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
     enlarge = max(1, 256 // image.shape[1])
     pixels = (both * 255.0).round().astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)

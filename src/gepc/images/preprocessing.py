@@ -186,6 +186,12 @@ def log_magnitude(
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
 
+def rgb_picture(image: Image) -> Image:
+    """A preprocessed image (C, H, W) as (H, W, 3) in [0, 1] for display: three channels, or the first one as grey."""
+    shown = image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, axis=0)
+    return np.asarray(((shown.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0), dtype=np.float32)
+
+
 def _normalised(y: npt.NDArray[np.float64], normalise: str) -> Image:
     if normalise == "fixed":
         return np.asarray(2.0 * y - 1.0, dtype=np.float32)

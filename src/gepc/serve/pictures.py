@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gepc.detector.maps import overlay
 from gepc.features.maps import Map
+from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Image
 
 STRENGTH = 0.75
@@ -27,24 +28,19 @@ def heat(field: Map, scale: float) -> bytes:
 
 def overlaid(image: Image, field: Map, scale: float) -> bytes:
     """The image as the network sees it under its map, enlarged to some 256 pixels."""
-    pixels = _bytes(overlay(_colour(image), field, scale, STRENGTH))
+    pixels = _bytes(overlay(rgb_picture(image), field, scale, STRENGTH))
     enlarge = max(1, SHOWN_SIZE // image.shape[1])
     return _png(pixels.repeat(enlarge, axis=0).repeat(enlarge, axis=1))
 
 
 def seen(image: Image) -> bytes:
     """The image as the network sees it."""
-    return _png(_bytes(_colour(image)))
+    return _png(_bytes(rgb_picture(image)))
 
 
 def data_uri(png: bytes) -> str:
     """A PNG as text."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def _colour(image: Image) -> npt.NDArray[np.float32]:
-    three = np.repeat(image, 3, axis=0)[:3] if image.shape[0] == 1 else image
-    return np.asarray(((three.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0), dtype=np.float32)
 
 
 def _bytes(picture: npt.NDArray[np.floating]) -> Bytes:
