@@ -38,10 +38,9 @@ from gepc.core.allocator import keep_freed_memory
 from gepc.images.formats import read_npz
 from gepc.images.sources import FileImages
 from gepc.runs.local import score_shards
-from gepc.runs.merging import merge
 from gepc.runs.processes import ProcessGroup
-from gepc.runs.run_folder import Identity, Run, open_run
-from gepc.runs.tables import table
+from gepc.runs.score_tables import merge, result_table
+from gepc.runs.shards import Identity, ScoreRun, open_run
 
 LEVELS = (0.9979, 0.99)
 MORE_LEVELS = (0.999, 0.9979, 0.99, 0.97, 0.95)
@@ -77,13 +76,13 @@ def bare_passes(backbone: gepc.Backbone, passes: int, rows: int, size: int = 32)
         backbone.eps(x, 10)
 
 
-def pipeline(detector: gepc.Detector, paths: list[Path], place: Path, workers: int = 0) -> Run:
+def pipeline(detector: gepc.Detector, paths: list[Path], place: Path, workers: int = 0) -> ScoreRun:
     """All that `gepc score` does between the list of files and the table."""
     images = FileImages(paths)
-    run = open_run(place / "run", Identity.of(detector, images), images, restart=True)
+    run = open_run(place / "run", Identity.of(detector, images), restart=True)
     score_shards(run, run.pending(), detector, images, workers=workers)
-    with table(place / "scores.csv", "csv") as append:
-        merge(run, lambda p_values, scored: scored & (p_values <= 0.05), append)
+    with result_table(place / "scores.csv", "csv") as append:
+        merge(run, lambda p_values: p_values <= 0.05, append)
     run.remove()
     return run
 
@@ -177,7 +176,7 @@ def _member(rank: int, size: int, folder: str, names: list[str], place: str, bar
     torch.set_num_threads(1)
     detector = gepc.load_detector(folder)
     images = FileImages([Path(name) for name in names])
-    run = Run(Path(place), len(images), max(1, len(images) // 16), "csv")  # every process gets as many shards
+    run = ScoreRun(Path(place), len(images), max(1, len(images) // 16), "csv")  # every process gets as many shards
     shards = ProcessGroup(rank, size).share(run.shards)
     list(detector.results(FileImages(images.paths[:2])))  # the first call of a network is slower than the others
     barrier.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,19 +18,18 @@ from toys import as_uint8, pictures
 
 import gepc
 from gepc.detector.detector import Result
-from gepc.images.sources import open_images
+from gepc.images.sources import ArrayImages, open_images
 from gepc.runs.local import score_shards
-from gepc.runs.run_folder import Identity, Run, Shard, open_run
+from gepc.runs.shards import Identity, ScoreRun, Shard, open_run
 
 ray = pytest.importorskip("ray", reason="a cluster needs ray: pip install 'gepc[ray]'")
 from gepc.runs.cluster import (  # noqa: E402
-    Actor,
     Cluster,
     DetectorPayload,
-    Source,
+    ImageLocations,
+    ScoreActor,
     reason_of,
     score_shards_on_cluster,
-    shard_item,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -75,14 +75,14 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def rows(run: Run) -> list[Result]:
+def rows(run: ScoreRun) -> list[Result]:
     return [result for results in run.results() for result in results]
 
 
-def assert_as_local(run: Run, place: Path, source: str, tmp_path: Path) -> None:
+def assert_as_local(run: ScoreRun, place: Path, source: str, tmp_path: Path) -> None:
     images = open_images(source)
     detector = gepc.load_detector(place / "det")
-    local = open_run(tmp_path / "local", Identity.of(detector, images), images)
+    local = open_run(tmp_path / "local", Identity.of(detector, images))
     score_shards(local, local.pending(), detector, images)
     expected = rows(local)
     found = rows(run)
@@ -93,7 +93,7 @@ def assert_as_local(run: Run, place: Path, source: str, tmp_path: Path) -> None:
         )
 
 
-class KillsANode(Run):
+class KillsANode(ScoreRun):
     """Once the first shard is back another node joins, and the one that it came from dies without a word."""
 
     cluster: Any = None
@@ -111,11 +111,11 @@ def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) 
     source = str(place / "new")
     images = open_images(source)
     detector = gepc.load_detector(place / "det")
-    open_run(tmp_path / "run", Identity.of(detector, images), images, "parquet", 1)
+    open_run(tmp_path / "run", Identity.of(detector, images), "parquet", 1)
     run = KillsANode(tmp_path / "run", len(images), 1, "parquet")
     run.cluster = nodes
-    recipe = DetectorPayload.of(place / "det", None, batch_size=8)
-    score_shards_on_cluster(run, recipe, Source.of(images, source), Cluster(nodes.address, 1, CPUS_PER_ACTOR))
+    payload = DetectorPayload.of(place / "det", None, batch_size=8)
+    score_shards_on_cluster(run, payload, ImageLocations.of(images, source), Cluster(nodes.address, 1, CPUS_PER_ACTOR))
     assert run.cluster is None
     assert len(nodes.worker_nodes) == 1
     assert_as_local(run, place, source, tmp_path)
@@ -166,13 +166,47 @@ def test_what_an_actor_does_with_a_shard(place: Path, kind: str) -> None:
     given = {"array": f"{place}/stack.npz:x", "address": f"file://{place}/new", "files": str(place / "new")}[kind]
     images = open_images(given)
     expected = list(gepc.load_detector(place / "det").results(images))[2:5]
-    source = Source.of(images, given)
-    actor = Actor(DetectorPayload.of(place / "det", None, batch_size=2), source.array)
-    item = shard_item(Shard(0, 2, 5), source, None)
+    locations = ImageLocations.of(images, given)
+    actor = ScoreActor(DetectorPayload.of(place / "det", None, batch_size=2), locations.array)
+    item = locations.item(Shard(0, 2, 5), None)
     (rows,) = actor({name: [value] for name, value in item.items()})
     assert rows["index"].tolist() == [2, 3, 4]
     np.testing.assert_allclose(rows["score"], [result.score for result in expected], atol=1e-5)
-    assert [source.shown(index, "")[0] for index in (2, 3, 4)] == [result.name for result in expected]
+    assert [locations.shown(index, "")[0] for index in (2, 3, 4)] == [result.name for result in expected]
+
+
+@pytest.mark.parametrize("given", [None, "moved"])
+def test_actors_load_the_backbone_with_its_own_options(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """A backbone at a relative path, loaded in bfloat16 with a changed schedule, gives the same rows on a node."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place / "net", "net")
+    Path("schedule.yaml").write_text("beta_schedule: linear\n")
+    backbone = gepc.load_backbone("net", config="schedule.yaml", dtype="bfloat16", device="cpu")
+    detector = gepc.GEPC(backbone, levels=(0.99, 0.9), keep=1, group=("flip_x",)).fit(pictures(66, 16, seed=0))
+    detector.save("det")
+    images = pictures(5, 16, seed=3)
+    expected = [result.score for result in detector.results(images)]
+    if given is not None:
+        Path("net").rename(given)
+    payload = DetectorPayload.of(Path("det"), given, batch_size=2)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    np.save("stack.npy", images)
+    actor = ScoreActor(payload, "stack.npy")
+    assert actor.scorer.detector.backbone.load_options["dtype"] == "bfloat16"
+    item = ImageLocations.of(open_images("stack.npy"), "stack.npy").item(Shard(0, 0, 5), None)
+    (rows,) = actor({name: [value] for name, value in item.items()})
+    np.testing.assert_array_equal(rows["score"], expected)
+
+
+def test_the_array_of_a_folder_whose_name_ends_like_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.npz.d").mkdir()
+    np.savez("data.npz.d/train.npz", x=as_uint8(pictures(5, 16)))
+    locations = ImageLocations.of(ArrayImages(pictures(5, 16)), "data.npz.d/train.npz:x")
+    assert locations.array == f"{tmp_path}/data.npz.d/train.npz:x"
 
 
 def test_a_backbone_that_the_nodes_cannot_load(place: Path) -> None:
@@ -222,13 +256,13 @@ def test_a_cluster_that_stands_still_is_asked_again_while_it_gets_on(
             raise ExecutionTimeoutError("no progress for 1800 s")
 
     monkeypatch.setattr(cluster, "_computed", standing_still)
-    run = Run(tmp_path, 24, 8, "csv")
-    recipe, source = DetectorPayload({}, None, 2), Source(open_images(str(place / "new")), None)
+    run = ScoreRun(tmp_path, 24, 8, "csv")
+    payload, locations = DetectorPayload({}, 2), ImageLocations(open_images(str(place / "new")), None)
     if shards_each_time:
-        score_shards_on_cluster(run, recipe, source, NoCluster())
+        score_shards_on_cluster(run, payload, locations, NoCluster())
         assert asked == [3, 2, 1]
         assert [result.index for result in rows(run)] == list(range(24))
     else:
-        with pytest.raises(gepc.core.errors.GepcError, match=r"gave up: no progress.*run the same command again"):
-            score_shards_on_cluster(run, recipe, source, NoCluster())
+        with pytest.raises(gepc.core.errors.GepcError, match=r"gave up: no progress.*run it again"):
+            score_shards_on_cluster(run, payload, locations, NoCluster())
         assert asked == [3]

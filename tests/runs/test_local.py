@@ -1,4 +1,4 @@
-"""The local engine gives the rows of `Detector.results`, whatever its batches, shards and readers."""
+"""Scoring in one process gives the rows of `Detector.results`, whatever the batches, shards and readers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import gepc
 from gepc.detector.detector import Result
 from gepc.images.batches import Chunk
 from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
-from gepc.runs.local import DedupScorer, score_part, score_shards
-from gepc.runs.reading import AHEAD, Part, part, pieces, read_ahead
-from gepc.runs.run_folder import Identity, Run, open_run
+from gepc.runs.local import SIZES, DedupScorer, fastest, fastest_batch_size, score_part, score_shards
+from gepc.runs.prefetch import AHEAD, ImageRange, image_range, pieces, read_ahead
+from gepc.runs.shards import Identity, ScoreRun, open_run
 from gepc.verdicts.conformal import group_labels
 
 
-def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4, kind: str = "csv") -> Run:
-    return open_run(place, Identity.of(detector, images), images, kind, shard_size)
+def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4, kind: str = "csv") -> ScoreRun:
+    return open_run(place, Identity.of(detector, images), kind, shard_size)
 
 
-def rows(run: Run) -> list[Result]:
+def rows(run: ScoreRun) -> list[Result]:
     return [result for results in run.results() for result in results]
 
 
@@ -129,7 +129,7 @@ def test_groups_follow_their_images(folder: Path, tmp_path: Path, dedup: bool) -
     detector = toy_detector().fit(pictures(40, seed=1), groups=["day", "night"] * 20)
     images = open_images(folder)
     labels = group_labels("folder", images, np.arange(len(images)))
-    run = open_run(tmp_path / "run", Identity.of(detector, images, labels), images, "csv", 5)
+    run = open_run(tmp_path / "run", Identity.of(detector, images, labels), "csv", 5)
     score_shards(run, run.pending(), detector, images, labels, dedup=dedup)
     assert_same(rows(run), list(detector.results(images, groups="folder")))
     assert Identity.of(detector, images, labels) != Identity.of(detector, images)
@@ -153,7 +153,9 @@ class Counted(Images):
 def test_reading_ahead_is_bounded(detector: gepc.GEPC) -> None:
     """Memory does not grow with the list: no more than the parts that wait are ever read beyond what was taken."""
     images = Counted(1000)
-    stream = read_ahead((part(images, *piece) for piece in pieces(0, 1000, 10)), detector.preprocessing_, threads=2)
+    stream = read_ahead(
+        (image_range(images, *piece) for piece in pieces(0, 1000, 10)), detector.preprocessing_, threads=2
+    )
     for taken in range(1, 6):
         next(stream)
         assert len(images.read) <= 10 * (taken + 2 * AHEAD)
@@ -161,8 +163,52 @@ def test_reading_ahead_is_bounded(detector: gepc.GEPC) -> None:
     assert len(images.read) < 200
 
 
-def test_a_part_holds_its_own_names_only() -> None:
+def test_a_range_holds_its_own_names_only() -> None:
     images = FileImages([Path(f"{index}.png") for index in range(100)])
-    cut = part(images, 20, 23)
-    assert isinstance(cut, Part)
+    cut = image_range(images, 20, 23)
+    assert isinstance(cut, ImageRange)
     assert [str(path) for path in cut.images.paths] == ["20.png", "21.png", "22.png"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({8: 4.0, 16: 3.0, 32: 2.0, 64: 2.5}, 32),
+        ({8: 1.0, 16: 1.0, 32: 0.1}, 8),  # larger and no faster: memory for nothing
+        ({8: 4.0, 16: 3.0, 32: 2.0}, 32),
+    ],
+)
+def test_the_fastest(seconds: dict[int, float], expected: int) -> None:
+    assert fastest(seconds.__getitem__, sorted(seconds)) == expected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate"), RuntimeError("can't allocate memory")],
+)
+def test_what_does_not_fit_is_not_taken(error: Exception) -> None:
+    def seconds(size: int) -> float:
+        if size > 32:
+            raise error
+        return 1.0 / size
+
+    assert fastest(seconds) == 32
+    with pytest.raises(type(error)):
+        fastest(seconds, (64, 128))
+
+
+def test_other_errors_are_not_hidden() -> None:
+    def seconds(size: int) -> float:
+        if size > 8:
+            raise RuntimeError("shape mismatch")
+        return 1.0
+
+    with pytest.raises(RuntimeError, match="shape"):
+        fastest(seconds)
+
+
+def test_measuring_leaves_the_detector_as_it_was(detector: gepc.GEPC) -> None:
+    before = (detector.batch_size, detector.backbone.forward_count)
+    assert fastest_batch_size(detector, 20) in SIZES[:2]
+    assert fastest_batch_size(detector, 3) == SIZES[0]
+    assert (detector.batch_size, detector.backbone.forward_count) == before

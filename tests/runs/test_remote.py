@@ -12,7 +12,7 @@ import pytest
 import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.images.sources import UrlImages, iterate, open_images
-from gepc.runs.reading import part
+from gepc.runs.prefetch import image_range
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_scores_and_folders(bucket: str, folder: Path, detector: gepc.GEPC) -> N
     np.testing.assert_array_equal([r.score for r in far], [r.score for r in near])
     images = open_images(bucket)
     assert {path.parent.name for path in images.paths} == {"day", "night"}
-    cut = part(images, 2, 5).images
+    cut = image_range(images, 2, 5).images
     assert isinstance(cut, UrlImages)
     assert [record.name for record in iterate(cut)] == images.urls[2:5]
 

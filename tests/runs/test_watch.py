@@ -4,6 +4,7 @@ import csv
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,14 @@ from gepc.verdicts.monitor import Monitor
 @pytest.fixture(scope="module")
 def detector():
     return toy_detector().fit(pictures(60))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock that watches measure by."""
+    found = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("gepc.runs.watch.time", SimpleNamespace(monotonic=lambda: found.now))
+    return found
 
 
 def _drop(folder: Path, count: int, first: int = 0) -> None:
@@ -83,12 +92,40 @@ def test_the_monitor_is_taken_up_where_it_was(detector, tmp_path):
     assert again.monitor.log_capital == first.monitor.log_capital
 
 
-def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path):
-    _drop(tmp_path / "in", 1)
-    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=60.0)
+def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path, clock):
+    _drop(tmp_path / "in", 2)
+    first, second = sorted((tmp_path / "in").iterdir())
+    half = second.read_bytes()[:60]
+    whole = second.read_bytes()
+    second.write_bytes(half)
+    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=60.0, patience=600.0)
     assert list(watch.step()) == []
-    os.utime(tmp_path / "in" / "000.png", (time.time() - 120,) * 2)
-    assert len(list(watch.step())) == 1
+    clock.now += 61
+    assert [row.result.name for row in watch.step()] == [str(first)]
+    second.write_bytes(whole)
+    assert list(watch.step()) == []
+    clock.now += 61
+    assert [row.result.name for row in watch.step()] == [str(second)]
+
+
+@pytest.mark.parametrize("age", [-3600.0, 3600.0])
+def test_a_file_time_of_another_clock_does_not_matter(detector, tmp_path, clock, age):
+    _drop(tmp_path / "in", 1)
+    (path,) = (tmp_path / "in").iterdir()
+    os.utime(path, (time.time() - age,) * 2)
+    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=1.0)
+    assert list(watch.step()) == []
+    clock.now += 2
+    assert [row.result.name for row in watch.step()] == [str(path)]
+
+
+def test_a_damaged_file_is_reported_when_it_has_not_changed_for_a_while(detector, tmp_path, clock):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "cut.png").write_text("not a picture")
+    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=1.0, patience=10.0)
+    for seconds, rows in ((0, 0), (2, 0), (9, 1), (20, 0)):
+        clock.now += seconds
+        assert len(list(watch.step())) == rows
 
 
 def test_a_damaged_file_is_a_row_with_the_reason(detector, tmp_path):
@@ -102,12 +139,25 @@ def test_a_damaged_file_is_a_row_with_the_reason(detector, tmp_path):
     assert len(watch.monitor.scores) == 1
 
 
+def test_a_name_that_is_not_text(detector, tmp_path):
+    _drop(tmp_path / "in", 1)
+    (path,) = (tmp_path / "in").iterdir()
+    path.rename(path.with_name(os.fsdecode(b"caf\xe9.png")))
+    assert len(list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step())) == 1
+    assert b"caf\xe9.png," in (tmp_path / "log.csv").read_bytes()
+    assert list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step()) == []
+
+
 def test_another_file_is_not_taken_for_a_log(detector, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "table.csv").write_text("a,b\r\n1,2\r\n")
     with pytest.raises(InputError, match=r"table\.csv is not a log"):
         _watch(detector, tmp_path / "in", tmp_path / "table.csv")
     assert (tmp_path / "table.csv").read_text() == "a,b\n1,2\n"
+    (tmp_path / "note.csv").write_text("one line")
+    with pytest.raises(InputError, match=r"note\.csv is not a log"):
+        _watch(detector, tmp_path / "in", tmp_path / "note.csv")
+    assert (tmp_path / "note.csv").read_text() == "one line"
 
 
 def test_the_log_starts_with_its_columns(detector, tmp_path):

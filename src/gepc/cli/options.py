@@ -96,7 +96,6 @@ def feature_engine(
     check_choice("engine", engine, ENGINES)
     if engine == "local":
         return None
-    from gepc.runs.cluster import Cluster
-    from gepc.runs.features import FeaturesOnCluster
+    from gepc.runs.cluster import Cluster, FeaturesOnCluster
 
     return FeaturesOnCluster(Cluster(address, actors, cpus_per_actor, gpus_per_actor))

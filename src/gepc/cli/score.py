@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from gepc.images.sources import Images
     from gepc.runs.cluster import Cluster
     from gepc.runs.local import Labels
-    from gepc.runs.merging import Decide, Summary
     from gepc.runs.processes import ProcessGroup
-    from gepc.runs.run_folder import Run
+    from gepc.runs.score_tables import Decide, TableSummary
+    from gepc.runs.shards import ScoreRun
     from gepc.verdicts.decision import DecisionRule
 
 
@@ -92,7 +92,7 @@ def score(
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
     from gepc.runs.cluster import Cluster
-    from gepc.runs.tables import arrow, format_of
+    from gepc.runs.score_tables import arrow, format_of
     from gepc.verdicts.decision import DecisionRule
 
     check_choice("engine", engine, opt.ENGINES)
@@ -114,15 +114,16 @@ def _run(
 ) -> None:
     """Score what is missing and write the table."""
     from gepc.images.sources import open_images
-    from gepc.runs.processes import team
+    from gepc.runs.processes import process_group
+    from gepc.runs.shards import run_folder
 
-    us = team()
+    us = process_group()
     if us.size > 1 and (request.cluster is not None or (out is None and shards is None)):
         raise OptionError("several processes need --engine local and --out or --shards")
     detector, images = opt.open_detector(request.detector, request.backbone), open_images(request.images)
     if out is not None and us.is_first:
         _check_writable(out)
-    with _place(out, shards) as folder, _held(folder) if us.is_first else contextlib.nullcontext():
+    with _place(out, shards) as folder, run_folder(folder).held() if us.is_first else contextlib.nullcontext():
         labels = _labels(groups, images)
         rule.check(detector.reference_, labels)
         detector.batch_size = _batch_size(request.batch_size, detector, len(images))
@@ -133,7 +134,7 @@ def _run(
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
-        summary = _merge(run, lambda p_values, _: rule.alarms(p_values, detector.reference_, labels), out, kind)
+        summary = _merge(run, lambda p_values: rule.alarms(p_values, detector.reference_, labels), out, kind)
         if shards is None:
             run.remove()
     place = "" if out is None else f"; {out}"
@@ -184,25 +185,6 @@ def _check_writable(out: Path) -> None:
         raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lock the folder of the run against other processes, and remove it at the end if it is empty."""
-    from gepc.core.files import only_writer
-
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; give a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
-    try:
-        with only_writer(folder):
-            yield
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
 def _labels(groups: str | None, images: Images) -> Labels | None:
     import numpy as np
 
@@ -219,15 +201,15 @@ def _open_run(
     labels: Labels | None,
     kind: str,
     request: Request,
-) -> Run:
+) -> ScoreRun:
     """The first process creates or resumes the run, the others join it."""
-    from gepc.runs.run_folder import Identity, join_run, open_run
+    from gepc.runs.shards import Identity, join_run, open_run
 
     identity = Identity.of(detector, images, labels)
     if not us.is_first:
         us.wait()
         return join_run(folder, identity)
-    run = open_run(folder, identity, images, kind, request.shard_size, request.restart)
+    run = open_run(folder, identity, kind, request.shard_size, request.restart)
     done = len(run.shards) - len(run.pending())
     if done:
         note(f"resuming in {folder}: {done} of {len(run.shards)} shards are finished")
@@ -236,12 +218,12 @@ def _open_run(
 
 
 def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
-    from gepc.runs.batch_size import fastest_for
+    from gepc.runs.local import fastest_batch_size
 
     if asked is None:
         return detector.batch_size
     if asked == "auto":
-        found = fastest_for(detector, images)
+        found = fastest_batch_size(detector, images)
         note(f"batch size {found}")
         return found
     if not asked.isdigit() or int(asked) < 1:
@@ -250,7 +232,7 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
 
 
 def _score(
-    request: Request, us: ProcessGroup, run: Run, detector: Detector, images: Images, labels: Labels | None
+    request: Request, us: ProcessGroup, run: ScoreRun, detector: Detector, images: Images, labels: Labels | None
 ) -> None:
     """Score this process' share of the missing shards and wait for the other processes."""
     from gepc.images.preprocessing import warn_about_range
@@ -272,25 +254,24 @@ def _score(
 def _score_on_cluster(
     request: Request,
     cluster: Cluster,
-    run: Run,
+    run: ScoreRun,
     batch_size: int,
     images: Images,
     labels: Labels | None,
     advance: Callable[[int], None],
 ) -> None:
-    from gepc.runs.cluster import DetectorPayload, Source, score_shards_on_cluster
+    from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
 
     payload = DetectorPayload.of(request.detector, request.backbone, batch_size, request.dedup)
-    score_shards_on_cluster(run, payload, Source.of(images, request.images), cluster, labels, advance)
+    score_shards_on_cluster(run, payload, ImageLocations.of(images, request.images), cluster, labels, advance)
 
 
-def _merge(run: Run, decide: Decide, out: Path | None, kind: str) -> Summary:
-    from gepc.runs.merging import merge
-    from gepc.runs.tables import csv_table, table
+def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> TableSummary:
+    from gepc.runs.score_tables import csv_table, merge, result_table
 
     if out is not None:
         try:
-            with table(out, kind) as append:
+            with result_table(out, kind) as append:
                 return merge(run, decide, append)
         except StorageError as error:
             raise StorageError(

@@ -1,5 +1,5 @@
-"""Many images: the same rows from one process, several processes or a cluster, and nothing lost when one is killed.
+"""Scoring many images: the same rows from one process, several processes or a cluster, with resume after a crash.
 
-A run is a folder of shards, each a fixed range of the list of images. A score is a function of the image alone, so who
-computes a shard, when, and in what batches does not change a row.
+A run is a folder of shards, each a fixed range of the list of images. A score depends on the image alone, so it does
+not matter which process computes a shard, when, or in which batches.
 """

@@ -1,58 +1,72 @@
-"""The engine of a cluster: Ray Data hands shards to actors, each of which has loaded the detector once.
+"""Scoring and feature extraction on a Ray cluster, by actors that load the detector or the backbone once.
 
-Only names go out and only rows come back; actors read the images themselves, from a folder that every node sees or from
-an address (`gepc.images.sources`). The process that started the run writes the shards, as the local engine does: a
-node that dies costs the time of the shards it was at, and its shards come from another one.
+For scoring, only names are sent and only rows come back: actors read the images themselves, from a folder that every
+node can read or from a URL. The process that started the run writes the shards, as in `gepc.runs.local`. If a node
+dies, the shards it was working on are computed elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gepc.backbones.base import Backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError
-from gepc.core.files import read_json, write_bytes
+from gepc.core.files import read_json
 from gepc.detector.detector import Result
 from gepc.detector.storage import DESCRIPTION, STATE
-from gepc.images.formats import split_archive
+from gepc.features.extraction import Extracted, ExtractionSpec
+from gepc.images.batches import Chunk
 from gepc.images.sources import FileImages, Images, UrlImages, open_images
 from gepc.runs.local import DedupScorer, Labels, score_part
-from gepc.runs.run_folder import Run, Shard
+from gepc.runs.prefetch import Records
+from gepc.runs.shards import ScoreRun, Shard
 
 READING_THREADS = 4
+CHUNKS_AHEAD = 2
+"""Chunks that wait at each actor during feature extraction."""
 PATIENCE = 1800.0
-"""Seconds without a finished shard after which the work is handed out anew: actors of a lost node may wait for ever."""
+"""Seconds without a finished shard until pending ones are submitted again: Ray may wait for a lost node forever."""
 OBJECT_STORE = 200 * 2**20
-"""Bytes of shared memory of a cluster that is started here: names and rows are all that it has to hold."""
+"""Bytes of shared memory of a cluster that is started here; it holds names and rows only."""
 
 
 @dataclass(frozen=True)
 class DetectorPayload:
-    """What an actor needs to build the detector on its node; the backbone must be loadable there."""
+    """The files of a saved detector, sent to actors; its backbone must be loadable on their nodes."""
 
     files: dict[str, bytes]
-    backbone: str | None
     batch_size: int
     dedup: bool = False
 
     @classmethod
     def of(cls, folder: Path, backbone: str | None, batch_size: int, dedup: bool = False) -> DetectorPayload:
-        """Of a saved detector. A backbone's path is made absolute, for actors work in another folder."""
-        source = backbone or read_json(folder / DESCRIPTION)["backbone"]["source"]
-        if source is not None and Path(source).exists():
-            source = str(Path(source).absolute())
-        same = backbone is None and source == read_json(folder / DESCRIPTION)["backbone"]["source"]
-        files = {name: (folder / name).read_bytes() for name in (DESCRIPTION, STATE)}
-        return cls(files, None if same else source, batch_size, dedup)
+        """Read a saved detector.
+
+        Parameters
+        ----------
+        folder : the saved detector.
+        backbone : replaces the place of its backbone, which is loaded with the same options in either case.
+        batch_size : images that an actor passes to the network at once.
+        dedup : score images with equal content once; each actor for itself.
+        """
+        description = read_json(folder / DESCRIPTION)
+        stored = description["backbone"]
+        stored["source"] = _absolute(backbone or stored["source"])
+        stored["load_options"] = _absolute_options(stored["load_options"])
+        files = {DESCRIPTION: json.dumps(description).encode(), STATE: (folder / STATE).read_bytes()}
+        return cls(files, batch_size, dedup)
 
     def build(self) -> DedupScorer:
         """Load the detector."""
@@ -60,51 +74,61 @@ class DetectorPayload:
 
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
             for name, content in self.files.items():
-                write_bytes(Path(folder) / name, content)
-            detector = load_detector(folder, self.backbone)
+                (Path(folder) / name).write_bytes(content)
+            detector = load_detector(folder)
         detector.batch_size = self.batch_size
         return DedupScorer(detector, self.dedup)
 
 
+def _absolute(source: str | None) -> str | None:
+    """The absolute path of a file or folder, since actors have another working directory; other names unchanged."""
+    return str(Path(source).absolute()) if source is not None and Path(source).exists() else source
+
+
+def _absolute_options(options: dict[str, Any]) -> dict[str, Any]:
+    config = options.get("config")
+    return {**options, "config": _absolute(config)} if isinstance(config, str) else options
+
+
 @dataclass(frozen=True)
-class Source:
-    """How actors find images: by names, or in an array that each opens by itself."""
+class ImageLocations:
+    """How actors find images: by names, or in the array file `array`, which each of them opens."""
 
     images: Images
     array: str | None
 
     @classmethod
-    def of(cls, images: Images, source: str) -> Source:
-        """`source` is what the user wrote, for images that have no names."""
-        if isinstance(images, FileImages):
-            return cls(images, None)
-        path, key = split_archive(source) or (Path(source), None)
-        return cls(images, str(path.absolute()) if key is None else f"{path.absolute()}:{key}")
+    def of(cls, images: Images, source: str) -> ImageLocations:
+        """Locations of `images`, which were opened from `source`."""
+        return cls(images, None if isinstance(images, FileImages) else str(Path.cwd() / source))
 
     def names(self, shard: Shard) -> list[str]:
-        """Where the images of that shard are; nothing for an array."""
-        if isinstance(self.images, UrlImages):
-            return self.images.urls[shard.start : shard.stop]
-        if isinstance(self.images, FileImages):
-            return [str(path.absolute()) for path in self.images.paths[shard.start : shard.stop]]
-        return []
+        """Absolute paths or URLs of the images of a shard; none for an array."""
+        if not isinstance(self.images, FileImages):
+            return []
+        names = self.images.between(shard.start, shard.stop).names
+        return names if isinstance(self.images, UrlImages) else [str(Path(name).absolute()) for name in names]
 
     def shown(self, index: int, error: str) -> tuple[str, str]:
-        """Name and error as the local engine writes them, relative paths relative."""
-        if self.array is not None:
+        """Name and error message as `gepc.runs.local` writes them: relative paths stay relative."""
+        if not isinstance(self.images, FileImages):
             return str(index), error
-        if isinstance(self.images, UrlImages):
-            return self.images.urls[index], error
-        path = self.images.paths[index]  # type: ignore[attr-defined]
-        return str(path), error.replace(str(path.absolute()), str(path))
+        (name,) = self.images.between(index, index + 1).names
+        return name, error.replace(str(Path(name).absolute()), name)
+
+    def item(self, shard: Shard, labels: Labels | None) -> dict[str, Any]:
+        """What an actor receives for a shard."""
+        groups = [] if labels is None else [str(label) for label in labels[shard.start : shard.stop]]
+        place = {"shard": shard.number, "start": shard.start, "stop": shard.stop}
+        return {**place, "names": self.names(shard), "labels": groups}
 
 
-class Actor:
-    """One process of the cluster: a detector, and shards one after the other."""
+class ScoreActor:
+    """A process of the cluster that scores shards."""
 
-    def __init__(self, recipe: DetectorPayload, array: str | None) -> None:
+    def __init__(self, payload: DetectorPayload, array: str | None) -> None:
         keep_freed_memory()
-        self.score_chunk = recipe.build()
+        self.scorer = payload.build()
         self.array = None if array is None else open_images(array)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -114,9 +138,8 @@ class Actor:
 
     def _rows(self, shard: int, start: int, stop: int, names: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         groups = np.asarray(labels, dtype=np.str_) if len(labels) else None
-        results = score_part(
-            self.score_chunk, self._images(int(start), int(stop), names), int(start), groups, READING_THREADS
-        )
+        images = self._images(int(start), int(stop), names)
+        results = score_part(self.scorer, images, int(start), groups, READING_THREADS)
         return {
             "shard": np.full(len(results), shard),
             "index": np.array([result.index for result in results]),
@@ -127,8 +150,6 @@ class Actor:
 
     def _images(self, start: int, stop: int, names: Sequence[str]) -> Images:
         if self.array is not None:
-            from gepc.runs.reading import Records
-
             return Records([self.array[index] for index in range(start, stop)])
         if "://" in names[0]:
             return UrlImages([str(name) for name in names])
@@ -137,7 +158,15 @@ class Actor:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Which cluster, and how much of it an actor takes. Without an address one is started on this machine."""
+    """A Ray cluster, and the resources of an actor.
+
+    Parameters
+    ----------
+    address : address of the cluster; None starts one on this machine.
+    actors : number of actors; None uses the whole cluster but one processor of each node.
+    cpus_per_actor : processors reserved for an actor.
+    gpus_per_actor : GPUs reserved for an actor.
+    """
 
     address: str | None = None
     actors: int | None = None
@@ -146,14 +175,14 @@ class Cluster:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[Any]:
-        """Connect, and disconnect in the end."""
+        """Connect to the cluster for the time of the block."""
         ray = _import_ray()
         if ray.is_initialized():
             yield ray
             return
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
         try:
-            # `local`: without any address Ray would look for one that runs already, or ran once
+            # `local`: without an address, Ray looks for a cluster that runs or ran on this machine
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = "can be started here" if self.address is None else f"answers at {self.address}"
@@ -164,68 +193,85 @@ class Cluster:
             ray.shutdown()
 
     def most_actors(self, ray: Any, work: int | None = None) -> int:
-        """As many as asked for, or as fit with one processor of every node left free, and as there is work for."""
+        """The number of actors to start: `actors`, or as many as fit, and not more than pieces of work."""
         if self.actors is not None:
             return self.actors
         resources = ray.cluster_resources()
         nodes = sum(node["Alive"] for node in ray.nodes())
-        room = (resources.get("CPU", 1.0) - nodes) / self.cpus_per_actor
+        fitting = (resources.get("CPU", 1.0) - nodes) / self.cpus_per_actor
         if self.gpus_per_actor > 0:
-            room = min(room, resources.get("GPU", 0.0) / self.gpus_per_actor)
-        return max(1, int(room) if work is None else min(int(room), work))
+            fitting = min(fitting, resources.get("GPU", 0.0) / self.gpus_per_actor)
+        return max(1, int(fitting) if work is None else min(int(fitting), work))
+
+    @property
+    def actor_options(self) -> dict[str, Any]:
+        """Resources of an actor, which is restarted elsewhere as often as it dies."""
+        resources = {"num_cpus": self.cpus_per_actor, "num_gpus": self.gpus_per_actor}
+        return {**resources, "max_restarts": -1, "max_task_retries": -1}
 
 
 def score_shards_on_cluster(
-    run: Run,
-    recipe: DetectorPayload,
-    source: Source,
+    run: ScoreRun,
+    payload: DetectorPayload,
+    locations: ImageLocations,
     cluster: Cluster,
     labels: Labels | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Score what the run lacks and write each shard as it comes back, until none is missing."""
+    """Score the pending shards of a run and write each as it comes back, until none is pending.
+
+    Parameters
+    ----------
+    run : where the shards are written.
+    payload : the detector.
+    locations : where the actors find the images.
+    cluster : where the actors run.
+    labels : the group of each image, for a detector fitted with groups.
+    on_progress : called with numbers of images.
+    """
     with cluster.joined() as ray:
         while pending := run.pending():
-            _hand_out(ray, run, pending, _computed(ray, pending, recipe, source, cluster, labels), on_progress)
+            computed = _computed(ray, pending, payload, locations, cluster, labels)
+            _write_computed(ray, run, len(pending), computed, on_progress)
 
 
-def _hand_out(
+def _write_computed(
     ray: Any,
-    run: Run,
-    pending: list[Shard],
+    run: ScoreRun,
+    pending: int,
     computed: Iterator[tuple[Shard, list[Result]]],
     on_progress: Callable[[int], None] | None,
 ) -> None:
-    """Write what comes back. Where nodes are lost for good, return: what is missing is then handed to those left."""
+    """Write shards as they come back; return early if nodes are lost, so that the caller submits the rest again."""
     try:
         for shard, results in computed:
             run.write(shard, results)
             if on_progress is not None:
                 on_progress(len(shard))
     except (ray.exceptions.RayError, ray.data.exceptions.ExecutionTimeoutError) as error:
-        if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == len(pending):
+        if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == pending:
             raise GepcError(
-                f"the cluster gave up: {reason_of(error)}. What is finished is kept; run the same command again"
+                f"the cluster gave up: {reason_of(error)}. Finished shards are kept; run it again to continue"
             ) from error
 
 
 def _computed(
-    ray: Any, shards: list[Shard], recipe: DetectorPayload, source: Source, cluster: Cluster, labels: Labels | None
+    ray: Any,
+    shards: list[Shard],
+    payload: DetectorPayload,
+    locations: ImageLocations,
+    cluster: Cluster,
+    labels: Labels | None,
 ) -> Iterator[tuple[Shard, list[Result]]]:
-    if not shards:
-        return
     most = cluster.most_actors(ray, len(shards))
-    data = ray.data.from_items([shard_item(shard, source, labels) for shard in shards], override_num_blocks=len(shards))
+    data = ray.data.from_items([locations.item(shard, labels) for shard in shards], override_num_blocks=len(shards))
     rows = data.map_batches(
-        Actor,
+        ScoreActor,
         batch_size=1,
-        fn_constructor_args=(recipe, source.array),
-        # at least one actor: a pool that must have more waits for ever when a node is lost
+        fn_constructor_args=(payload, locations.array),
+        # one actor is enough to go on: a pool that must have more waits forever after a node is lost
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
-        num_cpus=cluster.cpus_per_actor,
-        num_gpus=cluster.gpus_per_actor,
-        max_restarts=-1,
-        max_task_retries=-1,
+        **cluster.actor_options,
     )
     by_number = {shard.number: shard for shard in shards}
     waiting: dict[int, dict[int, Result]] = {}
@@ -233,7 +279,7 @@ def _computed(
         for number, index, score, p_value, error in zip(
             *(batch[name] for name in ("shard", "index", "score", "p_value", "error")), strict=True
         ):
-            name, reason = source.shown(int(index), str(error or ""))
+            name, reason = locations.shown(int(index), str(error or ""))
             result = Result(int(index), name, float(score), float(p_value), reason or None)
             waiting.setdefault(int(number), {})[result.index] = result
         for number in [number for number, found in waiting.items() if len(found) == len(by_number[number])]:
@@ -241,20 +287,64 @@ def _computed(
             yield by_number[number], [found[index] for index in sorted(found)]
 
 
-def shard_item(shard: Shard, source: Source, labels: Labels | None) -> dict[str, Any]:
-    """What an actor gets of a shard."""
-    groups = [] if labels is None else [str(label) for label in labels[shard.start : shard.stop]]
-    return {
-        "shard": shard.number,
-        "start": shard.start,
-        "stop": shard.stop,
-        "names": source.names(shard),
-        "labels": groups,
-    }
+class FeatureActor:
+    """A process of the cluster that extracts features of chunks."""
+
+    def __init__(self, backbone: Backbone | str, options: dict[str, Any]) -> None:
+        from gepc.backbones.load import load_backbone
+
+        keep_freed_memory()
+        self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
+
+    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Extracted | None, int, int]:
+        """The features of a chunk, and the forward and JVP passes that they cost."""
+        self.backbone.reset_counts()
+        return work(self.backbone, chunk), self.backbone.forward_count, self.backbone.jvp_count
+
+
+@dataclass(frozen=True)
+class FeaturesOnCluster:
+    """An engine for `Detector.fit`.
+
+    A backbone made in Python is sent to the actors; any other is loaded on their nodes.
+    """
+
+    cluster: Cluster
+
+    def __call__(
+        self, backbone: Backbone, work: ExtractionSpec, read: Iterable[Chunk]
+    ) -> Iterator[tuple[Chunk, Extracted | None]]:
+        """Every chunk with its features, in order."""
+        with self.cluster.joined() as ray:
+            remote = ray.remote(**self.cluster.actor_options)(FeatureActor)
+            source, options = _absolute(backbone.source), _absolute_options(backbone.load_options)
+            sent = (backbone, {}) if source is None else (source, options)
+            actors = [remote.remote(*sent) for _ in range(self.cluster.most_actors(ray))]
+            shared = ray.put(work)
+            waiting: deque[tuple[Chunk, Any]] = deque()
+            try:
+                for number, chunk in enumerate(read):
+                    waiting.append((chunk, actors[number % len(actors)].extract.remote(shared, chunk)))
+                    if len(waiting) > CHUNKS_AHEAD * len(actors):
+                        yield _fetched(ray, backbone, *waiting.popleft())
+                while waiting:
+                    yield _fetched(ray, backbone, *waiting.popleft())
+            except ray.exceptions.RayError as error:
+                raise GepcError(f"the cluster gave up: {reason_of(error)}") from error
+            finally:
+                for actor in actors:
+                    ray.kill(actor)
+
+
+def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Extracted | None]:
+    found, forward, jvp = ray.get(answer)
+    backbone.forward_count += forward
+    backbone.jvp_count += jvp
+    return chunk, found
 
 
 def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a user's run leaves the machine
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
     try:
         import ray
         import ray.data
@@ -269,6 +359,6 @@ def _import_ray() -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """The last line that is not Ray's own, which says what went wrong in an actor."""
+    """The last line of an error of Ray, which holds the message of the exception in the actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,25 +1,35 @@
-"""The engine of one process: readers ahead of it, one network in it, rows out as they come."""
+"""Scoring in one process: images are read ahead, one network scores them, and shards are written as they complete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.detector.detector import Detector, Result
+from gepc.features.base import Batch
 from gepc.images.batches import Chunk
+from gepc.images.noise import image_key
 from gepc.images.sources import Images
-from gepc.runs.reading import Part, part, pieces, read_ahead
-from gepc.runs.run_folder import Run, Shard
+from gepc.runs.prefetch import ImageRange, image_range, pieces, read_ahead
+from gepc.runs.shards import ScoreRun, Shard
 
 Labels = npt.NDArray[np.str_]
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+WORTH_IT = 0.97
+"""A larger batch takes more memory, so it must be faster by three per cent."""
 
 
 class DedupScorer:
-    """Chunks to results. With `dedup`, an image whose content was seen before gets the score it got then.
+    """Scores chunks; optionally scores images with equal content once.
 
-    What is remembered is 16 bytes of every image's content, its group, score and p-value: some 200 MB for a million.
+    Parameters
+    ----------
+    detector : a fitted detector.
+    dedup : reuse the score of an image with the same content and group. This stores 16 bytes of every image's content,
+        its group, score and p-value: about 200 MB for a million images.
     """
 
     def __init__(self, detector: Detector, dedup: bool = False) -> None:
@@ -27,9 +37,8 @@ class DedupScorer:
         self._known: dict[bytes, tuple[float, float]] = {}
 
     def __call__(self, chunk: Chunk, labels: Labels | None = None) -> list[Result]:
-        """Results in order; `labels` are the groups of all images of the chunk, also of those that failed."""
-        own = None if labels is None else _of_readable(chunk, labels)
-        return self._each_once(chunk, own) if self.dedup else self.detector.score_chunk(chunk, own)
+        """Results in order, failures included; `labels` are the groups of the readable images."""
+        return self._each_once(chunk, labels) if self.dedup else self.detector.score_chunk(chunk, labels)
 
     def _each_once(self, chunk: Chunk, labels: Labels | None) -> list[Result]:
         marks = chunk.keys if labels is None else [key + _bytes(labels[row]) for row, key in enumerate(chunk.keys)]
@@ -54,13 +63,8 @@ def _bytes(label: np.str_) -> bytes:
     return str(label).encode("utf-8", "surrogateescape")
 
 
-def _of_readable(chunk: Chunk, labels: Labels) -> Labels:
-    start = min([*chunk.indices, *(index for index, _, _ in chunk.failures)])
-    return labels[[index - start for index in chunk.indices]]
-
-
 def score_shards(
-    run: Run,
+    run: ScoreRun,
     shards: Sequence[Shard],
     detector: Detector,
     images: Images,
@@ -69,28 +73,99 @@ def score_shards(
     dedup: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Score those shards of the run and write each as soon as it is complete."""
-    ranges = ((shard, piece) for shard in shards for piece in pieces(shard.start, shard.stop, detector.batch_size))
-    parts: Iterator[Part] = (part(images, start, stop) for _, (start, stop) in ranges)
-    judge = DedupScorer(detector, dedup)
-    stream = read_ahead(parts, detector.preprocessing_, workers)
+    """Score shards of a run and write each as soon as it is complete.
+
+    Parameters
+    ----------
+    run : where the shards are written.
+    shards : those to score, such as `run.pending()`.
+    detector : a fitted detector.
+    images : all images of the run.
+    labels : the group of each image, for a detector fitted with groups.
+    workers : processes that read images; 0 reads in a thread.
+    dedup : score images with equal content once.
+    on_progress : called with numbers of images.
+    """
+    cuts = (cut for shard in shards for cut in pieces(shard.start, shard.stop, detector.batch_size))
+    ranges = (image_range(images, start, stop) for start, stop in cuts)
+    stream = _scored(DedupScorer(detector, dedup), ranges, labels, workers=workers)
     for shard in shards:
         results: list[Result] = []
         while len(results) < len(shard):
-            chunk = next(stream)
-            place = shard.start + len(results)
-            results += judge(chunk, None if labels is None else labels[place : place + len(chunk)])
+            found = next(stream)
+            results += found
             if on_progress is not None:
-                on_progress(len(chunk))
+                on_progress(len(found))
         run.write(shard, results)
 
 
-def score_part(judge: DedupScorer, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
-    """The results of one part of the list, read ahead in threads: what an actor of a cluster does."""
-    cuts = pieces(0, len(images), judge.detector.batch_size)
-    parts = (Part(start + first, part(images, first, last).images) for first, last in cuts)
-    results: list[Result] = []
-    for chunk in read_ahead(parts, judge.detector.preprocessing_, threads=threads):
-        place = len(results)
-        results += judge(chunk, None if labels is None else labels[place : place + len(chunk)])
-    return results
+def score_part(scorer: DedupScorer, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
+    """Results of one part of a list of images: what an actor of a cluster computes.
+
+    Parameters
+    ----------
+    scorer : scores the chunks.
+    images : the images of the part.
+    start : index of the first of them in the list.
+    labels : the groups of the images of the part.
+    threads : threads that read images.
+    """
+    cuts = pieces(0, len(images), scorer.detector.batch_size)
+    ranges = (ImageRange(start + first, image_range(images, first, last).images) for first, last in cuts)
+    return [result for found in _scored(scorer, ranges, labels, start, threads=threads) for result in found]
+
+
+def _scored(
+    scorer: DedupScorer,
+    ranges: Iterable[ImageRange],
+    labels: Labels | None,
+    offset: int = 0,
+    workers: int = 0,
+    threads: int = 1,
+) -> Iterator[list[Result]]:
+    """The results of each range; `labels[i]` is the group of image `offset + i`."""
+    for chunk in read_ahead(ranges, scorer.detector.preprocessing_, workers, threads):
+        yield scorer(chunk, None if labels is None else labels[[index - offset for index in chunk.indices]])
+
+
+def fastest(seconds_per_image: Callable[[int], float], sizes: Iterable[int] = SIZES) -> int:
+    """The batch size with the least time per image.
+
+    The search stops at the first size that is not faster than the one before, or that does not fit into memory.
+    """
+    best, least = 0, float("inf")
+    for size in sizes:
+        try:
+            seconds = seconds_per_image(size)
+        except (MemoryError, RuntimeError) as error:
+            if best == 0 or not _is_out_of_memory(error):
+                raise
+            break
+        if seconds > least * WORTH_IT:
+            break
+        best, least = size, seconds
+    return best
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def fastest_batch_size(detector: Detector, images: int) -> int:
+    """Measure the fastest batch size on random images at the first kept noise level, for a run of `images` images."""
+    shape = (detector.backbone.channels, *detector.input_size)
+    kept = tuple(detector.kept_[:1])
+    counts = detector.backbone.forward_count, detector.backbone.jvp_count
+
+    def seconds_per_image(size: int) -> float:
+        noise = np.random.default_rng(0).uniform(-1.0, 1.0, (size, *shape)).astype(np.float32)
+        batch = Batch(noise, [image_key(image) for image in noise], detector.seed, size)
+        start = time.perf_counter()
+        detector.extractor.extract(detector.backbone, batch, kept)
+        return (time.perf_counter() - start) / size
+
+    seconds_per_image(SIZES[0])  # the first call of a network is slower than the others
+    best = fastest(seconds_per_image, [size for size in SIZES if size <= images] or SIZES[:1])
+    detector.backbone.forward_count, detector.backbone.jvp_count = counts
+    return best

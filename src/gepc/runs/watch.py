@@ -1,20 +1,18 @@
-"""Files as they appear: each scored once, each a row, whatever happens in between.
+"""Score files as they appear in a folder: each file once, each file one row, also across crashes.
 
-The CSV is the only memory. A row is one write, flushed to the disk; a row cut short by a crash is removed at the next
-start and its file scored again; the monitor's state is replayed from the rows. So no file is lost and none repeated.
+The CSV file is the only state. Rows are flushed to the disk one by one; at the start, a row that was cut short by a
+crash is removed and the monitor's state is recomputed from the rows. So no file is lost and none is scored twice.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gepc.core.errors import InputError, StorageError
+from gepc.core.errors import InputError
+from gepc.core.run_folder import RowLog
 from gepc.detector.detector import Detector, Result
 from gepc.images.formats import EXTENSIONS
 from gepc.images.sources import FileImages
@@ -24,14 +22,14 @@ COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_ca
 
 
 @dataclass(frozen=True)
-class Row:
+class WatchedFile:
     """One file of the stream: the detector's result and, where it could be scored, the monitor's verdict."""
 
     result: Result
     verdict: Verdict | None
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the CSV."""
+        """The row of the CSV file."""
         if self.verdict is None:
             return (self.result.name, "", "", "", self.result.error or "", "", "", "")
         return (
@@ -47,10 +45,16 @@ class Row:
 
 
 class Watch:
-    """A folder, a detector, a monitor and the CSV that remembers.
+    """A watched folder.
 
-    `settle` is how many seconds a file must have been left alone before it is read; `patience` how long one that cannot
-    be decoded is given, since it may still be arriving.
+    Parameters
+    ----------
+    folder : the folder, with its subfolders.
+    detector : scores the files.
+    monitor : judges the stream of scores.
+    log : CSV file that rows are appended to; an existing one is resumed.
+    settle : seconds that a file's size and modification time must stay the same before it is read.
+    patience : the same for a file that cannot be decoded, since it may still be incomplete.
     """
 
     def __init__(
@@ -58,72 +62,43 @@ class Watch:
     ) -> None:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder")
-        self.folder, self.detector, self.monitor, self.log = folder, detector, monitor, log
+        self.folder, self.detector, self.monitor = folder, detector, monitor
         self.settle, self.patience = settle, patience
+        self.log = RowLog(log, COLUMNS)
+        self.log.recover()
         self.done: set[str] = set()
-        self._take_up()
-
-    def _take_up(self) -> None:
-        """Read the log, cut off a row that was not finished, and replay the scores."""
-        if not self.log.exists():
-            self._append(COLUMNS)
-            return
-        text = self.log.read_bytes()
-        whole = text.rfind(b"\n") + 1
-        if whole < len(text):
-            with open(self.log, "rb+") as handle:
-                handle.truncate(whole)
-        rows = list(csv.DictReader(io.StringIO(text[:whole].decode("utf-8"), newline="")))
-        if whole == 0:
-            self._append(COLUMNS)
-        elif text[:whole].split(b"\r\n", 1)[0].decode("utf-8", "replace") != ",".join(COLUMNS):
-            raise InputError(f"{self.log} is not a log of this command; give another --out")
-        for row in rows:
+        self._arriving: dict[str, tuple[tuple[int, int], float]] = {}
+        for row in self.log.rows():
             self.done.add(row["path"])
             if row["score"]:
-                self.monitor.update(float(row["score"]))
+                monitor.update(float(row["score"]))
 
-    def step(self) -> Iterator[Row]:
+    def step(self) -> Iterator[WatchedFile]:
         """Score every file that has appeared and settled since the last step, oldest first."""
-        for start in range(0, len(ready := self._ready()), self.detector.batch_size):
-            paths = ready[start : start + self.detector.batch_size]
-            for result in self.detector.results(FileImages(paths)):
-                if result.error is not None and self._age(Path(result.name)) < self.patience:
+        ready = self._ready()
+        for start in range(0, len(ready), self.detector.batch_size):
+            for result in self.detector.results(FileImages(ready[start : start + self.detector.batch_size])):
+                if result.error is not None and self._unchanged_for(Path(result.name)) < self.patience:
                     continue
                 verdict = None if result.error is not None else self.monitor.update(result.score)
-                row = Row(result, verdict)
-                self._append(row.cells())
+                row = WatchedFile(result, verdict)
+                self.log.append([row.cells()])
                 self.done.add(result.name)
+                self._arriving.pop(result.name, None)
                 yield row
 
     def _ready(self) -> list[Path]:
         fresh = (p for p in self.folder.rglob("*") if p.suffix.lower() in EXTENSIONS and str(p) not in self.done)
-        return sorted((p for p in fresh if self._age(p) >= self.settle), key=lambda p: (self._modified(p), p))
+        settled = [path for path in fresh if self._unchanged_for(path) >= self.settle]
+        return sorted(settled, key=lambda path: (self._arriving[str(path)][0][0], path))
 
-    def _age(self, path: Path) -> float:
-        return time.time() - self._modified(path)
-
-    @staticmethod
-    def _modified(path: Path) -> float:
+    def _unchanged_for(self, path: Path) -> float:
+        """Seconds since the file was seen to change, by this machine's clock: file times may be set by another."""
         try:
-            return path.stat().st_mtime
-        except OSError:  # it was removed between the listing and now
-            return float("inf")
-
-    def _append(self, cells: tuple[str, ...]) -> None:
-        line = io.StringIO()
-        csv.writer(line).writerow(cells)
-        try:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                data = line.getvalue().encode("utf-8")
-                if os.write(handle, data) != len(data):
-                    raise StorageError(f"{self.log}: the disk is full; the file is scored again at the next start")
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise StorageError(f"cannot write {self.log}: {error.strerror or error}") from error
+            facts = path.stat()
+        except OSError:  # removed since it was listed
+            return -1.0
+        now, state = time.monotonic(), (facts.st_mtime_ns, facts.st_size)
+        if self._arriving.get(str(path), (None,))[0] != state:
+            self._arriving[str(path)] = (state, now)
+        return now - self._arriving[str(path)][1]

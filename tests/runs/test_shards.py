@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 from pathlib import Path
@@ -19,9 +20,8 @@ from gepc.core.errors import InputError, OptionError
 from gepc.detector.detector import Result
 from gepc.detector.storage import detector_digest
 from gepc.images.sources import ArrayImages, FileImages, UrlImages
-from gepc.runs.merging import merge
-from gepc.runs.run_folder import Identity, Run, list_digest, listed, open_run
-from gepc.runs.tables import csv_table, format_of, read_shard, table, write_shard
+from gepc.runs.score_tables import csv_table, format_of, merge, read_shard, result_table, write_shard
+from gepc.runs.shards import Identity, ScoreRun, list_digest, open_run
 
 NAMES = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1)
 SCORES = st.floats(allow_nan=False, allow_infinity=False)
@@ -56,7 +56,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     assert read_shard(tmp_path / "shard.csv") == rows
     write_shard(tmp_path / "shard.parquet", rows)
     assert read_shard(tmp_path / "shard.parquet")[0].name == "caf\\udce9.png"
-    with table(tmp_path / "scores.csv", "csv") as append:
+    with result_table(tmp_path / "scores.csv", "csv") as append:
         append(rows, [True])
     assert b"caf\xe9.png,1,0.5,true," in (tmp_path / "scores.csv").read_bytes()
     assert list_digest(FileImages([Path(name)])) != list_digest(FileImages([Path("caf.png")]))
@@ -64,12 +64,12 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 def test_shards_cover_the_list_once() -> None:
     for count in range(12):
-        shards = Run(Path("run"), count, 5, "csv").shards
+        shards = ScoreRun(Path("run"), count, 5, "csv").shards
         assert [index for shard in shards for index in range(shard.start, shard.stop)] == list(range(count))
 
 
 def test_a_shard_with_a_missing_or_repeated_row_is_never_written(tmp_path: Path) -> None:
-    run = Run(tmp_path, 4, 2, "csv")
+    run = ScoreRun(tmp_path, 4, 2, "csv")
     rows = [Result(index, "x", 0.0, 1.0) for index in (0, 1)]
     for wrong in (rows[:1], [*rows, rows[0]], rows[::-1]):
         with pytest.raises(ValueError, match="once each"):
@@ -83,63 +83,71 @@ def identity(**changes: object) -> Identity:
 
 
 def test_a_run_is_taken_up_with_its_own_sizes(tmp_path: Path) -> None:
-    first = open_run(tmp_path / "run", identity(), FILES, "csv", 3)
+    first = open_run(tmp_path / "run", identity(), "csv", 3)
     first.write(first.shards[1], [Result(index, f"{index}.png", 0.0, 1.0) for index in (3, 4, 5)])
     (tmp_path / "run" / ".shard-00002.csv.abc.part").write_text("half")
-    second = open_run(tmp_path / "run", identity(), FILES, "parquet", 100)
+    second = open_run(tmp_path / "run", identity(), "parquet", 100)
     assert [shard.number for shard in second.pending()] == [0, 2]
     assert not list((tmp_path / "run").glob(".*.part"))
-    assert listed(tmp_path / "run").names == FILES.names
-    assert len(open_run(tmp_path / "run", identity(), FILES, restart=True).pending()) == 1
+    assert len(open_run(tmp_path / "run", identity(), restart=True).pending()) == 1
 
 
-def test_addresses_are_listed_as_they_are(tmp_path: Path) -> None:
-    images = UrlImages([f"s3://bucket/{index}.png" for index in range(7)])
-    open_run(tmp_path / "run", identity(), images)
-    found = listed(tmp_path / "run")
-    assert isinstance(found, UrlImages)
-    assert found.urls == images.urls
-    assert list_digest(found) == list_digest(images)
+def test_urls_have_the_digest_of_their_names() -> None:
+    urls = [f"s3://bucket/{index}.png" for index in range(3)]
+    assert list_digest(UrlImages(urls)) == list_digest(UrlImages(list(urls)))
+    assert list_digest(UrlImages(urls)) != list_digest(UrlImages(urls[::-1]))
+
+
+def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    """It has a list of files besides `run.json`, which is deleted with the run."""
+    shard = "index,path,score,p_value,error\r\n" + "".join(f"{index},{index}.png,0.5,1.0,\r\n" for index in range(3))
+    facts = {"schema": 1, "detector": "d", "images": "i", "count": 7, "groups": None, "shard_size": 3, "format": "csv"}
+    (tmp_path / "run.json").write_text(json.dumps({**facts, "versions": {}}))
+    (tmp_path / "images.json").write_text(json.dumps(FILES.names))
+    (tmp_path / "shard-00000.csv").write_text(shard, newline="")
+    run = open_run(tmp_path, identity())
+    assert [shard.number for shard in run.pending()] == [1, 2]
+    assert read_shard(run.path(run.shards[0]))[2] == Result(2, "2.png", 0.5, 1.0)
+    open_run(tmp_path, identity(), restart=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"detector": "other"}, "another detector"),
-        ({"images": "other"}, r"another list of images \(7 then, 7 now\); --as-listed"),
-        ({"count": 8}, r"7 then, 8 now"),
-        ({"groups": "g"}, "other groups"),
+        ({"detector": "other"}, "detector was 'd' and is 'other' now"),
+        ({"images": "other"}, "images was 'i' and is 'other' now"),
+        ({"count": 8, "images": "other"}, "count was 7 and is 8 now"),
+        ({"groups": "g"}, "groups was None and is 'g' now"),
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
-    open_run(tmp_path / "run", identity(), FILES)
-    with pytest.raises(InputError, match=f"{sentence}.*--restart"):
-        open_run(tmp_path / "run", identity(**changes), FILES)
+    open_run(tmp_path / "run", identity())
+    with pytest.raises(InputError, match=f"{sentence}; restart"):
+        open_run(tmp_path / "run", identity(**changes))
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match="holds no run"):
-        open_run(tmp_path, identity(), FILES)
+        open_run(tmp_path, identity())
     for text, sentence in (("{", "readable JSON"), ("[]", "not a run"), ('{"schema": 1}', "has no 'detector'")):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(InputError, match=sentence):
-            open_run(tmp_path, identity(), FILES)
-    with pytest.raises(InputError, match="no list of files"):
-        listed(tmp_path)
+            open_run(tmp_path, identity())
 
 
 def test_shards_whose_run_is_lost_are_thrown_away_when_told(tmp_path: Path) -> None:
-    open_run(tmp_path, identity(), FILES)
+    open_run(tmp_path, identity())
     write_shard(tmp_path / "shard-00000.csv", [])
     (tmp_path / "run.json").unlink()
-    with pytest.raises(InputError, match="holds no run; --restart throws its shards away"):
-        open_run(tmp_path, identity(), FILES)
+    with pytest.raises(InputError, match=r"pieces of a run and no run\.json; restart"):
+        open_run(tmp_path, identity())
     (tmp_path / "shard-notes.txt").touch()
-    with pytest.raises(InputError, match="holds no run; give another folder"):
-        open_run(tmp_path, identity(), FILES, restart=True)
+    with pytest.raises(InputError, match="holds no run"):
+        open_run(tmp_path, identity(), restart=True)
     (tmp_path / "shard-notes.txt").unlink()
-    assert len(open_run(tmp_path, identity(), FILES, restart=True).pending()) == 1
+    assert len(open_run(tmp_path, identity(), restart=True).pending()) == 1
 
 
 @given(rows=results())
@@ -155,7 +163,7 @@ def test_a_table_for_standard_output_keeps_every_name(rows: list[Result]) -> Non
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_damaged_shard_is_named(tmp_path: Path, kind: str) -> None:
-    run = Run(tmp_path, 2, 2, kind)
+    run = ScoreRun(tmp_path, 2, 2, kind)
     rows = [Result(index, "x", 0.0, 1.0) for index in (0, 1)]
     run.write(run.shards[0], rows)
     whole = run.path(run.shards[0]).read_bytes()
@@ -164,21 +172,21 @@ def test_a_damaged_shard_is_named(tmp_path: Path, kind: str) -> None:
         with pytest.raises(InputError, match=r"shard-00000.*delete it"):
             list(run.results())
     write_shard(run.path(run.shards[0]), rows[:1])
-    with pytest.raises(InputError, match="lost rows"):
+    with pytest.raises(InputError, match="needs the rows 0 to 1, once each"):
         list(run.results())
 
 
 def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", 5, 2, "csv")
+    run = ScoreRun(tmp_path / "run", 5, 2, "csv")
     errors = {3: "damaged"}
     for shard in run.shards:
         indices = range(shard.start, shard.stop)
         run.write(shard, [Result(i, f"{i}.png", float(i), i / 10, errors.get(i)) for i in indices])
     seen: list[np.ndarray] = []
 
-    def decide(p_values: np.ndarray, scored: np.ndarray) -> np.ndarray:
+    def decide(p_values: np.ndarray) -> np.ndarray:
         seen.append(p_values)
-        return scored & (p_values <= 0.2)
+        return p_values <= 0.2
 
     with open(tmp_path / "out.csv", "w") as handle:
         summary = merge(run, decide, csv_table(handle, "\n"))

@@ -1,4 +1,4 @@
-"""Rows of results in files, CSV or Parquet: whole or absent, and the same numbers when read back."""
+"""Results in CSV or Parquet files: the shards of a run, and the table that they are merged into."""
 
 from __future__ import annotations
 
@@ -8,21 +8,57 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import replacing, write_bytes
 from gepc.detector.detector import Result
 
+if TYPE_CHECKING:
+    from gepc.runs.shards import ScoreRun
+
 FORMATS = ("csv", "parquet")
 COLUMNS = ("path", "score", "p_value", "alarm", "error")
 SHARD_COLUMNS = ("index", "path", "score", "p_value", "error")
 Append = Callable[[Sequence[Result], Sequence[bool]], None]
+Flags = npt.NDArray[np.bool_]
+Decide = Callable[[npt.NDArray[np.float64]], Flags]
+"""p-values, NaN for images that could not be scored -> which images alarm."""
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """The number of images in a table, of alarms, and of images that could not be scored."""
+
+    images: int
+    alarms: int
+    failures: int
+
+
+def merge(run: ScoreRun, decide: Decide, append: Append) -> TableSummary:
+    """Pass every row of a complete run to `append`, in order.
+
+    The shards are read twice, so that only the p-values are in memory: `decide` needs all of them.
+    """
+    p_values = np.full(run.count, np.nan)
+    failures = 0
+    for results in run.results():
+        for result in results:
+            p_values[result.index] = np.nan if result.error is not None else result.p_value
+            failures += result.error is not None
+    alarms = decide(p_values)
+    for results in run.results():
+        append(results, [bool(alarms[result.index]) for result in results])
+    return TableSummary(run.count, int(alarms.sum()), failures)
 
 
 def format_of(path: str | os.PathLike[str] | None, asked: str | None) -> str:
-    """The format asked for, else the one that the file's name says; CSV otherwise."""
+    """The format asked for, else that of the suffix of `path`, else CSV."""
     if asked is not None:
         check_choice("format", asked, FORMATS)
         return asked
@@ -30,7 +66,7 @@ def format_of(path: str | os.PathLike[str] | None, asked: str | None) -> str:
 
 
 def arrow() -> Any:
-    """The library that reads and writes Parquet."""
+    """Import pyarrow, which reads and writes Parquet."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -40,9 +76,12 @@ def arrow() -> Any:
 
 
 def write_shard(path: Path, results: Sequence[Result]) -> None:
-    """All results of a shard with every digit; the format is the file's suffix."""
+    """Write the results of a shard with all digits, in the format of the suffix of `path`."""
     if path.suffix == ".parquet":
-        write_bytes(path, _parquet_bytes(results))
+        sink = io.BytesIO()
+        table = _arrow_table(results, [False] * len(results), _schema(SHARD_COLUMNS))
+        arrow().parquet.write_table(table, sink)
+        write_bytes(path, sink.getvalue())
         return
     text = io.StringIO()
     writer = csv.writer(text)
@@ -50,19 +89,19 @@ def write_shard(path: Path, results: Sequence[Result]) -> None:
     for result in results:
         numbers = ("", "") if result.error is not None else (repr(result.score), repr(result.p_value))
         writer.writerow((result.index, result.name, *numbers, result.error or ""))
-    # a file's name may hold bytes that are no text; they come out as they went in
+    # file names may hold bytes that are not UTF-8; they are written unchanged
     write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def read_shard(path: Path) -> list[Result]:
-    """The results of a shard as they were written."""
+    """Read the results of a shard."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
         rows = csv.reader(io.StringIO(text, newline=""))
         if tuple(next(rows, ())) != SHARD_COLUMNS:
-            raise ValueError("it has other columns")
+            raise ValueError("unexpected columns")
         return [_result(*row) for row in rows]
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise _damaged(path, error) from error
@@ -75,30 +114,25 @@ def _result(index: str, name: str, score: str, p_value: str, error: str) -> Resu
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} is damaged ({error}); delete it and run the same command again")
+    return InputError(f"{path} is damaged ({error}); delete it and run it again")
 
 
-def _parquet_bytes(results: Sequence[Result]) -> bytes:
+def _schema(columns: Sequence[str]) -> Any:
     pa = arrow()
-    schema = pa.schema([("index", pa.int64()), *_result_fields(pa)])
-    columns = {"index": [result.index for result in results], **_result_columns(results)}
-    sink = io.BytesIO()
-    pa.parquet.write_table(pa.table(columns, schema=schema), sink)
-    return sink.getvalue()
+    types = {"index": pa.int64(), "score": pa.float64(), "p_value": pa.float64(), "alarm": pa.bool_()}
+    return pa.schema([(name, types.get(name, pa.string())) for name in columns])
 
 
-def _result_fields(pa: Any) -> list[tuple[str, Any]]:
-    return [("path", pa.string()), ("score", pa.float64()), ("p_value", pa.float64()), ("error", pa.string())]
-
-
-def _result_columns(results: Sequence[Result]) -> dict[str, list[Any]]:
-    failed = [result.error is not None for result in results]
-    return {
-        "path": [printable(result.name) for result in results],
-        "score": [None if bad else result.score for result, bad in zip(results, failed, strict=True)],
-        "p_value": [None if bad else result.p_value for result, bad in zip(results, failed, strict=True)],
-        "error": [None if result.error is None else printable(result.error) for result in results],
-    }
+def _arrow_table(results: Sequence[Result], alarms: Sequence[bool], schema: Any) -> Any:
+    rows = []
+    for result, alarm in zip(results, alarms, strict=True):
+        row: dict[str, Any] = {"index": result.index, "path": printable(result.name)}
+        if result.error is None:
+            row |= {"score": result.score, "p_value": result.p_value, "alarm": bool(alarm)}
+        else:
+            row["error"] = printable(result.error)
+        rows.append(row)
+    return arrow().Table.from_pylist(rows, schema=schema)
 
 
 def _read_parquet(path: Path) -> list[Result]:
@@ -116,13 +150,13 @@ def _read_parquet(path: Path) -> list[Result]:
 
 
 def printable(text: str) -> str:
-    """Text that UTF-8 can hold: bytes of a file's name that are no text become escapes."""
+    """Replace bytes of file names that are not UTF-8 by escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextlib.contextmanager
-def table(path: Path, kind: str) -> Iterator[Append]:
-    """Yield `append(results, alarms)` for the user's table at `path`, which appears when all rows are in it."""
+def result_table(path: Path, kind: str) -> Iterator[Append]:
+    """Yield `append(results, alarms)` for a table at `path`, which appears once all rows are written."""
     with replacing(path) as draft:
         if kind == "parquet":
             with _parquet_table(draft) as append:
@@ -132,8 +166,8 @@ def table(path: Path, kind: str) -> Iterator[Append]:
                 yield csv_table(handle)
 
 
-class _Lines:
-    """Ends rows otherwise than the writer does, which quotes only what is in its own ending: always both CR and LF."""
+class _LineEnding:
+    """Changes the line ending of a `csv.writer`, which quotes CR and LF only where both are in its own line ending."""
 
     def __init__(self, handle: IO[str], ending: str) -> None:
         self.handle, self.ending = handle, ending
@@ -143,8 +177,8 @@ class _Lines:
 
 
 def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
-    """Write the header, and give `append(results, alarms)`."""
-    writer = csv.writer(_Lines(handle, lineterminator))
+    """Write the header and return `append(results, alarms)`."""
+    writer = csv.writer(_LineEnding(handle, lineterminator))
     writer.writerow(COLUMNS)
 
     def append(results: Sequence[Result], alarms: Sequence[bool]) -> None:
@@ -161,13 +195,6 @@ def _cells(result: Result, alarm: bool) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _parquet_table(draft: Path) -> Iterator[Append]:
-    pa = arrow()
-    path, score, p_value, error = _result_fields(pa)
-    schema = pa.schema([path, score, p_value, ("alarm", pa.bool_()), error])
-    with open(draft, "wb") as handle, pa.parquet.ParquetWriter(handle, schema) as writer:
-
-        def append(results: Sequence[Result], alarms: Sequence[bool]) -> None:
-            flags = [None if r.error is not None else bool(flag) for r, flag in zip(results, alarms, strict=True)]
-            writer.write_table(pa.table({**_result_columns(results), "alarm": flags}, schema=schema))
-
-        yield append
+    schema = _schema(COLUMNS)
+    with open(draft, "wb") as handle, arrow().parquet.ParquetWriter(handle, schema) as writer:
+        yield lambda results, alarms: writer.write_table(_arrow_table(results, alarms, schema))

@@ -1,6 +1,6 @@
-"""Reading ahead: images are decoded and preprocessed in other processes or threads while the network works.
+"""Images are read and preprocessed by other processes or threads while the network works.
 
-What goes to a reader is a part of the list, not the list: memory does not grow with the number of images.
+A reader receives a range of the list of images, not the whole list, so memory does not grow with the list.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, Images, Record
 
 AHEAD = 2
-"""Parts that wait for the network, for each reader."""
+"""Ranges that each reader may be ahead of the network."""
 
 
 class Records(Images):
-    """Images that are in memory already, under the names they have in the list."""
+    """Images that are in memory already."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)
@@ -34,53 +34,53 @@ class Records(Images):
 
 
 @dataclass(frozen=True)
-class Part:
-    """Consecutive images of a list, by themselves; `start` is the place of the first."""
+class ImageRange:
+    """Consecutive images of a list; `start` is the index of the first."""
 
     start: int
     images: Images
 
 
-def part(images: Images, start: int, stop: int) -> Part:
-    """Files are passed on by their names and read later; anything else is read here."""
+def image_range(images: Images, start: int, stop: int) -> ImageRange:
+    """Images `start` to `stop - 1`: files by their names, to be read later; other images are read here."""
     if isinstance(images, FileImages):
-        return Part(start, images.between(start, stop))
-    return Part(start, Records([images[index] for index in range(start, stop)]))
+        return ImageRange(start, images.between(start, stop))
+    return ImageRange(start, Records([images[index] for index in range(start, stop)]))
 
 
 def pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """The range cut into pieces of `size`."""
+    """Cut a range into pieces of `size`."""
     for first in range(start, stop, size):
         yield first, min(first + size, stop)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads one part; a bad image is a failure of its chunk, with the reason."""
+    """Reads a range as one chunk; images that cannot be used are failures of the chunk."""
 
     preprocessing: Preprocessing
 
-    def __call__(self, part: Part) -> Chunk:
-        """The part as one chunk, with the places the images have in the list."""
+    def __call__(self, part: ImageRange) -> Chunk:
+        """The chunk, with the indices that the images have in the list."""
         (chunk,) = chunks(part.images, self.preprocessing, len(part.images), OnBadImage.ALL)
         chunk.indices = [index + part.start for index in chunk.indices]
         chunk.failures = [(index + part.start, name, error) for index, name, error in chunk.failures]
         return chunk
 
-    __getitem__ = __call__  # to a DataLoader a reader is a data set whose indices are parts
+    __getitem__ = __call__  # for a DataLoader, a reader is a data set and ranges are its indices
 
 
 def read_ahead(
-    parts: Iterable[Part], preprocessing: Preprocessing, workers: int = 0, threads: int = 1
+    parts: Iterable[ImageRange], preprocessing: Preprocessing, workers: int = 0, threads: int = 1
 ) -> Iterator[Chunk]:
-    """The parts as chunks, in order: read by `workers` processes, or by threads of this one where there are none."""
+    """The ranges as chunks, in order: read by `workers` processes, or by threads of this process if there are none."""
     reader = Reader(preprocessing)
     if workers == 0:
         return _in_threads(parts, reader, threads)
     return _in_processes(parts, reader, workers)
 
 
-def _in_threads(parts: Iterable[Part], reader: Callable[[Part], Chunk], threads: int) -> Iterator[Chunk]:
+def _in_threads(parts: Iterable[ImageRange], reader: Callable[[ImageRange], Chunk], threads: int) -> Iterator[Chunk]:
     waiting: deque[Future[Chunk]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
@@ -94,18 +94,18 @@ def _in_threads(parts: Iterable[Part], reader: Callable[[Part], Chunk], threads:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_processes(parts: Iterable[Part], reader: Reader, workers: int) -> Iterator[Chunk]:
-    # torch's loader: its processes end by themselves when this one is killed
+def _in_processes(parts: Iterable[ImageRange], reader: Reader, workers: int) -> Iterator[Chunk]:
+    # the processes of torch's loader end when this one is killed
     from torch.utils.data import DataLoader
 
-    build: Any = DataLoader  # typed for data sets with numbers for indices
+    build: Any = DataLoader  # its type stubs know whole numbers as indices only
     loader = build(
         reader,
         batch_size=None,
         sampler=parts,
         num_workers=workers,
         prefetch_factor=AHEAD,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         multiprocessing_context="spawn",
     )
     try:
@@ -114,10 +114,10 @@ def _in_processes(parts: Iterable[Part], reader: Reader, workers: int) -> Iterat
         if "DataLoader worker" not in str(error):
             raise
         raise GepcError(
-            "a process that reads images died, perhaps for want of memory; what is finished is kept: "
-            "run the same command again with fewer --workers"
+            "a process that reads images died, possibly for lack of memory; finished shards are kept: "
+            "run it again with fewer workers"
         ) from error
 
 
-def _as_it_is(chunk: Chunk) -> Chunk:
+def _unchanged(chunk: Chunk) -> Chunk:
     return chunk

@@ -1,0 +1,188 @@
+"""Long computations on disk: what is computed, one writer at a time, and finished pieces, so that a killed run resumes.
+
+A `RunFolder` holds `run.json`, which identifies the run, and pieces that are whole or absent. A `RowLog` is a CSV file
+that grows by whole rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gepc.core.errors import InputError, StorageError
+from gepc.core.files import only_writer, read_json, remove_drafts, write_json
+
+DESCRIPTION, SCHEMA = "run.json", 1
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the block into a `StorageError` that names `path`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+class RunFolder:
+    """A folder with the pieces of one run.
+
+    Parameters
+    ----------
+    path : the folder; `held` creates it.
+    pieces : regular expression for the names of the files and folders that belong to a run, besides `run.json`.
+    advice : what to do where the folder cannot be used; completes the error messages.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], pieces: str, advice: str = "give another folder") -> None:
+        self.path, self.advice = Path(path), advice
+        self._pieces = re.compile(pieces)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Create the folder and keep other processes from writing into it; a folder left empty is removed."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; give another place")
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with only_writer(self.path):
+                yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+    def begin(
+        self, identity: Mapping[str, Any], layout: Mapping[str, Any] | None = None, restart: bool = False
+    ) -> dict[str, Any]:
+        """Start a run, or resume the one in the folder if it has the same identity.
+
+        Parameters
+        ----------
+        identity : everything the results depend on, as JSON values.
+        layout : how the results are stored; a resumed run keeps its own.
+        restart : discard a run that is there, whatever its identity.
+
+        Returns
+        -------
+        The stored description: identity and layout.
+        """
+        begun = (self.path / DESCRIPTION).exists()
+        if restart and (begun or self._is_left_over()):
+            self.clear()
+            begun = False
+        if not begun:
+            self._check_usable()
+            write_json(self.path / DESCRIPTION, {"schema": SCHEMA, **identity, **(layout or {})})
+        remove_drafts(self.path)
+        return self.join(identity, layout)
+
+    def join(self, identity: Mapping[str, Any], layout: Iterable[str] | None = None) -> dict[str, Any]:
+        """The description of the run in the folder, which must have this identity; nothing is changed."""
+        place = self.path / DESCRIPTION
+        stored = read_json(place)
+        if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
+            raise InputError(f"{place} is not a run of this version; {self.advice}")
+        missing = [name for name in [*identity, *(layout or ())] if name not in stored]
+        if missing:
+            raise InputError(f"{place} has no {missing[0]!r}; {self.advice}")
+        found = _flat(stored)
+        for name, value in _flat(identity).items():
+            if found.get(name) != value:
+                raise InputError(
+                    f"{self.path} holds a run with other parameters: {name} was {_short(found.get(name))} and is "
+                    f"{_short(value)} now; {self.advice}"
+                )
+        return stored
+
+    def clear(self) -> None:
+        """Delete the pieces, and the description last: if this is interrupted, what is left is still a run."""
+        for path in self._entries():
+            if self._pieces.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        (self.path / DESCRIPTION).unlink(missing_ok=True)
+
+    def _entries(self) -> list[Path]:
+        """What the folder holds, without drafts and locks."""
+        return [path for path in self.path.iterdir() if not path.name.startswith(".")] if self.path.is_dir() else []
+
+    def _is_left_over(self) -> bool:
+        """Whether the folder holds pieces alone: a run whose description is lost."""
+        entries = self._entries()
+        return bool(entries) and all(self._pieces.fullmatch(path.name) for path in entries)
+
+    def _check_usable(self) -> None:
+        if self._is_left_over():
+            raise InputError(f"{self.path} holds pieces of a run and no {DESCRIPTION}; {self.advice}")
+        if self._entries():
+            raise InputError(f"{self.path} is not empty and holds no run; give another folder")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name} ") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    """Digests by their first digits."""
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 24 else repr(value)
+
+
+class RowLog:
+    """A CSV file that grows by whole rows and stays readable after a crash.
+
+    Parameters
+    ----------
+    path : the file.
+    columns : its header.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path, self.columns = path, tuple(columns)
+
+    def recover(self, size: int | None = None) -> None:
+        """Cut the file to `size` bytes, or after its last whole row; start one where there is none."""
+        header = (",".join(self.columns) + "\r\n").encode()
+        if not self.path.exists():
+            self.append([self.columns])
+            return
+        with open(self.path, "rb") as handle:
+            start = handle.read(len(header))
+            if not header.startswith(start):
+                raise InputError(f"{self.path} is not a log of this kind; give another file")
+            if size is None:
+                size = (start + handle.read()).rfind(b"\r\n") + 2 if start == header else 0
+        if size > self.path.stat().st_size:
+            raise InputError(f"{self.path} is damaged: rows are missing")
+        with storage_errors(self.path):
+            os.truncate(self.path, size)
+        if size == 0:
+            self.append([self.columns])
+
+    def append(self, rows: Iterable[Sequence[Any]]) -> int:
+        """Write rows to the disk, flushed before this returns; the file's size in bytes."""
+        text = io.StringIO()
+        csv.writer(text).writerows(rows)
+        with storage_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab") as handle:
+                handle.write(text.getvalue().encode("utf-8", "surrogateescape"))
+                handle.flush()
+                os.fsync(handle.fileno())
+                return handle.tell()
+
+    def rows(self) -> Iterator[dict[str, str]]:
+        """The rows one by one, by column."""
+        with open(self.path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
+            yield from csv.DictReader(handle)

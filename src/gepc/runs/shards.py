@@ -1,0 +1,157 @@
+"""A scoring run: `run.json` identifies it, and `shard-00012.csv` holds the rows of one range of the list of images.
+
+Shards are whole or absent, so a run that was killed continues with those that are absent; nothing else is stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gepc.core.errors import InputError, StorageError
+from gepc.core.run_folder import RunFolder
+from gepc.detector.detector import Detector, Result
+from gepc.detector.storage import detector_digest, versions
+from gepc.images.sources import FileImages, Images, iterate
+from gepc.runs.score_tables import read_shard, write_shard
+
+PIECES = r"shard-\d{5,}\.(csv|parquet)|images\.json"  # images.json: written by earlier versions
+SHARD_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The images of the list from `start` up to, not including, `stop`."""
+
+    number: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run computes: digests of the detector, the list of images and their groups, and the number of images."""
+
+    detector: str
+    count: int
+    images: str
+    groups: str | None
+
+    @classmethod
+    def of(cls, detector: Detector, images: Images, labels: Iterable[str] | None = None) -> Identity:
+        """The identity of a run that scores `images` with `detector` within the groups `labels`."""
+        groups = None if labels is None else _digest(str(label) for label in labels)
+        return cls(detector_digest(detector), len(images), list_digest(images), groups)
+
+
+class ScoreRun:
+    """The shards of a scoring run; `open_run` starts or resumes one.
+
+    Parameters
+    ----------
+    folder : where the shards are.
+    count : number of images.
+    shard_size : images in a shard.
+    kind : file format of the shards, `csv` or `parquet`.
+    """
+
+    def __init__(self, folder: Path, count: int, shard_size: int, kind: str) -> None:
+        self.folder, self.count, self.kind = folder, count, kind
+        starts = range(0, count, shard_size)
+        self.shards = [Shard(number, start, min(start + shard_size, count)) for number, start in enumerate(starts)]
+
+    def path(self, shard: Shard) -> Path:
+        """The file of a shard, whether it exists or not."""
+        return self.folder / f"shard-{shard.number:05d}.{self.kind}"
+
+    def pending(self) -> list[Shard]:
+        """The shards that are not written yet."""
+        return [shard for shard in self.shards if not self.path(shard).exists()]
+
+    def write(self, shard: Shard, results: Sequence[Result]) -> None:
+        """Write a complete shard: one row for each image of its range, in order."""
+        _check_rows(shard, results)
+        try:
+            write_shard(self.path(shard), results)
+        except StorageError as error:
+            done = len(self.shards) - len(self.pending())
+            raise StorageError(
+                f"{error}. {done} of {len(self.shards)} shards are finished; free some space and run it again"
+            ) from error
+
+    def results(self) -> Iterator[list[Result]]:
+        """The rows of every shard, in order."""
+        for shard in self.shards:
+            results = read_shard(self.path(shard))
+            try:
+                _check_rows(shard, results)
+            except ValueError as error:
+                raise InputError(f"{self.path(shard)} is damaged ({error}); delete it and run it again") from error
+            yield results
+
+    def remove(self) -> None:
+        """Delete the run and its folder."""
+        run_folder(self.folder).clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _check_rows(shard: Shard, results: Sequence[Result]) -> None:
+    if [result.index for result in results] != list(range(shard.start, shard.stop)):
+        raise ValueError(f"shard {shard.number} needs the rows {shard.start} to {shard.stop - 1}, once each")
+
+
+def run_folder(folder: Path) -> RunFolder:
+    """The folder of a scoring run, to hold while writing."""
+    return RunFolder(folder, PIECES, "restart to discard its shards, or give another folder")
+
+
+def open_run(
+    folder: Path, identity: Identity, kind: str = "csv", shard_size: int = SHARD_SIZE, restart: bool = False
+) -> ScoreRun:
+    """Start a run in `folder`, or resume the one that is there.
+
+    Parameters
+    ----------
+    folder : new, empty, or a run of the same identity; any other is an `InputError`.
+    identity : what the run computes.
+    kind : file format of the shards, `csv` or `parquet`; a resumed run keeps its own.
+    shard_size : images in a shard; a resumed run keeps its own.
+    restart : discard the run in `folder`.
+    """
+    layout = {"shard_size": shard_size, "format": kind, "versions": versions()}
+    stored = run_folder(folder).begin(dataclasses.asdict(identity), layout, restart)
+    return ScoreRun(folder, identity.count, stored["shard_size"], stored["format"])
+
+
+def join_run(folder: Path, identity: Identity) -> ScoreRun:
+    """The run in `folder` while another process may be writing to it; nothing is changed."""
+    stored = run_folder(folder).join(dataclasses.asdict(identity), ("shard_size", "format"))
+    return ScoreRun(folder, identity.count, stored["shard_size"], stored["format"])
+
+
+def list_digest(images: Images) -> str:
+    """Hash of the names of files, in order, or of the pixels of images that have no names."""
+    if isinstance(images, FileImages):
+        return _digest(images.names)
+    digest = hashlib.sha256()
+    for record in iterate(images):
+        content = b"" if record.pixels is None else np.ascontiguousarray(record.pixels).tobytes()
+        digest.update(f"{record.name}|{len(content)}|".encode() + content)
+    return digest.hexdigest()
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        encoded = text.encode("utf-8", "surrogateescape")
+        digest.update(f"{len(encoded)}|".encode() + encoded)
+    return digest.hexdigest()
