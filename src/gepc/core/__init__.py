@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, files, options, memory."""
+"""Shared by all packages: errors, files, options, digests, tables, memory."""

@@ -1,9 +1,9 @@
-"""Memory that a pass has freed is kept for the next one.
+"""Keep freed memory for the next forward pass.
 
-The C library of Linux gives large blocks back to the system when they are freed, and a network frees all of its
-activations in every pass: the next pass pays for zeroed pages again, a tenth of its processor time and more
-(`benchmarks/allocator.py`). Programs of our own keep the blocks. A library does not decide that for the process it is
-in: who imports gepc may call `keep_freed_memory` before the first pass.
+The C library of Linux returns large blocks to the system when they are freed, and a network frees all of its
+activations in every pass. The next pass then pays for zeroed pages again, 10 % of its processor time and more
+(`benchmarks/allocator.py`). The command line keeps the blocks. A library should not decide this for its process: if you
+import gepc, call `keep_freed_memory` yourself before the first pass.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell the allocator to hold on to freed blocks; False where it cannot be told or the user has set it up himself.
+    """Tell the allocator to keep freed blocks; False if it has no such option or the environment configures it.
 
-    The process then stays as large as it was at its largest, which passes of bounded size keep bounded.
+    The process then keeps its peak size, which is bounded because passes have a bounded size.
     """
     if sys.platform != "linux" or _set_by_user():
         return False

@@ -1,4 +1,4 @@
-"""What can go wrong, as sentences for people: which input, what was wrong with it, what to do."""
+"""Errors. A message says which input was wrong, what was wrong with it, and what to do about it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class NotFittedError(GepcError, RuntimeError):
 
 
 class BackboneError(GepcError, RuntimeError):
-    """A network cannot be loaded, or answered something that is not a noise prediction."""
+    """A network cannot be loaded, or its output is not a noise prediction."""
 
 
 class StorageError(GepcError, OSError):
-    """A file could not be written; what was there before is untouched."""
+    """A file could not be written; the previous file, if any, is unchanged."""
 
 
 class ValueRangeWarning(UserWarning):
@@ -35,7 +35,7 @@ class ValueRangeWarning(UserWarning):
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:
-    """A half sentence that lists the valid names, nearest first: `did you mean 'kde'? (kde, mvn, raw)`."""
+    """The end of an error message: the closest valid name, if any, and all of them."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""

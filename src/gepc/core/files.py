@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their final name, then renamed."""
+"""Files that are complete or absent: written under a temporary name, then renamed. Folders with one writer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path beside `path`; on success it replaces `path` at once, on any failure it is removed.
+    """Yield a temporary path next to `path`; it replaces `path` atomically on success and is removed on failure.
 
-    A full disk or a missing permission becomes a `StorageError` that names the final file. The file gets the mode of
-    any new file (0666 less the umask), whatever the writer set.
+    A full disk or a missing permission becomes a `StorageError` that names the final file. The file gets the default
+    mode of new files (0666 less the umask).
     """
     final = Path(path)
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
@@ -48,7 +48,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _mode_of_new_file(path: Path) -> int:
-    """What the umask leaves of 0666, found by making a file: asking for the umask would change it for all threads."""
+    """0666 less the umask. Found by creating a file, because reading the umask changes it for all threads."""
     path.touch(exist_ok=False)
     mode = stat.S_IMODE(path.stat().st_mode)
     path.unlink()
@@ -56,28 +56,28 @@ def _mode_of_new_file(path: Path) -> int:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, whole or not at all."""
+    """Write `text` as UTF-8, completely or not at all."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content`, whole or not at all."""
+    """Write `content`, completely or not at all."""
     with replacing(path) as draft:
         draft.write_bytes(content)
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
-    """Write numpy arrays as a safetensors file, whole or not at all."""
+    """Write numpy arrays as a safetensors file, completely or not at all."""
     import numpy as np
     from safetensors.numpy import save
 
-    # not save_file: it reports a failed write as an error of its own, which says nothing of the disk
+    # not save_file, whose error for a failed write does not mention the disk
     write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON, completely or not at all."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Typed parameters from plain mappings (YAML, JSON, `key=value`), where an unknown key is an error with a near name."""
+"""Typed parameters from plain mappings (YAML, JSON, `key=value`). An unknown key is an error with the closest name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Make the dataclass `cls` from `values`: unknown keys refused, every value checked against its annotation."""
+    """Build the dataclass `cls` from a mapping.
+
+    Unknown and missing keys are an `OptionError`, as is a value that does not fit its annotation.
+
+    Parameters
+    ----------
+    cls : the dataclass.
+    values : from field names to values.
+    what : what errors call the mapping.
+    """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     check_names(what, values, fields)
     missing = [
@@ -33,7 +42,14 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def coerce(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type, where that loses nothing: 1 for 1.0, a list for a tuple, "1e-3" for a float."""
+    """Convert `value` to the annotated type without loss: 1 to 1.0, a list to a tuple, "1e-3" to a float.
+
+    Parameters
+    ----------
+    hint : the annotation.
+    value : a plain value.
+    where : what errors call the value.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(arguments, value, where)
@@ -55,7 +71,7 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
 
 
 def is_scalar(hint: Any) -> bool:
-    """Whether the annotation is a number, a word, a flag or None, or a choice of these."""
+    """Whether the annotation is int, float, str, bool, None or a union of these."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return set(kinds) <= {int, float, str, bool, type(None)}
 
@@ -90,7 +106,7 @@ def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file that holds one mapping."""
+    """Read a YAML file that holds one mapping; a missing or invalid file is an `InputError`."""
     import yaml
 
     try:
@@ -105,7 +121,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def suggest_names(function: F) -> F:
-    """Turn the bare TypeError of a misspelt keyword into an `OptionError` that names the nearest parameter."""
+    """Decorator: a misspelt keyword raises an `OptionError` with the closest parameter instead of a bare TypeError."""
     parameters = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Data sets as their owners distribute them, read from wherever a user keeps them. Nothing is ever downloaded.
+"""Data sets in the form in which they are distributed, read from a local folder. Nothing is ever downloaded.
 
 from gepc.datasets import list_datasets, open_dataset
 

@@ -1,4 +1,4 @@
-"""Which data sets are known, what layout each expects on disk, and how a subset of one is chosen."""
+"""The registry of data sets: the layout that each expects on disk, and the choice of a subset."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One family of data sets: what must lie on disk, where to get it, and the function that reads it.
+    """One family of data sets.
 
-    `read` takes (root, split). With `by_name` it takes (root, split, name), the name being what follows the colon in
-    `hf:NAME`; the others take what follows a colon as a path below the root.
+    Parameters
+    ----------
+    family : the name in the registry, which is what precedes the colon in `hf:NAME`.
+    layout : a description of the files on disk, for error messages.
+    home : where to get the data.
+    read : the reader. It takes (root, split), or (root, split, name) with `by_name`.
+    by_name : whether what follows the colon is a name for the reader; otherwise it is a path below the root.
     """
 
     family: str
@@ -35,7 +40,7 @@ class DatasetSpec:
     by_name: bool = False
 
     def open(self, root: Path, split: str, rest: str) -> Images:
-        """The whole split; what is wrong on disk is an `InputError` that also says what layout was expected."""
+        """Open the whole split; a missing or damaged file is an `InputError` that describes the expected layout."""
         if self.by_name and not rest:
             raise OptionError(f"{self.family} needs a name: write {self.family}:NAME")
         place = root if self.by_name else root / rest
@@ -52,14 +57,14 @@ class DatasetSpec:
             ) from error
 
 
-R_ = TypeVar("R_", bound=Callable[..., Images])
+Reader = TypeVar("Reader", bound=Callable[..., Images])
 _DATASETS: dict[str, DatasetSpec] = {}
 
 
-def register(family: str, layout: str, home: str = "", by_name: bool = False) -> Callable[[R_], R_]:
-    """Function decorator: make a reader known as a data set. `layout` is a phrase for people, used in errors."""
+def register(family: str, layout: str, home: str = "", by_name: bool = False) -> Callable[[Reader], Reader]:
+    """Function decorator: register a reader as a data set; see `DatasetSpec` for the parameters."""
 
-    def add(read: R_) -> R_:
+    def add(read: Reader) -> Reader:
         if family in _DATASETS:
             raise OptionError(f"a data set named {family!r} exists already")
         _DATASETS[family] = DatasetSpec(family, layout, home, read, by_name)
@@ -69,7 +74,7 @@ def register(family: str, layout: str, home: str = "", by_name: bool = False) ->
 
 
 def _known() -> dict[str, DatasetSpec]:
-    """Every registered data set; the modules of this folder register themselves when they are first imported."""
+    """Every registered data set; the modules of this package register theirs when they are first imported."""
     package = import_module("gepc.datasets")
     for module in iter_modules(package.__path__, "gepc.datasets."):
         import_module(module.name)
@@ -82,7 +87,7 @@ def list_datasets() -> list[str]:
 
 
 def find_dataset(name: str) -> DatasetSpec:
-    """What is known about a data set: its layout, its home, its reader."""
+    """The entry of a data set in the registry: its layout, its home, its reader."""
     family, known = name.partition(":")[0], _known()
     if family not in known:
         raise OptionError(f"unknown data set {family!r}; {nearest(family, known)}")
@@ -100,16 +105,15 @@ def open_dataset(
         One of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`),
         `hf:NAME` is a Hugging Face data set.
     root:
-        The folder that holds the data set's own folder or archive, or that folder or archive itself.
+        The folder that contains the folder or archive of the data set, or that folder or archive itself.
     split:
-        `train` or `test`, the owners' partition: the two are read from different files, so that no subset of one
-        meets a subset of the other.
+        `train` or `test`, as the data set defines them. They are read from different files and never overlap.
     limit:
         Keep at most this many images. Without a seed they are the first ones.
     seed:
-        Draw the `limit` images at random instead, as a function of (name, split, seed) and of the number of images
-        alone: where the data lies, its form and the other data sets do not matter. They come in the order they are
-        drawn in: a larger limit begins with those of a smaller one, and features that are cached for it are found.
+        Draw the `limit` images at random instead. The draw depends only on (name, split, seed) and the number of
+        images. The images are in the order of the draw: a larger limit begins with the images of a smaller one, so
+        that their cached features are found.
 
     An image that cannot be decoded is a record with an `error`; a missing or damaged archive is an `InputError`.
     """
@@ -124,6 +128,6 @@ def open_dataset(
 
 
 def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]:
-    """Places of the `limit` lowest of `count` random numbers; raw ones, whose stream no release of numpy may change."""
+    """Positions of the `limit` lowest of `count` raw random numbers, whose stream is the same in all numpy releases."""
     numbers = noise.generator(seed, f"{name}|".encode(), f"subset of {split}").bit_generator.random_raw(count)
     return [int(index) for index in np.argsort(numbers, kind="stable")[:limit]]

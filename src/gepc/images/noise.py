@@ -1,4 +1,4 @@
-"""Randomness that belongs to the image: a draw is a function of (seed, pixels, timestep, repetition) and nothing else.
+"""Random numbers keyed by content: a draw is a function of (seed, pixels, timestep, repetition) and nothing else.
 
 Batch size, order, sharding and the other images therefore cannot change a score.
 """
@@ -15,9 +15,9 @@ from gepc.images.sources import Image
 
 
 def image_key(image: Image) -> bytes:
-    """128 bits of the pixels, rounded to 16-bit steps so that float rounding on the way in does not change them.
+    """128-bit hash of the pixels, rounded to 16-bit steps so that float rounding does not change it.
 
-    The values of 8- and 16-bit pictures are such steps, as far from the edges of rounding as can be.
+    The values of 8-bit and 16-bit images lie exactly on such steps.
     """
     quantised = np.rint((np.asarray(image, dtype=np.float64) + 1.0) * 32767.5).astype("<i4")
     digest = hashlib.blake2b(quantised.tobytes(), digest_size=16)
@@ -26,7 +26,15 @@ def image_key(image: Image) -> bytes:
 
 
 def generator(seed: int, key: bytes, purpose: str, *numbers: int) -> np.random.Generator:
-    """A counter-based generator for one image and one purpose."""
+    """A counter-based generator for one image and one purpose.
+
+    Parameters
+    ----------
+    seed : the detector's seed.
+    key : the image's key, from `image_key`.
+    purpose : what the numbers are for; draws for different purposes are independent.
+    numbers : anything else that the draw depends on, such as the timestep and the repetition.
+    """
     text = f"{seed}|{purpose}|{'|'.join(map(str, numbers))}"
     digest = hashlib.blake2b(key + text.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError
 from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_pixels
+from gepc.images.preprocessing import accepted_channels
 
 Valid = npt.NDArray[np.bool_]
 
@@ -283,7 +284,7 @@ def open_scene(
 
 
 def _choose(scene: Scene, bands: tuple[int, ...] | None, channels: int) -> tuple[int, ...]:
-    allowed = sorted({1, 3, channels})
+    allowed = accepted_channels(channels)
     if bands is None:
         if len(scene.bands) not in allowed:
             example = ",".join(map(str, range(1, channels + 1)))
