@@ -28,7 +28,7 @@ def with_map_part(detector: Detector, part: str) -> Detector:
     """The fitted detector with maps of that part alone; the scale stays that of the map it was fitted with."""
     method = detector.extractor
     if not hasattr(method, "map_part"):
-        raise OptionError(f"the maps of {method.name!r} have no parts; --part goes with gepc+")
+        raise OptionError(f"the maps of {method.name!r} have no parts; only those of gepc+ do")
     shown = copy.copy(detector)
     shown.extractor = replace(method, map_part=part)  # type: ignore[type-var]
     return shown
