@@ -186,6 +186,30 @@ def test_an_object_is_copied(make_folder: Maker) -> None:
     assert other.fingerprint != backbone.fingerprint
 
 
+def test_a_detector_asks_for_its_object(make_folder: Maker, tmp_path: Path) -> None:
+    """It accepts the object again, and the folder that it was saved to; the stored precision is kept."""
+    import pickle
+
+    import numpy as np
+
+    folder = make_folder()
+    net, scheduler = diffusers_objects(folder)
+    backbone = gepc.load_backbone(net, scheduler=scheduler, dtype="bfloat16")
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    detector = gepc.GEPC(backbone).fit(images)
+    detector.save(tmp_path / "det")
+    with pytest.raises(BackboneError, match="pass it: load_detector"):
+        gepc.load_detector(tmp_path / "det")
+    expected = detector.score(images[:4])
+    copy = pickle.loads(pickle.dumps(backbone))
+    for given in (backbone, copy, str(folder)):
+        assert np.array_equal(gepc.load_detector(tmp_path / "det", given).score(images[:4]), expected)
+    with torch.no_grad():
+        net.conv_out.bias += 1.0
+    with pytest.raises(BackboneError, match="other weights"):
+        gepc.load_detector(tmp_path / "det", gepc.load_backbone(net, scheduler=scheduler, dtype="bfloat16"))
+
+
 def test_an_object_without_a_scheduler(make_folder: Maker) -> None:
     net, scheduler = diffusers_objects(make_folder())
     with pytest.raises(InputError, match=r"no scheduler was given.*scheduler=.*beta_schedule"):

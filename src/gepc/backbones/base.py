@@ -195,16 +195,15 @@ class Backbone(ABC):
                 raise InputError(
                     f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}"
                 )
-            if len(t):
-                self._check_index(int(t.min()))
-                self._check_index(int(t.max()))
-            return t.to(device=x.device, dtype=torch.int64)
-        self._check_index(int(t))
-        return torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
-
-    def _check_index(self, index: int) -> None:
-        if not 0 <= index < self.n_steps:
-            raise InputError(f"timestep {index} is outside the schedule, 0 to {self.n_steps - 1}")
+            steps = t.to(device=x.device, dtype=torch.int64)
+            ends = [int(t.min()), int(t.max())] if len(t) else []
+        else:
+            steps = torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
+            ends = [int(t)]
+        for index in ends:
+            if not 0 <= index < self.n_steps:
+                raise InputError(f"timestep {index} is outside the schedule, 0 to {self.n_steps - 1}")
+        return steps
 
     def _check_answer(self, answer: torch.Tensor, x: torch.Tensor) -> None:
         import torch

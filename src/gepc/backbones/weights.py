@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from gepc.core.errors import BackboneError, InputError
 from gepc.core.files import read_json
@@ -30,19 +31,13 @@ def read_tensors(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} does not exist")
     if path.stat().st_size == 0:
         raise BackboneError(f"{path} is empty")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
+    except SafetensorError as error:
+        raise BackboneError(f"{path} is cut short or is not a safetensors file: {error}") from error
     if not isinstance(content, Mapping):
         raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict (names and tensors)")
     return dict(content)
-
-
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise BackboneError(f"{path} is cut short or is not a safetensors file: {error}") from error
 
 
 def _read_torch(path: Path) -> Any:
@@ -156,7 +151,5 @@ def read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 def digest_of(net: torch.nn.Module) -> str:
     """SHA-256 of the file that `save_pretrained` would write: an object and its saved folder have the same."""
-    from safetensors.torch import save
-
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
     return hashlib.sha256(save(tensors, {"format": "pt"})).hexdigest()
