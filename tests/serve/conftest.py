@@ -102,12 +102,10 @@ def live():
 
     def begin(folder, **settings):
         app = create_app(folder, Settings(**settings))
-        listener, ready = listen("127.0.0.1", 0), threading.Event()
-        server = make_server(app, ready.set)
+        listener, server = listen("127.0.0.1", 0), make_server(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         running.append((server, thread, listener))
-        assert ready.wait(60)
         return address(listener).rstrip("/")
 
     yield begin

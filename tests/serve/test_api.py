@@ -1,4 +1,4 @@
-"""Every endpoint: the answers are the library's, and what is wrong is said in one sentence."""
+"""Every endpoint: the answers agree with the library, and errors have a message."""
 
 import base64
 import io
@@ -42,11 +42,44 @@ def test_json_multipart_and_query_say_the_same(client, files):
         assert (one["p_value"], one["alarm"]) == (other["p_value"], other["alarm"])
 
 
-def test_without_an_alpha_it_is_0_05_or_the_smallest_possible(client, files):
+def test_the_default_alpha_is_0_05_or_the_smallest_possible(client, files):
     assert client.post("/v1/score", files=as_form(files[:1])).json()["alpha"] == 0.05
     answer = client.get("/v1/detector").json()
     assert answer["guarantee"]["alpha"] == 0.05
     assert answer["smallest_alpha"] == 1 / 21
+
+
+def test_the_limits_of_all_rates_are_those_of_the_decision_rule(serve, detector_folder, files):
+    """A page may decide for any rate by comparing p-values with the limits that come with the detector."""
+    for name, group in (("det", {}), ("grouped", {"group": "night"})):
+        client = serve(detector_folder.with_name(name))
+        body = client.get("/v1/detector", params={"rates": True}).json()
+        rates = body["rates"]
+        assert set(rates[0]) == {"alpha", "limit", "low", "high"}
+        alphas = [rate["alpha"] for rate in rates]
+        assert alphas == sorted(set(alphas))
+        assert (alphas[0], alphas[-1]) == (body["smallest_alpha"], 0.5)
+        assert body["guarantee"]["alpha"] in alphas
+        assert {key: body["guarantee"][key] for key in rates[0]} in rates
+        for rate in rates[::12]:
+            answer = client.post("/v1/score", files=as_form(files), data={"alpha": rate["alpha"], **group}).json()
+            for result in answer["results"]:
+                assert result["alarm"] == (result["p_value"] <= rate["limit"])
+    assert client.get("/v1/detector").json()["rates"] is None
+
+
+def test_a_rate_computed_with_a_rounding_error_counts_as_itself(serve, tmp_path, detector_folder, files):
+    """1 - 0.9 is less than 1/10 in floating point; with 9 calibration images p = 1/10 must raise an alarm."""
+    import gepc
+    from gepc.verdicts.conformal import CalibrationScores
+
+    detector = gepc.load_detector(detector_folder)
+    detector.reference_ = CalibrationScores.of(np.full(9, -1e9), None)
+    detector.save(tmp_path / "det")
+    client = serve(tmp_path / "det")
+    answer = client.post("/v1/score", files=as_form(files[:1]), data={"alpha": repr(1 - 0.9)}).json()
+    assert (answer["results"][0]["p_value"], answer["results"][0]["alarm"]) == (0.1, True)
+    assert client.get("/v1/detector", params={"alpha": 1 - 0.9}).json()["guarantee"]["limit"] >= 0.1
 
 
 def test_a_bad_image_is_an_error_of_its_own(client, files):
@@ -136,7 +169,7 @@ def test_the_detector_says_what_it_is_and_no_path(client, detector, detector_fol
         ("", [], 422, ""),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(client, files, query, body, status, words):
+def test_invalid_requests_get_a_message(client, files, query, body, status, words):
     if body is None:
         answer = client.post(f"/v1/score{query}", files=as_form(files[:1]))
     else:
@@ -154,7 +187,7 @@ def test_other_bodies_are_refused(client, files):
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
         assert client.post("/v1/score", content=b"--y", headers={"content-type": kind}).status_code == 422
     assert client.post("/v1/map", files=as_form(files[:2])).status_code == 422
-    assert client.post("/v1/map", files=as_form([b"hello"])).json()["error"].startswith("not an image")
+    assert client.post("/v1/map", files=as_form([b"hello"])).json()["error"].startswith("the file is not an image")
     assert client.get("/v1/score").status_code == 405
     assert client.get("/v1/nothing").json() == {"error": "Not Found"}
 
@@ -172,7 +205,7 @@ def test_groups_have_their_own_reference(serve, detector_folder, files, images):
     client, detector = serve(folder), gepc.load_detector(folder)
     refused = client.post("/v1/score", files=as_form(files[:1]))
     assert refused.status_code == 422
-    assert "say which with group" in refused.json()["error"]
+    assert "set group to one of day, night" in refused.json()["error"]
     assert "no calibration image" in client.post("/v1/score?group=dusk", files=as_form(files[:1])).json()["error"]
     answer = client.post("/v1/score", files=as_form(files), data={"group": "night"}).json()
     expected = detector.p_value(images, ["night"] * len(images)).tolist()
@@ -256,7 +289,7 @@ def _explode(*_):
     raise RuntimeError("secret /etc/passwd")
 
 
-def test_a_failure_inside_is_a_sentence_without_a_trace(serve, detector_folder, files, caplog):
+def test_an_internal_error_has_a_message_without_a_traceback(serve, detector_folder, files, caplog):
     client = serve(detector_folder)
     client.app.state.service._batcher._run = _explode
     answer = client.post("/v1/score", files=as_form(files[:1]))

@@ -96,12 +96,12 @@ def test_closing_finishes_what_was_accepted_and_refuses_more():
         made.submit([1])
 
 
-def test_room_is_all_or_nothing():
-    room = Capacity(3)
-    with room.take(2):
-        with pytest.raises(FullError):
-            room.enter(2)
-        assert room.taken == 2
-        with room.take(1):
-            assert room.taken == 3
-    assert room.taken == 0
+def test_capacity_is_taken_whole_or_not_at_all():
+    capacity = Capacity(3)
+    with capacity.take(2):
+        with pytest.raises(FullError), capacity.take(2):
+            pass
+        assert capacity.taken == 2
+        with capacity.take(1):
+            assert capacity.taken == 3
+    assert capacity.taken == 0

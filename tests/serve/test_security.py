@@ -11,9 +11,9 @@ from serving import as_form, png
 
 from gepc.core.errors import OptionError
 from gepc.serve import Settings
+from gepc.serve.app import STATIC
 from gepc.serve.middleware import CONTENT_POLICY
-from gepc.serve.routes import STATIC
-from gepc.serve.settings import is_loopback
+from gepc.serve.server import is_loopback
 
 TOKEN = "correct-horse-battery"
 
@@ -64,7 +64,8 @@ def test_a_token_is_asked_before_the_body_is_read(serve, detector_folder, files)
 
 def test_pages_of_other_sites_and_other_host_names_are_refused(client):
     assert client.post("/v1/reload", headers={"origin": "https://evil.example"}).status_code == 403
-    assert client.post("/v1/reload", headers={"origin": "null"}).status_code == 403
+    for origin in ("null", "http://[::1", "http://127.0.0.1:8000.evil.example", ""):
+        assert client.post("/v1/reload", headers={"origin": origin}).status_code == 403
     assert client.post("/v1/reload", headers={"origin": "http://127.0.0.1:8000"}).status_code == 200
     for host in ("evil.example", "", "127.0.0.1.evil.example:8000", "[::1"):
         assert client.get("/healthz", headers={"host": host}).status_code == 421

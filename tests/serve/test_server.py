@@ -76,4 +76,4 @@ def test_a_signal_finishes_what_was_accepted_and_ends_cleanly(start, detector, i
         found = [result["score"] for result in answer.json()["results"]]
         assert found == pytest.approx(list(expected) * 3, abs=1e-5)
     assert process.wait(60) == 0
-    assert "everything accepted was answered" in process.stderr.read()
+    assert "all accepted requests were answered" in process.stderr.read()

@@ -97,7 +97,7 @@ def serve(
     Example: `gepc serve det --port 8000`
     """
     check_serving()
-    from gepc.serve.settings import LOOPBACK_NAMES, Settings, is_loopback
+    from gepc.serve.server import LOOPBACK_NAMES, Settings, is_loopback
 
     if not is_loopback(host) and token is None and not insecure_no_token:
         raise OptionError(
@@ -133,13 +133,14 @@ def serve_detector(
     backbone: str | None = None,
     access_log: bool = False,
 ) -> None:
-    """Serve until Ctrl-C; the address is printed once connections are accepted."""
+    """Serve until Ctrl-C; the address is printed once the detector is loaded."""
     from gepc.serve import create_app, listen, run
+    from gepc.serve.server import address
 
-    def ready(address: str) -> None:
-        say(f"serving {detector.name} at {address} (API: {address}docs); stop with Ctrl-C")
-
-    # the socket is opened first, so that a port in use is reported before the weights are loaded
+    # listen first, so that a port in use is reported before the weights are loaded
     with contextlib.closing(listen(host, port)) as listener:
-        run(create_app(detector, settings, backbone), listener, ready, access_log)
+        service = create_app(detector, settings, backbone)
+        url = address(listener)
+        say(f"serving {detector.name} at {url} (API: {url}docs); stop with Ctrl-C")
+        run(service, listener, access_log)
     note("stopped; all accepted requests were answered")

@@ -88,7 +88,7 @@ def demo(
     say(_demo_results(result))
     say(f"report: {out / 'report.html'}")
     if serve:
-        from gepc.serve.settings import Settings
+        from gepc.serve import Settings
 
         result.detector.save(out / "detector")
         serve_detector(out / "detector", Settings(), port=0)

@@ -1,21 +1,18 @@
-"""Who may ask and how much: small ASGI layers, outermost first in `app.create_app`."""
+"""The outermost layer: who may call, security headers and metrics of every response."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
+import secrets
 import time
 from urllib.parse import urlsplit
 
-import anyio
-from fastapi import HTTPException
+from fastapi.security.utils import get_authorization_scheme_param
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gepc.serve.batching import FullError
 from gepc.serve.service import Service
 
 log = logging.getLogger("gepc.serve")
@@ -32,30 +29,32 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-PUBLIC = ("/", "/docs", "/healthz", "/readyz", "/openapi.json")
+PAGES, STATIC = ("/", "/docs"), "/static/"
+PUBLIC = (*PAGES, "/healthz", "/readyz", "/openapi.json")
 ROUTES = (*PUBLIC, "/metrics", "/v1/score", "/v1/map", "/v1/detector", "/v1/reload")
-STATIC = "/static/"
 
 
-def refusal(status: int, reason: str, **headers: str) -> JSONResponse:
-    """An answer that says why there is no other."""
-    return JSONResponse({"error": reason}, status, {name.replace("_", "-"): value for name, value in headers.items()})
+def refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An error response in the API's format."""
+    return JSONResponse({"error": reason}, status, headers)
 
 
-class Observe:
-    """Strict headers on every answer, its time and status in the metrics; a failure of ours is a sentence and a log."""
+class Guard:
+    """Refuses requests that are not allowed; adds headers to every response and counts it; logs unexpected errors.
+
+    starlette's `TrustedHostMiddleware` is not used: it answers in plain text, and older versions reject IPv6 addresses.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.metrics = app, service.metrics
+        self.token, self.hosts = service.settings.token, service.settings.hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; see the class."""
+        """Handle one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        path, start = scope["path"], time.perf_counter()
+        path, start, started = scope["path"], time.perf_counter(), False
         route = path if path in ROUTES else STATIC if path.startswith(STATIC) else "other"
-
-        started = False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
@@ -63,58 +62,35 @@ class Observe:
                 started = True
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
-                headers.setdefault("Cache-Control", "no-cache" if route in (STATIC, "/", "/docs") else "no-store")
+                headers.setdefault("Cache-Control", "no-cache" if route in (STATIC, *PAGES) else "no-store")
                 self.metrics.requests.labels(route, message["status"]).inc()
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_headers)
+            await (self._refused(route, Headers(scope=scope)) or self.app)(scope, receive, send_with_headers)
         except ClientDisconnect:
-            return None  # there is nobody to answer
+            return None
         except Exception:
             log.exception("%s failed", route)
             if started:
                 raise
-            failed = refusal(500, "the service failed on this request; its log says more")
-            await failed(scope, receive, send_with_headers)
+            await refusal(500, "internal error; see the service's log")(scope, receive, send_with_headers)
         self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
         return None
 
-
-class Access:
-    """Refuse other sites' pages, names that are not this service's, and callers without the token."""
-
-    def __init__(self, app: ASGIApp, token: str | None, hosts: tuple[str, ...] | None) -> None:
-        self.app, self.hosts = app, hosts
-        self.digest = None if token is None else _digest(token.encode())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on or refuse it; see the class."""
-        refused = self._refused(scope["path"], Headers(scope=scope)) if scope["type"] == "http" else None
-        await (refused or self.app)(scope, receive, send)
-
-    def _refused(self, path: str, headers: Headers) -> JSONResponse | None:
-        host = headers.get("host", "")
+    def _refused(self, route: str, headers: Headers) -> JSONResponse | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
         if self.hosts is not None and _host_name(host) not in self.hosts:
-            return refusal(421, "this service does not answer under that host name")
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
-            return refusal(403, "pages of other sites may not call this service")
-        if path in PUBLIC or path.startswith(STATIC) or self._knows(headers.get("authorization", "")):
+            return refusal(421, "this host name is not allowed")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            return refusal(403, "requests from pages of other sites are not allowed")
+        if self.token is None or route in (STATIC, *PUBLIC):
             return None
-        return refusal(401, "this service needs a token: Authorization: Bearer TOKEN", WWW_Authenticate="Bearer")
-
-    def _knows(self, authorization: str) -> bool:
-        if self.digest is None:
-            return True
-        scheme, _, token = authorization.partition(" ")
-        # digests have one length, so that the comparison takes the same time whatever was sent
-        same = hmac.compare_digest(_digest(token.strip().encode("latin-1", "replace")), self.digest)
-        return same and scheme.lower() == "bearer"
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
+        scheme, token = get_authorization_scheme_param(headers.get("authorization"))
+        if scheme.lower() == "bearer" and secrets.compare_digest(token.encode(), self.token.encode()):
+            return None
+        reason = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
+        return refusal(401, reason, {"WWW-Authenticate": "Bearer"})
 
 
 def _host_name(host: str) -> str:
@@ -122,54 +98,3 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-class Bounded:
-    """Bounds on bytes, whether or not a request declares its length, and on time."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service, self.settings = app, service, service.settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on within bounds; see the class."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        declared = Headers(scope=scope).get("content-length", "0")
-        if not declared.isdecimal() or int(declared) > self.settings.max_bytes:
-            return await self._too_large()(scope, receive, send)
-        started = False
-        held = 0
-
-        async def counted_receive() -> Message:
-            nonlocal held
-            message = await receive()
-            size = len(message.get("body", b""))
-            if held + size > self.settings.max_bytes:
-                raise HTTPException(413, self._limit())
-            try:
-                self.service.held_bytes.enter(size)
-            except FullError:
-                raise self.service.busy() from None
-            held += size
-            return message
-
-        async def noted_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            with anyio.move_on_after(self.settings.timeout) as limit:
-                await self.app(scope, counted_receive, noted_send)
-        finally:
-            self.service.held_bytes.leave(held)
-        if limit.cancelled_caught and not started:
-            late = refusal(504, f"no answer within {self.settings.timeout:g} s; send fewer images or try again later")
-            await late(scope, receive, send)
-        return None
-
-    def _limit(self) -> str:
-        return f"the request has more than the {self.settings.max_bytes:,} bytes allowed"
-
-    def _too_large(self) -> JSONResponse:
-        return refusal(413, self._limit())

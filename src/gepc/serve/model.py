@@ -1,33 +1,35 @@
-"""A detector as the service uses it: identified by its files, whole at every moment, score and map from one pass."""
+"""The detector in use: loaded as a whole, identified by its files, with its scores, maps and decisions."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gepc.core.errors import GepcError, InputError
+from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import read_json, sha256
-from gepc.detector.detector import Array, Detector
+from gepc.detector.detector import Detector
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector
 from gepc.features.maps import Map
 from gepc.images.sources import Image
+from gepc.serve.messages import GuaranteeAt, Rate
 from gepc.verdicts.decision import DecisionRule
 
-USUAL_ALPHA = 0.05
+DEFAULT_ALPHA, LARGEST_ALPHA = 0.05, 0.5
+N_RATES = 120
 ATTEMPTS = 3
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What the network says of one image; `field` is its map where one was asked for."""
+class Finding(NamedTuple):
+    """A network input with its score, and its map if one was requested."""
 
+    image: Image
     score: float
-    field: Map | None = None
+    field: Map | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,43 +41,72 @@ class Model:
 
     @classmethod
     def load(cls, folder: Path, backbone: str | None = None, former: Model | None = None) -> Model:
-        """Read the folder; one that is replaced meanwhile is read again. A former model's network is used again."""
+        """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
         for _ in range(ATTEMPTS):
             before = _identity(folder)
             detector = load_detector(folder, _known_backbone(folder, backbone, former))
             if _identity(folder) == before:
                 return cls(detector, before)
-        raise InputError("the detector changes on disk while it is read; try again")
+        raise InputError("the detector's files change while they are read; try again")
 
-    def score_batch(self, images: Sequence[Image], maps: bool) -> list[Finding]:
-        """Scores, and maps from the same passes; the numbers are those of `detector.score` and `detector.score_map`."""
-        scores, fields = self.detector.score_batch(images, maps)
-        every: Sequence[Map | None] = [None] * len(images) if fields is None else list(fields)
-        return [Finding(float(score), field) for score, field in zip(scores, every, strict=True)]
+    def score_batch(self, images: Sequence[Image], with_maps: bool) -> list[Finding]:
+        """Scores, and maps from the same network passes, of preprocessed images."""
+        scores, maps = self.detector.score_batch(images, with_maps)
+        fields = [None] * len(images) if maps is None else list(maps)
+        return [Finding(*found) for found in zip(images, scores.tolist(), fields, strict=True)]
 
     def blank(self) -> Image:
-        """A grey image, to see whether the network works."""
+        """A grey image."""
         return np.zeros((self.detector.backbone.channels, *self.detector.input_size), dtype=np.float32)
 
+    def warm_up(self) -> None:
+        """Score a grey image, so that setting up the network does not delay the first request."""
+        try:
+            self.score_batch([self.blank()], with_maps=False)
+        except GepcError:
+            raise
+        except RuntimeError as error:
+            raise GepcError(f"the detector cannot score an image: {error}") from error
+
     def alpha(self, asked: float | None) -> float:
-        """The rate asked for, or 0.05, or the smallest possible one where the calibration images are too few."""
-        return max(USUAL_ALPHA, self.smallest_alpha) if asked is None else asked
+        """The false-alarm rate asked for; the default is 0.05, or the smallest possible rate if larger."""
+        return max(DEFAULT_ALPHA, self.smallest_alpha) if asked is None else asked
 
     @property
     def smallest_alpha(self) -> float:
-        """The smallest false-alarm rate that the calibration images (of the smallest group) allow."""
+        """The smallest false-alarm rate possible with the calibration images (of the smallest group)."""
         return 1.0 / (self.detector.reference_.smallest + 1)
 
-    def verdicts(self, scores: Sequence[float], alpha: float, group: str | None) -> tuple[Array, Any]:
-        """p-values, and which of them are alarms at `alpha`. Raises `OptionError` for an alpha too small or a group."""
-        labels = None if group is None else np.full(len(scores), group)
-        p = self.detector.reference_.p_values(np.asarray(scores, dtype=np.float64), labels, None)
-        return p, p <= self.limit(alpha, group)
+    def check(self, alpha: float, group: str | None) -> None:
+        """Raise `OptionError` if the calibration images do not allow `alpha`, or if there is no such group."""
+        reference = self.detector.reference_
+        if reference.grouped and group is None:
+            raise OptionError(
+                f"this detector was fitted with groups; set group to one of {', '.join(reference.by_group)}"
+            )
+        if group is not None and not reference.grouped:
+            raise OptionError("this detector was fitted without groups; leave group out")
+        DecisionRule(alpha).check(reference, None if group is None else np.array([group]))
 
-    def limit(self, alpha: float, group: str | None) -> float:
-        """The p-value at or below which an image of that group alarms."""
-        labels = None if group is None else np.asarray([group], dtype=np.str_)
-        return float(np.ravel(DecisionRule(alpha).limits(self.detector.reference_, labels))[0])
+    def decide(self, scores: Sequence[float], alpha: float, group: str | None) -> tuple[list[float], list[bool]]:
+        """p-values and alarms at `alpha`."""
+        reference, labels = self.detector.reference_, None if group is None else np.full(len(scores), group)
+        p = reference.p_values(np.asarray(scores, dtype=np.float64), labels)
+        return p.tolist(), DecisionRule(alpha).alarms(p, reference, labels).tolist()
+
+    def guarantee(self, alpha: float) -> GuaranteeAt:
+        """What the calibration images guarantee at `alpha`, and the p-value limit that applies to every group."""
+        reference, found = self.detector.reference_, self.detector.guarantee(alpha)
+        labels = np.array(list(reference.by_group)) if reference.grouped else None
+        limit = float(DecisionRule(alpha).limits(reference, labels).min())
+        return GuaranteeAt(limit=limit, calibration_images=found.n, sentence=str(found), **found.as_dict())
+
+    @cached_property
+    def rates(self) -> list[Rate]:
+        """False-alarm rates to choose from, rounded and about evenly spaced on a logarithmic scale."""
+        spaced = np.geomspace(self.smallest_alpha, LARGEST_ALPHA, N_RATES)
+        chosen = {self.smallest_alpha, self.alpha(None), *(float(f"{alpha:.2g}") for alpha in spaced)}
+        return [self.guarantee(alpha) for alpha in sorted(chosen) if alpha >= self.smallest_alpha]
 
 
 def _identity(folder: Path) -> str:
@@ -86,22 +117,10 @@ def _identity(folder: Path) -> str:
 
 
 def _known_backbone(folder: Path, given: str | None, former: Model | None) -> Any:
-    """The network already in memory when the folder names the same weights, else what was given."""
+    """The network in memory if the folder names the same weights, else what was given."""
     if former is None:
         return given
     known = former.detector.backbone
     stored = read_json(folder / DESCRIPTION)
     wanted = stored.get("backbone", {}).get("sha256") if isinstance(stored, dict) else None
     return known if given is not None or (wanted is not None and wanted == known.sha256) else given
-
-
-def load_model(folder: str | os.PathLike[str], backbone: str | None = None) -> Model:
-    """Load the detector and let it look at one image, so that the first caller does not wait for set-up."""
-    model = Model.load(Path(folder), backbone)
-    try:
-        model.score_batch([model.blank()], maps=False)
-    except GepcError:
-        raise
-    except RuntimeError as error:
-        raise GepcError(f"the detector in {folder} cannot score an image: {error}") from error
-    return model

@@ -1,12 +1,12 @@
-"""uvicorn with the sockets, signals and limits that a service left running needs."""
+"""How a service runs: its settings, its socket, and a uvicorn server that signals end cleanly."""
 
 from __future__ import annotations
 
-import contextlib
+import ipaddress
 import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,74 +14,108 @@ from fastapi import FastAPI
 from gepc.core.errors import OptionError
 
 BACKLOG = 512
-MOST_CONNECTIONS = 512
+MAX_CONNECTIONS = 512
 KEEP_ALIVE = 15
+MIN_TOKEN_LENGTH = 16
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Access and limits of a service. The defaults suit a machine with 4 GB of memory.
+
+    Parameters
+    ----------
+    token : callers must send it as `Authorization: Bearer TOKEN`; None requires no token.
+    hosts : allowed names in the `Host` header, against DNS rebinding; None allows any.
+    max_bytes : largest size of one request.
+    max_images : largest number of images in one request.
+    max_pixels : largest number of pixels in one image, checked before the image is decoded.
+    max_held_bytes : largest total size of the requests being processed; beyond it, requests are answered with 503.
+    queue : largest number of accepted images not yet answered; beyond it, requests are answered with 503.
+    max_batch : largest number of images in one network batch, also limited by the detector's `batch_size`.
+    gap : seconds without a new image after which an incomplete batch starts.
+    timeout : seconds from the first byte of a request to its answer.
+    """
+
+    token: str | None = None
+    hosts: tuple[str, ...] | None = LOOPBACK_NAMES
+    max_bytes: int = 32_000_000
+    max_images: int = 64
+    max_pixels: int = 16_000_000
+    max_held_bytes: int = 256_000_000
+    queue: int = 256
+    max_batch: int = 32
+    gap: float = 0.004
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
+            raise OptionError(
+                f"token must have at least {MIN_TOKEN_LENGTH} characters; create one with: openssl rand -hex 16"
+            )
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
+            raise OptionError("token must consist of printable ASCII characters without spaces")
+        for name in ("max_bytes", "max_images", "max_pixels", "max_held_bytes", "queue", "max_batch", "timeout"):
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name} must be greater than 0, got {getattr(self, name)}")
+        if self.queue < self.max_images:
+            raise OptionError(f"queue ({self.queue}) must be at least max_images ({self.max_images})")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
+    """Open a listening socket; port 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot listen on {host} port {port}: {reason}; give another --host or --port") from error
+        raise OptionError(f"cannot listen on {host} port {port}: {reason}; choose another host or port") from error
 
 
 def address(listener: socket.socket) -> str:
-    """Where a browser finds it."""
+    """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def run(
-    app: FastAPI,
-    listener: socket.socket,
-    on_ready: Callable[[str], None] | None = None,
-    access_log: bool = False,
-) -> None:
-    """Serve until SIGINT or SIGTERM, then finish what was accepted and return; `on_ready` is told the address."""
-    make_server(app, on_ready and (lambda: on_ready(address(listener))), access_log).run([listener])
+def run(app: FastAPI, listener: socket.socket, access_log: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM, then answer the accepted requests and return.
+
+    Parameters
+    ----------
+    app : an application made by `create_app`.
+    listener : a listening socket, see `listen`. Connections made before `run` wait for it.
+    access_log : log one line for every request.
+    """
+    make_server(app, access_log).run([listener])
 
 
-def make_server(app: FastAPI, on_ready: Callable[[], None] | None = None, access_log: bool = False) -> uvicorn.Server:
-    """A server that has not begun; in a thread other than the main one, set its `should_exit` to end it."""
-    timeout = app.state.service.settings.timeout
+def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
+    """A server that is not yet running; outside the main thread, set its `should_exit` to stop it."""
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",
         access_log=access_log,
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=round(timeout) + 5,
+        timeout_graceful_shutdown=round(app.state.service.settings.timeout) + 5,
         server_header=False,
         proxy_headers=False,
     )
-    return _Server(config, on_ready)
+    return _Server(config)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn raises the signal again after it has shut down; a clean end is a plain return here."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None] | None) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say where, once connections are accepted."""
-        await super().startup(sockets)
-        if self.started and self._on_ready is not None:
-            self._on_ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM begin the shutdown; a second SIGINT does not wait."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {kind: signal.signal(kind, self.handle_exit) for kind in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for kind, handler in former.items():
-                signal.signal(kind, handler)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second SIGINT does not wait for requests. Unlike uvicorn's, it does not raise the signal again."""
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True

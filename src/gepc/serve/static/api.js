@@ -1,4 +1,4 @@
-// Calls to the service. A refused call is an ApiError with the service's own sentence.
+// Calls to the service. An error response becomes an ApiError with the service's message.
 
 const TOKEN = "gepc-token";
 const TRIES = 6;
@@ -37,11 +37,12 @@ async function call(path, options = {}) {
   }
 }
 
-export function describe(alpha = null) {
-  return call(alpha === null ? "/v1/detector" : `/v1/detector?alpha=${alpha}`);
+// The detector, with the false-alarm rates to choose from and the p-value limit of each.
+export function describe() {
+  return call("/v1/detector?rates=true");
 }
 
-// Scores and pictures of some files; the verdict is made on the page, for any alpha, from the p-values.
+// Scores and pictures of some files; the page decides for any rate by comparing p-values with its limit.
 export function score(files, group) {
   const form = new FormData();
   for (const file of files) form.append("images", file, file.name || "pasted image");

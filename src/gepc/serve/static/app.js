@@ -1,7 +1,7 @@
-// The page: images in, cards out. The state is one list of items; everything on the screen is drawn from it.
+// The page for images. All state is in `state`; the screen is drawn from it.
 
 import { ApiError, describe, score, useToken } from "./api.js";
-import { LARGEST_ALPHA, alphaAt, count, csvLine, inWords, isAlarm, number, percent, positionOf } from "./words.js";
+import { count, csvLine, inWords, number, percent } from "./words.js";
 
 const HISTORY = "gepc-history";
 const HISTORY_LENGTH = 2000;
@@ -9,14 +9,15 @@ const PER_REQUEST = 8;
 const AT_ONCE = 2;
 
 const $ = (id) => document.getElementById(id);
-const state = { detector: null, alpha: null, items: [], running: 0, history: loadHistory() };
-let came = Math.max(0, ...state.history.map((row) => row.place));
+// `rate` is one of the detector's false-alarm rates: { alpha, limit, low, high }
+const state = { detector: null, rate: null, items: [], running: 0, history: loadHistory() };
+let added = Math.max(0, ...state.history.map((row) => row.place));
 
-// --- images in ------------------------------------------------------------------------------------------------------
+// --- adding images ------------------------------------------------------------------------------------------------------
 
 function add(files) {
   for (const file of files) {
-    const item = { file, place: ++came, url: URL.createObjectURL(file), status: "waiting", result: null, error: null };
+    const item = { file, place: ++added, url: URL.createObjectURL(file), status: "waiting", result: null, error: null };
     const limit = state.detector?.limits.bytes_per_request;
     state.items.push(item);
     item.card = makeCard(item);
@@ -105,7 +106,7 @@ function makeCard(item) {
   photo.alt = item.file.name || "pasted image";
   photo.addEventListener("load", () => fit(card, photo));
   photo.addEventListener("error", () => {
-    fit(card, photo); // a format that the browser does not know; what the network saw replaces it
+    fit(card, photo); // a format that the browser cannot show; replaced by the network's view
     item.unseen = true;
     if (item.result?.seen && photo.src !== item.result.seen) photo.src = item.result.seen;
   });
@@ -121,7 +122,7 @@ function makeCard(item) {
   return card;
 }
 
-// The photo as large as fits, in the part that the network sees, and the map exactly over it.
+// Make the photo as large as fits, cropped as the network sees it, with the map exactly over it.
 function fit(card, photo) {
   const shown = photo.complete && photo.naturalWidth > 0;
   photo.classList.toggle("broken", !shown);
@@ -136,7 +137,7 @@ function fit(card, photo) {
     image.style.width = `${width}px`;
     image.style.height = `${width / ratio}px`;
   }
-  photo.classList.toggle("small", photo.naturalWidth < 64); // its pixels, not a blur
+  photo.classList.toggle("small", photo.naturalWidth < 64); // show its pixels instead of blurring them
   photo.style.objectFit = cropped ? "cover" : "fill";
 }
 
@@ -160,7 +161,7 @@ function show(item, again = false) {
     if (result.map) {
       const heat = card.querySelector(".heat");
       heat.src = result.map;
-      heat.alt = `Map of ${item.file.name || "the pasted image"}: where it disagrees with the model`;
+      heat.alt = `Map of ${item.file.name || "the pasted image"}: where it is inconsistent with the model`;
       heat.hidden = false;
     }
     decide(item);
@@ -172,18 +173,21 @@ function trackPosition(p) {
   return Math.min(1, Math.max(0, Math.log(p) / Math.log(smallest)));
 }
 
+// The service computed the limit of every rate; the page only compares.
+const isAlarm = (p) => p <= state.rate.limit;
+
 function decide(item) {
-  const alarm = isAlarm(item.result.p_value, state.alpha);
+  const alarm = isAlarm(item.result.p_value);
   paint(item.card, alarm ? "unusual" : "normal", alarm ? "Unusual" : "Looks normal");
 }
 
-// --- what is on the screen besides cards ----------------------------------------------------------------------------
+// --- summary, controls ----------------------------------------------------------------------------
 
 function draw() {
   const done = state.items.filter((item) => item.status === "done");
   const failed = state.items.filter((item) => item.status === "failed").length;
   const finished = done.length + failed;
-  const alarms = done.filter((item) => isAlarm(item.result.p_value, state.alpha)).length;
+  const alarms = done.filter((item) => isAlarm(item.result.p_value)).length;
   const parts = [count(state.items.length, "image"), `${alarms} unusual`];
   if (failed) parts.push(`${failed} could not be scored`);
   if (finished < state.items.length) parts.push(`${state.items.length - finished} to go`);
@@ -209,43 +213,22 @@ function order() {
   });
 }
 
-function setAlpha(alpha, position) {
-  state.alpha = alpha;
-  const { smallest_alpha: smallest } = state.detector;
-  $("alpha").value = Math.round(1000 * position);
+function setRate(index) {
+  const { alpha } = (state.rate = state.detector.rates[index]);
+  $("alpha").value = index;
   $("alpha").setAttribute("aria-valuetext", percent(alpha));
   $("alpha-value").textContent = percent(alpha);
   $("gallery").style.setProperty("--limit", `${100 * trackPosition(alpha)}%`);
-  $("guarantee").textContent = promise(alpha, smallest, rangeAt(alpha));
+  $("guarantee").textContent = guaranteeText(state.rate);
   for (const item of state.items) if (item.status === "done") decide(item);
   draw();
 }
 
-function promise(alpha, smallest, range = null) {
-  const n = state.detector.guarantee.calibration_images;
-  const first = `On average at most ${percent(alpha)} of normal images raise an alarm.`;
-  const second = range ? ` With these ${n} reference images the rate is between ${percent(range.low)} and ${percent(range.high)}, 9 times in 10.` : "";
-  const floor = alpha === smallest ? ` ${n} reference images allow no smaller rate.` : "";
-  return first + second + floor;
-}
-
-// The range that came with the detector is that of its own alpha.
-function rangeAt(alpha) {
-  const { guarantee } = state.detector;
-  return alpha === guarantee.alpha ? guarantee : null;
-}
-
-let asking;
-function askForRange() {
-  clearTimeout(asking);
-  if (rangeAt(state.alpha)) return;
-  asking = setTimeout(async () => {
-    const alpha = state.alpha;
-    try {
-      const answer = await describe(alpha);
-      if (alpha === state.alpha) $("guarantee").textContent = promise(alpha, answer.smallest_alpha, answer.guarantee);
-    } catch { /* the promise without the range stands */ }
-  }, 200);
+function guaranteeText({ alpha, low, high }, smallest = alpha <= state.detector.smallest_alpha) {
+  const images = count(state.detector.guarantee.calibration_images, "calibration image");
+  return `On average at most ${percent(alpha)} of normal images raise an alarm. ` +
+    `With these ${images}, the rate lies between ${percent(low)} and ${percent(high)} with probability 0.9.` +
+    (smallest ? ` ${images} allow no smaller rate.` : "");
 }
 
 function setOpacity() {
@@ -254,7 +237,7 @@ function setOpacity() {
   $("gallery").style.setProperty("--map-opacity", value / 100);
 }
 
-// --- history of the visit -------------------------------------------------------------------------------------------
+// --- history of this session -------------------------------------------------------------------------------------------
 
 function loadHistory() {
   try {
@@ -268,21 +251,21 @@ function remember(item, detector) {
   const { score: value = null, p_value: p = null } = item.result ?? {};
   const name = item.file.name || "pasted image";
   state.history.push({ place: item.place, name, time: new Date().toISOString(), score: value, p, error: item.error, detector });
-  // requests overtake one another; the list keeps the order in which the images came
+  // answers may arrive out of order; the history keeps the order in which images were added
   state.history = state.history.sort((a, b) => a.place - b.place).slice(-HISTORY_LENGTH);
   try {
     sessionStorage.setItem(HISTORY, JSON.stringify(state.history));
-  } catch { /* no room: the history lives as long as the page */ }
+  } catch { /* storage is full: the history lasts until the page is closed */ }
 }
 
 function verdictOf(row) {
   if (row.p === null) return "not scored";
-  return isAlarm(row.p, state.alpha) ? "unusual" : "normal";
+  return isAlarm(row.p) ? "unusual" : "normal";
 }
 
 function drawHistory() {
   $("history-count").textContent = `(${count(state.history.length, "image")})`;
-  if (state.alpha === null) return;
+  if (!state.rate) return;
   $("history").replaceChildren(...state.history.toReversed().map((row) => {
     const line = document.createElement("tr");
     const name = document.createElement("th");
@@ -300,7 +283,7 @@ function drawHistory() {
 function downloadCsv() {
   const head = ["image", "time", "score", "p_value", "alpha", "alarm", "error", "detector"];
   const rows = state.history.map((row) => [
-    row.name, row.time, row.score, row.p, state.alpha, row.p === null ? "" : String(isAlarm(row.p, state.alpha)), row.error, row.detector,
+    row.name, row.time, row.score, row.p, state.rate.alpha, row.p === null ? "" : String(isAlarm(row.p)), row.error, row.detector,
   ]);
   const text = `${[head, ...rows].map(csvLine).join("\r\n")}\r\n`;
   const link = document.createElement("a");
@@ -332,28 +315,29 @@ function askForToken(again = false) {
   $("alpha").disabled = true;
   $("token").value = "";
   $("token").focus();
-  problem(again ? "That is not the token of this service." : null);
+  problem(again ? "The token is wrong." : null);
 }
 
 async function connect() {
   const detector = await describe();
   state.detector = detector;
-  const { calibration_images: n, method, passes_per_image: passes, guarantee } = detector;
+  const { calibration_images: n, method, passes_per_image: passes, guarantee, rates } = detector;
   $("about").textContent =
-    `A ${method} detector compares each image with ${count(n, "normal reference image")} and says how unusual it looks, and where. ` +
+    `This ${method} detector compares each image with ${count(n, "normal calibration image")} and shows how unusual it is, and where. ` +
     `${passes.replace(/\+0J$/, "").replace("F", " network passes")} per image.`;
   $("map-control").hidden = !detector.maps;
-  $("legend-end").textContent = detector.maps ? `disagrees (${number(detector.map_scale)} and more, for every image)` : "";
+  $("legend-end").textContent = detector.maps ? `inconsistent (${number(detector.map_scale)} or more, same scale for all images)` : "";
   const groups = Object.keys(detector.groups);
   $("group-row").hidden = !groups.length;
   if ([...$("group").options].map((option) => option.value).join() !== groups.join()) {
     $("group").replaceChildren(...groups.map((name) => new Option(name, name)));
   }
   $("alpha").disabled = false;
-  $("guarantee-room").dataset.longest = promise(0.123, 0.123, { low: 0.123, high: 0.123 }); // nothing moves when it changes
-  const alpha = Math.min(LARGEST_ALPHA, Math.max(state.alpha ?? guarantee.alpha, detector.smallest_alpha));
-  setAlpha(alpha, positionOf(alpha, detector.smallest_alpha));
-  askForRange();
+  // space for the longest text, so that nothing moves when it changes
+  $("guarantee-space").dataset.longest = guaranteeText({ alpha: 0.123, low: 0.123, high: 0.123 }, true);
+  $("alpha").max = rates.length - 1;
+  const wanted = rates.findIndex((rate) => rate.alpha >= (state.rate?.alpha ?? guarantee.alpha));
+  setRate(wanted < 0 ? rates.length - 1 : wanted);
   document.documentElement.dataset.ready = "true";
 }
 
@@ -393,9 +377,7 @@ document.addEventListener("drop", (event) => {
   add(event.dataTransfer.files);
 });
 $("alpha").addEventListener("input", () => {
-  const position = $("alpha").value / 1000;
-  setAlpha(alphaAt(position, state.detector.smallest_alpha), position);
-  askForRange();
+  setRate(Number($("alpha").value));
 });
 $("opacity").addEventListener("input", setOpacity);
 $("sort").addEventListener("change", order);

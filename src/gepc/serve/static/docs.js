@@ -1,4 +1,4 @@
-// openapi.json for people, without a framework and without a request to elsewhere.
+// Shows openapi.json, without a framework and without requests to other sites.
 
 function element(tag, text, ...children) {
   const made = document.createElement(tag);
@@ -16,7 +16,7 @@ function options(operation) {
   return (operation.parameters ?? []).map((parameter) => {
     const item = element("li", "", element("code", parameter.name));
     const text = parameter.description ?? parameter.schema?.description;
-    if (text) item.append(`: ${text}`);
+    if (text) item.append(prose("span", `: ${text}`));
     return item;
   });
 }
