@@ -63,7 +63,7 @@ class Result:
 
 
 class Detector:
-    """Is this image out of distribution, how sure are we, and where?
+    """Out-of-distribution detector: scores, p-values with a false-alarm guarantee, decisions and maps.
 
     Parameters
     ----------
@@ -256,9 +256,9 @@ class Detector:
         return found
 
     def fitting_images(self, images: Any, count: int) -> list[Image]:
-        """At most `count` of the images that `fit(images)` learns from, preprocessed; none that it holds out.
+        """At most `count` of the images that `fit(images)` fits on, preprocessed; none that it holds out.
 
-        They are the ones with the smallest keys, whatever their order; equal images count once.
+        They are those with the smallest keys, whatever their order. Equal images count once.
         """
         opened, preprocessing = open_images(images), self._preprocessing()
         keys: list[bytes] = []
@@ -297,10 +297,14 @@ class Detector:
     decision_function = score
 
     def p_value(self, images: Any, groups: Sequence[str] | str | None = None, ties: str = "conservative") -> Array:
-        """p = (1 + #{calibration >= score})/(n + 1): how usual it is for an ID image to look at least this unusual.
+        """Conformal p-values, p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
 
-        With `ties="random"` equal scores are ordered by a number drawn from the image's content, and p is uniform.
-        A detector fitted with groups needs the group of every image.
+        Parameters
+        ----------
+        images : the images to score.
+        groups : a label for each image, or "folder"; required by a detector fitted with groups.
+        ties : `conservative`, or `random` to order equal scores by a number drawn from the image's content, which makes
+            p exactly uniform for in-distribution images.
         """
         results = self.results(images, OnBadImage.NONE, groups, ties)
         return np.asarray([result.p_value for result in results], dtype=np.float64)
@@ -312,9 +316,14 @@ class Detector:
         confidence: float | None = None,
         groups: Sequence[str] | str | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """True where the image is called out of distribution at false-alarm rate `alpha`.
+        """True where an image is out of distribution at false-alarm rate `alpha`.
 
-        The rate holds on average over calibration sets; with `confidence`, for the one at hand with that probability.
+        Parameters
+        ----------
+        images : the images to score.
+        alpha : the largest probability that an in-distribution image raises an alarm, on average over calibration sets.
+        confidence : if given, the rate holds for the calibration set at hand with this probability.
+        groups : a label for each image, or "folder"; required by a detector fitted with groups.
         """
         return self._decide(DecisionRule(alpha, confidence), images, groups)
 
@@ -328,7 +337,7 @@ class Detector:
         images : the batch.
         fdr : false-discovery rate.
         procedure : `bh` (Benjamini-Hochberg) or `storey`.
-        groups : a label for each image, or "folder", for a detector fitted with groups.
+        groups : a label for each image, or "folder"; required by a detector fitted with groups.
         """
         return self._decide(DecisionRule(fdr=fdr, procedure=procedure), images, groups)
 
@@ -341,7 +350,7 @@ class Detector:
         return rule.alarms(self.p_value(source, groups), self.reference_, labels)
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What may be promised at this false-alarm rate with the calibration images at hand (of the smallest group)."""
+        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
         return Guarantee.at(alpha, self._reference().smallest)
 
     @property
@@ -357,7 +366,16 @@ class Detector:
         ties: str = "conservative",
         on_progress: OnProgress | None = None,
     ) -> Iterator[Result]:
-        """Results one by one, in order, in constant memory; a bad image is a result with a reason."""
+        """Results one by one, in order, in constant memory.
+
+        Parameters
+        ----------
+        images : the images to score.
+        on_bad_image : which images give a result with an `error`; the others raise `InputError`.
+        groups : a label for each image, or "folder"; required by a detector fitted with groups.
+        ties : as in `p_value`.
+        on_progress : called with the number of images of every finished chunk.
+        """
         reference = self._reference()
         check_choice("ties", ties, ("conservative", "random"))
         opened = open_images(images)
@@ -370,7 +388,7 @@ class Detector:
                 on_progress(len(chunk))
 
     def score_chunk(self, chunk: Chunk, labels: Labels | None = None, ties: str = "conservative") -> list[Result]:
-        """Results of images that are read already, in order; `labels` are the groups of those that can be scored."""
+        """Results of a chunk of images, in order; `labels` are the groups of those that can be scored."""
         results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
         if chunk.indices:
             scores = self._score(self._batch(chunk))
@@ -406,10 +424,10 @@ class Detector:
         return self.scorer_.score_kept(self.extractor.columns(table)), combine(maps, self.weights_)
 
     def score_map(self, images: Any) -> Map:
-        """(N, H, W): where the image disagrees, m = sum_t w_t mean_g mean_c r_g^2 / b_t.
+        """Anomaly maps (N, H, W): m = sum_t w_t mean_g mean_c r_g^2 / b_t.
 
-        Divide by `map_scale_` to show several on one scale. With mean pooling and raw calibration its spatial mean is
-        the score itself.
+        Divide by `map_scale_` to show several on a common scale. With mean pooling and raw calibration, the mean of a
+        map is the score.
         """
         self._check_fitted()
         if not self.extractor.has_maps:
@@ -427,10 +445,14 @@ class Detector:
         return np.concatenate(found)
 
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
-        """The method's table at every candidate level: name -> (N, levels[, g]).
+        """The method's feature table at every candidate level: name -> (N, levels[, g]). Needs no fit.
 
-        Needs no fit. `noise` (levels, N, C, H, W) replaces the drawn one. The mean over the axes after the levels is
-        the paper's scalar feature.
+        The mean over the axes after the levels is the paper's scalar feature.
+
+        Parameters
+        ----------
+        images : the images.
+        noise : noise (levels, N, C, H, W) that replaces the drawn noise.
         """
         levels = self.extractor.timesteps(self.backbone)
         preprocessing = getattr(self, "preprocessing_", None) or self._preprocessing()
@@ -454,16 +476,16 @@ class Detector:
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """(H, W) of what the network sees; 32x32 is assumed where only the first image will tell."""
+        """(H, W) of the network's input; 32x32 where it depends on the first image."""
         preprocessing = self.preprocessing_ if self.is_fitted else self._preprocessing()
         return preprocessing.size or (32, 32)
 
     def cost(self) -> Cost:
-        """Network passes per image: on the kept levels once fitted, on `keep` levels before."""
+        """Network passes per image: at the kept levels once fitted, at `keep` levels before."""
         return self.extractor.cost(self.backbone, self.input_size, len(self.kept_) if self.is_fitted else self.keep)
 
     def fit_cost(self) -> Cost:
-        """Network passes per image while fitting, on every candidate level."""
+        """Network passes per image while fitting, at every candidate level."""
         return for_fitting(self.extractor).cost(self.backbone, self.input_size)
 
     def _batch(self, chunk: Chunk) -> Batch:

@@ -76,9 +76,14 @@ def list_detectors() -> list[str]:
 
 
 def create_detector(method: str, backbone: Backbone, preset: str | None = None, **options: Any) -> Detector:
-    """A detector by name. `options` are the method's own parameters and those of `gepc.Detector`, side by side.
+    """Create an unfitted detector by name.
 
-    A preset is a named set of options of the method; what is given besides overrides it.
+    Parameters
+    ----------
+    method : name of the method; see `list_detectors`.
+    backbone : the network that predicts noise.
+    preset : a named set of options of the method.
+    **options : parameters of the method and of `gepc.Detector`; they take precedence over the preset.
     """
     extractor_class = find_method(method)
     if preset is not None:

@@ -75,7 +75,7 @@ def _swap(draft: Path, final: Path) -> None:
 
 
 def describe(detector: Detector) -> dict[str, Any]:
-    """All of a fitted detector that a person may want to read, and that loading needs besides the arrays."""
+    """All of a fitted detector that a person may want to read, and what loading needs in addition to the arrays."""
     from gepc.detector.registry import options_of
 
     guarantee = None

@@ -1,4 +1,4 @@
-"""From features to one score per image, knowing in-distribution features alone. Higher means more out of distribution.
+"""From features to one score per image, fitted on in-distribution features. Higher means more out of distribution.
 
 A column calibrator models each (level, feature) by itself; the results are aggregated over features, then over levels.
 A vector calibrator models all of them together.

@@ -29,10 +29,15 @@ TRIM = 0.25
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How per-column scores, all higher = more OOD, become one: first over features, then over levels.
+    """How scores per (level, feature) become one: first over features, then over levels.
 
-    Over levels: `wmean` with the selection's weights, `mean`, `max` (the most alarming level), `min`, or `trimmed`,
-    the mean without the lowest and highest quarter. Levels that an image was not evaluated at (NaN) are left out.
+    Levels at which an image was not evaluated (NaN) are left out.
+
+    Parameters
+    ----------
+    over_features : `sum` or `mean`.
+    over_levels : `wmean` with the weights of the selection, `mean`, `max`, `min`, or `trimmed`, the mean without the
+        lowest and highest quarter.
     """
 
     over_features: str = "sum"
@@ -74,11 +79,11 @@ def _without_extremes(values: Array) -> npt.NDArray[np.bool_]:
 
 
 class Calibrator(ABC):
-    """Fitted on ID columns (N, levels, features); scores others. `state` is what a saved detector keeps.
+    """Fitted on in-distribution columns (N, levels, features); scores others.
 
-    NaN in a column means that the image was not evaluated at that level. An infinite value means that the method broke
-    down on the image: it counts as the worst ID value and `BEYOND` standard deviations more (below the least one for
-    minus infinity), with a warning, and `replaced` counts how many there were. In ID columns it is an error.
+    NaN means that an image was not evaluated at a level. An infinite value means that the method failed: it is
+    replaced by the largest in-distribution value plus `BEYOND` standard deviations (for minus infinity, by the
+    smallest minus as many), with a warning; `replaced` counts them. In in-distribution columns it is an error.
 
     A subclass gives `_fit`, `_score`, `_state` and `_restore`; the arguments of its constructor are its options.
     """

@@ -23,7 +23,7 @@ class ColumnCalibrator(Calibrator):
 
 @register("raw")
 class Raw(ColumnCalibrator):
-    """No model: the features themselves, which are OOD-high by construction but not always in fact.
+    """No model: the features themselves. Most are higher out of distribution by construction, not always in fact.
 
     Options
     -------

@@ -54,9 +54,8 @@ def auroc_interval(
 ) -> tuple[float, float]:
     """Confidence interval of the AUROC by DeLong's variance, on the logit scale so that it stays inside (0, 1).
 
-    That variance is 0 for sets that do not overlap. There the interval is the exact one of min(n, m) pairs without a
-    common image, which are independent trials that all came out alike; it is wider than need be. One score of a kind
-    tells nothing about its scatter: (0, 1).
+    The variance is 0 for sets that do not overlap. The interval is then the exact binomial one of min(n, m) independent
+    pairs, which is conservative. With a single score of either kind it is (0, 1).
     """
     from scipy.stats import norm, rankdata
 

@@ -1,17 +1,17 @@
-"""Sequential scoring: one level at a time, and no further once an image's verdict at the asked alpha is clear.
+"""Sequential scoring: evaluate one level at a time and stop once the decision at a given alpha is clear.
 
-Stage k looks at the first k levels through a calibrator of its own, S_k. First comes the level whose score, alone,
-ranks the fitted images most like S_K of all levels (Spearman): what it says is most likely to be the final word. On the
-scale of the fitted images' median m_k and (1 - alpha) quantile q_k,
+Stage k uses the first k levels with a calibrator of its own, S_k. The first level is the one whose score alone ranks
+the fitted images most like S_K of all levels (Spearman correlation). With the fitted images' median m_k and (1 - alpha)
+quantile q_k,
 
     T_k = (S_k - m_k) / (q_k - m_k),
 
-0 is a usual in-distribution image and 1 the border of an alarm, at every stage. An image stops where T_k <= low_k
-(clearly usual) or T_k >= high_k (clearly not), else at the last stage K; its score is T where it stopped. The borders
-are the most eager ones that, on the fitted images, overturn at most a share `TOLERANCE` of the alarms of stage K.
+is 0 for a typical in-distribution image and 1 at the alarm threshold, at every stage. An image stops where T_k <= low_k
+or T_k >= high_k, else at the last stage K; its score is T where it stopped. The limits stop as many images as possible
+while, on the fitted images, at most a share `TOLERANCE` of the alarms of stage K is decided differently.
 
-The rule is a fixed function of the image once fitted, and the conformal reference is scored by the same rule, so the
-false-alarm guarantee is untouched by stopping, at every alpha; alpha only says where looking longer pays.
+Once fitted, the rule is a fixed function of the image, and calibration images are scored by the same rule. The
+false-alarm guarantee is therefore unaffected at every alpha.
 """
 
 from __future__ import annotations

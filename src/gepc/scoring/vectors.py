@@ -100,7 +100,7 @@ class Mahalanobis(_Gaussian):
 
 @register("level_mahalanobis")
 class LevelMahalanobis(Calibrator):
-    """`mahalanobis` for each level by itself; the squared distances are put together as `aggregate` says.
+    """`mahalanobis` for each level by itself; the squared distances are aggregated over levels.
 
     Features of one level are fused with their correlations, levels without theirs: with L levels of F features it
     learns L F^2 numbers instead of (L F)^2, and a level that an image was not evaluated at (NaN) is left out.

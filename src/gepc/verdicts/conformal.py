@@ -65,7 +65,7 @@ def check_alpha(alpha: float, n_calibration: int) -> None:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What may be promised at `alpha` with `n` calibration images.
+    """What is guaranteed at `alpha` with `n` calibration images.
 
     On average over calibration sets the false-alarm rate is at most alpha. For the calibration set at hand it is a
     number that follows Beta(k, n + 1 - k), k = floor(alpha (n + 1)) (Vovk, Conditional validity of inductive
@@ -99,8 +99,7 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     """The largest k such that alarms at p <= k/(n + 1) have a rate of at most alpha with probability `confidence`.
 
     The rate of the calibration set at hand follows Beta(k, n + 1 - k) for continuous scores and is smaller with ties,
-    so k is the largest with P(Beta(k, n + 1 - k) <= alpha) >= confidence (Vovk 2012, proposition 2a). Alarming at this
-    rank is safe for the calibration images one has, not only on average over those one might have had.
+    so k is the largest with P(Beta(k, n + 1 - k) <= alpha) >= confidence (Vovk 2012, proposition 2a).
     """
     from scipy.stats import beta
 

@@ -1,4 +1,4 @@
-"""Has the stream itself moved? A conformal test martingale over the scores of a stream of images.
+"""Drift of a stream of images: a conformal test martingale over its scores.
 
 If the stream is exchangeable with the calibration images, the online p-values
 
