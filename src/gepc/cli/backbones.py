@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -318,7 +319,15 @@ def _progress(run: Run) -> Iterator[Callable[[Tick], None]]:
 
     console = Console(stderr=True)
     if not (console.is_terminal and run.is_main):
-        yield _Lines()
+        last = time.monotonic()
+
+        def on_tick_in_log(tick: Tick) -> None:
+            nonlocal last
+            if time.monotonic() - last >= LINE_EVERY_SECONDS or tick.step == tick.total:
+                last = time.monotonic()
+                note(f"step {tick.step}/{tick.total}: {_facts(tick)}")
+
+        yield on_tick_in_log
         return
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, console=console) as bar:
@@ -332,22 +341,8 @@ def _progress(run: Run) -> Iterator[Callable[[Tick], None]]:
         yield on_tick
 
 
-class _Lines:
-    """Prints one step per minute, and the last one."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, tick: Tick) -> None:
-        """Print this step if a minute has passed."""
-        if time.monotonic() - self._last >= LINE_EVERY_SECONDS or tick.step == tick.total:
-            self._last = time.monotonic()
-            note(f"step {tick.step}/{tick.total}: {_facts(tick)}")
-
-
 def _facts(tick: Tick) -> str:
-    minutes, seconds = divmod(round(tick.seconds_left), 60)
-    left = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+    left = timedelta(seconds=round(tick.seconds_left))
     return f"loss {tick.loss:.4f}, {tick.images_per_second:.0f} images/s, {left} left"
 
 

@@ -71,10 +71,7 @@ def serve(
     detector: opt.DetectorArgument,
     host: Annotated[str, Option(help="Address to bind; non-loopback addresses require --token.")] = LOOPBACK,
     port: Annotated[int, Option(min=0, max=65535, help="Port to bind; 0 picks a free one.")] = 8000,
-    token: Annotated[
-        str | None,
-        Option(envvar="GEPC_TOKEN", help="Bearer token that clients must send; prefer the environment variable."),
-    ] = None,
+    token: Annotated[str | None, Option(envvar="GEPC_TOKEN", help="Bearer token that clients must send.")] = None,
     insecure_no_token: Annotated[
         bool, Option("--insecure-no-token", help="Accept requests from other machines without a token.")
     ] = False,
@@ -82,9 +79,7 @@ def serve(
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
-    queue: Annotated[
-        int, Option(min=1, help="Maximum number of images in progress; further requests get status 503.")
-    ] = 256,
+    queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,
     max_batch: Annotated[int, Option(min=1, help="Maximum number of images per network call.")] = 32,
     timeout: Annotated[float, Option(help="Seconds after which a request is given up.")] = 60,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,

@@ -16,8 +16,16 @@ from gepc.core.files import check_free, write_json
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
     from gepc.images.sources import Images
+    from gepc.scenes import SceneReport
 
 SHOWN_REGIONS = 10
+Control = Annotated[
+    str,
+    Option(
+        help="Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false "
+        "alarm in the scene), or tile (false-alarm rate of each tile)."
+    ),
+]
 
 
 def fit(
@@ -25,17 +33,13 @@ def fit(
     out: opt.DetectorOut,
     backbone: opt.NewBackbone = "celeba32-tiny",
     method: Annotated[str, Option(help="Detection method; `gepc info --methods` lists them.")] = "gepc",
-    preset: Annotated[
-        str | None, Option(help="Named set of options of the method; `gepc info --methods` lists them.")
-    ] = None,
+    preset: Annotated[str | None, Option(help="Preset of the method; `gepc info --methods` lists them.")] = None,
     calibration_images: Annotated[
         str | None, Option(help="Separate in-distribution images used only for calibration.")
     ] = None,
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
-    budget: Annotated[
-        int | None, Option(min=2, help="Maximum number of network passes per image (gepc and gepc+ only).")
-    ] = None,
+    budget: Annotated[int | None, Option(min=2, help="Maximum passes per image (gepc and gepc+ only).")] = None,
     engine: opt.Engine = "local",
     address: opt.Address = None,
     actors: opt.Actors = None,
@@ -86,14 +90,8 @@ def map_(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
     out: Annotated[Path, Option(help="Folder for pictures, arrays and metadata.json.")],
-    scale: Annotated[
-        str,
-        Option(help="Colour scale: `global` (one for all images) or `image` (each map stretched to its own)."),
-    ] = "global",
-    part: Annotated[
-        str | None,
-        Option(help="Part of the map (gepc+ only): sum, residual or error; omit to use the one set when fitting."),
-    ] = None,
+    scale: Annotated[str, Option(help="Colour scale: `global` (one for all images) or `image` (one each).")] = "global",
+    part: Annotated[str | None, Option(help="Part of the map (gepc+ only): sum, residual or error.")] = None,
     backbone: opt.OtherBackbone = None,
     batch_size: opt.BatchSize = None,
 ) -> None:
@@ -121,31 +119,16 @@ def scene(
     detector: opt.DetectorArgument,
     image: Annotated[Path, Argument(metavar="SCENE", help="Image of any size: TIFF, GeoTIFF, PNG, .npy ...")],
     out: Annotated[Path, Option(help="Folder for the results; an interrupted run in it is resumed.")],
-    tile: Annotated[
-        str | None, Option(help="Tile size in pixels, 64 or 64x96; the detector's input size by default.")
-    ] = None,
+    tile: Annotated[str | None, Option(help="Tile size, 64 or 64x96; the detector's input size by default.")] = None,
     stride: Annotated[str | None, Option(help="Distance between tiles in pixels, 16 or 16x24.")] = None,
-    overlap: Annotated[
-        float | None,
-        Option(help="Share of a tile that overlaps the next one, instead of --stride. [default: 0.5]"),
-    ] = None,
+    overlap: Annotated[float | None, Option(help="Overlap of tiles instead of --stride, 0.5 by default.")] = None,
     bands: Annotated[str | None, Option(help="Bands to use, counted from 1, for example 4,3,2.")] = None,
     nodata: Annotated[float | None, Option(help="Pixel value that marks missing data.")] = None,
     max_missing: Annotated[float, Option(help="Largest share of missing data in a tile that is scored.")] = 0.1,
-    control: Annotated[
-        str,
-        Option(
-            help="Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false "
-            "alarm in the scene), or tile (false-alarm rate of each tile)."
-        ),
-    ] = "bh",
+    control: Control = "bh",
     alpha: Annotated[float, Option(help="Level of the error rate chosen with --control.")] = 0.05,
-    group: Annotated[
-        str | None, Option(help="Calibration group to compare with, if the detector was fitted with groups.")
-    ] = None,
-    map_format: Annotated[
-        str, Option(help="File format of the map: tif, npy, or auto (TIFF if rasterio is installed).")
-    ] = "auto",
+    group: Annotated[str | None, Option(help="Calibration group, if the detector was fitted with groups.")] = None,
+    map_format: Annotated[str, Option(help="Map format: tif, npy, or auto (TIFF if rasterio is installed).")] = "auto",
     backbone: opt.OtherBackbone = None,
     batch_size: opt.BatchSize = None,
 ) -> None:
@@ -175,9 +158,14 @@ def scene(
     estimate(loaded, plan.tiles - plan.done, plan.cost, "at most {:,} tiles")
     with progress("tiles", plan.tiles) as advance:
         report = scan(loaded, image, out, on_progress=advance, **options)
-    counts = report.counts
     if report.resumed:
         note(f"{report.resumed} of {plan.tiles} tiles were done by an earlier run")
+    _say_regions(report, out)
+    note(f"guarantee: {report.guarantee}")
+
+
+def _say_regions(report: SceneReport, out: Path) -> None:
+    counts = report.counts
     say(
         f"{out}: {counts['scored']} tiles scored, {counts['left_out']} left out for no-data, "
         f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions"
@@ -190,7 +178,6 @@ def scene(
         )
     if counts["regions"] > SHOWN_REGIONS:
         say(f"      and {counts['regions'] - SHOWN_REGIONS} more in {out / 'regions.csv'}")
-    note(f"guarantee: {report.guarantee}")
 
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:

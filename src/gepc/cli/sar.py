@@ -34,12 +34,8 @@ def patches(
     stride: Stride = None,
     ship_share: ShipShare = 0.5,
     split: Annotated[str | None, Option(help="Split to cut: train or test; all splits by default.")] = None,
-    layout: Annotated[
-        str | None, Option(help="Layout of the data: hrsid, ssdd or folder; detected by default.")
-    ] = None,
-    boxes: Annotated[
-        Path | None, Option(help="CSV file with the columns file,x,y,width,height, for a plain folder.")
-    ] = None,
+    layout: Annotated[str | None, Option(help="Layout: hrsid, ssdd or folder; detected by default.")] = None,
+    boxes: Annotated[Path | None, Option(help="CSV file for a plain folder: file,x,y,width,height.")] = None,
     hold_out: Annotated[
         float | None, Option(help="Share of the training images to leave out, for fitting detectors later.")
     ] = None,
@@ -164,9 +160,7 @@ def bench(
     fit_limit: Annotated[int, Option(min=8, help="Maximum number of patches to fit on.")] = 200,
     hold_out: Annotated[float, Option(help="Share of the training images to fit on.")] = 0.35,
     levels: Annotated[str, Option(help="Noise levels as sqrt(abar), separated by commas.")] = "0.99",
-    keep: Annotated[
-        int | None, Option(help="Number of levels to keep, the most stable on clutter; all by default.")
-    ] = None,
+    keep: Annotated[int | None, Option(help="Number of levels to keep; all by default.")] = None,
     group: Annotated[str, Option(help="Group elements without the identity, separated by commas.")] = "rot180",
     target_pixels: TargetPixels = 200,
     normalise: Annotated[str, Option(help="Brightness scales to compare: fixed, patch, or both.")] = "fixed,patch",
@@ -202,8 +196,7 @@ def bench(
         draws=draws,
         seed=seed,
     )
-    loaded = gepc.load_backbone(backbone)
-    sets = gather(protocol, data, ood or [])
+    loaded, sets = gepc.load_backbone(backbone), gather(protocol, data, ood or [])
     extractor = next(iter(protocol.extractors().values()))
     total = sets.total * len(protocol.normalisations)
     passes = total * extractor.cost(loaded, (size, size)).forward

@@ -49,30 +49,17 @@ def score(
     images: opt.ImagesArgument,
     out: Annotated[Path | None, Option(help="CSV or Parquet file; standard output by default.")] = None,
     alpha: opt.Alpha = 0.05,
-    confidence: Annotated[
-        float | None,
-        Option(help="Probability with which the false-alarm rate holds for this calibration set, such as 0.9."),
-    ] = None,
-    fdr: Annotated[
-        float | None, Option(help="Level at which to control the false-discovery rate, instead of --alpha.")
-    ] = None,
+    confidence: Annotated[float | None, Option(help="Probability that alpha holds for this calibration set.")] = None,
+    fdr: Annotated[float | None, Option(help="False-discovery rate to control, instead of --alpha.")] = None,
     procedure: Annotated[str, Option(help="Procedure for --fdr: bh (Benjamini-Hochberg) or storey.")] = "bh",
     groups: opt.Groups = None,
     backbone: opt.OtherBackbone = None,
     batch_size: Annotated[
-        str | None,
-        Option(metavar="N|auto", help="Number of images per network call; `auto` measures the fastest."),
+        str | None, Option(metavar="N|auto", help="Number of images per network call; `auto` finds the fastest.")
     ] = None,
-    format_: Annotated[
-        str | None,
-        Option("--format", help="File format: csv or parquet; by default that of the --out file name."),
-    ] = None,
-    shards: Annotated[
-        Path | None, Option(help="Folder in which to keep the shards; with --out they are also merged.")
-    ] = None,
-    shard_size: Annotated[
-        int, Option(min=1, help="Number of images per shard, the most that an interruption can lose.")
-    ] = 1024,
+    format_: Annotated[str | None, Option("--format", help="csv or parquet; taken from --out by default.")] = None,
+    shards: Annotated[Path | None, Option(help="Folder for the shards, which are kept; --out merges them.")] = None,
+    shard_size: Annotated[int, Option(min=1, help="Images per shard; an interruption loses at most one.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
     dedup: Annotated[bool, Option("--dedup", help="Score images with the same content only once.")] = False,
     workers: Annotated[int, Option(min=0, help="Number of processes that read images ahead; 0 uses a thread.")] = 0,
@@ -105,12 +92,7 @@ def score(
 
 
 def _run(
-    request: Request,
-    rule: DecisionRule,
-    out: Path | None,
-    shards: Path | None,
-    kind: str,
-    groups: str | None,
+    request: Request, rule: DecisionRule, out: Path | None, shards: Path | None, kind: str, groups: str | None
 ) -> None:
     """Score what is missing and write the table."""
     from gepc.images.sources import open_images
