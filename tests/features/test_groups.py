@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -114,6 +116,15 @@ def test_what_is_not_an_orthogonal_action_is_refused(action: Action, fault: str)
         Group.of([action])
 
 
+@pytest.mark.parametrize("name", ["paper", "d4", "sign", "shift(2,-1)"])
+def test_a_group_can_be_sent_to_another_process(name: str) -> None:
+    group, x = Group.of(name), torch.arange(32.0).reshape(2, 4, 4)
+    for action, copy in zip(group, pickle.loads(pickle.dumps(group)), strict=True):
+        assert action.name == copy.name
+        torch.testing.assert_close(copy.apply(x), action.apply(x))
+        torch.testing.assert_close(copy.inverse(copy.apply(x)), x)
+
+
 def test_a_users_own_action_joins_a_group() -> None:
     """Minus the mirror image: orthogonal, its own inverse."""
     negative = Action("negative mirror", lambda x: -x.flip(-1), lambda x: -x.flip(-1))
@@ -143,8 +154,8 @@ def test_a_users_action_cannot_take_a_name_that_means_another(name: str) -> None
     [
         ("papre", "did you mean 'paper'"),
         (["flipx"], "did you mean 'flip_x'"),
-        ("id", "besides the identity"),
-        ([], "besides the identity"),
+        ("id", "other than the identity"),
+        ([], "other than the identity"),
         (["neg", "neg"], "given twice"),
         (["shift(1)"], "unknown group element"),
     ],

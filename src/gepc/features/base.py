@@ -98,9 +98,9 @@ class Batch:
 class Extractor(ABC):
     """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
 
-    A method implements `timesteps`, `cost`, `extract` and `columns`. It may override
+    A method implements `timesteps`, `cost` and `extract`. It may override
 
-    - `column_names`: names of the last axis of `columns`,
+    - `column_names` and `columns`: what calibration sees of the table,
     - `label`: its name in result tables,
     - `stability`: the feature whose variation selects noise levels,
     - `by_level`: False where the table at one timestep depends on the others.
@@ -139,14 +139,14 @@ class Extractor(ABC):
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """The features at those timesteps: name -> (N, levels[, ...])."""
 
-    @abstractmethod
-    def columns(self, table: Table) -> Columns:
-        """What calibration sees: (N, levels, features), from the table alone."""
-
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the last axis of `columns`."""
         return (self.name,)
+
+    def columns(self, table: Table) -> Columns:
+        """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
+        return np.stack([table[name] for name in self.column_names], axis=2)
 
     @property
     def label(self) -> str:

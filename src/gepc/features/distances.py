@@ -14,16 +14,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 
-if TYPE_CHECKING:
-    import torch
-
-    Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 DISTANCES = ("mse", "msgms", "ssim", "backbone", "lpips")
 GMS_CONSTANT = 170.0 / 255.0**2
@@ -51,8 +50,6 @@ def msgms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """1 - SSIM of every channel (data range 1) over all windows that fit; at full and half size where one fits."""
-    import torch
-
     c1, c2 = 0.01**2, 0.03**2
     gaps = []
     for left, right in _pyramid(a.double(), b.double(), 2, SSIM_WINDOW):
@@ -74,8 +71,6 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The pair at up to `scales` sizes, halved by averaging 2x2 pixels, down to `smallest` pixels a side."""
-    import torch
-
     pairs = [(a, b)]
     for _ in range(scales - 1):
         if min(pairs[-1][0].shape[2:]) < 2 * smallest:
@@ -85,8 +80,6 @@ def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> li
 
 
 def _luminance(x: torch.Tensor) -> torch.Tensor:
-    import torch
-
     if x.shape[1] != 3:
         return x.double().mean(1, keepdim=True)
     weights = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64, device=x.device)
@@ -95,8 +88,6 @@ def _luminance(x: torch.Tensor) -> torch.Tensor:
 
 def _gradient(x: torch.Tensor) -> torch.Tensor:
     """Prewitt gradient magnitude; the border is replicated."""
-    import torch
-
     row = torch.tensor([1.0, 0.0, -1.0], dtype=x.dtype, device=x.device) / 3.0
     kernel = row.repeat(3, 1)
     padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
@@ -130,8 +121,6 @@ class BackboneDistance:
 
     def _features(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The features of every layer, (N, C, H, W) each; the backbone may run a large batch in several parts."""
-        import torch
-
         found: dict[Any, list[torch.Tensor]] = {block: [] for block in self.blocks}
 
         def keep(block: Any, _inputs: Any, output: Any) -> None:
@@ -150,8 +139,6 @@ class BackboneDistance:
 
 def _lpips() -> Distance:
     """LPIPS with AlexNet, from files on disk; nothing is downloaded."""
-    import torch
-
     if importlib.util.find_spec("lpips") is None:
         raise OptionError(
             "the distance 'lpips' needs the package lpips and its weights, which are not installed; use msgms or ssim"
@@ -172,8 +159,6 @@ def _lpips() -> Distance:
 
 def _for_lpips(x: torch.Tensor) -> torch.Tensor:
     """In [-1, 1], three channels, at least 32 pixels a side (zeros around)."""
-    import torch
-
     x = x.float().repeat(1, 3 // x.shape[1], 1, 1) * 2.0 - 1.0
     high, wide = (max(0, 32 - side) for side in x.shape[2:])
     return torch.nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))

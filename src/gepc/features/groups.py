@@ -1,11 +1,11 @@
-"""Orthogonal actions on images with their inverses, and the sets of them that the method averages over."""
+"""Orthogonal actions on images with their inverses, and the groups (finite sets of them) that GEPC averages over."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from gepc.core.errors import OptionError, nearest
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Action:
-    """P_g and P_g^-1 on (..., H, W) tensors. `square_only`: swaps height and width, so it needs square images."""
+    """P_g and P_g^-1 on (..., H, W) tensors.
+
+    Parameters
+    ----------
+    name : how options and saved detectors refer to it.
+    apply : P_g.
+    inverse : P_g^-1.
+    square_only : whether it swaps height and width, and so needs square images.
+    """
 
     name: str
     apply: Transform
@@ -29,52 +37,61 @@ class Action:
         return f"Action({self.name!r})"
 
 
-def _flip(name: str, axis: int) -> Action:
-    return Action(name, lambda x: x.flip(axis), lambda x: x.flip(axis))
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
-def _rotation(name: str, quarter_turns: int) -> Action:
-    return Action(
-        name,
-        lambda x: x.rot90(quarter_turns, (-2, -1)),
-        lambda x: x.rot90(-quarter_turns, (-2, -1)),
-        square_only=quarter_turns % 2 == 1,
-    )
+def _negative(x: torch.Tensor) -> torch.Tensor:
+    return -x
+
+
+def _mirrored(x: torch.Tensor, axis: int) -> torch.Tensor:
+    return x.flip(axis)
+
+
+def _turned(x: torch.Tensor, quarter_turns: int) -> torch.Tensor:
+    return x.rot90(quarter_turns, (-2, -1))
+
+
+def _transposed(x: torch.Tensor, quarter_turns: int) -> torch.Tensor:
+    return _turned(_turned(x, quarter_turns).transpose(-2, -1), -quarter_turns)
+
+
+def _rolled(x: torch.Tensor, dx: int, dy: int) -> torch.Tensor:
+    return x.roll((dy, dx), (-2, -1))
+
+
+def _involution(name: str, transform: Transform, square_only: bool = False) -> Action:
+    return Action(name, transform, transform, square_only)
+
+
+def _rotation(name: str, turns: int) -> Action:
+    apply, inverse = partial(_turned, quarter_turns=turns), partial(_turned, quarter_turns=-turns)
+    return Action(name, apply, inverse, square_only=turns % 2 == 1)
 
 
 @cache
 def shift(dx: int, dy: int, name: str | None = None) -> Action:
     """A circular shift by `dx` pixels to the right and `dy` down."""
-    return Action(
-        name or f"shift({dx},{dy})",
-        lambda x: x.roll((dy, dx), (-2, -1)),
-        lambda x: x.roll((-dy, -dx), (-2, -1)),
-    )
+    return Action(name or f"shift({dx},{dy})", partial(_rolled, dx=dx, dy=dy), partial(_rolled, dx=-dx, dy=-dy))
 
 
-def _transposition(name: str, quarter_turns: int) -> Action:
-    def act(x: torch.Tensor) -> torch.Tensor:
-        return x.rot90(quarter_turns, (-2, -1)).transpose(-2, -1).rot90(-quarter_turns, (-2, -1))
-
-    return Action(name, act, act, square_only=True)
-
-
-IDENTITY = Action("id", lambda x: x, lambda x: x)
+IDENTITY = _involution("id", _same)
 
 _ACTIONS: dict[str, Action] = {
     action.name: action
     for action in (
         IDENTITY,
-        _flip("flip_x", -1),
-        _flip("flip_y", -2),
+        _involution("flip_x", partial(_mirrored, axis=-1)),
+        _involution("flip_y", partial(_mirrored, axis=-2)),
         _rotation("rot90", 1),
         _rotation("rot180", 2),
         _rotation("rot270", 3),
         shift(1, 0, "shift_x"),
         shift(0, 1, "shift_y"),
-        _transposition("transpose", 0),
-        _transposition("antitranspose", 1),
-        Action("neg", lambda x: -x, lambda x: -x),
+        _involution("transpose", partial(_transposed, quarter_turns=0), square_only=True),
+        _involution("antitranspose", partial(_transposed, quarter_turns=1), square_only=True),
+        _involution("neg", _negative),
     )
 }
 
@@ -91,19 +108,28 @@ _SHIFT = re.compile(r"shift\(\s*(-?\d+)\s*,\s*(-?\d+)\s*\)")
 
 
 def register_action(action: Action) -> Action:
-    """Make a user's action known by name, so that saved detectors can find it again. It must be orthogonal."""
+    """Register an action of your own, so that saved detectors find it by name. It must be orthogonal.
+
+    Parameters
+    ----------
+    action : the action; its name must not be in use.
+
+    Returns
+    -------
+    The same action.
+    """
     _check(action)
     _ACTIONS[action.name] = action
     return action
 
 
 def list_actions() -> list[str]:
-    """Names that a group can be made of; `shift(dx,dy)` works besides."""
+    """Names of the registered actions; `shift(dx,dy)` works too."""
     return sorted(_ACTIONS)
 
 
 def list_groups() -> list[str]:
-    """Names of the ready-made groups."""
+    """Names of the predefined groups."""
     return sorted(_GROUPS)
 
 
@@ -113,7 +139,7 @@ def find_action(name: str) -> Action:
     if known is None:
         raise OptionError(
             f"unknown group element {name!r}; {nearest(name, [*_ACTIONS, 'shift(dx,dy)'])}; "
-            "one of your own is made known with gepc.register_action"
+            "register your own with gepc.register_action"
         )
     return known
 
@@ -124,7 +150,7 @@ def _known(name: str) -> Action | None:
 
 
 def _check(action: Action) -> None:
-    """A name means one action, so that a saved detector finds the one it was fitted with; a new one is tested."""
+    """Test a new action; refuse another action under a known name, which saved detectors may refer to."""
     known = _known(action.name)
     if known is None:
         check_orthogonal(action)
@@ -133,7 +159,7 @@ def _check(action: Action) -> None:
 
 
 def check_orthogonal(action: Action) -> None:
-    """Refuse an action that is not linear, does not preserve the norm, or whose inverse does not undo it."""
+    """Raise `OptionError` unless the action is linear, preserves the norm and is undone by its inverse."""
     import torch
 
     x, y = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -153,7 +179,7 @@ def check_orthogonal(action: Action) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """A finite set of actions that holds the identity, first. It need not be closed: the paper's set is not."""
+    """A finite set of actions, the identity first. It need not be closed under composition: the paper's is not."""
 
     actions: tuple[Action, ...]
 
@@ -163,7 +189,7 @@ class Group:
 
     @classmethod
     def of(cls, group: Group | str | Iterable[str | Action]) -> Group:
-        """Read a group: a ready-made name (`paper`, `d4`), or actions by name or as objects; the identity is added."""
+        """A group from a predefined name (`paper`, `d4`), or from actions by name or as objects; adds the identity."""
         if isinstance(group, Group):
             return group
         if isinstance(group, str):
@@ -177,14 +203,14 @@ class Group:
             _check(item)
         moving = [item for item in actions if item.name != "id"]
         if not moving:
-            raise OptionError("a group needs at least one element besides the identity")
+            raise OptionError("a group needs at least one element other than the identity")
         names = [item.name for item in moving]
         if len(set(names)) != len(names):
             raise OptionError(f"a group element is given twice: {', '.join(names)}")
         return cls((IDENTITY, *moving))
 
     def for_size(self, height: int, width: int) -> Group:
-        """The group on images of this size: what swaps height and width drops out unless they are equal."""
+        """The group on images of this size: without the elements that need square images if they are not square."""
         if height == width:
             return self
         kept = tuple(action for action in self.actions if not action.square_only)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from gepc.core.errors import OptionError, check_choice
-
-if TYPE_CHECKING:
-    import torch
 
 KINDS = ("mean", "topk", "local")
 
@@ -53,8 +51,6 @@ class Pooling:
 
 def box_filter(fields: torch.Tensor, window: int) -> torch.Tensor:
     """The mean over a window of each pixel, (N, H, W) -> (N, H, W); at the border the window shrinks."""
-    import torch
-
     pad = window // 2
     return torch.nn.functional.avg_pool2d(fields[:, None], window, stride=1, padding=pad, count_include_pad=False)[:, 0]
 

@@ -1,16 +1,19 @@
-"""The passes of GEPC: one noise level of a batch under every group element, and the fields compared.
+"""The passes of GEPC: one noise level of a batch under every group element, and the comparison of the fields.
 
-Works on eps = -sigma s: every feature but b is a ratio in which sigma cancels. Formulas are in `gepc.features.gepc`.
+Computed from eps = -sigma s: sigma cancels in every feature but b. The formulas are in `gepc.features.gepc`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.features.base import Batch, Table
@@ -18,8 +21,6 @@ from gepc.features.groups import Action, Group
 from gepc.images import noise
 
 if TYPE_CHECKING:
-    import torch
-
     from gepc.features.gepc import GepcExtractor
 
 PER_ELEMENT = ("s", "cos", "x0")
@@ -32,79 +33,84 @@ LAGS: dict[str, tuple[tuple[int, int], ...]] = {
 }
 """Autocorrelations of the denoising error: name -> shifts (down, right) in pixels, averaged."""
 CORRELATIONS = (*LAGS, "ac")
-"""Those, and the correlation between its channels, which a network of one channel does not have."""
+"""These, and the correlation between channels, which a network of one channel does not have."""
 WITHOUT_GROUP = ("b", "d", *CORRELATIONS)
 
 
+@dataclass
 class LevelPass:
-    """One timestep and one noise draw of a batch; `run` makes the passes and gives this level's row of the table."""
+    """One timestep and one noise draw of a batch.
 
-    def __init__(
-        self,
-        method: GepcExtractor,
-        backbone: Backbone,
-        batch: Batch,
-        group: Group,
-        t: int,
-        draw: int,
-        used: npt.NDArray[np.bool_],
-        with_maps: bool,
-    ) -> None:
-        import torch
+    Parameters
+    ----------
+    method : the extractor, for its features and pooling.
+    backbone : the network.
+    batch : the images.
+    group : the group elements that act on images of this size.
+    t : the timestep.
+    draw : the number of the noise draw.
+    used : which images are evaluated at this level, (N,).
+    with_maps : whether to compute the map.
+    """
 
-        self.method, self.backbone, self.group, self.t = method, backbone, group, t
-        self.count, self.rows, self.with_maps, self.size = len(batch), batch.rows, with_maps, batch.size
-        self.used = np.flatnonzero(used)
-        self.wanted = set(method.features)
-        x_t, field = batch.noised(backbone, t, draw)
-        pick = torch.from_numpy(self.used).to(x_t.device)
-        self.x_t, self.noise = (x_t, field) if len(self.used) == self.count else (x_t[pick], field[pick])
-        self.chosen = self._choose_elements(batch)
+    method: GepcExtractor
+    backbone: Backbone
+    batch: Batch
+    group: Group
+    t: int
+    draw: int
+    used: npt.NDArray[np.bool_]
+    with_maps: bool = False
 
-    def _choose_elements(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which images (rows) are compared under which non-identity elements (columns); the same for every draw."""
+    def __post_init__(self) -> None:
+        self.wanted = set(self.method.features)
+        self.rows = np.flatnonzero(self.used)
+        x_t, field = self.batch.noised(self.backbone, self.t, self.draw)
+        pick = torch.from_numpy(self.rows).to(x_t.device)
+        self.x_t, self.noise = (x_t, field) if self.used.all() else (x_t[pick], field[pick])
+        self.chosen = self._choose_elements()
+
+    def _choose_elements(self) -> npt.NDArray[np.bool_]:
+        """The non-identity elements (columns) that each image (row) is compared under; the same for every draw."""
         moving, size = len(self.group.moving), self.method.group_samples
         if self.wanted <= set(WITHOUT_GROUP):
-            return np.zeros((len(self.used), moving), dtype=bool)
+            return np.zeros((len(self.rows), moving), dtype=bool)
         if size is None or size >= moving:
-            return np.ones((len(self.used), moving), dtype=bool)
-        keys = [batch.keys[int(index)] for index in self.used]
-        return noise.subsets(batch.seed, keys, moving, size, "elements", self.t)
+            return np.ones((len(self.rows), moving), dtype=bool)
+        keys = [self.batch.keys[int(row)] for row in self.rows]
+        return noise.subsets(self.batch.seed, keys, moving, size, "elements", self.t)
 
     def run(self) -> tuple[Table, npt.NDArray[np.float32]]:
-        """This level's row of the table, and the map (empty unless asked for)."""
+        """This level's row of the table, and the map (empty without `with_maps`)."""
         self.base = self.backbone.eps(self.x_t, self.t)
         self.energy = self.method.pooling(self.base.square())
-        if "x0" in self.wanted:
-            self.x0_energy = self._x0_energy()
-        row: dict[str, torch.Tensor] = self._without_group()
-        transported = []
-        field = self.base.new_zeros((len(self.used), *self.size))
-        columns = {name: self._empty(len(self.group)) for name in PER_ELEMENT if name in self.wanted}
-        for values in columns.values():
-            values[:, 0] = 0.0
+        row = self._without_group()
+        transported: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        field = self.base.new_zeros((len(self.rows), *self.batch.size))
+        for name in PER_ELEMENT:
+            if name in self.wanted:
+                row[name] = self.base.new_full((len(self.rows), len(self.group)), torch.nan, dtype=torch.float64)
+                row[name][:, 0] = 0.0
         for position, picked, moved in self._transport():
             gap = (moved - self.base[picked]).square().mean(1)
-            self._compare(columns, position + 1, picked, moved, gap)
+            for name, values in self._compare(picked, moved, gap).items():
+                row[name][picked, position + 1] = values.double()
             if self.with_maps:
                 field[picked] += gap / self.energy[picked, None, None]
             if self.wanted & {"pair", "cycle"}:
                 transported.append((position + 1, picked, moved))
-        row.update(columns)
         row.update(self._between(transported))
         table = {name: self._spread(values) for name, values in row.items()}
         return table, self._finish_map(field)
 
     def _transport(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """(element, images, P_g^-1 eps(P_g x_t)), with as many elements in one network call as `rows` allows."""
-        import torch
-
         waiting: list[tuple[int, torch.Tensor]] = []
         for position in range(len(self.group.moving)):
             picked = torch.from_numpy(np.flatnonzero(self.chosen[:, position])).to(self.x_t.device)
             if len(picked) == 0:
                 continue
-            if waiting and sum(len(rows) for _, rows in waiting) + len(picked) > self.rows:
+            if waiting and sum(len(rows) for _, rows in waiting) + len(picked) > self.batch.rows:
                 yield from self._evaluate(waiting)
                 waiting = []
             waiting.append((position, picked))
@@ -112,8 +118,6 @@ class LevelPass:
             yield from self._evaluate(waiting)
 
     def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        import torch
-
         actions: list[Action] = [self.group.moving[position] for position, _ in waiting]
         whole = len(self.x_t)
         moved = [
@@ -125,31 +129,23 @@ class LevelPass:
         for action, (position, picked), part in zip(actions, waiting, parts, strict=True):
             yield position, picked, action.inverse(part)
 
-    def _compare(
-        self,
-        columns: dict[str, torch.Tensor],
-        column: int,
-        picked: torch.Tensor,
-        moved: torch.Tensor,
-        gap: torch.Tensor,
-    ) -> None:
-        if "s" in columns:
-            columns["s"][picked, column] = (self.method.pooling.pixels(gap) / self.energy[picked]).double()
-        if "cos" in columns:
-            cosine = self._cosine(moved, self.base[picked])
-            columns["cos"][picked, column] = (1.0 - cosine).double()
-        if "x0" in columns:
+    def _compare(self, picked: torch.Tensor, moved: torch.Tensor, gap: torch.Tensor) -> dict[str, torch.Tensor]:
+        """s, cos and x0 of one element; `gap` is mean_c r_g^2."""
+        found = {}
+        if "s" in self.wanted:
+            found["s"] = self.method.pooling.pixels(gap) / self.energy[picked]
+        if "cos" in self.wanted:
+            a, b = moved.flatten(1), self.base[picked].flatten(1)
+            norms = (a.square().sum(1) * b.square().sum(1)).sqrt()
+            found["cos"] = 1.0 - (a * b).sum(1) / norms.clamp_min(1e-30)
+        if "x0" in self.wanted:
             # x0_g - x0 = -(sigma/sqrt(abar)) (eps_g - eps)
             abar = float(self.backbone.alphas_cumprod[self.t])
             pooled = self.method.pooling.pixels(gap) * ((1.0 - abar) / abar)
-            columns["x0"][picked, column] = (pooled / self.x0_energy[picked]).double()
+            found["x0"] = pooled / self._x0_energy[picked]
+        return found
 
-    @staticmethod
-    def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a, b = a.flatten(1), b.flatten(1)
-        norms = (a.square().sum(1) * b.square().sum(1)).sqrt()
-        return (a * b).sum(1) / norms.clamp_min(1e-30)
-
+    @cached_property
     def _x0_energy(self) -> torch.Tensor:
         abar = float(self.backbone.alphas_cumprod[self.t])
         x0 = (self.x_t - self.base * (1.0 - abar) ** 0.5) / abar**0.5
@@ -170,49 +166,26 @@ class LevelPass:
         return row
 
     def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """pair and cycle: differences between transported scores, the identity's being the reference itself."""
-        import torch
-
-        if not transported:
-            return {}
-        everyone = torch.arange(len(self.base), device=self.base.device)
-        members = {0: (everyone, self.base), **{column: (rows, moved) for column, rows, moved in transported}}
+        """pair and cycle: differences between transported scores; NaN where one of the two was not evaluated."""
         size = len(self.group)
-        lists = {"pair": list(combinations(range(size), 2)), "cycle": [(i, (i + 1) % size) for i in range(size)]}
+        pairs = {"pair": list(combinations(range(size), 2)), "cycle": [(i, (i + 1) % size) for i in range(size)]}
+        wanted = sorted(self.wanted & set(pairs))
+        if not wanted:
+            return {}
+        scores = self.base.new_full((size, *self.base.shape), torch.nan)
+        scores[0] = self.base
+        for column, picked, moved in transported:
+            scores[column, picked] = moved
         row = {}
-        for name in sorted(self.wanted & set(lists)):
-            values = self._empty(len(lists[name]))
-            for column, (first, second) in enumerate(lists[name]):
-                self._disagreement(values, column, members.get(first), members.get(second))
-            row[name] = values
+        for name in wanted:
+            gaps = [self.method.pooling((scores[i] - scores[j]).square()) / self.energy for i, j in pairs[name]]
+            row[name] = torch.stack(gaps, 1).double()
         return row
 
-    def _disagreement(
-        self,
-        values: torch.Tensor,
-        column: int,
-        first: tuple[torch.Tensor, torch.Tensor] | None,
-        second: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> None:
-        if first is None or second is None:
-            return
-        import torch
-
-        both = first[0][torch.isin(first[0], second[0])]
-        if len(both) == 0:
-            return
-        a, b = (moved[torch.searchsorted(rows, both)] for rows, moved in (first, second))
-        values[both, column] = (self.method.pooling((a - b).square()) / self.energy[both]).double()
-
-    def _empty(self, width: int) -> torch.Tensor:
-        import torch
-
-        return torch.full((len(self.used), width), torch.nan, dtype=torch.float64, device=self.base.device)
-
     def _spread(self, values: torch.Tensor) -> npt.NDArray[np.float64]:
-        """Rows of the images used at this level, put back among all; NaN for the others."""
-        out = np.full((self.count, *values.shape[1:]), np.nan)
-        out[self.used] = values.cpu().numpy()
+        """From the rows of the images used at this level to all images; NaN for the others."""
+        out = np.full((len(self.batch), *values.shape[1:]), np.nan)
+        out[self.rows] = values.double().cpu().numpy()
         return out
 
     def _finish_map(self, field: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -221,19 +194,14 @@ class LevelPass:
             return np.empty(0, dtype=np.float32)
         evaluated = max(1, int(self.chosen[0].sum())) if len(self.chosen) else 1
         size = len(self.group)
-        field = field * ((size - 1) / size / evaluated)
-        out = np.full((self.count, *self.size), np.nan, dtype=np.float32)
-        out[self.used] = field.float().cpu().numpy()
-        return out
+        return self._spread(field * ((size - 1) / size / evaluated)).astype(np.float32)
 
 
 def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """mean_pixels f(p) f(p + shift) / mean_pixels f^2 over all channels, averaged over the shifts; nothing wraps round.
+    """mean_pixels f(p) f(p + shift) / mean_pixels f^2 over all channels, averaged over the shifts, without wrap-around.
 
-    0 where no two pixels of the image are that far apart.
+    0 where the image is smaller than the shift.
     """
-    import torch
-
     power = field.square().flatten(1).mean(1, dtype=torch.float64).clamp_min(1e-30)
     total = power.new_zeros(len(field))
     for down, right in shifts:
@@ -250,10 +218,8 @@ def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> t
 def channel_correlation(field: torch.Tensor) -> torch.Tensor:
     """mean f_c f_c' / mean f^2 over pixels and pairs of channels c != c': ((sum_c f_c)^2/sum_c f_c^2 - 1)/(C - 1).
 
-    0 for channels that have nothing in common, 1 for equal ones.
+    0 for uncorrelated channels, 1 for equal ones.
     """
-    import torch
-
     power = field.square().flatten(1).sum(1, dtype=torch.float64).clamp_min(1e-30)
     together = field.sum(1).square().flatten(1).sum(1, dtype=torch.float64)
     return (together / power - 1.0) / (field.shape[1] - 1)

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
-from gepc.features.base import Batch, Columns, Cost, Extractor, Table
+from gepc.features.base import Batch, Cost, Extractor, Table
 
 if TYPE_CHECKING:
     import torch
 
-    Features = Mapping[str, torch.Tensor]
+Features = Mapping[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,6 @@ class PerLevel(Extractor):
         rows = [self.at_level(backbone, batch, int(t)) for t in timesteps]
         return {name: np.stack([to_numpy(row[name]) for row in rows], axis=1) for name in rows[0]}
 
-    def columns(self, table: Table) -> Columns:
-        """The named features side by side."""
-        return np.stack([table[name] for name in self.column_names], axis=2)
-
 
 class WholeImage(Extractor):
     """Features that belong to no level: the level axis has one place, which stands for the image."""
@@ -84,10 +80,6 @@ class WholeImage(Extractor):
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """name -> (N, 1) or (N, 1, features)."""
         return {name: to_numpy(values)[:, None] for name, values in self.of_images(backbone, batch).items()}
-
-    def columns(self, table: Table) -> Columns:
-        """The named features side by side."""
-        return np.stack([table[name] for name in self.column_names], axis=2)
 
 
 def to_numpy(values: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, log_variances, rho_of
@@ -18,13 +19,8 @@ from gepc.core.errors import check_choice
 from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, register
 from gepc.features.baselines.paths import HIGHEST_RHO, even_in
 from gepc.features.baselines.score import ScoreNorm, eps_and_trace, signs
-from gepc.features.templates import WholeImage, check_least, energy
+from gepc.features.templates import Features, WholeImage, check_least, energy
 from gepc.images import noise
-
-if TYPE_CHECKING:
-    import torch
-
-    from gepc.features.templates import Features
 
 HALF_BIN = 1.0 / 255.0
 OPEN_ENDED = 0.999
@@ -138,8 +134,6 @@ class NllVlb(WholeImage):
 
     def terms(self, backbone: Backbone, batch: Batch, draw: int = 0) -> torch.Tensor:
         """(N, 2 + strata) float64 in nats: L_0, the contribution of each stratum, L_T; `draw` numbers noise draws."""
-        import torch
-
         chain = Chain.of(backbone, self.steps)
         edges = np.asarray(chain.strata(self.strata))
         sizes = np.diff(edges)
@@ -157,8 +151,6 @@ class NllVlb(WholeImage):
         self, backbone: Backbone, batch: Batch, chain: Chain, step: npt.NDArray[np.int64], draw: int
     ) -> torch.Tensor:
         """L_t of every image at its own step, (N,)."""
-        import torch
-
         x0 = batch.clean(backbone)
         t = torch.from_numpy(chain.timesteps[step]).to(x0.device)
         field = _noise(backbone, batch, chain.timesteps[step], draw)
@@ -189,8 +181,6 @@ class NllVlb(WholeImage):
 
 def _noise(backbone: Backbone, batch: Batch, timesteps: npt.NDArray[np.int64], draw: int) -> torch.Tensor:
     """The noise that belongs to each image at its own timestep."""
-    import torch
-
     if (timesteps == timesteps[0]).all():
         return batch.noise(backbone, int(timesteps[0]), draw)
     shape = batch.images.shape[1:]
@@ -200,8 +190,6 @@ def _noise(backbone: Backbone, batch: Batch, timesteps: npt.NDArray[np.int64], d
 
 def log_bin(x: torch.Tensor, mean: torch.Tensor, log_var: torch.Tensor, compat: bool = False) -> torch.Tensor:
     """log of the Gaussian's mass in the 8-bit bin around each x; the bins at -1 and 1 extend to infinity."""
-    import torch
-
     inverse = torch.exp(-0.5 * log_var)
     low, high = (x - mean - HALF_BIN) * inverse, (x - mean + HALF_BIN) * inverse
     if compat:
@@ -216,8 +204,6 @@ def log_bin(x: torch.Tensor, mean: torch.Tensor, log_var: torch.Tensor, compat: 
 
 
 def _log_bin_tanh(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    import torch
-
     def distribution(z: torch.Tensor) -> torch.Tensor:
         return 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (z + 0.044715 * z**3)))
 

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Extractor, Table, register
 from gepc.features.distances import check_distance, distance_of, unit
-from gepc.features.templates import WholeImage, check_least, to_numpy, total
-
-if TYPE_CHECKING:
-    import torch
-
-    from gepc.features.templates import Features
+from gepc.features.templates import Features, WholeImage, check_least, to_numpy, total
 
 HIGHEST_RHO = 80.0
 
@@ -45,18 +41,18 @@ def ddim_grid(n_steps: int, count: int) -> tuple[int, ...]:
     raise OptionError(f"no stride divides a schedule of {n_steps} timesteps into exactly {count} steps")
 
 
-def even_in(axis: FloatArray, count: int, start: int = 0) -> list[int]:
-    """`count` + 1 strictly ascending indices from `start` to the last of `axis`, spaced as evenly in it as possible.
+def even_in(axis: FloatArray, count: int) -> list[int]:
+    """`count` + 1 strictly ascending indices from the first to the last of `axis`, as even in its values as possible.
 
     `axis` is monotone over the schedule. Where it is too coarse, neighbouring indices are taken one by one.
     """
     last = len(axis) - 1
-    if count > last - start:
-        raise OptionError(f"{count} steps do not fit between timesteps {start} and {last} of this schedule")
-    values = np.abs(axis - axis[start])
-    wanted = np.linspace(values[start], values[last], count + 1)
-    edges = [start + int(np.argmin(np.abs(values[start:] - value))) for value in wanted]
-    edges[0], edges[-1] = start, last
+    if count > last:
+        raise OptionError(f"{count} steps do not fit between timesteps 0 and {last} of this schedule")
+    values = np.abs(axis - axis[0])
+    wanted = np.linspace(values[0], values[last], count + 1)
+    edges = [int(np.argmin(np.abs(values - value))) for value in wanted]
+    edges[0], edges[-1] = 0, last
     for place in range(1, count + 1):
         edges[place] = max(edges[place], edges[place - 1] + 1)
     for place in range(count - 1, -1, -1):
@@ -330,10 +326,6 @@ class DDPMOOD(Extractor):
         asked = [starts.index(start) for start in timesteps]
         return {name: np.stack([to_numpy(values[place]) for place in asked], axis=1) for name, values in found.items()}
 
-    def columns(self, table: Table) -> Columns:
-        """(N, starts, distances)."""
-        return np.stack([table[name] for name in self.distances], axis=2)
-
 
 # --- LMD -------------------------------------------------------------------------------------------------------------
 
@@ -388,8 +380,6 @@ class LMD(WholeImage):
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """The median as `lmd`."""
-        import torch
-
         distance = distance_of(self.distance, backbone)
         image, known = unit(batch.clean(backbone)), self._checkerboard(backbone, batch.size)
         found = []
@@ -400,8 +390,6 @@ class LMD(WholeImage):
 
     def _checkerboard(self, backbone: Backbone, size: tuple[int, int]) -> torch.Tensor:
         """1 where the image is known, (H, W)."""
-        import torch
-
         if size[0] % self.blocks or size[1] % self.blocks:
             raise InputError(f"{self.blocks} blocks do not divide images of {size[0]}x{size[1]}; choose other blocks")
         place = torch.arange(self.blocks)

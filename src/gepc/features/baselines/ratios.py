@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, UsesOtherBackbones, register
 from gepc.features.baselines.likelihood import NllVlb
-from gepc.features.templates import WholeImage, check_least, energy
+from gepc.features.templates import Features, WholeImage, check_least, energy
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image as Picture
-
-    from gepc.features.templates import Features
 
 BOUND = NllVlb(strata=32)
 
@@ -114,8 +112,6 @@ class LikelihoodRatio(UsesOtherBackbones, WholeImage):
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """`loss` (N, levels), lowest noise first; with a background `bpd` (N, 2), the backbone's first."""
-        import torch
-
         if self.background is not None:
             own = BOUND.of_images(backbone, batch)["bpd"]
             with counted_with(backbone, self.background, batch) as other:
@@ -188,8 +184,6 @@ class WAIC(UsesOtherBackbones, NllVlb):
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """`nll` (N, draws), or with checkpoints (N, models): -log p in nats per dimension."""
-        import torch
-
         if not self.checkpoints:
             return {"nll": self._draws(backbone, batch)}
         found = [self._draws(backbone, batch).mean(1)]
@@ -199,8 +193,6 @@ class WAIC(UsesOtherBackbones, NllVlb):
         return {"nll": torch.stack(found, 1)}
 
     def _draws(self, backbone: Backbone, batch: Batch) -> torch.Tensor:
-        import torch
-
         size = batch.images[0].size
         return torch.stack([self.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)], 1)
 

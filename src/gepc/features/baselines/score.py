@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
@@ -15,14 +16,8 @@ from gepc.core.errors import check_choice
 from gepc.features.base import Batch, Cost, HasMaps, Maps, Table, register
 from gepc.features.groups import Action, Group
 from gepc.features.pooling import box_filter, check_window
-from gepc.features.templates import PerLevel, check_least, energy, total
+from gepc.features.templates import Features, PerLevel, check_least, energy, total
 from gepc.images import noise
-
-if TYPE_CHECKING:
-    import torch
-
-    from gepc.features.templates import Features
-
 
 # --- norms -----------------------------------------------------------------------------------------------------------
 
@@ -115,8 +110,6 @@ class MSMA(PerLevel):
 
 def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
     """A Rademacher field (+-1) for each image, shaped like the batch; `numbers` distinguish probes."""
-    import torch
-
     shape = batch.images.shape[1:]
     fields = [
         noise.generator(batch.seed, key, "probe", *numbers).integers(0, 2, shape, dtype=np.int8) for key in batch.keys
@@ -247,15 +240,11 @@ class EigenScore(PerLevel):
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """m_t."""
-        import torch
-
         found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
         return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
 
     def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> torch.Tensor:
         """(N, k) float64, largest first."""
-        import torch
-
         rho = float(rho_of(backbone.alphas_cumprod[t]))
         y = batch.noised(backbone, t, draw)[0] / float(backbone.alphas_cumprod[t]) ** 0.5
         # the starting vectors are noise of their own: draws beyond those that noise the image
@@ -272,8 +261,6 @@ class EigenScore(PerLevel):
 
 def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis of the columns of each (N, D, k)."""
-    import torch
-
     if columns.shape[2] == 1:
         return torch.nn.functional.normalize(columns, dim=1)
     basis: torch.Tensor = torch.linalg.qr(columns)[0]
@@ -417,8 +404,6 @@ def _each(
     x: torch.Tensor, actions: tuple[Action, ...], picks: npt.NDArray[np.int64], inverse: bool = False
 ) -> torch.Tensor:
     """Every image moved by its own element."""
-    import torch
-
     out = torch.empty_like(x)
     for position in np.unique(picks):
         rows = torch.from_numpy(np.flatnonzero(picks == position)).to(x.device)
