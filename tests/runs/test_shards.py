@@ -19,7 +19,7 @@ import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.detector.detector import Result
 from gepc.detector.storage import detector_digest
-from gepc.images.sources import ArrayImages, FileImages, UrlImages
+from gepc.images.sources import ArrayImages, FileImages
 from gepc.runs.score_tables import csv_table, format_of, merge, read_shard, result_table, write_shard
 from gepc.runs.shards import Identity, ScoreRun, list_digest, open_run
 
@@ -94,8 +94,8 @@ def test_a_run_is_taken_up_with_its_own_sizes(tmp_path: Path) -> None:
 
 def test_urls_have_the_digest_of_their_names() -> None:
     urls = [f"s3://bucket/{index}.png" for index in range(3)]
-    assert list_digest(UrlImages(urls)) == list_digest(UrlImages(list(urls)))
-    assert list_digest(UrlImages(urls)) != list_digest(UrlImages(urls[::-1]))
+    assert list_digest(FileImages(urls)) == list_digest(FileImages(list(urls)))
+    assert list_digest(FileImages(urls)) != list_digest(FileImages(urls[::-1]))
 
 
 def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:

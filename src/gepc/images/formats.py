@@ -8,12 +8,12 @@ import zipfile
 import zlib
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, OptionError
 
 Pixels = npt.NDArray[Any]
 
@@ -81,21 +81,18 @@ def read_pixels(path: str | os.PathLike[str]) -> Pixels:
     return channels_last(pixels, str(path)) if is_npy(path) else pixels
 
 
-def read_file(path: str | os.PathLike[str], content: IO[bytes] | None = None) -> Pixels:
-    """Decode one file: 8 or 16 bits per channel, or float for `.npy` and float TIFF.
+def read_file(path: str | os.PathLike[str]) -> Pixels:
+    """Decode the file at a path or URL: 8 or 16 bits per channel, or float for `.npy` and float TIFF.
 
     A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
-
-    Parameters
-    ----------
-    path : the file, or the name of `content` in errors.
-    content : the opened file, where `path` is not on this machine.
     """
-    if content is None:
-        with _opened(path) as handle:
-            return read_file(path, handle)
-    if is_npy(path):
-        return _read_npy(path, content)
+    with _opened(path) as content:
+        if is_npy(path):
+            return _read_npy(path, content)
+        return _read_picture(path, content)
+
+
+def _read_picture(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
     from PIL import Image as PILImage
     from PIL import UnidentifiedImageError
 
@@ -122,17 +119,38 @@ def is_npy(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == ".npy"
 
 
-def reason_of(error: OSError) -> str:
-    """What the operating system says about a file, in lower case."""
-    return (error.strerror or str(error)).lower()
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a URL for fsspec rather than a path."""
+    return "://" in str(path)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL and the path in it; `s3://` and `gs://` need the packages s3fs and gcsfs."""
+    try:
+        import fsspec.core
+
+        system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise OptionError(f"{url} cannot be opened: {error}") from error
+    return system, str(path)
+
+
+def reason_of(error: Exception) -> str:
+    """What the operating system says about a file, in lower case, or any other error as it is."""
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
     try:
+        if is_url(path):
+            system, place = file_system(str(path))
+            return cast(IO[bytes], system.open(place, "rb"))
         return open(path, "rb")
+    except OptionError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
-    except OSError as error:
+    except Exception as error:  # every file system of fsspec raises errors of its own
         raise InputError(f"{path} cannot be read: {reason_of(error)}") from error
 
 

@@ -10,20 +10,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError
 from gepc.images.formats import (
     EXTENSIONS,
     Pixels,
     axes_need_count,
     channels_last,
     decode_picture,
+    file_system,
     is_npy,
     is_stack,
+    is_url,
     read_file,
     read_npz,
     reason_of,
@@ -110,7 +112,7 @@ def open_images(source: Any) -> Images:
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         return ArrayImages(_as_numpy(source))
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
-        return FileImages([Path(item) for item in source])
+        return FileImages(source)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         return ItemImages(source)
     raise InputError(
@@ -125,7 +127,7 @@ def _open_path(source: str | os.PathLike[str]) -> Images:
         return ArrayImages(read_npz(*archive))
     if is_stack(Path(source)):
         return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
-    return UrlImages.below(str(source)) if "://" in str(source) else FileImages.below(Path(source))
+    return FileImages.below(source)
 
 
 def _as_numpy(array: Any) -> Pixels:
@@ -196,57 +198,78 @@ def record_of_item(name: str, item: Any) -> Record:
 # --- files and URLs --------------------------------------------------------------------------------------------------
 
 
-def read_record(name: str, path: str | os.PathLike[str], content: IO[bytes] | None = None) -> Record:
+def read_record(name: str, path: str | os.PathLike[str]) -> Record:
     """The record of one file. A file that cannot be read is a record with the reason, not an exception."""
     try:
-        pixels = read_file(path, content)
+        pixels = read_file(path)
         return Record.of_array(name, pixels, str(path)) if is_npy(path) else Record(name, pixels)
     except InputError as error:
         return Record(name, error=str(error))
 
 
 class FileImages(Images):
-    """Image files. One that cannot be read is a record with the reason."""
+    """Image files. One that cannot be read is a record with the reason.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = list(paths)
+    Parameters
+    ----------
+    names : a path or a URL of each file; `s3://bucket/0.png` and whatever else fsspec knows.
+    """
+
+    def __init__(self, names: Sequence[str | os.PathLike[str]]) -> None:
+        self.names = [str(name) if is_url(name) else str(Path(name)) for name in names]
 
     @classmethod
-    def below(cls, path: Path) -> FileImages:
+    def below(cls, place: str | os.PathLike[str]) -> FileImages:
         """All image files in a folder and its subfolders, in sorted order; or the one file named.
 
         Links to folders are followed, and every folder is read once, even if several links lead to it. A folder that
         cannot be read is an `InputError`, because its images would be missing silently; a broken link is a record with
         the reason.
         """
-        try:
-            if path.is_file():
-                return cls([path])
-            if not path.is_dir():
-                raise InputError(f"{path} does not exist; give a folder of images, an image file or an array")
-            paths = sorted(_image_files(path))
-        except OSError as error:
-            raise InputError(
-                f"{error.filename or path} cannot be read: {reason_of(error)}; its images would be missing"
-            ) from error
-        if not paths:
-            raise InputError(f"{path} holds no image file ({', '.join(EXTENSIONS)})")
-        return cls(paths)
+        return cls(_urls_below(str(place)) if is_url(place) else _paths_below(Path(place)))
 
-    @property
-    def names(self) -> list[str]:
-        """The path of each file, in order; opens the files again."""
-        return [str(path) for path in self.paths]
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The files as paths; those of URLs serve for the names of folders only."""
+        return [Path(name) for name in self.names]
 
     def between(self, start: int, stop: int) -> FileImages:
         """The files of a range."""
-        return FileImages(self.paths[start:stop])
+        return FileImages(self.names[start:stop])
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.names)
 
     def __getitem__(self, index: int) -> Record:
-        return read_record(str(self.paths[index]), self.paths[index])
+        return read_record(self.names[index], self.names[index])
+
+
+def _paths_below(place: Path) -> list[Path]:
+    try:
+        if place.is_file():
+            return [place]
+        if not place.is_dir():
+            raise InputError(f"{place} does not exist; give a folder of images, an image file or an array")
+        paths = sorted(_image_files(place))
+    except OSError as error:
+        where = error.filename or place
+        raise InputError(f"{where} cannot be read: {reason_of(error)}; its images would be missing") from error
+    if not paths:
+        raise InputError(f"{place} holds no image file ({', '.join(EXTENSIONS)})")
+    return paths
+
+
+def _urls_below(url: str) -> list[str]:
+    system, place = file_system(url)
+    try:
+        found = [place] if system.isfile(place) else system.find(place)
+    except Exception as error:  # every file system of fsspec raises errors of its own
+        raise InputError(f"{url} cannot be listed: {error}") from error
+    images = (path for path in found if PurePosixPath(path).suffix.lower() in EXTENSIONS)
+    urls = sorted(str(system.unstrip_protocol(path)) for path in images)
+    if not urls:
+        raise InputError(f"{url} does not exist or holds no image file ({', '.join(EXTENSIONS)})")
+    return urls
 
 
 def _image_files(root: Path) -> Iterator[Path]:
@@ -286,66 +309,3 @@ def _entries(folder: str, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
 
 def _is_broken_link(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() and not Path(entry.path).exists()
-
-
-class UrlImages(FileImages):
-    """Image files at URLs, read with fsspec; `s3://` and `gs://` need the packages s3fs and gcsfs."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.urls = list(urls)
-
-    @classmethod
-    def below(cls, url: str) -> UrlImages:  # type: ignore[override]
-        """All image files at and below a URL, in sorted order."""
-        system, path = _open_url(url)
-        try:
-            found = [path] if system.isfile(path) else system.find(path)
-        except Exception as error:  # every file system raises errors of its own
-            raise InputError(f"{url} cannot be listed: {error}") from error
-        images = (str(path) for path in found if PurePosixPath(path).suffix.lower() in EXTENSIONS)
-        urls = sorted(str(system.unstrip_protocol(path)) for path in images)
-        if not urls:
-            raise InputError(f"{url} does not exist or holds no image file ({', '.join(EXTENSIONS)})")
-        return cls(urls)
-
-    @cached_property
-    def paths(self) -> list[Path]:  # type: ignore[override]
-        """The URLs as paths, for the names of their folders."""
-        return [Path(PurePosixPath(url)) for url in self.urls]
-
-    @property
-    def names(self) -> list[str]:
-        """The URLs, which paths would not preserve."""
-        return self.urls
-
-    def between(self, start: int, stop: int) -> UrlImages:
-        """The URLs of a range."""
-        return UrlImages(self.urls[start:stop])
-
-    def __len__(self) -> int:
-        return len(self.urls)
-
-    def __getitem__(self, index: int) -> Record:
-        url = self.urls[index]
-        system, path = _open_url(url)
-        try:
-            handle = system.open(path, "rb")
-        except FileNotFoundError:
-            return Record(url, error=f"{url} does not exist")
-        except Exception as error:  # noqa: BLE001  (every file system raises errors of its own)
-            return Record(url, error=f"{url} cannot be read: {error}")
-        with handle:
-            return read_record(url, url, handle)
-
-
-def _open_url(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it."""
-    try:
-        import fsspec.core
-    except ImportError as error:
-        raise OptionError(f"{url} needs fsspec: pip install fsspec") from error
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise OptionError(f"{url} cannot be opened: {error}") from error
-    return system, str(path)

@@ -28,7 +28,8 @@ from gepc.detector.detector import Result
 from gepc.detector.storage import DESCRIPTION, STATE
 from gepc.features.extraction import Extracted, ExtractionSpec
 from gepc.images.batches import Chunk
-from gepc.images.sources import FileImages, Images, UrlImages, open_images
+from gepc.images.formats import is_url
+from gepc.images.sources import FileImages, Images, open_images
 from gepc.runs.local import DedupScorer, Labels, score_part
 from gepc.runs.prefetch import Records
 from gepc.runs.shards import ScoreRun, Shard
@@ -107,7 +108,7 @@ class ImageLocations:
         if not isinstance(self.images, FileImages):
             return []
         names = self.images.between(shard.start, shard.stop).names
-        return names if isinstance(self.images, UrlImages) else [str(Path(name).absolute()) for name in names]
+        return [name if is_url(name) else str(Path(name).absolute()) for name in names]
 
     def shown(self, index: int, error: str) -> tuple[str, str]:
         """Name and error message as `gepc.runs.local` writes them: relative paths stay relative."""
@@ -151,9 +152,7 @@ class ScoreActor:
     def _images(self, start: int, stop: int, names: Sequence[str]) -> Images:
         if self.array is not None:
             return Records([self.array[index] for index in range(start, stop)])
-        if "://" in names[0]:
-            return UrlImages([str(name) for name in names])
-        return FileImages([Path(name) for name in names])
+        return FileImages([str(name) for name in names])
 
 
 @dataclass(frozen=True)

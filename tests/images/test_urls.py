@@ -1,4 +1,4 @@
-"""Images behind an address: the same records as from files."""
+"""Images at URLs: the same records as from files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
+from toys import as_uint8, pictures, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError
-from gepc.images.sources import UrlImages, iterate, open_images
+from gepc.images.sources import FileImages, iterate, open_images
 from gepc.runs.prefetch import image_range
+
+
+@pytest.fixture(scope="module")
+def detector() -> gepc.GEPC:
+    return toy_detector().fit(pictures(40, seed=1))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two folders of pictures; a file of no bytes and one that is cut short."""
+    for index, picture in enumerate(as_uint8(pictures(6, seed=2))):
+        path = tmp_path / ("day" if index % 2 else "night") / f"{index}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(picture).save(path)
+    (tmp_path / "night" / "cut.png").write_bytes((tmp_path / "day" / "1.png").read_bytes()[:50])
+    (tmp_path / "day" / "empty.png").touch()
+    return tmp_path
 
 
 @pytest.fixture
@@ -47,8 +66,8 @@ def test_scores_and_folders(bucket: str, folder: Path, detector: gepc.GEPC) -> N
     images = open_images(bucket)
     assert {path.parent.name for path in images.paths} == {"day", "night"}
     cut = image_range(images, 2, 5).images
-    assert isinstance(cut, UrlImages)
-    assert [record.name for record in iterate(cut)] == images.urls[2:5]
+    assert isinstance(cut, FileImages)
+    assert [record.name for record in iterate(cut)] == images.names[2:5]
 
 
 def test_one_file_and_file_addresses(folder: Path, detector: gepc.GEPC) -> None:
@@ -62,5 +81,10 @@ def test_addresses_that_lead_nowhere(bucket: str) -> None:
         open_images("memory://nowhere")
     with pytest.raises(OptionError, match="nosuch://x cannot be opened"):
         open_images("nosuch://x")
-    gone = UrlImages(["memory://bucket/gone.png"])[0]
+    gone = FileImages(["memory://bucket/gone.png"])[0]
     assert gone.error == "memory://bucket/gone.png does not exist"
+
+
+def test_a_list_of_urls_keeps_its_order(bucket: str) -> None:
+    urls = [f"{bucket}/night/2.png", f"{bucket}/day/1.png"]
+    assert [(record.name, record.error) for record in iterate(open_images(urls))] == [(url, None) for url in urls]
