@@ -1,4 +1,4 @@
-"""gepc+ on data that its nine pairs have not: photographs, radar, faces turned and pasted, grey pictures.
+"""gepc+ on data outside its nine pairs: photographs, radar images, rotated and pasted faces, grey images.
 
     GEPC_DATA=data python benchmarks/fresh.py --out results/fresh [--methods diffpath,msma:knn]
 
@@ -6,9 +6,9 @@
 are scikit-image's own. The sets are written to OUT/sets as npz files, the tables to OUT/fresh.md; the last one, AUROC
 against passes, is over all pairs. There are two blocks of pairs:
 
-* FIRST, on which the terms and levels of gepc+ had not been chosen, but after which its transforms were set (rot90 and
-  flip_x instead of rot180) and the column `ac` was added;
-* SECOND, listed when all that was fixed and looked at once: after it `level_knn` took the place of `level_mahalanobis`.
+* FIRST: the terms and levels of gepc+ were not chosen on it, but after it the transforms were changed (rot90 and flip_x
+  instead of rot180) and the column `ac` was added;
+* SECOND: listed after all of this was fixed, and evaluated once; after it `level_knn` replaced `level_mahalanobis`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from passes import PassesBench
 from PIL import Image
+from plus_designs import Design, PlusBench, collect_plus, fast, plain_gepc, plus
 
 import gepc
 from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
-from gepc.bench.paired import Pair, aurocs
-from gepc.bench.passes import PassesBench
-from gepc.bench.plus import Design, PlusBench, collect_plus, fast, plain_gepc, plus
-from gepc.bench.protocol import Protocol, Source
+from gepc.bench.evaluate import Benchmark, pair_aurocs
+from gepc.bench.protocol import BenchmarkDataset, Pair, Protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.features.extraction import FeatureCache
@@ -82,12 +82,12 @@ def cells(pixels: Pixels, top: float = 0.0, bottom: float = 1.0) -> Pixels:
 
 
 def some(pixels: Pixels, count: int) -> Pixels:
-    """So many of them, the same ones every time."""
+    """At most `count` of them, the same ones every time."""
     return pixels[np.random.default_rng(0).permutation(len(pixels))[:count]]
 
 
 def photograph(name: str) -> tuple[Pixels, Pixels]:
-    """Patches from the upper part to fit on, from the lower part to test; all of it where it is only a stranger."""
+    """Patches of the upper part to fit on, of the lower part to test; of all of it for a set that is only OOD."""
     pixels = load_photograph(Photograph(name, FUNCTIONS.get(name, name), name))
     if name in FIRST or name in SECOND:
         return some(cells(pixels, 0.0, 0.6), TRAIN), some(cells(pixels, 0.66, 1.0), TEST)
@@ -116,7 +116,7 @@ def pasted(faces: Pixels, others: Pixels) -> Pixels:
 
 
 def make_sets(data: Path) -> dict[str, tuple[Pixels, Pixels]]:
-    """Name -> images to fit on (none for a set that is only a stranger), images to test."""
+    """Name -> images to fit on (none for a set that is only OOD), images to test."""
     found = {name: photograph(name) for name in PHOTOGRAPHS}
     for name, file in (("celeba", "celeba32"), ("cifar10", "cifar10"), ("svhn", "svhn32")):
         path = data / f"{file}.npz"
@@ -147,7 +147,7 @@ def protocol(backbone: str) -> Protocol:
     known = dict.fromkeys((*FIRST, *SECOND))
     pairs = {name: tuple(dict.fromkeys((*FIRST.get(name, ()), *SECOND.get(name, ())))) for name in known}
     names = dict.fromkeys(name for one, others in pairs.items() for name in (one, *others))
-    sets = {name: Source(f"npz:{name}.npz", name) for name in names}
+    sets = {name: BenchmarkDataset(f"npz:{name}.npz", name) for name in names}
     return Protocol(datasets=sets, pairs=pairs, backbone=backbone, train_images=TRAIN, test_images=TEST)
 
 
@@ -192,19 +192,17 @@ def own_lines(bench: PlusBench) -> list[Line]:
     lines = []
     for design in shown():
         passes = design.passes(bench.backbone, SIDE, len(bench.timesteps(design)))
-        lines.append(Line(design.label, f"{passes}F+0J", aurocs(bench.all_scores(design)[0])))
+        lines.append(Line(design.label, f"{passes}F+0J", pair_aurocs(bench.all_scores(design)[0])))
     return lines
 
 
-def baseline_lines(
-    names: str, plan: Protocol, backbone: gepc.Backbone, folder: Path, cache: FeatureCache
-) -> list[Line]:
-    """Other methods, as `gepc bench --methods` has them."""
-    baselines, lines = choose_baselines(method_names(names), plan, backbone), []
-    for found in collect_baselines(baselines, plan, backbone, folder, cache):
-        cost = found.baseline.extractor.cost(backbone, (SIDE, SIDE))
-        values = aurocs({name: found.scores(name, 0) for name in plan.pairs})
-        lines.append(Line(found.baseline.label, str(cost), values))
+def baseline_lines(names: str, benchmark: Benchmark) -> list[Line]:
+    """Other methods, as `gepc bench --methods` runs them."""
+    backbone, lines = benchmark.backbone, []
+    baselines = choose_baselines(method_names(names), benchmark.protocol, backbone)
+    for found in collect_baselines(baselines, benchmark):
+        cost = found.scoring_extractor.cost(backbone, (SIDE, SIDE))
+        lines.append(Line(found.label, str(cost), found.aurocs))
     return lines
 
 
@@ -233,16 +231,16 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
 
-    folder, cache = options.out / "sets", FeatureCache(options.cache)
+    folder = options.out / "sets"
     write_sets(options.data, folder)
-    plan = protocol(options.backbone)
-    backbone = gepc.load_backbone(plan.backbone)
-    bench = collect_plus(plan, backbone, folder, cache)
+    settings = protocol(options.backbone)
+    benchmark = Benchmark.open(settings, gepc.load_backbone(settings.backbone), folder, FeatureCache(options.cache))
+    bench = collect_plus(benchmark)
     lines = own_lines(bench)
     if options.methods:
-        lines += baseline_lines(options.methods, plan, backbone, folder, cache)
+        lines += baseline_lines(options.methods, benchmark)
     found = [*tables(lines), PassesBench(bench).table()]
-    print(write_tables(options.out, "fresh", found, {"protocol": plan.as_dict()}))
+    print(write_tables(options.out, "fresh", found, {"protocol": settings.as_dict()}))
 
 
 if __name__ == "__main__":

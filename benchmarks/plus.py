@@ -1,8 +1,8 @@
-"""gepc+ against GEPC and its own terms, and AUROC against passes: for every pair of a protocol, with spread.
+"""gepc+ against GEPC and its own ablations, and AUROC against passes, on every pair of a protocol.
 
     python benchmarks/plus.py small32 --data data/ --out results/plus --seeds 0,1,2,3,4
 
-The features are kept in the cache: an interrupted run goes on, and a second one costs no network pass.
+The features are kept in the cache: an interrupted run resumes, and a second one needs no network pass.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from passes import PassesBench, auroc_over_passes
+from plus_designs import collect_plus, passes_needed, tables
+
 import gepc
-from gepc.bench.figures import auroc_over_passes
-from gepc.bench.passes import PassesBench
-from gepc.bench.plus import collect_plus, passes_needed, tables
+from gepc.bench.evaluate import Benchmark
 from gepc.bench.protocol import load_protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.files import replacing
@@ -26,8 +27,8 @@ def main() -> None:
     parser.add_argument("protocol", help="a YAML file or a name, such as small32")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data sets")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the tables")
-    parser.add_argument("--backbone", help="instead of the protocol's")
-    parser.add_argument("--seeds", default="0", help="noise seeds with commas between")
+    parser.add_argument("--backbone", help="use this backbone instead of the protocol's")
+    parser.add_argument("--seeds", default="0", help="noise seeds, separated by commas")
     parser.add_argument("--train", type=int, help="ID-train images, instead of the protocol's number")
     parser.add_argument("--test", type=int, help="test images of each set, instead of the protocol's number")
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
@@ -39,14 +40,15 @@ def main() -> None:
     seeds = [int(seed) for seed in options.seeds.split(",")]
     protocol = load_protocol(options.protocol, {**overrides, "seeds": seeds})
     backbone = gepc.load_backbone(protocol.backbone)
-    total, done = passes_needed(protocol, backbone), 0
+    benchmark = Benchmark.open(protocol, backbone, options.data, FeatureCache(options.cache))
+    total, done = passes_needed(benchmark), 0
 
     def report(passes: int) -> None:
         nonlocal done
         done += passes
         print(f"\r{done:,} of {total:,} passes", end="", flush=True)
 
-    bench = collect_plus(protocol, backbone, options.data, FeatureCache(options.cache), report)
+    bench = collect_plus(benchmark, report)
     print()
     passes = PassesBench(bench).table()
     found = [*tables(bench), passes]

@@ -9,14 +9,13 @@ import pytest
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
-from gepc.bench import ablations, published
-from gepc.bench.baselines import choose_baselines, collect_baselines, estimate_cost, method_names
-from gepc.bench.collect import collect
-from gepc.bench.comparison import HEAD, comparison_table, entries, methods_table
-from gepc.bench.evaluate import Bench
-from gepc.bench.page import _table_sections
-from gepc.bench.paired import paired_table
+from gepc.bench import detector_tables, published
+from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
+from gepc.bench.comparison import HEAD, compare_methods, comparison_table, methods_table, paired_table
+from gepc.bench.cost import estimate_cost
+from gepc.bench.evaluate import Benchmark, GepcBench
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
+from gepc.bench.run import table_sections
 from gepc.core.errors import OptionError
 from gepc.core.options import build
 from gepc.core.tables import ResultTable
@@ -74,21 +73,24 @@ def kept_backbone() -> gepc.Backbone:
     return backbone
 
 
-@pytest.fixture(scope="module")
-def bench(data, protocol) -> Bench:
-    backbone = kept_backbone()
-    return Bench(protocol, backbone, collect(protocol, backbone, data, FeatureCache(None)))
+def opened(protocol: Protocol, data: Path, backbone: gepc.Backbone, cache: Path | None = None) -> Benchmark:
+    return Benchmark.open(protocol, backbone, data, FeatureCache(cache))
 
 
 @pytest.fixture(scope="module")
-def baselines(bench, data, protocol):
-    chosen = choose_baselines(QUICK, protocol, bench.backbone)
-    return collect_baselines(chosen, protocol, bench.backbone, data, FeatureCache(None))
+def bench(data, protocol) -> GepcBench:
+    benchmark = opened(protocol, data, kept_backbone())
+    return GepcBench(benchmark, benchmark.collect())
 
 
 @pytest.fixture(scope="module")
-def compared(bench, baselines, data):
-    return entries(bench, baselines, data)
+def baselines(bench, protocol):
+    return collect_baselines(choose_baselines(QUICK, protocol, bench.backbone), bench.benchmark)
+
+
+@pytest.fixture(scope="module")
+def compared(bench, baselines):
+    return compare_methods(bench, baselines)
 
 
 # --- which methods --------------------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
     )
     assert (scoped.preset, len(scoped.extractor.levels.values)) == ("paper", 2)
     assert (msma.train_images, msma.test_images) == (32, 24)  # never more than the protocol's
-    assert (msma.scoring.calibration, msma.extractor.noised) == ("knn:k=1", True)
+    assert (msma.detector.calibration_name, msma.extractor.noised) == ("knn:k=1", True)
     assert (norm.preset, norm.train_images) == ("light", 32)
 
 
@@ -149,7 +151,7 @@ def test_one_method_with_two_presets(protocol):
     )
     assert [one.test_images for one in (plain, knn, paper)] == [20, 22, 20]
     assert [one.label for one in (plain, knn, paper)] == ["msma", "msma knn", "msma paper"]
-    assert knn.scoring.calibration == "knn:k=5"
+    assert knn.detector.calibration_name == "knn:k=5"
 
 
 def test_a_method_named_in_two_ways_is_compared_once(protocol):
@@ -160,10 +162,10 @@ def test_both_dimensions_of_diffpath_share_their_passes(data, protocol, tmp_path
     backbone = kept_backbone()
     options = {"diffpath": MethodChoice(options={"steps": 4})}
     baselines = choose_baselines(("diffpath", "diffpath:paper"), replace(protocol, methods=options), backbone)
-    one, six = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
+    one, six = collect_baselines(baselines, opened(protocol, data, backbone, tmp_path))
     assert one.collection.passes > 0
     assert six.collection.passes == 0
-    alone, *_ = collect_baselines(baselines[1:], protocol, backbone, data, FeatureCache(None))
+    alone, *_ = collect_baselines(baselines[1:], opened(protocol, data, backbone))
     assert alone.aurocs == six.aurocs
 
 
@@ -205,7 +207,7 @@ def test_every_method_scores_as_its_detector_does(name, data, protocol):
     small = replace(small, methods={name: MethodChoice(options=options)})
     backbone = toy_backbone()
     (baseline,) = choose_baselines([name], small, backbone)
-    (found,) = collect_baselines([baseline], small, backbone, data, FeatureCache(None))
+    (found,) = collect_baselines([baseline], opened(small, data, backbone))
     scores = found.scores("set0", seed=3)
     train, test, other = (
         open_dataset(f"npz:{place}.npz", data, split, limit, 0)
@@ -219,19 +221,21 @@ def test_every_method_scores_as_its_detector_does(name, data, protocol):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6 * float(np.abs(expected).mean()))
 
 
-def test_passes_are_foretold_and_a_second_run_makes_none(data, protocol, tmp_path):
+def test_passes_are_as_estimated_and_a_second_run_makes_none(data, protocol, tmp_path):
     backbone = kept_backbone()
     baselines = choose_baselines(QUICK, protocol, backbone)
-    estimated = {one.baseline.extractor.name: one for one in estimate_cost(baselines, protocol, backbone)}
+    estimated = {
+        one.baseline.extractor.name: one for one in estimate_cost(baselines, opened(protocol, data, backbone, tmp_path))
+    }
     assert {name for name, one in estimated.items() if one.shared} == {"ic", "typicality"}
-    found = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
+    found = collect_baselines(baselines, opened(protocol, data, backbone, tmp_path))
     for one in found:
         total = estimated[one.baseline.extractor.name].total
         assert one.collection.passes == total.forward + total.jvp
-    again = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
+    again = collect_baselines(baselines, opened(protocol, data, backbone, tmp_path))
     assert [one.collection.passes for one in again] == [0] * len(QUICK)
     assert [one.aurocs for one in again] == [one.aurocs for one in found]
-    alone = estimate_cost(baselines, protocol, backbone, cached=False)
+    alone = estimate_cost(baselines, opened(protocol, data, backbone))
     assert not any(one.shared for one in alone)
 
 
@@ -240,16 +244,18 @@ def test_density_of_states_costs_nothing_beside_the_methods_it_builds_on(data, p
     choices = {**{name: MethodChoice(options=options) for name, options in BRIEF.items()}}
     choices["dos"] = MethodChoice(options={"strata": 5}, train_images=32, test_images=22)
     baselines = choose_baselines(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=choices), backbone)
-    estimated = {one.baseline.extractor.name: one for one in estimate_cost(baselines, protocol, backbone)}
+    estimated = {
+        one.baseline.extractor.name: one for one in estimate_cost(baselines, opened(protocol, data, backbone, tmp_path))
+    }
     assert estimated["dos"].shared
     assert estimated["dos"].total.forward == 0
     assert estimated["dos"].per_image.forward == 6 + 3
     assert estimated["nll_vlb"].per_image.forward == estimated["nll_vlb"].own.forward == 6
     whole = {name: MethodChoice(options=choice.options) for name, choice in choices.items()}
     baselines = choose_baselines(("dos", "nll_vlb", "score_norm"), replace(protocol, methods=whole), backbone)
-    dos, *_ = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
+    dos, *_ = collect_baselines(baselines, opened(protocol, data, backbone, tmp_path))
     assert dos.collection.passes == 0
-    alone, *_ = collect_baselines(baselines[:1], protocol, backbone, data, FeatureCache(None))
+    alone, *_ = collect_baselines(baselines[:1], opened(protocol, data, backbone))
     assert alone.collection.passes > 0
     assert alone.aurocs == dos.aurocs
 
@@ -265,11 +271,11 @@ def test_an_interrupted_run_goes_on(data, protocol, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path), stop_early)
+        collect_baselines(baselines, opened(protocol, data, backbone, tmp_path), stop_early)
     spent = backbone.forward_count
-    (found,) = collect_baselines(baselines, protocol, backbone, data, FeatureCache(tmp_path))
+    (found,) = collect_baselines(baselines, opened(protocol, data, backbone, tmp_path))
     assert 0 < spent == sum(told)
-    (estimated,) = estimate_cost(baselines, protocol, backbone)
+    (estimated,) = estimate_cost(baselines, opened(protocol, data, backbone, tmp_path))
     assert found.collection.passes + spent == estimated.total.forward
 
 
@@ -281,30 +287,30 @@ def test_other_levels_are_other_features_in_the_cache(name, data, protocol, tmp_
     for levels in ("rho:0.3,1", "rho:0.6,2"):
         choices = {name: MethodChoice(options={"levels": levels, "calibration": "kde"})}
         baselines = choose_baselines([name], replace(small, methods=choices), backbone)
-        (kept,) = collect_baselines(baselines, small, backbone, data, FeatureCache(tmp_path))
-        (fresh,) = collect_baselines(baselines, small, backbone, data, FeatureCache(None))
-        for place, part in fresh.collection.parts.items():
+        (kept,) = collect_baselines(baselines, opened(small, data, backbone, tmp_path))
+        (fresh,) = collect_baselines(baselines, opened(small, data, backbone))
+        for place, part in fresh.collection.tables.items():
             for column, values in part.table.items():
-                np.testing.assert_array_equal(kept.collection.parts[place].table[column], values)
+                np.testing.assert_array_equal(kept.collection.tables[place].table[column], values)
 
 
 # --- the tables -----------------------------------------------------------------------------------------------------
 
 
 def test_gepc_has_the_row_it_has_alone(bench, compared):
-    alone = ablations.main_table(bench)
+    alone = detector_tables.main_table(bench)
     own = dict(zip(alone.header, alone.rows[0], strict=True))
-    table = comparison_table(bench, compared)
+    table = comparison_table(bench.protocol, compared)
     row = dict(zip(table.header, table.rows[0], strict=True))
-    assert [row[name] for name in (*ablations.pair_names(bench), "average")] == [
-        own[name] for name in (*ablations.pair_names(bench), "average")
+    assert [row[name] for name in (*bench.protocol.pair_labels, "average")] == [
+        own[name] for name in (*bench.protocol.pair_labels, "average")
     ]
     assert row["F+J"] == own["F+J"] == "14F+0J"
     assert row["GEPC on the same images"] == row["average"]
 
 
 def test_the_main_table_says_what_each_row_is(bench, compared):
-    table = comparison_table(bench, compared)
+    table = comparison_table(bench.protocol, compared)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     measured = {row["method"]: row for row in rows if row["source"] == "measured"}
     assert list(measured) == ["GEPC", "msma", "scoped", "nll_vlb", "ic[png]", "typicality"]
@@ -319,13 +325,13 @@ def test_the_main_table_says_what_each_row_is(bench, compared):
     assert measured["msma"]["train / test images"] == "22 / 20"
     assert measured["msma"]["calibration"] == "gmm"
     for row in measured.values():
-        values = [row[name] for name in ablations.pair_names(bench)]
+        values = [row[name] for name in bench.protocol.pair_labels]
         assert row["average"] == pytest.approx(np.mean(values))
         assert row["worst"] == min(values) == row[row["worst pair"]]
         assert row["std over seeds"] >= 0.0
         assert row["time in bare passes"] > 0.0
     assert len(rows) == len(measured)  # no published figure is for these pairs
-    assert ablations.ELSEWHERE not in table.note
+    assert detector_tables.PUBLISHED_NOTE not in table.note
     assert table.header[: len(HEAD)] == HEAD
     json.dumps(table.as_dict())
 
@@ -333,29 +339,29 @@ def test_the_main_table_says_what_each_row_is(bench, compared):
 def test_published_rows_stand_beside_pairs_that_have_them(bench, compared):
     labels = {"set0": "C10", "set1": "SVHN"}
     sets = {name: replace(source, label=labels[name]) for name, source in bench.protocol.datasets.items()}
-    table = comparison_table(Bench(replace(bench.protocol, datasets=sets), bench.backbone, bench.collection), compared)
+    table = comparison_table(replace(bench.protocol, datasets=sets), compared)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     names = [row["method"] for row in rows]
     assert names[names.index("msma") + 1] == "MSMA"
     published_only = {name: rows[names.index(f"{name} (ID-trained)")] for name in ("IGEBM", "VAEBM", "Improved CD")}
     assert all(row["source"].startswith("published") for row in published_only.values())
     assert len(rows) == len(compared) + len(published.MAIN)
-    assert ablations.ELSEWHERE in table.note
+    assert detector_tables.PUBLISHED_NOTE in table.note
 
 
 def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, protocol):
     fewer = replace(protocol, train_images=22, test_images=20)
     backbone = kept_backbone()
-    alone = Bench(fewer, backbone, collect(fewer, backbone, data, FeatureCache(None)))
-    expected = float(np.mean(list(alone.aurocs(alone.main).values())))
-    (msma,) = (entry for entry in compared if entry.name == "msma")
-    assert msma.same_images == pytest.approx(expected, abs=1e-12)
-    (scoped,) = (entry for entry in compared if entry.name == "scoped")
-    assert scoped.same_images == compared[0].average
+    benchmark = opened(fewer, data, backbone)
+    expected = GepcBench(benchmark, benchmark.collect()).average
+    (msma,) = (one for one in compared if one.method.name == "msma")
+    assert msma.gepc_average == pytest.approx(expected, abs=1e-12)
+    (scoped,) = (one for one in compared if one.method.name == "scoped")
+    assert scoped.gepc_average == compared[0].method.average
 
 
 def test_intervals_of_every_method_and_pair(bench, compared):
-    table = methods_table(bench, compared)
+    table = methods_table(bench.protocol, compared)
     assert len(table.rows) == len(compared) * len(bench.protocol.pair_list)
     for row in table.rows:
         values = dict(zip(table.header, row, strict=True))
@@ -376,34 +382,39 @@ def test_names_in_the_figure_do_not_overlap():
         axes.set_xscale("log")
         axes.set(xlim=(1, 400), ylim=(0.4, 1.0))
         boxes = place_labels(axes, x.tolist(), y.tolist(), [f"method{place}[msgms]" for place in range(18)])
-    for (left, bottom, right, top), other in combinations(boxes, 2):
-        assert right <= other[0] or other[2] <= left or top <= other[1] or other[3] <= bottom
+    assert not any(first.overlaps(second) for first, second in combinations(boxes, 2))
 
 
 def test_the_best_method_is_paired_with_every_other_on_common_images(bench, baselines, compared):
-    table = paired_table(bench, baselines)
-    best = max(compared, key=lambda entry: entry.average)
+    table = paired_table([bench, *baselines])
+    best = max(compared, key=lambda one: one.method.average)
     leader = table.header[3]
-    assert leader == best.label
+    assert leader == best.method.label
     rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
-    assert set(rows) == {entry.label for entry in compared} - {leader}
-    for entry in compared:
-        if entry is not best:
-            row = rows[entry.label]
+    assert set(rows) == {one.method.label for one in compared} - {leader}
+    for one in compared:
+        if one is not best:
+            row = rows[one.method.label]
             assert row["is ahead by"] == pytest.approx(row[leader] - row["average"])
             assert 0.0 <= row["p"] <= 1.0
-            if best.images == entry.images:
-                assert (row["average"], row[leader]) == pytest.approx((entry.average, best.average))
-                ahead = sum(best.aurocs[pair] >= value for pair, value in entry.aurocs.items())
-                assert row["pairs not behind"] == f"{ahead} of {len(entry.aurocs)}"
-    fewer = {entry.label: entry.images for entry in compared}
+            if best.images == one.images:
+                assert (row["average"], row[leader]) == pytest.approx((one.method.average, best.method.average))
+                ahead = sum(best.method.aurocs[pair] >= value for pair, value in one.method.aurocs.items())
+                assert row["pairs not behind"] == f"{ahead} of {len(one.method.aurocs)}"
+    fewer = {one.method.label: one.images for one in compared}
     common = [min(one) for one in zip(fewer["msma"], best.images, strict=True)]
     shown = rows["msma"] if leader != "msma" else rows["GEPC"]
     assert shown["train / test images"] == f"{common[0]} / {common[1]}"
 
 
+def test_the_note_says_that_the_leader_was_chosen_on_the_test_images(bench, baselines):
+    table = paired_table([bench, *baselines])
+    assert f"{table.header[3]} was chosen as the method with the highest average on the same images" in table.note
+    assert "do not account for this selection" in table.note
+
+
 def test_every_table_is_on_the_page_whatever_its_name():
     tables = [ResultTable(name, f"About {name}", ("a",), ((1.0,),)) for name in ("runtime", "paired", "unheard_of")]
-    sections = _table_sections(tables)
-    assert [section.title for section in sections] == ["Results", "False alarms and cost", "More"]
-    assert {block.caption for section in sections for block in section.blocks} == {table.title for table in tables}
+    sections = table_sections(tables)
+    assert list(sections) == ["Results", "False alarms and cost", "More"]
+    assert [table for under in sections.values() for table in under] == [tables[1], tables[0], tables[2]]

@@ -12,12 +12,10 @@ from PIL import Image
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
-from gepc.bench import ablations, figures
-from gepc.bench.collect import asked_for, check_ready, collect, naive_passes, needed, passes_needed
-from gepc.bench.evaluate import Bench
-from gepc.bench.false_alarms import false_alarm_table
-from gepc.bench.protocol import Protocol, Source, builtin_protocols, load_protocol
-from gepc.bench.rows import read_rows
+from gepc.bench import detector_tables, plots
+from gepc.bench.cost import naive_passes, passes_needed
+from gepc.bench.evaluate import Benchmark, Collection, GepcBench
+from gepc.bench.protocol import BenchmarkDataset, Protocol, builtin_protocols, load_protocol
 from gepc.bench.run import run, write
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
@@ -25,6 +23,22 @@ from gepc.datasets import open_dataset
 from gepc.features.extraction import FeatureCache
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
+
+
+def opened(
+    protocol: Protocol, data: Path, cache: Path | None = None, backbone: gepc.Backbone | None = None
+) -> Benchmark:
+    return Benchmark.open(protocol, backbone or toy_backbone(), data, FeatureCache(cache))
+
+
+def collect(*arguments) -> Collection:
+    return opened(*arguments).collect()
+
+
+def kept_backbone(weights: str = "a stand-in for weights") -> gepc.Backbone:
+    backbone = toy_backbone()
+    backbone.sha256 = weights  # so that features are cached
+    return backbone
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +71,15 @@ def protocol() -> Protocol:
 
 
 @pytest.fixture(scope="module")
-def bench(data, protocol) -> Bench:
-    backbone = toy_backbone()
-    backbone.sha256 = "a stand-in for weights"  # so that features are cached
-    return Bench(protocol, backbone, collect(protocol, backbone, data, FeatureCache(None)))
+def bench(data, protocol) -> GepcBench:
+    benchmark = opened(protocol, data, None, kept_backbone())
+    return GepcBench(benchmark, benchmark.collect())
 
 
-def test_one_pass_costs_what_was_foretold_and_less_than_the_naive_way(bench, protocol):
-    backbone = bench.backbone
-    assert bench.collection.passes == passes_needed(protocol, backbone) < naive_passes(protocol, backbone)
-    assert set(needed(protocol, backbone)) == {
+def test_one_pass_costs_the_estimate_and_less_than_pair_by_pair(bench, protocol):
+    backbone, sizes = bench.backbone, bench.benchmark.sizes
+    assert bench.collection.passes == passes_needed(protocol, backbone, sizes) < naive_passes(protocol, backbone, sizes)
+    assert set(protocol.timesteps(backbone)) == {
         *((name, "test") for name in ("set0", "set1", "set2")),
         ("set0", "train"),
         ("set1", "train"),
@@ -80,7 +93,7 @@ def test_the_benchmark_scores_as_the_detector_does(bench, data, protocol):
     )
     detector = gepc.GEPC(bench.backbone, levels=LEVELS, keep=2, size=8, seed=1)
     detector.fit(train, calibration_images=test)
-    scores = bench.scores("set0", bench.main, seed=1)
+    scores = bench.scores("set0", seed=1)
     assert scores.kept == tuple(detector.kept_)
     assert np.allclose(scores.selection.weights, detector.weights_, rtol=1e-6)
     assert np.allclose(scores.inside, detector.score(test), rtol=1e-5)
@@ -90,16 +103,26 @@ def test_a_single_transform_is_what_a_detector_with_that_group_computes(bench, d
     test = open_dataset("npz:set0.npz", data, "test", 24, 0)
     alone = gepc.GEPC(bench.backbone, levels=LEVELS, group=["rot180"], size=8)
     table = alone.features(test)
-    variant = bench.raw(("rot180",))
+    variant = bench.raw(("rot180",), None)
     columns = bench.columns("set0", "test", 0, variant, bench.candidates("set0"))
     assert np.allclose(columns[:, :, 0], table["s"].mean(2), rtol=1e-5)
 
 
 def test_every_table_has_all_pairs_and_sane_numbers(bench):
-    tables = [*ablations.all_tables(bench), false_alarm_table(bench)]
+    tables = detector_tables.all_tables(bench)
     names = [table.name for table in tables]
     assert len(set(names)) == len(names)
-    assert {"main", "detail", "kept", "sweep", "transforms", "calibration", "features", "timesteps"} <= set(names)
+    assert {
+        "main",
+        "detail",
+        "kept",
+        "sweep",
+        "transforms",
+        "calibration",
+        "features",
+        "timesteps",
+        "false_alarms",
+    } <= set(names)
     main = tables[0]
     assert main.header[1:4] == ("SET0:SET1", "SET0:SET2", "SET1:SET0")
     values = [cell for cell in main.rows[0] if isinstance(cell, float)]
@@ -110,43 +133,57 @@ def test_every_table_has_all_pairs_and_sane_numbers(bench):
 
 
 def test_a_second_run_costs_no_pass_and_a_damaged_file_is_made_again(data, protocol, tmp_path):
-    backbone = toy_backbone()
-    backbone.sha256 = "a stand-in for weights"
-    first = collect(protocol, backbone, data, FeatureCache(tmp_path))
-    again = collect(protocol, backbone, data, FeatureCache(tmp_path))
-    assert (again.passes, again.computed_levels) == (0, 0)
-    for key, part in first.parts.items():
-        assert all(np.array_equal(part.table[name], again.parts[key].table[name]) for name in part.table)
+    backbone = kept_backbone()
+    first, again = (collect(protocol, data, tmp_path, backbone) for _ in range(2))
+    assert (again.passes, again.computed) == (0, 0)
+    for key, part in first.tables.items():
+        assert all(np.array_equal(part.table[name], again.tables[key].table[name]) for name in part.table)
     files = sorted(tmp_path.rglob("*.safetensors"))
     files[0].write_bytes(files[0].read_bytes()[:50])
-    repaired = collect(protocol, backbone, data, FeatureCache(tmp_path))
-    assert repaired.computed_levels == 1
+    repaired = collect(protocol, data, tmp_path, backbone)
+    assert repaired.computed == 1
     assert repaired.passes > 0
 
 
 def test_an_interrupted_run_goes_on(data, protocol, tmp_path):
-    backbone = toy_backbone()
-    backbone.sha256 = "a stand-in for weights"
-    looked_at = []
+    backbone = kept_backbone()
+    benchmark = opened(protocol, data, tmp_path, backbone)
+    finished = []
 
     def stop_early(count: int) -> None:
-        looked_at.append(count)
-        if len(looked_at) == 3:
+        finished.append(count)
+        if len(finished) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collect(protocol, backbone, data, FeatureCache(tmp_path), stop_early)
+        benchmark.collect(on_progress=stop_early)
     spent = backbone.forward_count
-    finished = collect(protocol, backbone, data, FeatureCache(tmp_path))
+    rest = collect(protocol, data, tmp_path, backbone)
     assert spent > 0
-    assert finished.passes + spent == passes_needed(protocol, backbone)
+    assert rest.passes + spent == passes_needed(protocol, backbone, benchmark.sizes)
 
 
 def test_other_weights_or_options_do_not_hit_the_cache(data, protocol, tmp_path):
-    backbone = toy_backbone()
     for weights in ("one", "two"):
-        backbone.sha256 = weights
-        assert collect(protocol, backbone, data, FeatureCache(tmp_path)).cached_levels == 0
+        assert collect(protocol, data, tmp_path, kept_backbone(weights)).cached == 0
+
+
+def test_every_split_is_opened_once(data, protocol, monkeypatch, tmp_path):
+    """For the check, the features of all seeds and methods, the timing and the pictures."""
+    from gepc.bench import protocol as module
+    from gepc.bench.baselines import choose_baselines
+
+    asked = []
+
+    def counted(name, root, split, *rest):
+        asked.append((name, split))
+        return open_dataset(name, root, split, *rest)
+
+    monkeypatch.setattr(module, "open_dataset", counted)
+    small = replace(protocol, pairs={"set0": ("set1",)}, seeds=(0,))
+    benchmark = opened(small, data)
+    write(run(benchmark, "", choose_baselines(["score_norm"], small, benchmark.backbone)), tmp_path, ("png",))
+    assert sorted(asked) == [("npz:set0.npz", "test"), ("npz:set0.npz", "train"), ("npz:set1.npz", "test")]
 
 
 @pytest.fixture
@@ -159,31 +196,30 @@ def folders(tmp_path, protocol) -> Protocol:
         if split == "test":
             for index in range(12):
                 (tmp_path / name / split / f"{index:02d}.png").write_bytes(b"broken")
-    sets = {name: Source(f"folder:{name}", name) for name in ("a", "b")}
+    sets = {name: BenchmarkDataset(f"folder:{name}", name) for name in ("a", "b")}
     levels = {"default": LEVELS}
     return replace(protocol, datasets=sets, pairs={"a": ("b",)}, levels=levels, train_images=30, test_images=30)
 
 
-def test_corrupt_images_are_skipped_and_told(tmp_path, folders):
-    found = collect(folders, toy_backbone(), tmp_path, FeatureCache(None))
+def test_corrupt_images_are_skipped_and_reported(tmp_path, folders):
+    found = collect(folders, tmp_path)
     assert len(found.skipped) == 24  # once for each image, however many seeds
     (reason,) = [reason for image, reason in found.skipped.items() if image.startswith("b, test") and "03.png" in image]
     assert "03.png" in reason
-    assert found.parts["b", "test", 0].count == 18
+    assert len(found.tables["b", "test", 0]) == 18
     for index in range(12, 30):
         (tmp_path / "a" / "test" / f"{index}.png").write_bytes(b"")
-    with pytest.raises(InputError, match="no image of a, split test, could be read; the first: "):
-        collect(folders, toy_backbone(), tmp_path, FeatureCache(None))
+    with pytest.raises(InputError, match=r"a, test split: none of the 30 images can be read; the first error: .*\.png"):
+        collect(folders, tmp_path)
 
 
 def test_pictures_of_maps_show_the_images_that_have_the_scores(tmp_path, folders):
-    backbone = toy_backbone()
-    bench = Bench(folders, backbone, collect(folders, backbone, tmp_path, FeatureCache(None)))
-    part = bench.collection.parts["b", "test", 0]
-    assert read_rows(bench, tmp_path, "b", "test", [0, 5, 17]).keys == [part.keys[row] for row in (0, 5, 17)]
-    assert len(read_rows(bench, tmp_path, "b", "test", range(64))) == 18
-    outcome = run(folders, backbone, tmp_path, FeatureCache(None), "gepc bench")
-    write(outcome, tmp_path / "out", tmp_path, ("png",))
+    benchmark = opened(folders, tmp_path)
+    bench = GepcBench(benchmark, benchmark.collect())
+    keys = bench.collection.tables["b", "test", 0].keys
+    assert bench.read_rows(("b", "test"), [0, 5, 17]).keys == [keys[row] for row in (0, 5, 17)]
+    assert len(bench.read_rows(("b", "test"), range(64))) == 18
+    write(run(benchmark, "gepc bench"), tmp_path / "out", ("png",))
     page = (tmp_path / "out" / "report.html").read_text()
     assert "30 ID-train, 30 of each test set; fewer of a test: 18, b test: 18" in page
 
@@ -194,41 +230,43 @@ def test_more_sets_than_colours(tmp_path, data, protocol):
     for name in names:
         np.savez(tmp_path / f"{name}.npz", **pixels)
     np.savez(tmp_path / "set0.npz", **dict(np.load(data / "set0.npz")))
-    sets = {name: Source(f"npz:{name}.npz", name) for name in ("set0", *names)}
+    sets = {name: BenchmarkDataset(f"npz:{name}.npz", name) for name in ("set0", *names)}
     many = replace(protocol, datasets=sets, pairs={"set0": tuple(names)}, levels={"default": (0.99, 0.9)}, seeds=(0,))
-    backbone = toy_backbone()
-    bench = Bench(many, backbone, collect(many, backbone, tmp_path, FeatureCache(None)))
-    for figure in (figures.timestep_curve(bench, "set0"), figures.martingale_paths(bench, "set0")):
+    benchmark = opened(many, tmp_path)
+    bench = GepcBench(benchmark, benchmark.collect())
+    for figure in (plots.timestep_curve(bench, "set0"), plots.martingale_paths(bench, "set0")):
         styles = [(line.get_color(), str(line._unscaled_dash_pattern)) for line in figure.axes[0].lines]
         assert len(set(styles)) >= 8
 
 
 def test_floats_from_zero_to_one_are_warned_about_or_declared(tmp_path, data, protocol):
     one = replace(protocol, pairs={"set0": ("set1",)}, seeds=(0,))
-    expected = collect(one, toy_backbone(), data, FeatureCache(None)).parts["set0", "test", 0].table["s"]
+    expected = collect(one, data).tables["set0", "test", 0].table["s"]
     for name in ("set0", "set1"):
         arrays = {key: (pixels / 255.0).astype(np.float32) for key, pixels in np.load(data / f"{name}.npz").items()}
         np.savez(tmp_path / f"{name}.npz", **arrays)
     with pytest.warns(ValueRangeWarning):
-        collect(one, toy_backbone(), tmp_path, FeatureCache(None))
+        collect(one, tmp_path)
     sets = {name: replace(source, value_range=(0.0, 1.0)) for name, source in one.datasets.items()}
-    told = collect(replace(one, datasets=sets), toy_backbone(), tmp_path, FeatureCache(None))
-    drawn_again = told.parts["set0", "test", 0].table["s"]  # the last bit of the pixels, and so the noise, may differ
+    declared = collect(replace(one, datasets=sets), tmp_path)
+    drawn_again = declared.tables["set0", "test", 0].table[
+        "s"
+    ]  # the last bit of the pixels, and so the noise, may differ
     assert drawn_again.shape == expected.shape
     assert drawn_again.mean() == pytest.approx(expected.mean(), rel=0.2)
 
 
 def test_every_noise_seed_has_its_column(bench, protocol):
-    table = ablations.seed_table(bench)
+    table = detector_tables.seed_table(bench)
     assert table.header == ("pair", "seed 0", "seed 1", "mean", "std over seeds")
     first, *_, average = (row for row in table.rows if not str(row[0]).startswith("kept"))
-    aurocs = [bench.detections(bench.main, seed)["set0", "set1"].auroc for seed in (0, 1)]
+    aurocs = [run["set0", "set1"].auroc for run in bench.detections()]
     assert first == ("SET0:SET1", *aurocs, np.mean(aurocs), pytest.approx(np.std(aurocs, ddof=1)))
     assert average[0] == "average"
     assert table.rows[-1][0] == "kept, ID SET1"
-    assert "Noise seeds" in [one.title for one in ablations.all_tables(bench)]
-    alone = Bench(replace(protocol, seeds=(0,)), bench.backbone, bench.collection)
-    assert "Noise seeds" not in [one.title for one in ablations.all_tables(alone)]
+    assert "Noise seeds" in [one.title for one in detector_tables.all_tables(bench)]
+    alone = GepcBench(replace(bench.benchmark, protocol=replace(protocol, seeds=(0,))), bench.collection)
+    assert "Noise seeds" not in [one.title for one in detector_tables.all_tables(alone)]
 
 
 def test_protocols_of_the_package_are_valid():
@@ -273,16 +311,17 @@ def test_a_wrong_value_is_refused_before_the_first_pass(changes, words):
 
 def test_what_is_wrong_with_backbone_or_data_is_said_before_the_first_pass(data, protocol):
     backbone = toy_backbone()
-    assert check_ready(protocol, backbone, data) == asked_for(protocol, backbone)
+    sizes = opened(protocol, data, None, backbone).sizes
+    assert sizes == {place: protocol.images(place[1]) for place in protocol.timesteps(backbone)}
     more = replace(protocol, train_images=60, test_images=100)
-    there = check_ready(more, backbone, data)  # 48 of each
+    there = opened(more, data, None, backbone).sizes
     assert set(there.values()) == {48}
-    assert passes_needed(more, backbone, there) < passes_needed(more, backbone)
-    missing = {**protocol.datasets, "set2": Source("npz:nowhere.npz", "SET2")}
+    assert passes_needed(more, backbone, there) > passes_needed(protocol, backbone, sizes)
+    missing = {**protocol.datasets, "set2": BenchmarkDataset("npz:nowhere.npz", "SET2")}
     with pytest.raises(InputError, match=r"nowhere\.npz does not exist"):
-        check_ready(replace(protocol, datasets=missing), backbone, data)
+        opened(replace(protocol, datasets=missing), data, None, backbone)
     with pytest.raises(OptionError, match="are 1 timesteps of this backbone"):
-        check_ready(replace(protocol, levels={"default": (0.9, 0.9000001)}), backbone, data)
+        opened(replace(protocol, levels={"default": (0.9, 0.9000001)}), data, None, backbone)
     assert backbone.forward_count == 0
 
 

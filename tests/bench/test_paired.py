@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from gepc.bench.comparison import advantage, placements
 from gepc.bench.evaluate import Scores
-from gepc.bench.paired import advantage, placements
 from gepc.scoring.metrics import auroc
 from gepc.scoring.scorer import Selection
 

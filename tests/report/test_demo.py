@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from toys import toy_backbone
 
 from gepc.report import demo, demo_page
 from gepc.report.demo import FULL, INSIDE, OUTSIDE, QUICK, SIDE, Amounts
-from gepc.report.page import render
 
 SMALL = Amounts(fit=12, calibration=19, held_out=7, other=2)
 
@@ -81,7 +81,7 @@ def test_patches_are_cut_where_they_say_and_the_same_every_time():
         assert np.array_equal(one.pixels[3], pixels[top : top + SIDE, left : left + SIDE])
 
 
-def test_passes_are_foretold_told_and_counted_alike(finished):
+def test_passes_are_estimated_reported_and_counted_alike(finished):
     result, told, estimated = finished
     assert result.passes == sum(told) == estimated
     assert result.paper_passes * 7 == result.passes * 8
@@ -91,17 +91,18 @@ def test_alarms_are_the_scores_above_the_threshold(finished):
     result = finished[0]
     for scored in result.scored:
         assert np.array_equal(scored.scores > result.threshold, scored.p_values <= result.alpha)
-        assert scored.alarms(result.alpha) == (scored.scores > result.threshold).sum()
+        assert scored.alarms == (scored.scores > result.threshold).sum()
+        assert scored.alarms == result.detector.predict(scored.pixels, alpha=result.alpha).sum()
 
 
 def test_scores_and_maps_are_the_detectors(finished):
     result = finished[0]
     for scored in result.scored:
-        assert np.allclose(scored.scores, result.detector.score(scored.patches.pixels))
+        assert np.allclose(scored.scores, result.detector.score(scored.pixels))
         shown = scored.scores[list(scored.shown)]
         assert shown.min() == scored.scores.min()
         assert shown.max() == scored.scores.max()
-        assert np.allclose(scored.maps, result.detector.score_map(scored.patches.pixels[list(scored.shown)]))
+        assert np.allclose(scored.maps, result.detector.score_map(scored.pixels[list(scored.shown)]))
 
 
 def test_results_are_plain_values(finished):
@@ -131,7 +132,7 @@ def test_a_count_outside_the_range_is_called_so(alarms, expected):
 
 def test_the_report_holds_the_results_and_the_limits(finished):
     result = finished[0]
-    page = ReadPage(render(demo_page.build_page(result, "gepc demo --out demo")))
+    page = ReadPage(demo_page.render_demo(result, "gepc demo --out demo"))
     text = " ".join(page.text)
     assert outside_references(page) == []
     assert page.unclosed == []
@@ -156,17 +157,24 @@ def test_the_report_says_that_the_embedded_network_knows_faces(finished):
     result = finished[0]
     result.detector.backbone.source = "celeba32-tiny"
     try:
-        assert "trained on faces" in str(demo_page.build_page(result, "").sections[-2].blocks)
+        assert "trained on faces" in demo_page.render_demo(result, "")
     finally:
         result.detector.backbone.source = None
 
 
 def test_an_auroc_of_one_is_not_certain(finished):
     scored = finished[0].held_out
-    far = demo.Scored(scored.patches, scored.scores + 1e6, scored.p_values, scored.shown, scored.maps)
-    result = demo.Demo(finished[0].detector, finished[0].data, scored, (far,), 1, 1.0)
+    result = replace(finished[0], scored=(scored, replace(scored, scores=scored.scores + 1e6)))
     low = 0.025 ** (1 / len(scored.scores))
     assert demo_page.result_rows(result)[0][2:4] == ("1.000", f"{low:.3f} to 1.000")
+
+
+def test_the_report_says_whether_the_alarms_are_as_expected(finished):
+    result = finished[0]
+    for alarms, words in ((0, "is in this range"), (len(result.held_out), "which happens by chance")):
+        changed = replace(result, scored=(replace(result.held_out, alarms=alarms), *result.others))
+        assert changed.false_alarms.as_expected == (alarms == 0)
+        assert words in " ".join(demo_page.render_demo(changed, "").split())
 
 
 @pytest.mark.parametrize(

@@ -1,170 +1,200 @@
-"""The main table with every compared method: AUROC, cost by the counters, and the paper's figure below ours."""
+"""Tables of every compared method: AUROC and cost with the published values, all metrics, and paired tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from gepc.bench import published
-from gepc.bench.ablations import Pair, elsewhere, pair_names, paper_rows
-from gepc.bench.baselines import BaselineBench
-from gepc.bench.evaluate import Bench, over_seeds
-from gepc.bench.rows import read_rows
-from gepc.bench.runtime import TIMED_IMAGES, Spent, measure
-from gepc.core.tables import Cell, ResultTable
-from gepc.features.base import Batch
-from gepc.scoring.metrics import Detection
+from gepc.bench.cost import MeasuredCost, measure
+from gepc.bench.detector_tables import Row, published_note, published_rows
+from gepc.bench.evaluate import (
+    Array,
+    GepcBench,
+    Keys,
+    MethodBench,
+    SeedScores,
+    mean_over_seeds,
+    pair_aurocs,
+    std_over_seeds,
+)
+from gepc.bench.protocol import Protocol
+from gepc.core.tables import ResultTable
 
+TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its fastest
+LEAST = float(np.finfo(np.float64).tiny)  # shown for a p-value too small for a float, which is not 0
 HEAD = ("method", "source", "preset", "distance", "calibration", "train / test images")
 TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")
 NOTE = (
-    "Every measured row: the same backbone, the same noise rule, fitted on ID-train alone; one-sided scores may fall "
-    "below 0.5 and are not turned round. Where a row used fewer images, GEPC's average on those very images stands "
-    "beside it. F (forward passes) and J (Jacobian-vector products) per image are read from the backbone's counters; "
-    "time (the processor's, on a processor) is per image, in bare passes timed in the same run. "
-    "Words in brackets name what a figure depends on: LMD "
-    "with another distance than LPIPS is another method. NLL, IC, MSMA, DDPM-OOD and LMD were very likely published "
-    "with a model for each ID set; LMD's \"104F\" is most probably 10^4 F, and DiffPath's row presumably its 6-D form. "
+    "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
+    "may have an AUROC below 0.5; their sign is not changed. For a row with fewer images, GEPC's average on the same "
+    "images is given. F (forward passes) and J (Jacobian-vector products) per image come from the backbone's counters; "
+    "time is per image, in bare network passes timed in the same run (processor time on a CPU). Words in brackets are "
+    "options that change the method: LMD with a distance other than LPIPS is another method. The published NLL, IC, "
+    'MSMA, DDPM-OOD and LMD very likely used one model per ID set; LMD\'s "104F" is most probably 10^4 F, and '
+    "DiffPath's row presumably its 6-D form. "
 )
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One method's results: what it is, AUROC per pair (mean over seeds), all metrics per seed, and what it costs."""
+class ComparedMethod:
+    """A method with what is known of it beyond its scores.
 
-    name: str
-    label: str
-    preset: str | None
-    distance: str | None
-    calibration: str
-    images: tuple[int, int]
-    aurocs: Mapping[Pair, float]
-    detections: Mapping[int, Mapping[Pair, Detection]]
-    same_images: float
-    spent: Spent
+    Attributes
+    ----------
+    method : its features and scores.
+    gepc_average : the average AUROC of GEPC on the same images.
+    cost : the measured cost of one image.
+    """
 
-    @property
-    def average(self) -> float:
-        """Mean AUROC over the pairs."""
-        return float(np.mean(list(self.aurocs.values())))
+    method: MethodBench
+    gepc_average: float
+    cost: MeasuredCost
 
     @property
-    def spread(self) -> float | None:
-        """Standard deviation of the average over noise seeds; None with one seed."""
-        return over_seeds([float(np.mean([one.auroc for one in run.values()])) for run in self.detections.values()])
+    def images(self) -> tuple[int, int]:
+        """The number of train and of test images."""
+        return self.method.collection.images
 
 
-def entries(bench: Bench, baselines: Sequence[BaselineBench], data: Path) -> list[Entry]:
-    """GEPC, then every method; each is timed on the same few images."""
-    first = next(iter(bench.protocol.pairs))
-    batch = read_rows(bench, data, first, "test", range(TIMED_IMAGES))
-    kept = bench.scores(first, bench.main, _seed(bench)).kept
-    own = _gepc(bench, measure(bench, bench.main_extractor, batch, kept))
-    return [own, *(_entry(bench, one, own, _measure(bench, one, first, batch)) for one in baselines)]
+def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[ComparedMethod]:
+    """GEPC, then every baseline; each is timed on the same few images."""
+    first, seed = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0]
+    batch = bench.read_rows((first, "test"), range(TIMED_IMAGES))
+    found = []
+    for method in (bench, *baselines):
+        cost = measure(bench.backbone, method.scoring_extractor, batch, method.scores(first, seed).kept)
+        same = method.collection.images == bench.collection.images
+        own = bench if same else bench.on_images(method.collection.keys)
+        found.append(ComparedMethod(method, own.average, cost))
+    return found
 
 
-def _seed(bench: Bench) -> int:
-    return bench.protocol.seeds[0]
-
-
-def _gepc(bench: Bench, spent: Spent) -> Entry:
-    aurocs = bench.aurocs(bench.main)
-    return Entry(
-        name=bench.extractor.name,
-        label="GEPC",
-        preset=None,
-        distance=None,
-        calibration=bench.main.calibration,
-        images=(bench.collection.count("train"), bench.collection.count("test")),
-        aurocs=aurocs,
-        detections={seed: bench.detections(bench.main, seed) for seed in bench.protocol.seeds},
-        same_images=float(np.mean(list(aurocs.values()))),
-        spent=spent,
-    )
-
-
-def _entry(bench: Bench, found: BaselineBench, own: Entry, spent: Spent) -> Entry:
-    baseline = found.baseline
-    images = (found.collection.count("train"), found.collection.count("test"))
-    same = own.same_images
-    if images != own.images:
-        same = float(np.mean(list(bench.on_images(found.collection.keys).aurocs(bench.main).values())))
-    return Entry(
-        name=baseline.extractor.name,
-        label=baseline.label,
-        preset=baseline.preset,
-        distance=baseline.distance,
-        calibration=baseline.detector.calibration_name,
-        images=images,
-        aurocs=found.aurocs,
-        detections=found.detections,
-        same_images=same,
-        spent=spent,
-    )
-
-
-def _measure(bench: Bench, found: BaselineBench, name: str, batch: Batch) -> Spent:
-    return measure(bench, found.baseline.extractor, batch, found.scores(name, _seed(bench)).kept)
-
-
-def comparison_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:
+def comparison_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> ResultTable:
     """The main table: GEPC first, each method's published row below its measured one, the other published rows last."""
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Row] = []
     left = dict(published.MAIN)
-    for entry in found:
-        rows.append(_measured_row(bench, entry))
-        row = published.MAIN_ROW.get(entry.name)
+    for one in compared:
+        rows.append(_measured_row(protocol, one))
+        row = published.MAIN_ROW.get(one.method.name)
         if row in left:
-            rows += _published_rows(bench, row, *left.pop(row))
+            rows += _published_rows(protocol, row, *left.pop(row))
     for row, values in left.items():
-        rows += _published_rows(bench, row, *values)
+        rows += _published_rows(protocol, row, *values)
     title = "AUROC on all pairs, every method on the same backbone"
-    return ResultTable("main", title, (*HEAD, *pair_names(bench), *TAIL), tuple(rows), NOTE + elsewhere(bench))
+    header = (*HEAD, *protocol.pair_labels, *TAIL)
+    return ResultTable("main", title, header, tuple(rows), NOTE + published_note(protocol))
 
 
-def _measured_row(bench: Bench, entry: Entry) -> tuple[Cell, ...]:
-    train, test = entry.images
-    worst = min(bench.protocol.pair_list, key=lambda pair: entry.aurocs[pair])
-    names = dict(zip(bench.protocol.pair_list, pair_names(bench), strict=True))
-    head = (entry.label, "measured", entry.preset, entry.distance, entry.calibration, f"{train} / {test}")
-    values = [entry.aurocs[pair] for pair in bench.protocol.pair_list]
-    tail = (entry.average, entry.spread, entry.aurocs[worst], names[worst], entry.same_images)
-    return (*head, *values, *tail, str(entry.spent), entry.spent.in_passes)
+def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
+    method, (train, test) = one.method, one.images
+    values = list(method.aurocs.values())
+    averages = [float(np.mean(list(pair_aurocs(run).values()))) for run in method.all_scores()]
+    worst = int(np.argmin(values))
+    head = (method.label, "measured", method.preset, method.distance, method.calibration, f"{train} / {test}")
+    tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst], one.gepc_average)
+    return (*head, *values, *tail, str(one.cost), one.cost.in_passes)
 
 
-def _published_rows(bench: Bench, name: str, values: tuple[float | None, ...], passes: str) -> list[tuple[Cell, ...]]:
-    source = "published"
-    if name in published.OTHER_BACKBONE or "ID-trained" in name:
-        source = "published, a model for each ID set"
-    found = paper_rows(bench, (name, source, None, None, None, None), values)
-    return [_with_worst(bench, row, passes) for row in found]
+def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, ...], passes: str) -> list[Row]:
+    per_set = name in published.OTHER_BACKBONE or "ID-trained" in name
+    source = "published, a model for each ID set" if per_set else "published"
+    found = published_rows(protocol, (name, source, None, None, None, None), values)
+    return [_with_worst(protocol, row, passes) for row in found]
 
 
-def _with_worst(bench: Bench, found: tuple[Cell, ...], passes: str) -> tuple[Cell, ...]:
-    *row, average = found
-    figures = [value for value in row[len(HEAD) :] if isinstance(value, float)]
-    worst = min(figures) if len(figures) == len(bench.protocol.pair_list) else None
-    where = None if worst is None else pair_names(bench)[row[len(HEAD) :].index(worst)]
-    return (*row, average, None, worst, where, None, passes, None)
+def _with_worst(protocol: Protocol, row: Row, passes: str) -> Row:
+    values = row[len(HEAD) : -1]
+    known = [value for value in values if isinstance(value, float)]
+    worst = min(known) if len(known) == len(values) else None
+    where = None if worst is None else protocol.pair_labels[values.index(worst)]
+    return (*row, None, worst, where, None, passes, None)
 
 
-def methods_table(bench: Bench, found: Sequence[Entry]) -> ResultTable:
+def methods_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> ResultTable:
     """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds."""
-    rows: list[tuple[Cell, ...]] = []
-    for entry in found:
-        runs = list(entry.detections.values())
-        for pair, name in zip(bench.protocol.pair_list, pair_names(bench), strict=True):
-            first = runs[0][pair]
-            spread = over_seeds([run[pair].auroc for run in runs])
-            interval = (first.auroc, first.auroc_low, first.auroc_high)
-            rows.append(
-                (entry.label, name, *interval, spread, first.aupr, first.fpr95, f"{first.n_id} / {first.n_ood}")
-            )
+    rows: list[Row] = []
+    for one in compared:
+        runs = one.method.detections()
+        for pair, label in zip(protocol.pair_list, protocol.pair_labels, strict=True):
+            first, spread = runs[0][pair], std_over_seeds([run[pair].auroc for run in runs])
+            interval, images = (first.auroc, first.auroc_low, first.auroc_high), f"{first.n_id} / {first.n_ood}"
+            rows.append((one.method.label, label, *interval, spread, first.aupr, first.fpr95, images))
     header = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
-    note = (
-        "Low and high are the ends of the 95 % interval, for the scatter of the test images. OOD is the positive class."
-    )
+    note = "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class."
     return ResultTable("methods", "All metrics of every method", header, tuple(rows), note)
+
+
+def paired_table(methods: Sequence[MethodBench]) -> ResultTable:
+    """The method with the highest average against each of the others, on the images that both were run on."""
+    leader, *others = sorted(methods, key=lambda one: one.average, reverse=True)
+    header = ("method", "train / test images", "average", leader.label, "is ahead by", "p", "pairs not behind")
+    note = (
+        "Both methods are fitted and tested on the same images. p: one-sided DeLong test of the average AUROC over all "
+        f"pairs and noise seeds; it does not extend to other data sets or backbones. {leader.label} was chosen as the "
+        "method with the highest average on the same images that the test uses. The p-values do not account for this "
+        "selection and are too small, most of all for methods that are close to it."
+    )
+    rows = tuple(_paired_row(leader, other) for other in others)
+    return ResultTable("paired", f"{leader.label} against every other method", header, rows, note)
+
+
+def _paired_row(leader: MethodBench, other: MethodBench) -> Row:
+    mine, theirs = leader.collection.keys, other.collection.keys
+    common: Keys = {place: min(mine[place], theirs[place], key=len) for place in mine}
+    ahead, behind = leader.on_images(common), other.on_images(common)
+    train, test = ahead.collection.images
+    not_behind = [ahead.aurocs[pair] >= value for pair, value in behind.aurocs.items()]
+    lead = advantage(ahead.all_scores(), behind.all_scores())
+    pairs = f"{sum(not_behind)} of {len(not_behind)}"
+    return (other.label, f"{train} / {test}", behind.average, ahead.average, *lead, pairs)
+
+
+def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tuple[float, float | None]:
+    """By how much the average AUROC of one detector exceeds that of another, and the one-sided p-value.
+
+    The average over pairs and seeds is a U-statistic in the images of each set. DeLong's variance is the sum over the
+    sets of the variance of each image's contribution to the difference, over all pairs that the set is in. The p-value
+    is None if the variance is 0, as between a detector and itself.
+
+    Parameters
+    ----------
+    first : the scores of one detector, for every noise seed.
+    second : those of the other, on the same images.
+    """
+    from scipy.stats import norm
+
+    mine, theirs = _contributions(first), _contributions(second)
+    lead = _average(first) - _average(second)
+    variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
+    if variance <= 0.0:
+        return lead, None
+    return lead, max(float(norm.sf(lead / np.sqrt(variance))), LEAST)
+
+
+def _average(runs: Sequence[SeedScores]) -> float:
+    return float(np.mean(list(mean_over_seeds([pair_aurocs(run) for run in runs]).values())))
+
+
+def _contributions(runs: Sequence[SeedScores]) -> dict[str, Array]:
+    """Test set -> the contribution of each image to the average AUROC, from its placements among the other sets."""
+    pairs = sum(len(scores.outside) for scores in runs[0].values())
+    found: dict[str, Array] = {}
+    for run in runs:
+        for name, scores in run.items():
+            for other, outside in scores.outside.items():
+                below, above = placements(scores.inside, outside)
+                for place, share in ((name, below), (other, above)):
+                    found[place] = found.get(place, np.zeros(len(share))) + share / (pairs * len(runs))
+    return found
+
+
+def placements(inside: Array, outside: Array) -> tuple[Array, Array]:
+    """For each ID image the share of OOD images above it, and for each OOD image the share of ID images below it."""
+    from scipy.stats import rankdata
+
+    n, m = len(inside), len(outside)
+    ranks = rankdata(np.concatenate([inside, outside]))
+    return 1.0 - (ranks[:n] - rankdata(inside)) / m, (ranks[n:] - rankdata(outside)) / n

@@ -1,42 +1,179 @@
-"""From feature tables to scores and metrics: every variant of the detector is arithmetic on the same tables."""
+"""Features of every split, extracted once; the scores and metrics of every detector are arithmetic on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.bench.collect import Collection, Keys
-from gepc.bench.protocol import Protocol
-from gepc.features.base import Table
+from gepc.bench.protocol import Pair, Place, Protocol
+from gepc.core.errors import InputError, OptionError
+from gepc.datasets.collection import choose
+from gepc.features.base import Batch, Extractor
+from gepc.features.extraction import Engine, ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
 from gepc.features.gepc import GepcExtractor
 from gepc.features.residuals import PER_ELEMENT
-from gepc.scoring import Aggregation, create_calibrator
+from gepc.images.batches import OnBadImage, chunks
+from gepc.images.sources import Images
+from gepc.scoring import create_calibrator
 from gepc.scoring.metrics import Detection, auroc, detection
-from gepc.scoring.scorer import Selection, select
+from gepc.scoring.scorer import Scorer, Selection
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Array = npt.NDArray[np.float64]
+Sizes = Mapping[Place, int]
+"""(set, split) -> number of images."""
+Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
+"""(set, split, noise seed) -> keys of images."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to put a table's numbers together. None means: as many, or all."""
+class Benchmark:
+    """A protocol with its network and its images.
 
-    features: tuple[str, ...] = ("s",)
-    keep: int | None = 2
-    weights: str = "inv_cv"
-    calibration: str = "kde"
-    fuse: str = "mean"
-    elements: tuple[str, ...] | None = None
-    timesteps: tuple[int, ...] | None = None
+    Parameters
+    ----------
+    protocol : what to run.
+    backbone : the network.
+    splits : (set, split) -> images.
+    cache : where known features are read and new ones are written.
+    engine : what makes the network passes; by default this process.
+    """
+
+    protocol: Protocol
+    backbone: Backbone
+    splits: Mapping[Place, Images]
+    cache: FeatureCache
+    engine: Engine | None = None
+
+    @classmethod
+    def open(
+        cls, protocol: Protocol, backbone: Backbone, data: Path, cache: FeatureCache, engine: Engine | None = None
+    ) -> Benchmark:
+        """Open every split that the pairs need, below the folder `data`.
+
+        A wrong image size or level and a missing data set are raised here, before the first network pass.
+        """
+        backbone.check_size(protocol.size, protocol.size)
+        for name in protocol.pairs:
+            distinct = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
+            if distinct < protocol.keep:
+                raise OptionError(
+                    f"protocol: keep is {protocol.keep}, but the levels of {name} are {distinct} timesteps of this "
+                    "backbone"
+                )
+        splits = {place: protocol.open(data, place) for place in protocol.timesteps(backbone)}
+        return cls(protocol, backbone, splits, cache, engine)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The number of images of each split: as many as the protocol requests, or fewer."""
+        return {place: len(images) for place, images in self.splits.items()}
+
+    def collect(
+        self, extractor: Extractor | None = None, limits: Sizes | None = None, on_progress: OnProgress | None = None
+    ) -> Collection:
+        """Extract the features of one method on every split, with every noise seed.
+
+        Parameters
+        ----------
+        extractor : the method, at its own timesteps; by default the protocol's GEPC, at the timesteps of each split.
+        limits : the largest number of images of each split; by default all of them.
+        on_progress : called with the number of network passes of every finished chunk.
+        """
+        protocol, backbone, cache = self.protocol, self.backbone, self.cache
+        before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
+        method = extractor or protocol.extractor()
+        tables = {}
+        for place, levels in protocol.timesteps(backbone).items():
+            images, timesteps = self.splits[place], levels if extractor is None else extractor.timesteps(backbone)
+            if limits is not None and limits[place] < len(images):
+                images = choose(images, range(limits[place]))
+            for seed in protocol.seeds:
+                spec = ExtractionSpec(method, timesteps, seed, protocol.batch_size)
+                tables[(*place, seed)] = self._extract(place, images, spec, on_progress)
+        passes = backbone.forward_count + backbone.jvp_count - before
+        return Collection(tables, passes, cache.hits - hits, cache.misses - misses)
+
+    def _extract(
+        self, place: Place, images: Images, spec: ExtractionSpec, on_progress: OnProgress | None
+    ) -> FeatureTable:
+        name, split = place
+        cost = spec.extractor.cost(self.backbone, (self.protocol.size, self.protocol.size), len(spec.timesteps))
+        try:
+            return extract_all(
+                images,
+                self.protocol.preprocessing(name, self.backbone),
+                self.backbone,
+                spec,
+                cache=self.cache,
+                engine=self.engine,
+                on_progress=on_progress and (lambda count: on_progress(count * (cost.forward + cost.jvp))),
+                on_bad_image=OnBadImage.ALL,
+            )
+        except InputError as error:
+            raise InputError(f"{name}, {split} split: {error}") from error
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The features of one method on every split.
+
+    Attributes
+    ----------
+    tables : (set, split, noise seed) -> features.
+    passes : the network passes made for them, F and J.
+    cached : the number of cache files read.
+    computed : the number of cache files computed.
+    """
+
+    tables: dict[tuple[str, str, int], FeatureTable]
+    passes: int = 0
+    cached: int = 0
+    computed: int = 0
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Images that could not be read, with their set and split -> the reason."""
+        return {
+            f"{name}, {split}: {image}": reason
+            for (name, split, _), table in self.tables.items()
+            for image, reason in table.skipped.items()
+        }
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of all images."""
+        return {place: table.keys for place, table in self.tables.items()}
+
+    def of(self, keys: Keys) -> Collection:
+        """The features of some of the images."""
+        return Collection({place: table.of(keys[place]) for place, table in self.tables.items()})
+
+    @property
+    def sizes(self) -> Sizes:
+        """The number of images of each split."""
+        return {(name, split): len(table) for (name, split, _), table in self.tables.items()}
+
+    @property
+    def images(self) -> tuple[int, int]:
+        """The largest number of train and of test images of a set."""
+        train, test = (max(n for (_, kind), n in self.sizes.items() if kind == split) for split in ("train", "test"))
+        return train, test
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a variant says of ID-test and of each OOD-test set, and which timesteps it kept with which weights."""
+    """Scores of ID-test and of each OOD-test set, and the kept timesteps with their weights."""
 
     inside: Array
     outside: dict[str, Array]
@@ -44,59 +181,144 @@ class Scores:
     selection: Selection
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """How columns become a score: the part of a detector that sees numbers alone."""
-
-    keep: int | None
-    weights: str
-    calibration: str
-    aggregation: Aggregation
-    base: int = 0
-
-    def fit(self, train: Array) -> tuple[Selection, Callable[[Array], Array]]:
-        """From ID-train columns (N, levels, features): the kept levels, and the score of columns at those levels."""
-        keep = None if self.keep is None else min(self.keep, train.shape[1])
-        picked = select(train[:, :, self.base], keep, self.weights)
-        calibrator = create_calibrator(self.calibration).fit(train[:, list(picked.kept)])
-        return picked, lambda columns: calibrator.score(columns, picked.weights, self.aggregation)
+SeedScores = Mapping[str, Scores]
+"""ID set -> scores, with one noise seed."""
 
 
-def over_seeds(values: Sequence[float] | Array) -> float | None:
+def pair_aurocs(scores: SeedScores) -> dict[Pair, float]:
+    """AUROC of every pair."""
+    return {
+        (name, other): auroc(found.inside, outside)
+        for name, found in scores.items()
+        for other, outside in found.outside.items()
+    }
+
+
+def mean_over_seeds(runs: Sequence[Mapping[Pair, float]]) -> dict[Pair, float]:
+    """The mean over noise seeds, pair by pair."""
+    return {pair: float(np.mean([run[pair] for run in runs])) for pair in runs[0]}
+
+
+def std_over_seeds(values: Sequence[float] | Array) -> float | None:
     """Standard deviation of one number per noise seed; None with one seed."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-ScoresOf = Callable[[str, int], Scores]
+class MethodBench(ABC):
+    """The features of one method on every split, and the scores and metrics computed from them.
 
+    Attributes
+    ----------
+    name : the registered name of the method.
+    label : its name in tables.
+    preset : its preset, or None.
+    distance : what images are compared by, or None where the method compares none.
+    calibration : its calibrator.
+    scoring_extractor : the extractor of the features that scores need, and of no others.
+    """
 
-def all_detections(protocol: Protocol, scores_of: ScoresOf, seed: int) -> dict[tuple[str, str], Detection]:
-    """All metrics of every pair, from a function of the ID set and the seed."""
-    found = {}
-    for name, others in protocol.pairs.items():
-        scores = scores_of(name, seed)
-        found.update({(name, other): detection(scores.inside, scores.outside[other]) for other in others})
-    return found
+    name: str
+    label: str
+    preset: str | None = None
+    distance: str | None = None
+    calibration: str
+    scoring_extractor: Extractor
 
+    def __init__(self, benchmark: Benchmark, collection: Collection) -> None:
+        self.benchmark, self.collection = benchmark, collection
+        self.protocol, self.backbone = benchmark.protocol, benchmark.backbone
+        self.pairs = benchmark.protocol.pair_list
+        self._known: dict[tuple[object, ...], Scores] = {}
 
-class Bench:
-    """A protocol, its backbone and the collected tables."""
+    @abstractmethod
+    def scores(self, name: str, seed: int) -> Scores:
+        """Fit on ID-train alone, then score ID-test and every OOD-test set, as a detector does."""
 
-    def __init__(self, protocol: Protocol, backbone: Backbone, collection: Collection) -> None:
-        self.protocol, self.backbone, self.collection = protocol, backbone, collection
-        self.extractor: GepcExtractor = protocol.extractor()
-        self._known: dict[tuple[str, Variant, int], Scores] = {}
+    def _score_tests(
+        self, name: str, scorer: Scorer, candidates: Sequence[int], columns: Callable[[str, list[int]], Array]
+    ) -> Scores:
+        """Score every test set of an ID set; `columns` gives a test set's columns at the kept of the candidates."""
+        kept = list(scorer.selection_.kept)
+        inside, *outside = (scorer.score_kept(columns(one, kept)) for one in (name, *self.protocol.pairs[name]))
+        timesteps = tuple(candidates[place] for place in kept)
+        return Scores(inside, dict(zip(self.protocol.pairs[name], outside, strict=True)), timesteps, scorer.selection_)
+
+    def on_images(self, keys: Keys) -> Self:
+        """The same method on some of its images alone."""
+        if keys == self.collection.keys:
+            return self
+        smaller = copy.copy(self)
+        smaller.collection, smaller._known = self.collection.of(keys), {}
+        return smaller
+
+    def read_rows(self, place: Place, rows: Iterable[int]) -> Batch:
+        """Read the images of some rows of a split's table again; rows that it does not have are left out."""
+        table = self.collection.tables[(*place, self.protocol.seeds[0])]
+        images = self.benchmark.splits[place]
+        picked = choose(images, [int(table.indices[row]) for row in rows if row < len(table)])
+        (chunk,) = chunks(picked, table.preprocessing, len(picked), OnBadImage.NONE)
+        return table.spec.batch(chunk)
+
+    def all_scores(self) -> list[SeedScores]:
+        """For every noise seed: ID set -> scores."""
+        return [{name: self.scores(name, seed) for name in self.protocol.pairs} for seed in self.protocol.seeds]
+
+    def detections(self) -> list[dict[Pair, Detection]]:
+        """For every noise seed: pair -> all metrics."""
+        return [
+            {(name, other): detection(run[name].inside, run[name].outside[other]) for name, other in self.pairs}
+            for run in self.all_scores()
+        ]
 
     @property
-    def main(self) -> Variant:
-        """The protocol's own detector."""
-        protocol = self.protocol
-        return Variant(("s",), protocol.keep, protocol.weights, protocol.calibration)
+    def aurocs(self) -> dict[Pair, float]:
+        """AUROC of every pair, averaged over noise seeds."""
+        return mean_over_seeds([pair_aurocs(run) for run in self.all_scores()])
 
     @property
-    def main_extractor(self) -> GepcExtractor:
-        """The main detector's passes alone: the one pass of the benchmark has the features of the ablations too."""
-        return replace(self.extractor, features=("s",))
+    def average(self) -> float:
+        """Mean AUROC over pairs and noise seeds."""
+        return float(np.mean(list(self.aurocs.values())))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One detector that can be computed from the features of GEPC.
+
+    Parameters
+    ----------
+    features : names of its features, fused by their mean.
+    keep : how many levels to keep; None keeps all.
+    weights : the weights of the kept levels.
+    calibration : the calibrator.
+    elements : the transforms; None is all of them.
+    timesteps : the candidate timesteps; None is those of the ID set.
+    """
+
+    features: tuple[str, ...] = ("s",)
+    keep: int | None = 2
+    weights: str = "inv_cv"
+    calibration: str = "kde"
+    elements: tuple[str, ...] | None = None
+    timesteps: tuple[int, ...] | None = None
+
+    def scorer(self) -> Scorer:
+        """An unfitted scorer."""
+        fused = len(self.features) > 1 and create_calibrator(self.calibration).uses_fuse
+        return Scorer(self.calibration, self.keep, self.weights, fuse="mean" if fused else "sum")
+
+
+class GepcBench(MethodBench):
+    """GEPC as the protocol sets it, `main`, and every variant of it."""
+
+    name, label = GepcExtractor.name, "GEPC"
+
+    def __init__(self, benchmark: Benchmark, collection: Collection) -> None:
+        super().__init__(benchmark, collection)
+        protocol = benchmark.protocol
+        self.main = Variant(("s",), protocol.keep, protocol.weights, protocol.calibration)
+        self.calibration, self.extractor = protocol.calibration, protocol.extractor()
+        self.scoring_extractor = replace(self.extractor, features=("s",))
 
     def candidates(self, name: str) -> tuple[int, ...]:
         """Candidate timesteps when `name` is in-distribution."""
@@ -104,61 +326,49 @@ class Bench:
 
     def columns(self, name: str, split: str, seed: int, variant: Variant, timesteps: Sequence[int]) -> Array:
         """(N, levels, features) of one split under a variant."""
-        table = self.collection.parts[name, split, seed].at(timesteps)
-        return np.stack([self._feature(table, feature, variant.elements) for feature in variant.features], axis=2)
+        table = self.collection.tables[name, split, seed].at(timesteps).table
+        return np.stack([self._feature(feature, table[feature], variant) for feature in variant.features], axis=2)
 
-    def _feature(self, table: Table, feature: str, elements: Iterable[str] | None) -> Array:
-        values = table[feature]
-        if elements is not None and feature in PER_ELEMENT:
+    def _feature(self, feature: str, values: Array, variant: Variant) -> Array:
+        if variant.elements is not None and feature in PER_ELEMENT:
             names = self.extractor.group.names
-            values = values[:, :, [0, *(names.index(element) for element in elements)]]
+            values = values[:, :, [0, *(names.index(element) for element in variant.elements)]]
         return self.extractor.reduce(feature, values)
 
-    def scores(self, name: str, variant: Variant, seed: int) -> Scores:
-        """Fit on ID-train alone, score ID-test and every OOD-test set; once for each variant."""
-        asked = (name, variant, seed)
+    def scores(self, name: str, seed: int, variant: Variant | None = None) -> Scores:
+        """Fit a variant, by default `main`, on ID-train alone, then score ID-test and every OOD-test set."""
+        asked = (name, seed, variant or self.main)
         if asked not in self._known:
-            self._known[asked] = self._scores(*asked)
+            self._known[asked] = self._fit_and_score(*asked)
         return self._known[asked]
 
-    def _scores(self, name: str, variant: Variant, seed: int) -> Scores:
+    def _fit_and_score(self, name: str, seed: int, variant: Variant) -> Scores:
         timesteps = variant.timesteps or self.candidates(name)
         train = self.columns(name, "train", seed, variant, timesteps)
         base = variant.features.index("s") if "s" in variant.features else 0
-        aggregation = Aggregation(over_features=variant.fuse)
-        picked, scored = Scoring(variant.keep, variant.weights, variant.calibration, aggregation, base).fit(train)
-        kept = list(picked.kept)
+        scorer = variant.scorer().fit(train, train[:, :, base])
 
-        def score(other: str) -> Array:
-            return scored(self.columns(other, "test", seed, variant, timesteps)[:, kept])
+        def columns(other: str, kept: list[int]) -> Array:
+            return self.columns(other, "test", seed, variant, timesteps)[:, kept]
 
-        outside = {other: score(other) for other in self.protocol.pairs[name]}
-        return Scores(score(name), outside, tuple(timesteps[position] for position in kept), picked)
+        return self._score_tests(name, scorer, timesteps, columns)
 
-    def detections(self, variant: Variant, seed: int) -> dict[tuple[str, str], Detection]:
-        """All metrics of every pair."""
-        return all_detections(self.protocol, lambda name, seed: self.scores(name, variant, seed), seed)
+    def variant_aurocs(self, variant: Variant, symmetric: bool = False, only: str | None = None) -> dict[Pair, float]:
+        """AUROC of every pair, averaged over noise seeds.
 
-    def on_images(self, keys: Keys) -> Bench:
-        """The same benchmark on some of its images alone, given by their keys for every part."""
-        if keys == self.collection.keys:
-            return self
-        return Bench(self.protocol, self.backbone, self.collection.of(keys))
+        Parameters
+        ----------
+        variant : the detector.
+        symmetric : take max(a, 1 - a) of each AUROC a.
+        only : an ID set; only its pairs are computed.
+        """
+        names = self.protocol.pairs if only is None else (only,)
+        runs = [pair_aurocs({name: self.scores(name, seed, variant) for name in names}) for seed in self.protocol.seeds]
+        if symmetric:
+            runs = [{pair: max(value, 1 - value) for pair, value in run.items()} for run in runs]
+        return mean_over_seeds(runs)
 
-    def aurocs(
-        self, variant: Variant, symmetric: bool = False, only: str | None = None
-    ) -> dict[tuple[str, str], float]:
-        """AUROC of every pair (of one ID set), averaged over seeds; `symmetric` takes max(a, 1 - a) of each seed."""
-        pairs = self.protocol.pairs if only is None else {only: self.protocol.pairs[only]}
-        runs = []
-        for seed in self.protocol.seeds:
-            run = {}
-            for name, others in pairs.items():
-                scores = self.scores(name, variant, seed)
-                run.update({(name, other): auroc(scores.inside, scores.outside[other]) for other in others})
-            runs.append({pair: max(value, 1 - value) if symmetric else value for pair, value in run.items()})
-        return {pair: float(np.mean([run[pair] for run in runs])) for pair in runs[0]}
-
-    def raw(self, elements: tuple[str, ...] | None = None, timesteps: tuple[int, ...] | None = None) -> Variant:
-        """The raw transported gap: no calibration, the levels the main detector keeps or those given."""
-        return replace(self.main, calibration="raw", elements=elements, timesteps=timesteps, weights="uniform")
+    def raw(self, elements: tuple[str, ...] | None, timesteps: tuple[int, ...] | None) -> Variant:
+        """The raw transported gap at all of some timesteps: no calibration, uniform weights."""
+        uncalibrated = replace(self.main, calibration="raw", keep=None, weights="uniform")
+        return replace(uncalibrated, elements=elements, timesteps=timesteps)

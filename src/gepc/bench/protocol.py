@@ -8,24 +8,34 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError, OptionError, check_choice, nearest
 from gepc.core.options import build, read_yaml
+from gepc.datasets import open_dataset
 from gepc.features.base import find_method
 from gepc.features.gepc import PAPER_LEVELS, GepcExtractor
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import Images
 from gepc.scoring import create_calibrator
 from gepc.scoring.scorer import WEIGHTINGS
 
+LEAST_IMAGES = 20
+Place = tuple[str, str]
+"""The short name of a data set, and a split of it."""
+Pair = tuple[str, str]
+"""The short names of an in-distribution and of an out-of-distribution set."""
+
 
 @dataclass(frozen=True)
-class Source:
-    """A data set.
+class BenchmarkDataset:
+    """A data set of a benchmark.
 
     Parameters
     ----------
     dataset : its name for `gepc.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`).
-    label : its name in tables.
-    value_range : the numbers that mean black and white, where the type of the pixels does not say it.
+    label : its name in tables; the short name by default.
+    value_range : the pixel values of black and white; by default those of the array's type.
     """
 
     dataset: str
@@ -39,8 +49,9 @@ class MethodChoice:
 
     Parameters
     ----------
-    preset : `paper` or `light`; None is `light` where the method has it.
-    train_images, test_images : at most so many of each set, for a costly method; None is as many as the protocol's.
+    preset : a preset of the method; by default `light` where the method has it.
+    train_images : the largest number of ID-train images, for a costly method; by default the protocol's.
+    test_images : the largest number of images of each test set; by default the protocol's.
     options : the method's own parameters, and `calibration`, `keep`, `weights`, `aggregate`, `fuse`.
     """
 
@@ -51,7 +62,7 @@ class MethodChoice:
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """(method, preset) of `method:preset`, or (method, None); unknown ones are an error."""
+    """Split `method:preset` into (method, preset), or `method` into (method, None); unknown names are an error."""
     method, colon, preset = name.partition(":")
     known = find_method(method).presets
     if colon and preset not in known:
@@ -61,21 +72,31 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A benchmark. ID-train chooses levels and fits; ID-test and OOD-test are only evaluated.
+    """A benchmark. ID-train selects levels and fits; ID-test and OOD-test are only evaluated.
 
     Parameters
     ----------
-    datasets : short name -> source.
-    pairs : ID short name -> OOD short names.
-    levels : ID short name -> candidate levels; `default` for the others.
-    train_images, test_images : how many of each set, drawn with `subset_seed`.
-    features : computed in the one pass; the first is the main detector's.
-    seeds : noise seeds; the main table gives the mean and the spread over them.
-    methods : method, or method:preset -> how it is run where it is compared with GEPC; the others are run with their
-        preset `light`.
+    datasets : short name -> data set.
+    pairs : short name of the ID set -> short names of its OOD sets.
+    backbone : what `gepc.load_backbone` takes.
+    size : images are resized to this height and width.
+    levels : short name of the ID set -> candidate levels; `default` for the others.
+    train_images : the number of ID-train images, drawn with `subset_seed`.
+    test_images : the number of images of each test set, drawn with `subset_seed`.
+    features : features of GEPC to extract; the main detector uses `s` alone, the others are for the ablations.
+    pool : how residuals are pooled over pixels.
+    topk : the share of pixels that `topk` pooling averages.
+    group : the transforms, by the name of a group.
+    keep : how many levels the main detector keeps.
+    weights : the weights of the kept levels, `inv_cv` or `uniform`.
+    calibration : the calibrator of the main detector.
+    seeds : noise seeds; the main table gives the mean and the standard deviation over them.
+    subset_seed : seed of the draw of images.
+    batch_size : images per network call.
+    methods : `method` or `method:preset` -> how it is run when it is compared with GEPC.
     """
 
-    datasets: dict[str, Source]
+    datasets: dict[str, BenchmarkDataset]
     pairs: dict[str, tuple[str, ...]]
     backbone: str = "celeba32-tiny"
     size: int = 32
@@ -97,9 +118,9 @@ class Protocol:
     def __post_init__(self) -> None:
         self._check_pairs()
         if "s" not in self.features:
-            raise OptionError("protocol: features must hold 's'")
-        if min(self.train_images, self.test_images) < 20:
-            raise OptionError("protocol: train_images and test_images must be at least 20")
+            raise OptionError("protocol: features must include 's'")
+        if min(self.train_images, self.test_images) < LEAST_IMAGES:
+            raise OptionError(f"protocol: train_images and test_images must be at least {LEAST_IMAGES}")
         if min(self.size, self.batch_size) < 1:
             raise OptionError("protocol: size and batch_size must be at least 1")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
@@ -137,30 +158,55 @@ class Protocol:
         for full_name, choice in self.methods.items():
             name, _ = split_name(full_name)
             if name == GepcExtractor.name:
-                raise OptionError("protocol: methods cannot hold gepc, whose settings are the protocol's own")
-            if any(count is not None and count < 20 for count in (choice.train_images, choice.test_images)):
-                raise OptionError(f"protocol: methods.{name}: at least 20 images of each kind are needed")
+                raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
+            if any(count is not None and count < LEAST_IMAGES for count in (choice.train_images, choice.test_images)):
+                raise OptionError(
+                    f"protocol: methods.{name}: train_images and test_images must be at least {LEAST_IMAGES}"
+                )
 
     def extractor(self) -> GepcExtractor:
-        """The one-pass extractor; its own levels are not used."""
+        """The extractor of all features; its own levels are not used."""
         return GepcExtractor(features=self.features, pool=self.pool, topk=self.topk, group=self.group)  # type: ignore[arg-type]
 
     def levels_for(self, name: str) -> Levels:
         """Candidate levels when `name` is in-distribution."""
         return Levels(self.levels.get(name, self.levels.get("default", PAPER_LEVELS)))
 
+    def timesteps(self, backbone: Backbone) -> dict[Place, tuple[int, ...]]:
+        """(set, split) -> timesteps: ID-train at its own candidates, a test set at those of every ID set it meets."""
+        found: dict[Place, set[int]] = {}
+        for name, others in self.pairs.items():
+            candidates = self.levels_for(name).timesteps(backbone.alphas_cumprod)
+            for place in [(name, "train"), (name, "test"), *((other, "test") for other in others)]:
+                found.setdefault(place, set()).update(candidates)
+        return {place: tuple(sorted(timesteps)) for place, timesteps in found.items()}
+
     def images(self, split: str) -> int:
-        """How many images of a split are asked for."""
+        """The requested number of images of a split."""
         return self.train_images if split == "train" else self.test_images
 
-    def label(self, name: str) -> str:
-        """The data set's name in tables."""
-        return self.datasets[name].label or name
+    def open(self, data: Path, place: Place) -> Images:
+        """The images of one split, as many as requested or fewer."""
+        name, split = place
+        return open_dataset(self.datasets[name].dataset, data, split, self.images(split), self.subset_seed)
+
+    def preprocessing(self, name: str, backbone: Backbone) -> Preprocessing:
+        """How the images of a data set are prepared for the backbone."""
+        return Preprocessing(self.datasets[name].value_range, (self.size, self.size), channels=backbone.channels)
+
+    def label(self, *names: str) -> str:
+        """Names of data sets as tables show them, with colons between."""
+        return ":".join(self.datasets[name].label or name for name in names)
 
     @property
-    def pair_list(self) -> list[tuple[str, str]]:
+    def pair_list(self) -> list[Pair]:
         """All (ID, OOD) pairs in order."""
         return [(name, other) for name, others in self.pairs.items() for other in others]
+
+    @property
+    def pair_labels(self) -> tuple[str, ...]:
+        """`ID:OOD` of every pair, as tables show it."""
+        return tuple(self.label(*pair) for pair in self.pair_list)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -174,7 +220,13 @@ def builtin_protocols() -> dict[str, Path]:
 
 
 def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> Protocol:
-    """Read a protocol from a YAML file or by the name of one that ships with the package."""
+    """Read a protocol.
+
+    Parameters
+    ----------
+    config : a YAML file, or the name of a protocol that ships with the package.
+    overrides : values that replace those of the file.
+    """
     path, known = Path(config), builtin_protocols()
     if not path.is_file():
         if path.stem not in known:

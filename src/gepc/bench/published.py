@@ -1,4 +1,4 @@
-"""Figures that the paper prints, to stand beside ours. Keys are (ID, OOD) in the paper's names."""
+"""Values from the tables of the paper, to compare with. Keys are (ID, OOD) pairs in the names of the paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAIN: dict[str, tuple[_A, str]] = {
 }
 
 ID_TRAINED = ("typicality", "dos", "waic", "lr")
-"""Registered methods whose originals the paper files under "ID-trained"; all others are training-free."""
+"""Registered methods that the paper lists as "ID-trained"; all others are training-free."""
 
 MAIN_ROW = {
     "gepc": "GEPC",
@@ -55,7 +55,7 @@ MAIN_ROW = {
 """Registered method -> its row in MAIN."""
 
 OTHER_BACKBONE = ("NLL", "IC (diffusion)", "MSMA", "DDPM-OOD", "LMD")
-"""Rows that very likely come from a model for each ID set, although the paper files them under one backbone."""
+"""Rows that very likely come from one model per ID set, although the paper lists them under one backbone."""
 
 SWEEP: dict[tuple[int, str], _A] = {
     (1, "uniform"): (0.871, 0.933, 0.534, 0.756, 1.000, 0.799, 0.999, 0.999, 0.999),
@@ -93,8 +93,8 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[float, float]]] = 
 RUNTIME_MS = {"kde": 69.92, "zscore": 70.02, "raw": 69.68, "mvn": 69.86}
 
 
-def beside(values: _A, pair: tuple[str, str]) -> float | None:
-    """The published figure for one pair; a near-OOD set of another name stands where CIFAR-100 does."""
+def value_of(values: _A, pair: tuple[str, str]) -> float | None:
+    """The published value of one pair, or None; Tiny-ImageNet takes the place of CIFAR-100."""
     name, other = pair
     known = dict(zip(PAIRS, values, strict=True))
     if pair in known:

@@ -1,36 +1,48 @@
-"""A benchmark from its protocol to files: features, tables, figures, report."""
+"""A benchmark from its protocol to files: features, tables, figures and one HTML report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.backbones.base import Backbone
-from gepc.bench import ablations
+from gepc.bench import detector_tables
 from gepc.bench.baselines import Baseline, BaselineBench, collect_baselines
-from gepc.bench.collect import Collection, collect, naive_passes, passes_needed
-from gepc.bench.comparison import Entry, comparison_table, entries, methods_table
-from gepc.bench.evaluate import Bench
-from gepc.bench.false_alarms import false_alarm_table
-from gepc.bench.paired import paired_table
-from gepc.bench.protocol import Protocol
-from gepc.bench.runtime import runtime_table
-from gepc.core.files import replacing
+from gepc.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
+from gepc.bench.cost import naive_passes, passes_needed, runtime_table
+from gepc.bench.evaluate import Benchmark, Collection, GepcBench
+from gepc.core.files import replacing, write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
-from gepc.features.extraction import FeatureCache, plain_options
+from gepc.features.extraction import OnProgress, plain_options
+from gepc.report.page import Picture, render
+
+SECTIONS = {
+    "Results": ("main", "paired", "methods", "detail", "seeds", "kept"),
+    "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
+    "False alarms and cost": ("false_alarms", "runtime"),
+}
+"""Heading of the report -> names of the tables under it; tables of other names come last."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The tables of a run and what they were measured on."""
+class BenchmarkResult:
+    """A finished benchmark.
 
-    bench: Bench
+    Attributes
+    ----------
+    bench : GEPC on every pair.
+    baselines : the other methods on every pair.
+    compared : GEPC and the other methods with their costs; empty without other methods.
+    tables : all tables, the main one first.
+    about : what they were measured on, as plain values.
+    """
+
+    bench: GepcBench
+    baselines: list[BaselineBench]
+    compared: list[ComparedMethod]
     tables: list[ResultTable]
     about: dict[str, Any]
-    entries: list[Entry] = field(default_factory=list)
-    baselines: list[BaselineBench] = field(default_factory=list)
 
     @property
     def passes(self) -> int:
@@ -39,12 +51,12 @@ class Outcome:
 
     @property
     def cached(self) -> int:
-        """Tables that came from the cache."""
-        return sum(collection.cached_levels for collection in self._collections)
+        """The number of cache files read."""
+        return sum(collection.cached for collection in self._collections)
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Images that could not be read, with the reasons."""
+        """Images that could not be read -> the reasons."""
         return {image: reason for collection in self._collections for image, reason in collection.skipped.items()}
 
     @property
@@ -53,61 +65,133 @@ class Outcome:
 
 
 def run(
-    protocol: Protocol,
-    backbone: Backbone,
-    data: Path,
-    cache: FeatureCache,
-    command: str,
-    only_ablations: bool = False,
-    on_progress: Callable[[int], None] | None = None,
+    benchmark: Benchmark,
+    command: str = "",
     baselines: Sequence[Baseline] = (),
-) -> Outcome:
-    """One pass over each data set, one more for each compared method, then arithmetic."""
-    bench = Bench(protocol, backbone, collect(protocol, backbone, data, cache, on_progress))
-    tables = ablations.ablation_tables(bench) if only_ablations else ablations.all_tables(bench)
-    if not only_ablations:
-        tables += [false_alarm_table(bench), runtime_table(bench, data)]
-    found = collect_baselines(baselines, protocol, backbone, data, cache, on_progress)
-    compared = entries(bench, found, data) if found else []
+    only_ablations: bool = False,
+    on_progress: OnProgress | None = None,
+) -> BenchmarkResult:
+    """Extract the features of GEPC and of every baseline, then compute all tables from them.
+
+    Parameters
+    ----------
+    benchmark : the protocol, its network and its images.
+    command : the command line that repeats the run, for the report.
+    baselines : methods to compare with, from `gepc.bench.baselines.choose_baselines`.
+    only_ablations : compute the main table and the ablations alone.
+    on_progress : called with the number of network passes of every finished chunk.
+    """
+    protocol, backbone = benchmark.protocol, benchmark.backbone
+    bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
+    found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
+    if only_ablations:
+        tables = detector_tables.ablation_tables(bench)
+    else:
+        tables = [*detector_tables.all_tables(bench), runtime_table(bench)]
+    compared = compare_methods(bench, found) if found else []
     if compared:
-        tables[:1] = [comparison_table(bench, compared), paired_table(bench, found), methods_table(bench, compared)]
+        methods = [comparison_table(protocol, compared), paired_table([bench, *found])]
+        tables[:1] = [*methods, methods_table(protocol, compared)]
     about = {
         "command": command,
         "backbone": backbone.source or backbone.family,
         "sha256": backbone.sha256,
-        "passes": bench.collection.passes,
-        "passes_one": passes_needed(protocol, backbone, bench.collection.sizes),
-        "passes_naive": naive_passes(protocol, backbone, bench.collection.sizes),
-        "skipped": bench.collection.skipped,
+        "passes": collection.passes,
+        "passes_one": passes_needed(protocol, backbone, collection.sizes),
+        "passes_naive": naive_passes(protocol, backbone, collection.sizes),
+        "skipped": collection.skipped,
         "protocol": protocol.as_dict(),
         "methods": [_about_baseline(one) for one in found],
     }
-    return Outcome(bench, tables, about, compared, found)
+    return BenchmarkResult(bench, found, compared, tables, about)
 
 
 def _about_baseline(found: BaselineBench) -> dict[str, Any]:
     """Everything that a method's row depends on."""
-    extractor = found.baseline.extractor
     return {
-        "method": extractor.name,
-        "label": found.baseline.label,
-        "preset": found.baseline.preset,
-        "options": plain_options(extractor.options()),
-        "images": {split: found.collection.count(split) for split in ("train", "test")},
+        "method": found.name,
+        "label": found.label,
+        "preset": found.preset,
+        "options": plain_options(found.baseline.extractor.options()),
+        "images": dict(zip(("train", "test"), found.collection.images, strict=True)),
         "passes": found.collection.passes,
     }
 
 
-def write(outcome: Outcome, out: Path, data: Path, formats: Sequence[str] = ("png", "svg")) -> None:
-    """`results.md`, `results.json`, one CSV and LaTeX file per table, the figures and `report.html`."""
-    from gepc.bench.page import build_page, draw_all
-    from gepc.report.page import write_page
+def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
+    """Write `results.md`, `results.json`, a CSV and a LaTeX file per table, the figures and `report.html`.
 
-    write_tables(out, "results", outcome.tables, outcome.about)
-    write_each(out / "tables", outcome.tables)
-    pictures = draw_all(outcome.bench, data, outcome.entries)
-    for picture in pictures:
+    Parameters
+    ----------
+    result : the finished benchmark.
+    out : the folder to write to.
+    formats : the file formats of figures.
+    """
+    from gepc.bench.plots import draw_all
+
+    write_tables(out, "results", result.tables, result.about)
+    write_each(out / "tables", result.tables)
+    pictures = draw_all(result.bench, result.compared)
+    for name, picture in pictures.items():
         for kind in formats:
-            with replacing(out / "figures" / f"{picture.name}.{kind}") as draft:
+            with replacing(out / "figures" / f"{name}.{kind}") as draft:
                 picture.figure.savefig(draft, format=kind, dpi=200)
-    write_page(out / "report.html", build_page(outcome.bench, outcome.tables, pictures, outcome.about))
+    write_text(out / "report.html", render_report(result, list(pictures.values())))
+
+
+def render_report(result: BenchmarkResult, pictures: Sequence[Picture]) -> str:
+    """The report as HTML."""
+    main = dict(zip(result.tables[0].header, result.tables[0].rows[0], strict=True))
+    return render(
+        Path(__file__).parent / "benchmark.html",
+        bench=result.bench,
+        about=result.about,
+        cost=main["F+J"],
+        facts=_facts(result.bench, result.about),
+        sections=table_sections(result.tables),
+        pictures=pictures,
+    )
+
+
+def table_sections(tables: Sequence[ResultTable]) -> dict[str, list[ResultTable]]:
+    """Heading -> tables under it; headings without tables are left out."""
+    placed = {name for names in SECTIONS.values() for name in names}
+    others = tuple(table.name for table in tables if table.name not in placed)
+    found = {
+        heading: [table for table in tables if table.name in names]
+        for heading, names in {**SECTIONS, "More": others}.items()
+    }
+    return {heading: under for heading, under in found.items() if under}
+
+
+def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
+    protocol = bench.protocol
+    sets = ", ".join(f"{protocol.label(name)} ({found.dataset})" for name, found in protocol.datasets.items())
+    facts = [
+        ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
+        ("data sets", sets),
+        ("images", _images(bench)),
+        ("noise seeds", ", ".join(map(str, protocol.seeds))),
+        ("detector", f"top-k {protocol.topk:g}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
+        ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
+        ("passes, pair by pair", f"{about['passes_naive']:,} for the main table alone, counted as in the paper"),
+        ("skipped images", str(len(about["skipped"]))),
+    ]
+    compared = about["methods"]
+    if compared:
+        passes = sum(one["passes"] for one in compared)
+        names = ", ".join(one["label"] for one in compared)
+        facts.append(("compared methods", f"{names}; {passes:,} passes in this run"))
+    return facts
+
+
+def _images(bench: GepcBench) -> str:
+    """How many images of each split were evaluated, which may be fewer than requested."""
+    protocol = bench.protocol
+    fewer = [
+        f"{protocol.label(name)} {split}: {count}"
+        for (name, split), count in bench.collection.sizes.items()
+        if count < protocol.images(split)
+    ]
+    text = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
+    return f"{text}; fewer of {', '.join(fewer)}" if fewer else text

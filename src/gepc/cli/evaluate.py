@@ -20,11 +20,9 @@ from gepc.core.errors import GepcError, InputError, OptionError, StorageError
 from gepc.core.files import check_free, read_json, write_json, write_text
 
 if TYPE_CHECKING:
-    from gepc.backbones.base import Backbone
     from gepc.bench.baselines import Baseline
-    from gepc.bench.collect import Sizes
-    from gepc.bench.protocol import Protocol
-    from gepc.bench.run import Outcome
+    from gepc.bench.evaluate import Benchmark
+    from gepc.bench.run import BenchmarkResult
     from gepc.features.extraction import Engine
     from gepc.report.demo import Demo
 
@@ -63,8 +61,7 @@ def demo(
     import gepc
     from gepc.detector.storage import describe
     from gepc.report import demo as demonstration
-    from gepc.report.demo_page import build_page
-    from gepc.report.page import render
+    from gepc.report.demo_page import render_demo
 
     detector = demonstration.build_detector(gepc.load_backbone(backbone))
     data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
@@ -81,7 +78,7 @@ def demo(
     with progress("network passes", passes) as advance:
         result = demonstration.run(detector, data, advance)
     note("drawing the report")
-    html = render(build_page(result, _demo_command(out, quick, backbone)))
+    html = render_demo(result, _demo_command(out, quick, backbone))
     found = {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, "detector": describe(result.detector), **result.as_dict()}
     write_json(out / DEMO_RESULTS, found)  # first, because it marks the folder as one of a demo
     write_text(out / "report.html", html)
@@ -118,12 +115,12 @@ def _demo_command(out: Path, quick: bool, backbone: str) -> str:
 
 
 def _demo_results(result: Demo) -> str:
-    from gepc.report.demo_page import COLUMNS, mean_auroc, result_rows
+    from gepc.report.demo_page import COLUMNS, result_rows
 
-    check = result.false_alarms()
+    check = result.false_alarms
     return (
         f"{text_table(result_rows(result), COLUMNS)}\n\n"
-        f"mean AUROC {mean_auroc(result):.3f}; {result.passes:,} passes in {result.seconds:.0f} s\n"
+        f"mean AUROC {result.mean_auroc:.3f}; {result.passes:,} passes in {result.seconds:.0f} s\n"
         f"false alarms on held-out {result.held_out.name} at alpha {check.alpha:g}: {check.alarms} of {check.count} "
         f"({check.low} to {check.high} expected with probability 0.9)\n"
         f"guarantee: {result.detector.guarantee(check.alpha)}"
@@ -216,7 +213,7 @@ def _run(
 ) -> None:
     import gepc
     from gepc.bench.baselines import choose_baselines, method_names
-    from gepc.bench.collect import check_ready
+    from gepc.bench.evaluate import Benchmark
     from gepc.bench.protocol import load_protocol
     from gepc.bench.run import run, write
     from gepc.features.extraction import FeatureCache
@@ -227,34 +224,31 @@ def _run(
     names = method_names(methods) if methods is not None else []
     backbone = gepc.load_backbone(protocol.backbone)
     baselines = choose_baselines(names, protocol, backbone)
-    sizes = check_ready(protocol, backbone, folder)
-    passes, minutes = _estimate(protocol, backbone, baselines, sizes, cached=cache_folder is not None)
+    benchmark = Benchmark.open(protocol, backbone, folder, FeatureCache(cache_folder), engine)
+    passes, minutes = _estimate(benchmark, baselines)
     if budget is not None and minutes > budget:
         raise OptionError(
             f"the estimated time is {minutes:.0f} minutes, --budget-minutes allows {budget:g}; raise it, name fewer "
             "methods, or set fewer images for the expensive ones with the protocol's key methods"
         )
     with progress("features", passes) as advance:
-        cache = FeatureCache(cache_folder, engine)
-        outcome = run(protocol, backbone, folder, cache, typed_command(), only_ablations, advance, baselines)
-    write(outcome, out, folder)
-    _report(outcome, out)
+        result = run(benchmark, typed_command(), baselines, only_ablations, advance)
+    write(result, out)
+    _report(result, out)
 
 
-def _estimate(
-    protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline], sizes: Sizes, cached: bool
-) -> tuple[int, float]:
+def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int, float]:
     """Print the estimated cost with an empty cache; returns the total for the progress bar, and minutes."""
-    from gepc.bench.baselines import estimate_cost
-    from gepc.bench.collect import naive_passes, passes_needed
+    from gepc.bench.cost import estimate_cost, naive_passes, passes_needed
 
+    protocol, backbone, sizes = benchmark.protocol, benchmark.backbone, benchmark.sizes
     size = (protocol.size, protocol.size)
     pass_seconds = seconds_per_pass(backbone, size)
     passes = passes_needed(protocol, backbone, sizes)
     minutes = passes * pass_seconds / 60
     naive = naive_passes(protocol, backbone, sizes)
     note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes; without reuse {naive:,}")
-    estimated = estimate_cost(baselines, protocol, backbone, cached, sizes)
+    estimated = estimate_cost(baselines, benchmark)
     jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
     rows: list[tuple[Any, ...]] = []
     for one in estimated:
@@ -273,16 +267,16 @@ def _estimate(
     return passes, minutes
 
 
-def _report(outcome: Outcome, out: Path) -> None:
-    note(f"{outcome.passes:,} passes made, {outcome.cached} tables from the cache")
-    if outcome.skipped:
-        note(f"{len(outcome.skipped)} images could not be read and are left out; the first:")
-    for image, reason in list(outcome.skipped.items())[:SHOWN_REASONS]:
+def _report(result: BenchmarkResult, out: Path) -> None:
+    note(f"{result.passes:,} passes made, {result.cached} tables from the cache")
+    if result.skipped:
+        note(f"{len(result.skipped)} images could not be read and are left out; the first:")
+    for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:
         note(f"  {image}: {reason}")
     peak = _peak_memory()
     if peak is not None:
         note(f"peak memory: {peak / 2**20:,.0f} MiB")
-    say(outcome.tables[0].markdown())
+    say(result.tables[0].markdown())
     say(f"tables, figures and report: {out / 'report.html'}")
 
 

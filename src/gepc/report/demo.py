@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from gepc.features.gepc import GepcExtractor
 from gepc.images.batches import OnBadImage
 from gepc.scoring.metrics import Detection, detection
 from gepc.verdicts import conformal
+from gepc.verdicts.decision import DecisionRule
 
 Pixels = npt.NDArray[np.uint8]
 Array = npt.NDArray[np.float64]
@@ -26,13 +28,13 @@ OnPasses = Callable[[int], None]
 
 ALPHA = 0.05
 SIDE = 32
-BATCH_SIZE = 16  # no slower than a larger one on a CPU, and the progress bar moves
-FIT_ROWS, TEST_ROWS = slice(0, 8), slice(9, 16)  # of the 16 rows of patches; the one between keeps the parts apart
+BATCH_SIZE = 16  # as fast as a larger one on a CPU, and the progress bar moves
+FIT_ROWS, TEST_ROWS = slice(0, 8), slice(9, 16)  # of the 16 rows of patches; the row between separates the two
 
 
 @dataclass(frozen=True)
 class Photograph:
-    """A picture of scikit-image: the function of `skimage.data` that gives it, and what one sees in it."""
+    """A photograph of scikit-image: its name here, the function of `skimage.data` that returns it, what it shows."""
 
     name: str
     function: str
@@ -51,7 +53,7 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Amounts:
-    """How many patches to take: of the in-distribution photograph for each purpose, and of each other photograph."""
+    """Numbers of patches: of the in-distribution photograph for each purpose, and of each other photograph."""
 
     fit: int
     calibration: int
@@ -65,7 +67,7 @@ QUICK = Amounts(40, 39, 24, 20)
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches (N, 32, 32, C) of one photograph and the pixel (row, column) where each begins."""
+    """Patches (N, 32, 32, C) of one photograph, and the pixel (row, column) of their upper left corners."""
 
     photograph: Photograph
     pixels: Pixels
@@ -81,11 +83,11 @@ class Patches:
 
 
 @dataclass(frozen=True)
-class Data:
+class DemoData:
     """All patches of a run.
 
-    `fit` comes from one part of the in-distribution photograph. `calibration` and `held_out` come from another part,
-    where chance alone decides which patch is which: they are exchangeable, as the guarantee assumes.
+    `fit` comes from one part of the in-distribution photograph. `calibration` and `held_out` are drawn at random from
+    another part, so that they are exchangeable, as the guarantee requires.
     """
 
     fit: Patches
@@ -100,7 +102,7 @@ class Data:
 
 
 def load_photograph(photograph: Photograph) -> Pixels:
-    """Its pixels (H, W, C), from scikit-image's own files: no download."""
+    """Its pixels (H, W, C), from scikit-image's own files, without a download."""
     try:
         from skimage import data
     except ImportError as error:
@@ -109,64 +111,46 @@ def load_photograph(photograph: Photograph) -> Pixels:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def load_data(amounts: Amounts = FULL) -> Data:
+def load_data(amounts: Amounts = FULL) -> DemoData:
     """The patches of a run; the same ones every time."""
     (fit,) = draw(INSIDE, [amounts.fit], FIT_ROWS)
     calibration, held_out = draw(INSIDE, [amounts.calibration, amounts.held_out], TEST_ROWS)
-    return Data(fit, calibration, held_out, tuple(draw(photograph, [amounts.other])[0] for photograph in OUTSIDE))
+    return DemoData(fit, calibration, held_out, tuple(draw(photograph, [amounts.other])[0] for photograph in OUTSIDE))
 
 
 def draw(photograph: Photograph, counts: Sequence[int], rows: slice = slice(None)) -> list[Patches]:
-    """Sets of so many patches, drawn at random without replacement from the `rows` of a grid without overlap."""
+    """Draw sets of patches at random, without replacement, from a grid without overlap.
+
+    Parameters
+    ----------
+    photograph : where the patches come from.
+    counts : the number of patches of each set.
+    rows : the rows of the grid to draw from.
+    """
     pixels = load_photograph(photograph)
     grid = np.arange(pixels.shape[0] // SIDE)[rows]
-    cells = np.array([(row, column) for row in grid for column in range(pixels.shape[1] // SIDE)])
-    order = np.random.default_rng(0).permutation(len(cells))
-    ends = np.cumsum(counts)
-    return [_cut(photograph, pixels, cells[order[end - n : end]] * SIDE) for n, end in zip(counts, ends, strict=True)]
-
-
-def _cut(photograph: Photograph, pixels: Pixels, corners: npt.NDArray[np.int64]) -> Patches:
-    patches = [pixels[top : top + SIDE, left : left + SIDE] for top, left in corners]
-    return Patches(photograph, np.stack(patches), corners)
+    corners = SIDE * np.array([(row, column) for row in grid for column in range(pixels.shape[1] // SIDE)])
+    corners = corners[np.random.default_rng(0).permutation(len(corners))]
+    return [
+        Patches(photograph, np.stack([pixels[top : top + SIDE, left : left + SIDE] for top, left in part]), part)
+        for part in np.split(corners, np.cumsum(counts))[:-1]
+    ]
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Patches with what the detector said of them; `shown` are positions of low, middle and high score."""
+class ScoredPatches(Patches):
+    """Patches with their scores, p-values and alarms, and the maps of those `shown`: low, median and high scores."""
 
-    patches: Patches
     scores: Array
     p_values: Array
+    alarms: int
     shown: tuple[int, ...]
     maps: npt.NDArray[np.float32]
-
-    @property
-    def name(self) -> str:
-        """The photograph's name."""
-        return self.patches.name
-
-    def alarms(self, alpha: float) -> int:
-        """How many patches are called out of distribution at that false-alarm rate."""
-        return int((self.p_values <= alpha).sum())
-
-    def ranked(self) -> npt.NDArray[np.int64]:
-        """Positions from the lowest score to the highest."""
-        return np.argsort(self.scores, kind="stable")
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The held-out patches against one other photograph."""
-
-    name: str
-    detection: Detection
-    alarms: int
 
 
 @dataclass(frozen=True)
 class AlarmCheck:
-    """False alarms on held-out in-distribution patches, beside the range that `expected_alarms` gives."""
+    """False alarms on held-out in-distribution patches, with the range that `expected_alarms` gives."""
 
     alpha: float
     alarms: int
@@ -176,36 +160,35 @@ class AlarmCheck:
 
     @property
     def rate(self) -> float:
-        """Share of the held-out patches that raised an alarm."""
+        """The share of the held-out patches that raised an alarm."""
         return self.alarms / self.count
 
     @property
     def as_expected(self) -> bool:
-        """Whether the count lies in the interval."""
+        """Whether the count is in the range."""
         return self.low <= self.alarms <= self.high
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A finished run: plain results, and the fitted detector they come from."""
+    """A finished run: the fitted detector, and the scores of the held-out patches and of the other photographs."""
 
     detector: Detector
-    data: Data
-    held_out: Scored
-    others: tuple[Scored, ...]
+    data: DemoData
+    scored: tuple[ScoredPatches, ...]
     passes: int
     seconds: float
     alpha: float = ALPHA
 
     @property
-    def scored(self) -> tuple[Scored, ...]:
-        """The held-out patches first, then the other photographs."""
-        return (self.held_out, *self.others)
+    def held_out(self) -> ScoredPatches:
+        """The held-out patches of the in-distribution photograph."""
+        return self.scored[0]
 
     @property
-    def threshold(self) -> float:
-        """The score above which a patch raises an alarm."""
-        return conformal.threshold(self.detector.calibration_scores_, self.alpha)
+    def others(self) -> tuple[ScoredPatches, ...]:
+        """The other photographs."""
+        return self.scored[1:]
 
     @property
     def method(self) -> GepcExtractor:
@@ -214,42 +197,47 @@ class Demo:
         return self.detector.extractor
 
     @property
-    def paper_passes_per_patch(self) -> int:
-        """Passes to score one patch as the paper counts them, with the identity evaluated."""
-        return self.method.paper_cost(len(self.detector.kept_)).forward
+    def threshold(self) -> float:
+        """The score above which a patch raises an alarm."""
+        return conformal.threshold(self.detector.calibration_scores_, self.alpha)
+
+    @cached_property
+    def detections(self) -> dict[str, Detection]:
+        """Other photograph -> metrics of the held-out patches against it."""
+        return {other.name: detection(self.held_out.scores, other.scores) for other in self.others}
+
+    @property
+    def mean_auroc(self) -> float:
+        """The mean over the other photographs."""
+        return float(np.mean([found.auroc for found in self.detections.values()]))
+
+    @property
+    def false_alarms(self) -> AlarmCheck:
+        """The alarms on held-out patches with their expected range."""
+        count = len(self.held_out)
+        span = expected_alarms(self.alpha, len(self.detector.calibration_scores_), count)
+        return AlarmCheck(self.alpha, self.held_out.alarms, count, *span)
 
     @property
     def paper_passes(self) -> int:
-        """Passes of the whole run as the paper counts them."""
-        fitting = self.method.paper_cost(len(self.detector.levels_)).forward * len(self.data.fit)
-        scored = len(self.data.calibration) + sum(len(scored.scores) + len(scored.shown) for scored in self.scored)
-        return fitting + self.paper_passes_per_patch * scored
-
-    def pairs(self) -> list[Pair]:
-        """Held-out patches against each other photograph."""
-        return [
-            Pair(other.name, detection(self.held_out.scores, other.scores), other.alarms(self.alpha))
-            for other in self.others
-        ]
-
-    def false_alarms(self) -> AlarmCheck:
-        """The alarms on held-out patches beside their expected range."""
-        calibration, count = len(self.detector.calibration_scores_), len(self.held_out.patches)
-        low, high = expected_alarms(self.alpha, calibration, count)
-        return AlarmCheck(self.alpha, self.held_out.alarms(self.alpha), count, low, high)
+        """Passes of the run as the paper counts them: 1 + |G| per level, with the identity evaluated."""
+        return self.passes * (1 + len(self.method.group)) // len(self.method.group)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but pixels and maps, as plain values."""
         return {
             "alpha": self.alpha,
             "threshold": self.threshold,
-            "pairs": [{"name": pair.name, **vars(pair.detection), "alarms": pair.alarms} for pair in self.pairs()],
-            "false_alarms": vars(self.false_alarms()),
+            "pairs": [
+                {"name": other.name, **vars(self.detections[other.name]), "alarms": other.alarms}
+                for other in self.others
+            ],
+            "false_alarms": vars(self.false_alarms),
             "passes": {"counted": self.passes, "paper": self.paper_passes},
             "seconds": round(self.seconds, 1),
             "scores": {
                 scored.name: {
-                    "corners": scored.patches.corners.tolist(),
+                    "corners": scored.corners.tolist(),
                     "score": scored.scores.tolist(),
                     "p_value": scored.p_values.tolist(),
                 }
@@ -261,8 +249,14 @@ class Demo:
 def expected_alarms(alpha: float, calibration: int, count: int) -> tuple[int, int]:
     """The range that holds the number of false alarms among `count` new patches with probability 0.9 or more.
 
-    It is for patches exchangeable with the `calibration` ones and scores without ties: with k = floor(alpha (n + 1))
-    the number follows BetaBinomial(count, k, n + 1 - k), whose 5 % and 95 % quantiles these are.
+    For exchangeable patches and scores without ties, with k = floor(alpha (n + 1)), the number follows
+    BetaBinomial(count, k, n + 1 - k); these are its 5 % and 95 % quantiles.
+
+    Parameters
+    ----------
+    alpha : the false-alarm rate.
+    calibration : the number n of calibration patches.
+    count : the number of new patches.
     """
     from scipy.stats import betabinom
 
@@ -276,39 +270,44 @@ def build_detector(backbone: Backbone) -> GEPC:
     return GEPC(backbone, batch_size=BATCH_SIZE)
 
 
-def passes_needed(detector: Detector, data: Data) -> int:
-    """Network passes that `run` will do with this unfitted detector."""
-    scoring, fitting = detector.cost().forward, detector.fit_cost().forward
-    mapped = sum(len(_low_middle_high(len(patches))) for patches in data.scored)
-    return fitting * len(data.fit) + scoring * (len(data.calibration) + sum(map(len, data.scored)) + mapped)
+def passes_needed(detector: Detector, data: DemoData) -> int:
+    """Network passes that `run` will make with this unfitted detector."""
+    scored = len(data.calibration) + sum(len(patches) + len(_low_middle_high(len(patches))) for patches in data.scored)
+    return detector.fit_cost().forward * len(data.fit) + detector.cost().forward * scored
 
 
-def run(detector: Detector, data: Data, on_passes: OnPasses | None = None) -> Demo:
-    """Fit, score and map. `on_passes(count)` is told of network passes as they are done."""
-    report = on_passes or (lambda _: None)
+def run(detector: Detector, data: DemoData, on_passes: OnPasses = lambda _: None) -> Demo:
+    """Fit, score and map.
+
+    Parameters
+    ----------
+    detector : an unfitted detector.
+    data : the patches.
+    on_passes : called with the number of network passes of every step.
+    """
     begun, before = time.perf_counter(), detector.backbone.forward_count
     costs = iter([detector.fit_cost().forward] * len(data.fit) + [detector.cost().forward] * len(data.calibration))
     detector.fit(
-        data.fit.pixels, data.calibration.pixels, on_progress=lambda images: report(sum(islice(costs, images)))
+        data.fit.pixels, data.calibration.pixels, on_progress=lambda images: on_passes(sum(islice(costs, images)))
     )
-    held_out, *others = [_score(detector, patches, report) for patches in data.scored]
-    passes = detector.backbone.forward_count - before
-    return Demo(detector, data, held_out, tuple(others), passes, time.perf_counter() - begun)
+    scored = tuple(_score(detector, patches, on_passes) for patches in data.scored)
+    return Demo(detector, data, scored, detector.backbone.forward_count - before, time.perf_counter() - begun)
 
 
-def _score(detector: Detector, patches: Patches, report: OnPasses) -> Scored:
-    cost = detector.cost().forward
-    results = list(
-        detector.results(patches.pixels, on_bad_image=OnBadImage.NONE, on_progress=lambda images: report(images * cost))
-    )
-    scores = np.array([result.score for result in results])
+def _score(detector: Detector, patches: Patches, on_passes: OnPasses) -> ScoredPatches:
+    def progress(images: int) -> None:
+        on_passes(images * detector.cost().forward)
+
+    results = list(detector.results(patches.pixels, on_bad_image=OnBadImage.NONE, on_progress=progress))
+    scores, p_values = (np.array([getattr(one, name) for one in results]) for name in ("score", "p_value"))
+    alarms = int(DecisionRule(ALPHA).alarms(p_values, detector.reference_).sum())
     order = np.argsort(scores, kind="stable")
     shown = tuple(int(order[place]) for place in _low_middle_high(len(scores)))
     maps = detector.score_map(patches.pixels[list(shown)])
-    report(len(shown) * cost)
-    return Scored(patches, scores, np.array([result.p_value for result in results]), shown, maps)
+    progress(len(shown))
+    return ScoredPatches(**vars(patches), scores=scores, p_values=p_values, alarms=alarms, shown=shown, maps=maps)
 
 
-def _low_middle_high(count: int) -> Sequence[int]:
-    """Ranks of the lowest, the middle and the highest of `count` scores; fewer where there are fewer."""
+def _low_middle_high(count: int) -> list[int]:
+    """Ranks of the lowest, the middle and the highest of `count` scores; fewer if there are fewer."""
     return sorted({0, count // 2, count - 1})

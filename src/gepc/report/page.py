@@ -1,160 +1,79 @@
-"""One HTML page from plain sections: a single file that asks the network for nothing, for phone, desk and printer.
+"""One HTML page from a template: a single file that loads nothing from the network, for phone, desk and printer.
 
-    table = Table("AUROC of each pair", ("against", "AUROC"), [("moon", "0.99")])
-    write_page("report.html", Page("Title", "What came out.", [Section("Results", [table])]))
-
-Text is escaped; in prose `code` and **strong** words are marked as in Markdown, and nothing else is.
+A template extends `page.html`, sets `title`, `headings` and `footer`, and fills the blocks `lead` and `main` with the
+macros of `blocks.html`. Text is escaped; the filter `inline` marks `code` and **strong** words as in Markdown.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
-import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import GepcError, InputError
-from gepc.core.files import write_text
+from gepc._version import __version__
+from gepc.core.errors import GepcError
 from gepc.core.palette import DARK, LIGHT
-from gepc.report.svg import inline_svg
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
-
-class Block:
-    """A part of a section; `kind` names the template's macro that draws it."""
-
-    kind: ClassVar[str]
+FOLDER = Path(__file__).parent
+FOOTER = f"Made by gepc {__version__}. This page is a single file and loads nothing from the network."
+_NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 
 @dataclass(frozen=True)
-class Prose(Block):
-    """Paragraphs."""
+class Picture:
+    """A figure of a page.
 
-    kind = "prose"
-    paragraphs: Sequence[str]
+    Parameters
+    ----------
+    figure : what to show.
+    alt : a description for those who cannot see it.
+    title : heading above it.
+    caption : text below it.
+    """
 
-
-@dataclass(frozen=True)
-class Bullets(Block):
-    """A list of sentences."""
-
-    kind = "bullets"
-    items: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Facts(Block):
-    """Names and what they are: (term, description) pairs."""
-
-    kind = "facts"
-    pairs: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Numbers(Block):
-    """The few numbers to remember, in large type: (value, what it is) pairs."""
-
-    kind = "numbers"
-    pairs: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Code(Block):
-    """Commands or a program, as it is."""
-
-    kind = "code"
-    text: str
-
-
-@dataclass(frozen=True)
-class Table(Block):
-    """Rows under headings; the first column names the row, the others hold numbers. `note` stands below."""
-
-    kind = "table"
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise InputError(
-                    f"table {self.caption!r} has {len(self.columns)} columns, a row of it {len(row)} cells"
-                )
-
-
-@dataclass(frozen=True)
-class Picture(Block):
-    """A matplotlib figure, what it shows for those who cannot see it, a title above and a caption below."""
-
-    kind = "picture"
     figure: Figure
     alt: str
     title: str = ""
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Pictures(Block):
-    """Several pictures side by side where there is room, with a caption for all."""
-
-    kind = "pictures"
-    pictures: Sequence[Picture]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A title, a sentence or two that say what came out, and sections; `footer` ends it in small type."""
-
-    title: str
-    lead: str
-    sections: Sequence[Section]
-    footer: str = ""
-
-
-def render(page: Page) -> str:
-    """The page as HTML."""
+def environment(folder: Path = FOLDER) -> Environment:
+    """The jinja2 environment of one page, with the templates of `folder` and of this package."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise GepcError("a report needs jinja2; install it with: pip install 'gepc[report]'") from error
-    folder = Path(__file__).parent
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["inline"] = inline
+    loader = FileSystemLoader([folder, FOLDER])
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     numbers = itertools.count(1)
 
     def svg(picture: Picture) -> Markup:
         return _safe(inline_svg(picture.figure, f"figure-{next(numbers)}", picture.alt))
 
-    html = environment.get_template("template.html").render(page=page, svg=svg, light=LIGHT, dark=DARK)
+    found.filters["inline"] = inline
+    found.globals |= {"svg": svg, "light": LIGHT, "dark": DARK, "footer": FOOTER}
+    return found
+
+
+def render(template: Path, **context: Any) -> str:
+    """Render a page.
+
+    Parameters
+    ----------
+    template : a file that extends `page.html`.
+    context : the variables of the template.
+    """
+    html = environment(template.parent).get_template(template.name).render(context)
     return html if html.endswith("\n") else html + "\n"
-
-
-def write_page(path: str | os.PathLike[str], page: Page) -> None:
-    """Write the page, whole or not at all."""
-    write_text(path, render(page))
 
 
 def inline(text: str) -> Markup:
@@ -170,3 +89,46 @@ def _safe(html: str) -> Markup:
     from markupsafe import Markup
 
     return Markup(html)  # noqa: S704
+
+
+def inline_svg(figure: Figure, prefix: str, alt: str) -> str:
+    """A figure as an `<svg>` element in the page's fonts and colours.
+
+    Parameters
+    ----------
+    figure : what to show. Colours of the palette become CSS variables (`--ink`); text remains text.
+    prefix : every id begins with it, so that a page can hold several figures.
+    alt : the description of the element.
+    """
+    text = _element(_as_svg(figure, prefix))
+    for name, colour in LIGHT.items():
+        text = text.replace(colour, f"var(--{name})")
+    return _own_ids(text, prefix).replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
+
+
+def _as_svg(figure: Figure, salt: str) -> str:
+    import matplotlib
+
+    target = io.StringIO()
+    settings = {"image.composite_image": False, "svg.fonttype": "none", "svg.hashsalt": salt}
+    with matplotlib.rc_context({**settings, "savefig.facecolor": "none"}):
+        figure.savefig(target, format="svg", metadata=_NO_METADATA)
+    return target.getvalue()
+
+
+def _element(text: str) -> str:
+    """The element alone: no XML header, namespaces, metadata, global style or fixed size; text in the page's font."""
+    text = text[text.index("<svg") :].strip()
+    head, rest = text.split(">", 1)
+    head = re.sub(r"\s+(xmlns(:\w+)?|width|height|version)=\"[^\"]*\"", "", head)
+    rest = re.sub(r"<(metadata|style)\b.*?</\1>", "", rest, flags=re.DOTALL).replace("xlink:href", "href")
+    rest = re.sub(r"(font-family: )[^;\"]+", r"\1var(--sans)", rest)
+    rest = re.sub(r"(font: [^;\"]*?px) [^;\"]+", r"\1 var(--sans)", rest)
+    return f"{head}>{rest}"
+
+
+def _own_ids(text: str, prefix: str) -> str:
+    """Ids that something in the figure refers to get the prefix, the others are removed."""
+    used = set(re.findall(r"#([^\")]+)[\")]", text))
+    text = re.sub(r" id=\"([^\"]+)\"", lambda m: f' id="{prefix}-{m[1]}"' if m[1] in used else "", text)
+    return re.sub(r"(href=\"|url\()#", rf"\g<1>#{prefix}-", text)

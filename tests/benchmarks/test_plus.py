@@ -5,38 +5,28 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
+from passes import PassesBench, auroc_over_passes, economies
+from plus_designs import LEAN, WIDE, PlusBench, collect_plus, designs, fast, passes_needed, plus, tables
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
-from gepc.bench.collect import Part
-from gepc.bench.figures import auroc_over_passes
-from gepc.bench.paired import aurocs
-from gepc.bench.passes import PassesBench, economies
-from gepc.bench.plus import (
-    LEAN,
-    WIDE,
-    PlusBench,
-    collect_plus,
-    designs,
-    fast,
-    passes_needed,
-    plus,
-    tables,
-)
-from gepc.bench.protocol import Protocol, Source
+from gepc.bench.evaluate import Benchmark, pair_aurocs
+from gepc.bench.protocol import BenchmarkDataset, Protocol
 from gepc.features.base import Batch
-from gepc.features.extraction import FeatureCache
+from gepc.features.extraction import ExtractionSpec, FeatureCache, FeatureTable
+from gepc.features.gepc_plus import GepcPlus
 from gepc.images.noise import image_key
+from gepc.images.preprocessing import Preprocessing
 from gepc.scoring import Aggregation, Calibrator, create_calibrator
 from gepc.scoring.metrics import auroc
 from gepc.scoring.scorer import select
 
-SETS = {"a": pictures(80), "b": pictures(60, seed=1, contrast=0.8), "c": pictures(60, seed=2, contrast=0.3)}
+SETS = {"a": pictures(80), "b": pictures(80, seed=1, contrast=0.8), "c": pictures(80, seed=2, contrast=0.3)}
 PROTOCOL = Protocol(
-    datasets={name: Source(f"npz:{name}.npz", name.upper()) for name in SETS},
+    datasets={name: BenchmarkDataset(f"npz:{name}.npz", name.upper()) for name in SETS},
     pairs={"a": ("b", "c"), "b": ("a", "c")},
     size=8,
-    train_images=40,
+    train_images=60,
     test_images=20,
     seeds=(0, 1),
 )
@@ -46,33 +36,35 @@ PROTOCOL = Protocol(
 def bench(tmp_path_factory: pytest.TempPathFactory) -> PlusBench:
     folder = tmp_path_factory.mktemp("data")
     for name, images in SETS.items():
-        np.savez(folder / f"{name}.npz", train_x=as_uint8(images[:40]), test_x=as_uint8(images[40:60]))
+        np.savez(folder / f"{name}.npz", train_x=as_uint8(images[:60]), test_x=as_uint8(images[60:80]))
     backbone = toy_backbone()
-    found = collect_plus(PROTOCOL, backbone, folder, FeatureCache(None))
-    assert backbone.forward_count == passes_needed(PROTOCOL, backbone) == (2 * 40 + 3 * 20) * 4 * (7 + 3)
+    benchmark = Benchmark.open(PROTOCOL, backbone, folder, FeatureCache(None))
+    found = collect_plus(benchmark)
+    assert backbone.forward_count == passes_needed(benchmark) == (2 * 60 + 3 * 20) * 4 * (7 + 3)
     return found
+
+
+def extracted(bench: PlusBench, method: GepcPlus, batch: Batch) -> FeatureTable:
+    spec = ExtractionSpec(method, WIDE.timesteps(bench.backbone))
+    table = method.extract(bench.backbone, batch, spec.timesteps)
+    return FeatureTable(spec, table, tuple(batch.keys), np.arange(len(batch)), Preprocessing())
 
 
 def test_a_design_gives_the_columns_of_the_method_it_stands_for(bench: PlusBench) -> None:
     images = SETS["a"][:6]
     batch = Batch(images, [image_key(image) for image in images])
-    timesteps = WIDE.timesteps(bench.backbone)
-    part = Part(WIDE.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys), tuple(range(len(batch))))
+    wide = extracted(bench, WIDE, batch)
     for rows in designs().values():
         for design in rows:
             own = bench.timesteps(design)
             direct = design.method.columns(design.method.extract(bench.backbone, batch, own))
-            np.testing.assert_allclose(design.columns(part, own), direct, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(design.columns(wide, own), direct, rtol=1e-4, atol=1e-5)
 
 
 def test_a_lean_table_holds_the_same_numbers_as_a_wide_one(bench: PlusBench) -> None:
     images = SETS["a"][:6]
     batch = Batch(images, [image_key(image) for image in images])
-    timesteps = WIDE.timesteps(bench.backbone)
-    wide, lean = (
-        Part(method.extract(bench.backbone, batch, timesteps), timesteps, tuple(batch.keys), tuple(range(len(batch))))
-        for method in (WIDE, LEAN)
-    )
+    wide, lean = (extracted(bench, method, batch) for method in (WIDE, LEAN))
     for design in (plus("full"), fast("fast")):
         own = bench.timesteps(design)
         np.testing.assert_allclose(
@@ -86,7 +78,7 @@ def test_the_presets_are_among_the_designs(bench: PlusBench) -> None:
         detector = gepc.create_detector("gepc+", bench.backbone, preset)
         design = rows[f"gepc+ {preset} *"]
         assert design.method == detector.extractor
-        assert design.scoring.calibration == detector.calibration_name
+        assert design.calibration == detector.calibration_name
         assert design.passes(bench.backbone, 8, len(bench.timesteps(design))) == detector.cost().forward
 
 
@@ -101,7 +93,7 @@ def test_the_tables_are_whole(bench: PlusBench) -> None:
     first = main.rows[0]
     runs = bench.all_scores(next(iter(designs().values()))[0])
     assert list(runs) == [0, 1]
-    expected = np.mean([list(aurocs(scores).values()) for scores in runs.values()], axis=0)
+    expected = np.mean([list(pair_aurocs(scores).values()) for scores in runs.values()], axis=0)
     np.testing.assert_allclose(first[1:5], expected)
     assert first[5] == pytest.approx(np.mean(expected))
     assert first[8] == pytest.approx(min(expected))
@@ -136,14 +128,14 @@ def test_the_table_of_passes_agrees_with_the_detectors(bench: PlusBench) -> None
         assert 0.0 <= row[5] <= 0.5
     found = []
     for name, others in PROTOCOL.pairs.items():
-        train = bench.parts[name, "train", 0].table["s"][:27]
+        train = bench.found[name, "train", 0].table["s"][:40]
         detector = gepc.GEPC(bench.backbone, levels=WIDE.levels, keep=2)
         picked = select(detector.extractor.reduce("s", train), 2, "inv_cv")
         columns = detector.extractor.reduce("s", train)[:, list(picked.kept)][:, :, None]
         calibrator = create_calibrator("kde").fit(columns)
 
         def scores(other: str, kept: list[int], model: Calibrator, weights: npt.NDArray[np.float64]) -> object:
-            table = bench.parts[other, "test", 0].table["s"][:, kept]
+            table = bench.found[other, "test", 0].table["s"][:, kept]
             return model.score(WIDE.reduce("s", table)[:, :, None], weights, Aggregation())
 
         arguments = (list(picked.kept), calibrator, picked.weights)

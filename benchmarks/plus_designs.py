@@ -1,84 +1,77 @@
-"""`gepc+` against GEPC, its own terms, its transforms, levels and calibrations: one table of features, then arithmetic.
+"""Designs of `gepc+` for benchmarks/plus.py and benchmarks/fresh.py: columns of one feature table, and their score.
 
 The features of every split are extracted with all of the paper's transforms at every candidate level and kept in the
-cache; a design is a choice of columns from that table and a way to score them. Noise seeds after the first see only the
-transforms of the presets, a good half fewer passes: what the presets give is known over all seeds, the rest over one.
+cache. Noise seeds after the first use only the transforms of the presets, which needs less than half of the passes: the
+presets are evaluated with all seeds, the other designs with one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.bench.collect import Part, SplitExtractor, open_split
-from gepc.bench.evaluate import Scores, Scoring, over_seeds
-from gepc.bench.paired import advantage, aurocs
+from gepc.bench.comparison import advantage
+from gepc.bench.evaluate import Benchmark, Scores, SeedScores, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
 from gepc.detector.planning import by_violation
 from gepc.features.base import Table
-from gepc.features.extraction import FeatureCache
+from gepc.features.extraction import FeatureTable
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import FULL_LEVELS, GepcPlus
 from gepc.features.groups import Group
 from gepc.features.residuals import CORRELATIONS, LAGS, PER_ELEMENT
-from gepc.scoring import Aggregation
+from gepc.scoring import Scorer
 from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
-Runs = dict[int, dict[str, Scores]]
 
 TERMS = ("s", "cos", "b", "d", *CORRELATIONS)
 WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
 LEAN = replace(WIDE, group=GepcPlus.group)
 ELEMENTS = tuple(action.name for action in WIDE.group.moving)
 NOTE = (
-    "Same backbone, images and noise in every row; everything is fitted on ID-train alone. Figures are means over so "
-    "many noise seeds. Rows marked * are the fixed presets. Rows that compare transforms, levels, features or "
-    "calibrations show what a choice would have cost; choosing the best of them from this table would be an oracle. p: "
-    "one-sided test that `gepc+ full` has the higher average, by DeLong's variance over the images of all pairs."
+    "Same backbone, images and noise in every row; everything is fitted on ID-train alone. Values are means over the "
+    "given number of noise seeds. Rows marked * are the fixed presets. Rows that compare transforms, levels, features "
+    "or calibrations show the effect of a choice; choosing the best row of this table would use OOD data (oracle). p: "
+    "one-sided DeLong test that `gepc+ full` has the higher average, over the images of all pairs."
 )
 
 
 @dataclass(frozen=True)
 class Design:
-    """A detector that can be had from the wide table: the method, and how its columns become a score."""
+    """A detector that can be computed from the wide table: the method, and how its columns become a score."""
 
     label: str
     method: GepcExtractor
-    scoring: Scoring
+    calibration: str
+    keep: int | None = None
+    weights: str = "uniform"
 
-    def columns(self, part: Part, timesteps: Sequence[int], group: Group = WIDE.group) -> Array:
-        """(N, levels, features) of a part of the table, which was looked at with `group`."""
+    def table(self, found: FeatureTable, timesteps: Sequence[int], group: Group = WIDE.group) -> Table:
+        """The method's table, from one that was extracted with `group`."""
         places = [0, *(group.names.index(action.name) for action in self.method.group.moving)]
-        return self.method.columns(
-            {name: _some(name, values, places) for name, values in _wanted(part.at(timesteps), self.method).items()}
-        )
+        wanted = {name: values for name, values in found.at(timesteps).table.items() if name in self.method.features}
+        return {name: values[:, :, places] if name in PER_ELEMENT else values for name, values in wanted.items()}
+
+    def columns(self, found: FeatureTable, timesteps: Sequence[int], group: Group = WIDE.group) -> Array:
+        """(N, levels, features) of a table that was extracted with `group`."""
+        return self.method.columns(self.table(found, timesteps, group))
 
     def passes(self, backbone: Backbone, size: int, timesteps: int) -> int:
         """Network passes to score one image."""
-        kept = timesteps if self.scoring.keep is None else min(self.scoring.keep, timesteps)
+        kept = timesteps if self.keep is None else min(self.keep, timesteps)
         return self.method.cost(backbone, (size, size), kept).forward
-
-
-def _wanted(table: Table, method: GepcExtractor) -> Table:
-    return {name: table[name] for name in method.features if name in table}
-
-
-def _some(name: str, values: Array, places: list[int]) -> Array:
-    return values[:, :, places] if name in PER_ELEMENT else values
 
 
 def plus(label: str, calibration: str = GepcPlus.calibration, **options: object) -> Design:
     """A design of `gepc+`; options as for the method."""
-    method = GepcPlus(**options)  # type: ignore[arg-type]
-    return Design(label, method, Scoring(None, "uniform", calibration, Aggregation(), method.base_column))
+    return Design(label, GepcPlus(**options), calibration)  # type: ignore[arg-type]
 
 
 def fast(label: str, **options: object) -> Design:
@@ -87,13 +80,13 @@ def fast(label: str, **options: object) -> Design:
 
 
 def plain_gepc(label: str) -> Design:
-    """The paper's detector with the levels of `gepc+` to choose from."""
+    """The paper's detector with the levels of `gepc+` as candidates."""
     method = GepcExtractor(levels=Levels(FULL_LEVELS), features=("s",), group=Group.of("paper"))
-    return Design(label, method, Scoring(2, "inv_cv", "kde", Aggregation()))
+    return Design(label, method, "kde", 2, "inv_cv")
 
 
 def designs() -> dict[str, list[Design]]:
-    """Title -> rows. The first design of all is the reference of the significance tests."""
+    """Title -> rows. The significance tests compare the first design with all others."""
     paper = Group.of("paper")
     return {
         "gepc+ and GEPC": [
@@ -140,103 +133,89 @@ def designs() -> dict[str, list[Design]]:
 
 
 class PlusBench:
-    """A protocol, its backbone and the table of every split and seed: wide for the first seed, lean for the others."""
+    """A benchmark and the table of every split and seed: wide for the first seed, lean for the others."""
 
-    def __init__(self, protocol: Protocol, backbone: Backbone, parts: Mapping[tuple[str, str, int], Part]) -> None:
-        self.protocol, self.backbone, self.parts = protocol, backbone, parts
+    def __init__(self, benchmark: Benchmark, found: Mapping[tuple[str, str, int], FeatureTable]) -> None:
+        self.protocol, self.backbone, self.found = benchmark.protocol, benchmark.backbone, found
 
     def timesteps(self, design: Design) -> tuple[int, ...]:
         """The design's candidate levels on this backbone."""
         return design.method.timesteps(self.backbone)
 
     def seeds(self, design: Design) -> list[int]:
-        """The noise seeds whose tables hold all transforms of the design."""
+        """The noise seeds whose tables have all transforms of the design."""
         wanted = set(design.method.group.names)
-        return [seed for seed in self.protocol.seeds if wanted <= set(_looked_at(self.protocol, seed).group.names)]
+        return [seed for seed in self.protocol.seeds if wanted <= set(_method(self.protocol, seed).group.names)]
 
     def scores(self, design: Design, name: str, seed: int) -> Scores:
         """Fit on ID-train alone, score ID-test and every OOD-test set."""
-        timesteps, group = self.timesteps(design), _looked_at(self.protocol, seed).group
-        picked, scored = design.scoring.fit(design.columns(self.parts[name, "train", seed], timesteps, group))
-        kept = list(picked.kept)
+        timesteps, group = self.timesteps(design), _method(self.protocol, seed).group
+        train = design.table(self.found[name, "train", seed], timesteps, group)
+        scorer = Scorer(design.calibration, design.keep, design.weights)
+        scorer.fit(design.method.columns(train), design.method.stability(train))
 
         def score(other: str) -> Array:
-            return scored(design.columns(self.parts[other, "test", seed], timesteps, group)[:, kept])
+            return scorer.score(design.columns(self.found[other, "test", seed], timesteps, group))
 
         outside = {other: score(other) for other in self.protocol.pairs[name]}
-        return Scores(score(name), outside, tuple(timesteps[place] for place in kept), picked)
+        kept = tuple(timesteps[place] for place in scorer.selection_.kept)
+        return Scores(score(name), outside, kept, scorer.selection_)
 
-    def all_scores(self, design: Design) -> Runs:
-        """Seed -> ID set -> scores, for every seed that the design can be had for."""
+    def all_scores(self, design: Design) -> dict[int, SeedScores]:
+        """Seed -> ID set -> scores, for every seed whose tables have the design's transforms."""
         return {
             seed: {name: self.scores(design, name, seed) for name in self.protocol.pairs} for seed in self.seeds(design)
         }
 
-    def table(self, name: str, title: str, rows: Sequence[Design], reference: Runs) -> ResultTable:
-        """One line for each design: every pair, average, spread, worst, passes, and the reference's advantage."""
-        pairs = self.protocol.pair_list
-        shown = [f"{self.protocol.label(a)}:{self.protocol.label(b)}" for a, b in pairs]
-        header = ("design", *shown, "average", "seeds", "std over seeds", "worst", "passes", "full is ahead by", "p")
-        return ResultTable(name, title, header, tuple(self._row(design, reference) for design in rows), NOTE)
+    def table(self, name: str, title: str, rows: Sequence[Design], full: Mapping[int, SeedScores]) -> ResultTable:
+        """One line for each design: every pair, average, spread, worst, passes, and the lead of `full`."""
+        tail = ("average", "seeds", "std over seeds", "worst", "passes", "full is ahead by", "p")
+        header = ("design", *self.protocol.pair_labels, *tail)
+        return ResultTable(name, title, header, tuple(self._row(design, full) for design in rows), NOTE)
 
-    def _row(self, design: Design, reference: Runs) -> tuple[Cell, ...]:
+    def _row(self, design: Design, full: Mapping[int, SeedScores]) -> tuple[Cell, ...]:
         found = self.all_scores(design)
         runs = list(found.values())
-        per_seed = np.array([list(aurocs(run).values()) for run in runs])
-        mean = per_seed.mean(axis=0)
-        spread = over_seeds(per_seed.mean(axis=1))
+        per_seed = np.array([list(pair_aurocs(run).values()) for run in runs])
+        mean, spread = per_seed.mean(axis=0), std_over_seeds(per_seed.mean(axis=1))
         passes = design.passes(self.backbone, self.protocol.size, len(self.timesteps(design)))
-        lead, p = advantage([reference[seed] for seed in found], runs)
+        lead, p = advantage([full[seed] for seed in found], runs)
         values = [float(value) for value in mean]
         return (design.label, *values, float(mean.mean()), len(runs), spread, float(mean.min()), passes, lead, p)
 
     def chosen(self, name: str, seed: int) -> str:
-        """The element that the rule `violation` of `gepc.detector.planning` takes for this ID set, on ID-train."""
-        return by_violation(self.parts[name, "train", seed].table["s"], WIDE.group)[0].element
+        """The element that the rule `violation` of `gepc.detector.planning` chooses for this ID set, on ID-train."""
+        return by_violation(self.found[name, "train", seed].table["s"], WIDE.group)[0].element
 
 
-def collect_plus(
-    protocol: Protocol,
-    backbone: Backbone,
-    data: Path,
-    cache: FeatureCache,
-    on_progress: Callable[[int], None] | None = None,
-) -> PlusBench:
+def collect_plus(benchmark: Benchmark, on_progress: Callable[[int], None] | None = None) -> PlusBench:
     """The table of every split that the pairs need."""
-    parts: dict[tuple[str, str, int], Part] = {}
-    timesteps = WIDE.timesteps(backbone)
-    for name, split in _places(protocol):
-        images = open_split(protocol, data, name, split)
-        for seed in protocol.seeds:
-            looking = SplitExtractor(protocol, backbone, _looked_at(protocol, seed), cache, {}, on_progress)
-            parts[name, split, seed] = looking.at(name, split, images, timesteps, seed)
-    return PlusBench(protocol, backbone, parts)
+    found: dict[tuple[str, str, int], FeatureTable] = {}
+    for seed in benchmark.protocol.seeds:
+        alone = replace(benchmark, protocol=replace(benchmark.protocol, seeds=(seed,)))
+        found |= alone.collect(_method(benchmark.protocol, seed), on_progress=on_progress).tables
+    return PlusBench(benchmark, found)
 
 
-def passes_needed(protocol: Protocol, backbone: Backbone) -> int:
+def passes_needed(benchmark: Benchmark) -> int:
     """Network passes of `collect_plus` with an empty cache."""
-    count = sum(protocol.images(split) for _, split in _places(protocol))
+    protocol = benchmark.protocol
     size = (protocol.size, protocol.size)
-    return count * sum(_looked_at(protocol, seed).cost(backbone, size).forward for seed in protocol.seeds)
+    per_image = sum(_method(protocol, seed).cost(benchmark.backbone, size).forward for seed in protocol.seeds)
+    return sum(benchmark.sizes.values()) * per_image
 
 
-def _looked_at(protocol: Protocol, seed: int) -> GepcPlus:
-    """The method whose table is collected for that seed."""
+def _method(protocol: Protocol, seed: int) -> GepcPlus:
+    """The method whose table is extracted with that seed."""
     return WIDE if seed == protocol.seeds[0] else LEAN
 
 
-def _places(protocol: Protocol) -> list[tuple[str, str]]:
-    train = [(name, "train") for name in protocol.pairs]
-    tested = dict.fromkeys(name for pair in protocol.pair_list for name in pair)
-    return [*train, *((name, "test") for name in tested)]
-
-
 def tables(bench: PlusBench) -> list[ResultTable]:
-    """Every table of `designs`, and what the ID-only rule would have chosen."""
+    """Every table of `designs`, and the choice of the ID-only rule."""
     groups = designs()
     first = next(iter(groups.values()))[0]
-    reference = bench.all_scores(first)
-    found = [bench.table(f"plus-{place}", title, rows, reference) for place, (title, rows) in enumerate(groups.items())]
+    full = bench.all_scores(first)
+    found = [bench.table(f"plus-{place}", title, rows, full) for place, (title, rows) in enumerate(groups.items())]
     return [*found, _rule_table(bench)]
 
 
@@ -255,5 +234,5 @@ def _rule_table(bench: PlusBench) -> ResultTable:
         label = bench.protocol.label(name)
         rows.append((label, default, value[default], chosen, value[chosen], best, value[best]))
     header = ("ID", "default", "average", "rule: violation", "average ", "oracle", "average  ")
-    note = "Preset fast, first seed. The oracle is the best single transform, seen with OOD data."
+    note = "Preset fast, first seed. The oracle is the best single transform, found with OOD data."
     return ResultTable("plus-rule", "Choosing the transform", header, tuple(rows), note)

@@ -1,0 +1,183 @@
+"""What a benchmark costs: network passes estimated before it runs, passes and time of an image measured after."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gepc.backbones.base import Backbone
+from gepc.bench import published
+from gepc.bench.baselines import Baseline, extraction_order
+from gepc.bench.detector_tables import CALIBRATIONS
+from gepc.bench.evaluate import Benchmark, GepcBench, Sizes
+from gepc.bench.protocol import Protocol
+from gepc.core.tables import Cell, ResultTable
+from gepc.features.base import Batch, Cost, Extractor, for_fitting, parts_of
+from gepc.features.extraction import plain_options
+from gepc.scoring.scorer import Scorer
+
+REPEATS = 3
+LEAST_PASSES = 30  # per image and method: cheaper methods are timed repeatedly
+
+
+def passes_needed(protocol: Protocol, backbone: Backbone, sizes: Sizes) -> int:
+    """Network passes of GEPC's features with an empty cache."""
+    per_level = protocol.extractor().cost(backbone, (protocol.size, protocol.size), levels=1).forward
+    levels = sum(sizes[place] * len(timesteps) for place, timesteps in protocol.timesteps(backbone).items())
+    return levels * per_level * len(protocol.seeds)
+
+
+def naive_passes(protocol: Protocol, backbone: Backbone, sizes: Sizes) -> int:
+    """Network passes of the main table alone, pair by pair, with (1 + |G|) passes per level as the paper counts."""
+    per_level = 1 + len(protocol.extractor().group)
+    total = 0
+    for name, other in protocol.pair_list:
+        candidates = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
+        total += sizes[name, "train"] * candidates + (sizes[name, "test"] + sizes[other, "test"]) * protocol.keep
+    return total * per_level * len(protocol.seeds)
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """The estimated network passes of one baseline.
+
+    Attributes
+    ----------
+    baseline : the method.
+    per_image : passes per image while fitting.
+    own : those of them that no other method of the run makes too.
+    images : the number of images, over all splits and noise seeds.
+    """
+
+    baseline: Baseline
+    per_image: Cost
+    own: Cost
+    images: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether another method makes some of the passes."""
+        return self.own != self.per_image
+
+    @property
+    def total(self) -> Cost:
+        """Its own passes for all images and noise seeds."""
+        return Cost(self.own.forward * self.images, self.own.jvp * self.images)
+
+
+def estimate_cost(baselines: Sequence[Baseline], benchmark: Benchmark) -> list[CostEstimate]:
+    """Estimate the network passes of each method; with a cache, methods share those they have in common."""
+    protocol, backbone, cached = benchmark.protocol, benchmark.backbone, benchmark.cache.folder is not None
+    size = (protocol.size, protocol.size)
+    found: list[CostEstimate] = []
+    known: set[tuple[str, int, int]] = set()
+    for baseline in extraction_order(baselines):
+        method = for_fitting(baseline.extractor)
+        own = Cost()
+        for part in parts_of(method) or (method,):
+            what = repr((part.name, plain_options(part.options())))
+            if not (cached and _is_known(known, what, baseline)):
+                cost = part.cost(backbone, size)
+                own = Cost(own.forward + cost.forward, own.jvp + cost.jvp)
+            known.add((what, baseline.train_images, baseline.test_images))
+        images = sum(min(count, baseline.images(split)) for (_, split), count in benchmark.sizes.items())
+        images *= len(protocol.seeds)
+        found.append(CostEstimate(baseline, method.cost(backbone, size), own, images))
+    return found
+
+
+def _is_known(known: set[tuple[str, int, int]], what: str, baseline: Baseline) -> bool:
+    """Whether a table was extracted for at least as many images, since a larger subset begins with a smaller one.
+
+    If the numbers are no multiples of the batch size, the last chunk differs and is extracted again.
+    """
+    return any(
+        what == other and train >= baseline.train_images and test >= baseline.test_images
+        for other, train, test in known
+    )
+
+
+@dataclass(frozen=True)
+class MeasuredCost:
+    """The cost of one image: F and J as the backbone counts them, and the time in bare network passes."""
+
+    forward: float
+    jvp: float
+    in_passes: float
+
+    @property
+    def passes(self) -> float:
+        """F + J."""
+        return self.forward + self.jvp
+
+    def __str__(self) -> str:
+        return f"{self.forward:g}F+{self.jvp:g}J"
+
+
+def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> MeasuredCost:
+    """Run a method on a batch and read the counters and the clock.
+
+    Bare passes are timed before and after. On a CPU the clock is processor time, which other programs do not disturb.
+
+    Parameters
+    ----------
+    backbone : the network.
+    extractor : the method.
+    batch : the images.
+    timesteps : where the method evaluates them.
+    """
+    clock = time.process_time if backbone.device.type == "cpu" else time.perf_counter
+    estimated = extractor.cost(backbone, batch.size, len(timesteps))
+    repeats = max(1, round(LEAST_PASSES / max(1, estimated.forward + estimated.jvp)))
+    bare, times = [_seconds(lambda: _bare_pass(backbone, batch), clock)], []
+    forward, jvp = backbone.forward_count, backbone.jvp_count
+    for _ in range(repeats):
+        begun = clock()
+        extractor.extract(backbone, batch, timesteps)
+        times.append(clock() - begun)
+    images = repeats * len(batch)
+    counted = (backbone.forward_count - forward) / images, (backbone.jvp_count - jvp) / images
+    bare.append(_seconds(lambda: _bare_pass(backbone, batch), clock))
+    return MeasuredCost(*counted, statistics.median(times) / statistics.mean(bare))
+
+
+def runtime_table(bench: GepcBench) -> ResultTable:
+    """Milliseconds per image of the main detector with each calibration, and the ratio to one bare pass."""
+    name, seed, backbone = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0], bench.backbone
+    method, kept = bench.scoring_extractor, bench.scores(name, seed).kept
+    batch = bench.read_rows((name, "test"), range(bench.protocol.batch_size))
+    bare = _seconds(lambda: _bare_pass(backbone, batch)) / len(batch)
+    extraction = _seconds(lambda: method.extract(backbone, batch, kept)) / len(batch)
+    columns = method.columns(method.extract(backbone, batch, kept))
+    passes = method.cost(backbone, batch.size, len(kept)).forward
+    train = bench.columns(name, "train", seed, bench.main, kept)
+    rows: list[tuple[Cell, ...]] = []
+    for calibration in CALIBRATIONS:
+        scorer = Scorer(calibration, weights="uniform").fit(train)
+        total = extraction + _seconds(partial(scorer.score, columns)) / len(batch)
+        paper = published.RUNTIME_MS.get(calibration)
+        rows.append((f"GEPC_s + {calibration}", passes, 1000.0 * total, total / bare, total / bare / passes, paper))
+    header = ("variant", "F", "ms per image", "in bare passes", "overhead over F bare passes", "paper, ms (16 F, GPU)")
+    note = (
+        f"One bare pass takes {1000.0 * bare:.2f} ms per image in this run (median of {REPEATS}, batches of "
+        f"{len(batch)}). The paper's values are for another network on an RTX 4060 laptop GPU."
+    )
+    return ResultTable("runtime", "Runtime and passes", header, tuple(rows), note)
+
+
+def _bare_pass(backbone: Backbone, batch: Batch) -> None:
+    backbone.eps(batch.clean(backbone), 0)
+
+
+def _seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Median time of a call, after one call to warm up."""
+    times = []
+    work()
+    for _ in range(REPEATS):
+        start = clock()
+        work()
+        times.append(clock() - start)
+    return statistics.median(times)

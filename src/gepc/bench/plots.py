@@ -1,0 +1,231 @@
+"""Figures of a benchmark: the paper's, and cost, p-values and drift."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gepc.bench.comparison import ComparedMethod
+from gepc.bench.detector_tables import feature_variants, id_p_values, kept_raw
+from gepc.bench.evaluate import GepcBench, Variant
+from gepc.bench.protocol import Pair
+from gepc.core.palette import LIGHT, line_style
+from gepc.features.maps import MapSample, combine
+from gepc.report import figures
+from gepc.report.figures import PANEL, drawing
+from gepc.report.labels import place_labels
+from gepc.report.page import Picture
+from gepc.verdicts.decision import DecisionRule
+from gepc.verdicts.monitor import Monitor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN = 4
+REFERENCE_MAPS = 16
+DELTA = 0.01
+DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
+
+
+def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[str, Picture]:
+    """Name of its files -> figure.
+
+    Parameters
+    ----------
+    bench : GEPC on every pair.
+    compared : GEPC and the baselines, if there are any.
+    """
+    label, pair = bench.protocol.label, bench.pairs[0]
+    first, named = pair[0], label(*pair)
+    found: dict[str, Picture] = {}
+    if compared:
+        alt = "AUROC against F+J, one point for each method"
+        found["cost"] = Picture(auroc_over_cost(compared), alt, "Average AUROC against passes per image")
+    alt, title = "AUROC of each feature, as bars", f"Single features, {named}"
+    found["features"] = Picture(feature_bars(bench, pair), alt, title)
+    alt, title = "AUROC of each transform, as bars", f"Each transform, {named}"
+    found["transforms"] = Picture(transform_bars(bench, pair), alt, title)
+    for name in bench.protocol.pairs:
+        title = f"AUROC against t, ID {label(name)}"
+        found[f"timesteps-{name}"] = Picture(timestep_curve(bench, name), "AUROC against the timestep", title)
+    for title, figure in three_histograms(bench, pair).items():
+        alt = f"Histograms of {title} for ID and OOD images"
+        found["histogram-" + title.split()[0].lower()] = Picture(figure, alt, f"{title}, {named}")
+    for name in bench.protocol.pairs:
+        found[f"roc-{name}"] = Picture(roc_curves(bench, name), "ROC curves", f"ROC, ID {label(name)}")
+    alt = "Observed false-alarm rate against alpha"
+    found["calibration"] = Picture(calibration_curve(bench), alt, "False-alarm rate: requested and observed")
+    found["p-values"] = Picture(p_value_histogram(bench, first), "Histogram of p-values", "p-values of ID images")
+    alt, title = "Capital of the drift monitor against the number of images", f"Drift monitor, ID {label(first)}"
+    found["martingale"] = Picture(martingale_paths(bench, first), alt, title)
+    return found | _maps(bench, first)
+
+
+def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
+    """The test images with the lowest and highest scores of an ID set and its OOD sets, with maps on one scale."""
+    scores = bench.scores(name, bench.protocol.seeds[0])
+    weights, kept = scores.selection.weights, scores.kept
+    sample = MapSample()
+    reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
+    for key, levels in zip(reference.keys, bench.extractor.maps(bench.backbone, reference, kept)[1], strict=True):
+        sample.add(key, levels)
+    scale = sample.v_global(tuple(range(len(kept))), weights)
+    found = {}
+    for other, values in {name: scores.inside, **scores.outside}.items():
+        order = np.argsort(values)
+        picked = [*order[: SHOWN // 2], *order[-(SHOWN // 2) :]]
+        batch = bench.read_rows((other, "test"), picked)
+        fields = combine(bench.extractor.maps(bench.backbone, batch, kept)[1], weights)
+        images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
+        figure = figures.maps(images, list(fields), [f"{values[index]:.1f}" for index in picked], scale)
+        label = bench.protocol.label(other)
+        title = f"{label}: the lowest and the highest scores"
+        found[f"maps-{other}"] = Picture(figure, f"Images of {label} with their maps", title)
+    return found
+
+
+def bars(values: Mapping[str, float], mean: float | None = None, mean_name: str = "") -> Figure:
+    """AUROC bars, with a dotted line for chance and a dashed one for a mean."""
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        places = np.arange(len(values))
+        axes.bar(places, list(values.values()), width=0.7, color=LIGHT["inside"])
+        _chance(axes)
+        if mean is not None:
+            axes.axhline(mean, color=LIGHT["outside"], linewidth=1.2, linestyle=DASHED, label=mean_name)
+            figure.legend(loc="outside upper center")
+        axes.set_xticks(places, list(values), rotation=30, ha="right", fontsize=8)
+        axes.set(ylim=(0.0, 1.0), ylabel="AUROC")
+    return figure
+
+
+def _chance(axes: Axes) -> None:
+    axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
+
+
+def feature_bars(bench: GepcBench, pair: Pair) -> Figure:
+    """Single features and their fusion on one pair."""
+    variants = feature_variants(bench)
+    return bars({name: bench.variant_aurocs(one, only=pair[0])[pair] for name, one in variants.items()})
+
+
+def transform_bars(bench: GepcBench, pair: Pair) -> Figure:
+    """The raw gap of each transform alone, sign-invariant, with the mean over the group as a line."""
+    names = [name for name in bench.extractor.group.names if name != "id"]
+    values = {name: kept_raw(bench, (name,), only=pair[0])[pair] for name in names}
+    return bars(values, kept_raw(bench, None, only=pair[0])[pair], "mean over g")
+
+
+def timestep_curve(bench: GepcBench, name: str) -> Figure:
+    """AUROC of the raw gap (sign-invariant) against the timestep, one line per OOD set; kept timesteps are marked."""
+    candidates = bench.candidates(name)
+    lines: dict[str, list[float]] = {other: [] for other in bench.protocol.pairs[name]}
+    for t in candidates:
+        for (_, other), value in bench.variant_aurocs(bench.raw(None, (t,)), symmetric=True, only=name).items():
+            lines[other].append(value)
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        for position, (other, values) in enumerate(lines.items()):
+            label = bench.protocol.label(other)
+            axes.plot(candidates, values, marker="o", markersize=4, label=label, **line_style(position))
+        for t in bench.scores(name, bench.protocol.seeds[0]).kept:
+            axes.axvline(t, color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED)
+        axes.set_xscale("log")
+        axes.set_xticks(candidates, [str(t) for t in candidates])
+        axes.set_xticks([], minor=True)
+        axes.set(ylim=(0.4, 1.02), xlabel="timestep (dashed: kept)", ylabel="AUROC")
+        figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def three_histograms(bench: GepcBench, pair: Pair) -> dict[str, Figure]:
+    """Title -> histogram for ID and OOD: score energy b, residual of one step, final score."""
+    seed, (name, other) = bench.protocol.seeds[0], pair
+    scores = bench.scores(name, seed)
+    names, first = (bench.protocol.label(name), bench.protocol.label(other)), scores.kept[:1]
+
+    def histogram(feature: str, label: str, log: bool = False) -> Figure:
+        inside, outside = (bench.columns(one, "test", seed, Variant((feature,)), first).ravel() for one in pair)
+        if log:
+            inside, outside = np.log10(inside), np.log10(outside)
+        return figures.histogram(inside, outside, names=names, label=label)
+
+    drawn = {}
+    if "b" in bench.protocol.features:
+        drawn["log10 of the score energy b"] = histogram("b", "log10 b", log=True)
+    drawn["Residual of one step"] = histogram("s", "s at one timestep")
+    drawn["Final score"] = figures.histogram(scores.inside, scores.outside[other], names=names)
+    return drawn
+
+
+def roc_curves(bench: GepcBench, name: str) -> Figure:
+    """One ROC curve per OOD set."""
+    scores = bench.scores(name, bench.protocol.seeds[0])
+    return figures.roc({bench.protocol.label(other): (scores.inside, found) for other, found in scores.outside.items()})
+
+
+def calibration_curve(bench: GepcBench) -> Figure:
+    """Observed false-alarm rate on held-out ID images against alpha, one line per ID set."""
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        axes.plot([0, 0.5], [0, 0.5], color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
+        for position, name in enumerate(bench.protocol.pairs):
+            p, calibration = id_p_values(bench, name, bench.protocol.seeds[0])
+            alphas = np.linspace(max(0.005, 1 / (calibration.smallest + 1)), 0.5, 100)
+            rates = [DecisionRule(float(alpha)).alarms(p, calibration).mean() for alpha in alphas]
+            axes.plot(alphas, rates, linewidth=1.4, label=bench.protocol.label(name), **line_style(position))
+        axes.set(xlim=(0, 0.5), ylim=(0, 0.6), xlabel="alpha", ylabel="observed false-alarm rate")
+        figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def p_value_histogram(bench: GepcBench, name: str) -> Figure:
+    """p-values of held-out ID images: uniform if the guarantee holds."""
+    p, _ = id_p_values(bench, name, bench.protocol.seeds[0])
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        share, edges = np.histogram(p, bins=10, range=(0.0, 1.0))
+        axes.stairs(share / len(p), edges, fill=True, color=LIGHT["inside"], alpha=0.6)
+        axes.axhline(0.1, color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED)
+        axes.set(xlim=(0, 1), xlabel=f"p-value of {bench.protocol.label(name)} test images", ylabel="share of images")
+    return figure
+
+
+def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
+    """Average AUROC of every method against F+J per image on a log axis; the first, GEPC, is highlighted."""
+    with drawing(1.5 * PANEL) as figure:
+        axes = figure.add_subplot()
+        x, y = [one.cost.passes for one in compared], [one.method.average for one in compared]
+        axes.scatter(x[1:], y[1:], s=14, color=LIGHT["inside"], zorder=3)
+        axes.scatter(x[:1], y[:1], s=30, color=LIGHT["outside"], marker="D", zorder=3)
+        _chance(axes)
+        axes.set_xscale("log")
+        low, high = min(*y, 0.5), max(y)
+        axes.set(xlim=(min(x) / 2.0, max(x) * 7.0), ylim=(low - 0.06, min(1.02, high + 0.08)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(xlabel="F+J per image, log axis", ylabel="average AUROC")
+        place_labels(axes, x, y, [one.method.label for one in compared])
+    return figure
+
+
+def martingale_paths(bench: GepcBench, name: str) -> Figure:
+    """log10 capital of the drift monitor on an ID stream, and on streams that change to an OOD set half-way."""
+    scores = bench.scores(name, bench.protocol.seeds[0])
+    calibration, stream = np.split(scores.inside, [len(scores.inside) // 2])
+    half, alpha = len(stream) // 2, 1.0 / (len(calibration) + 1)  # the capital does not depend on alpha
+    paths = {"no change": stream}
+    for other, found in scores.outside.items():
+        paths[f"then {bench.protocol.label(other)}"] = np.concatenate([stream[:half], found[:half]])
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        axes.axhline(-np.log10(DELTA), color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED, label="alarm")
+        for position, (label, values) in enumerate(paths.items()):
+            verdicts = Monitor(calibration, alpha=alpha, delta=DELTA).update_all(values.tolist())
+            log10 = [verdict.log10_capital for verdict in verdicts]
+            axes.plot(np.clip(log10, -3, 10), linewidth=1.3, label=label, **line_style(position))
+        axes.set(xlabel="number of images", ylabel="log10 capital (clipped at 10)")
+        figure.legend(loc="outside upper center", ncols=2)
+    return figure
