@@ -24,7 +24,7 @@ WIDE = ("scene", "det", "wide.png", "--out", "killed", "--stride", "2", "--contr
 # the word that they are done is not yet written
 KILLED = """
 import os, signal, sys
-import gepc.scenes.folder as folder
+import gepc.scenes.scoring as folder
 from gepc.cli import main
 write, calls = folder.write_arrays, []
 
@@ -133,7 +133,7 @@ def test_before_many_passes_their_number_is_said_and_few_calibration_images_are_
         (["det", "junk.tif"], "junk.tif is not an image that can be read"),
         (["det", "cut.png"], "cut.png is damaged or cut short"),
         (["det", "small.png"], "8x48 pixels, less than one tile of 16x16"),
-        (["det", "bands.npy"], "has 7 bands and the detector's backbone takes 3; choose with --bands"),
+        (["det", "bands.npy"], "has 7 bands and the detector's backbone takes 3; choose with bands"),
         (["det", "bands.npy", "--bands", "1,9,2"], "there is no band 1, 9, 2"),
         (["det", "bands.npy", "--bands", "1;2"], "--bands takes whole numbers"),
         (["det", "bands.npy", "--bands", "1", "--nodata", "0"], "has no tile to score"),

@@ -109,7 +109,7 @@ def test_bands_are_chosen_by_number(tmp_path):
     assert np.array_equal(window(path, 0, 0, 8, 8, bands=(4, 3, 2))[0], array[..., [3, 2, 1]])
     assert np.array_equal(window(path, 0, 0, 8, 8, bands=(5,))[0], array[..., 4])
     for bands, sentence in (
-        (None, "has 5 bands and the detector's backbone takes 3; choose with --bands"),
+        (None, "has 5 bands and the detector's backbone takes 3; choose with bands"),
         ((1, 2), "2 bands are chosen and the detector's backbone takes 3"),
         ((6,), "has the bands 1, 2, 3, 4, 5; there is no band 6"),
         ((0,), "there is no band 0"),

@@ -1,6 +1,7 @@
 """A scene from file to folder: scores, map, regions, masks, interruption, refusals."""
 
 import csv
+import dataclasses
 import json
 import tracemalloc
 import warnings
@@ -8,15 +9,16 @@ import warnings
 import numpy as np
 import pytest
 import rasterio
+import torch
 from PIL import Image
 from rasterio.transform import Affine
 from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import GepcError, InputError, NotFittedError, OptionError
-from gepc.scenes import ending, plan_scan, scan, scoring
-from gepc.scenes.folder import RunFolder
-from gepc.scenes.overview import shrink
+from gepc.scenes import plan_scan, scan, scoring, writing
+from gepc.scenes.scoring import ScanFolder
+from gepc.scenes.writing import shrink
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning"),
@@ -67,7 +69,7 @@ def test_a_tile_has_the_score_of_the_same_crop_given_to_score(scanned, detector,
 
 
 def test_the_map_is_the_blend_of_the_tiles_maps(scanned, detector, landscape):
-    from gepc.scenes.stitching import weights
+    from gepc.scenes.tiling import weights
 
     total, share, w = np.zeros((72, 100)), np.zeros((72, 100)), np.outer(weights(16), weights(16))
     for row in rows(scanned.out / "tiles.csv"):
@@ -131,7 +133,7 @@ def test_the_overview_is_at_most_2000_pixels_and_shows_the_boxes(scanned, tmp_pa
 
 
 def test_the_overview_shrinks_by_block_means_without_what_is_missing(monkeypatch):
-    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 40)
+    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 40)
     values = np.random.default_rng(0).random((23, 31))
     valid = np.random.default_rng(1).random((23, 31)) > 0.3
     valid[:4, :4] = False
@@ -203,7 +205,7 @@ def test_resuming_repeats_nothing_and_gives_the_same_files(tmp_path, detector, g
     for limit in (30, 70):
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, out, **{**options, "on_progress": stop_after(limit)})
-        seen.append(RunFolder(out).rows_done())
+        seen.append(ScanFolder(out).state().rows)
         assert not (out / "scene.json").exists()
     assert seen == [2, 4]
     assert plan_scan(detector, geotiff, out, control="tile").done == 4 * 12
@@ -212,13 +214,13 @@ def test_resuming_repeats_nothing_and_gives_the_same_files(tmp_path, detector, g
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # records appended, progress not yet replaced
-        patch.setattr("gepc.scenes.folder.write_arrays", fail)
+        patch.setattr("gepc.scenes.scoring.write_arrays", fail)
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, out, **options)
     with open(out / "work" / "tiles.csv", "a") as handle:
         handle.write("4,0,32,0,0,1.")
     with monkeypatch.context() as patch:
-        patch.setattr(ending, "write_overview", fail)
+        patch.setattr(writing, "write_overview", fail)
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, out, **options)
     before = detector.backbone.forward_count
@@ -242,7 +244,7 @@ def test_an_array_map_survives_a_stop_just_before_the_end(tmp_path, detector, ge
 
     options = {"control": "tile", "map_format": "npy"}
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "finish", fail)
+        patch.setattr(ScanFolder, "finish", fail)
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, tmp_path / "out", **options)
     scan(detector, geotiff, tmp_path / "out", **options)
@@ -270,9 +272,61 @@ def test_a_folder_of_other_parameters_is_refused(tmp_path, detector, geotiff):
         scan(detector, geotiff, tmp_path / "full")
 
 
+def digest_of(detector, path, **options):
+    return plan_scan(detector, path, **options).identity["detector"]
+
+
+def test_a_scan_begun_on_one_device_resumes_on_another(tmp_path, landscape, tiny_net, monkeypatch):
+    """The identity of a scan does not hold the device, with a weights file and without one."""
+    from diffusers import DDPMScheduler
+
+    np.save(tmp_path / "s.npy", landscape)
+    scheduler = DDPMScheduler(beta_schedule="squaredcos_cap_v2")
+    for part in (tiny_net, scheduler):
+        part.save_pretrained(tmp_path / "net")
+    for weights_hash in (True, False):
+        backbone = gepc.load_backbone(tmp_path / "net", device="cpu")
+        if not weights_hash:
+            backbone.sha256 = None
+        detector = gepc.GEPC(backbone, levels=(0.9,), keep=1, group=("flip_x",)).fit(as_uint8(pictures(30, 16)))
+        before = digest_of(detector, tmp_path / "s.npy")
+        monkeypatch.setattr(backbone, "device", torch.device("cuda"))
+        assert digest_of(detector, tmp_path / "s.npy") == before
+
+
+def test_the_state_of_sequential_stages_is_part_of_the_identity(tmp_path, landscape):
+    np.save(tmp_path / "s.npy", landscape)
+    detector = toy_detector(toy_backbone(3, 16), levels=(0.99, 0.9), keep=2, sequential=0.2)
+    detector.fit(as_uint8(pictures(60, 16, seed=1)))
+    before = digest_of(detector, tmp_path / "s.npy")
+    stages = detector.scorer_.sequential_
+    first = dataclasses.replace(stages.stages[0], limit=stages.stages[0].limit + 1.0)
+    detector.scorer_.sequential_ = dataclasses.replace(stages, stages=(first, *stages.stages[1:]))
+    assert digest_of(detector, tmp_path / "s.npy") != before
+
+
+def test_a_group_may_have_the_name_of_a_number_of_the_calibrator(tmp_path, landscape):
+    """The calibrator `z` stores a mean, and so may a group be called."""
+    np.save(tmp_path / "s.npy", landscape)
+    detector = toy_detector(toy_backbone(3, 16), levels=(0.9,), keep=1, calibration="z")
+    detector.fit(as_uint8(pictures(60, 16, seed=1)), groups=["mean", "night"] * 30)
+    before = digest_of(detector, tmp_path / "s.npy", group="night")
+    detector.calibrator_.mean_ = detector.calibrator_.mean_ + 1.0
+    assert digest_of(detector, tmp_path / "s.npy", group="night") != before
+
+
+def test_an_unfinished_scan_of_an_earlier_version_is_refused(tmp_path, detector, geotiff):
+    (tmp_path / "out" / "work").mkdir(parents=True)
+    (tmp_path / "out" / "run.json").write_text(json.dumps({"detector": "old", "tile": [16, 16]}))
+    with pytest.raises(InputError, match=r"run\.json is not a run of this version; give another folder"):
+        scan(detector, geotiff, tmp_path / "out")
+    (tmp_path / "out" / "run.json").unlink()
+    with pytest.raises(InputError, match=r"pieces of a run and no run\.json; give another folder"):
+        scan(detector, geotiff, tmp_path / "out")
+
+
 def test_two_processes_cannot_write_one_folder(tmp_path, detector, geotiff):
-    plan = plan_scan(detector, geotiff)
-    with RunFolder(tmp_path / "out").claimed(plan.asked), pytest.raises(InputError, match="another process"):
+    with ScanFolder(tmp_path / "out").run.held(), pytest.raises(InputError, match="another process"):
         scan(detector, geotiff, tmp_path / "out")
 
 
@@ -281,7 +335,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path, detector, geotiff):
     [
         (lambda s: s[:10], {}, "10x100 pixels, less than one tile of 16x16"),
         (lambda s: np.full_like(s, 9), {"nodata": 9}, "has no tile to score: each of its 96 tiles has more than 10%"),
-        (lambda s: s.astype(np.int32), {}, "no tile of .* can be scored; the first: .*give value_range"),
+        (lambda s: s.astype(np.int32), {}, "no tile of .* can be scored; the first error: .*give value_range"),
         (lambda s: s[..., :2], {}, "2 bands and the detector's backbone takes 3"),
         (lambda s: s, {"tile": 20, "stride": 21}, "leaves gaps"),
         (lambda s: s, {"stride": 4, "overlap": 0.5}, "not both"),
@@ -389,8 +443,8 @@ def test_segments_and_blocks_do_not_change_the_results(tmp_path, detector, geoti
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, detector, monkeypatch):
     """A scene 16 times as long; the budget is lowered so that a small scene already fills it."""
     monkeypatch.setattr(scoring, "READ_BYTES", 1 << 16)
-    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 1 << 14)
-    monkeypatch.setattr("gepc.scenes.overview.LONGEST", 256)
+    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 1 << 14)
+    monkeypatch.setattr("gepc.scenes.writing.LONGEST", 256)
     peaks = []
     for lines in (256, 4096):
         path = tmp_path / f"{lines}.tif"

@@ -1,4 +1,4 @@
-"""Tiles cover a scene and nothing else; what is missing in a tile."""
+"""Tiles cover a scene and nothing else; missing pixels; one map from the maps of the tiles."""
 
 from itertools import pairwise
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scenes.tiling import Grid, TileImages, fill, starts
+from gepc.images.preprocessing import window_starts
+from gepc.scenes.tiling import Grid, Stitcher, TileImages, fill, weights
 
 grids = st.tuples(st.integers(1, 9), st.integers(0, 40), st.data())
 
@@ -17,7 +18,7 @@ grids = st.tuples(st.integers(1, 9), st.integers(0, 40), st.data())
 def test_tiles_cover_every_pixel_and_end_with_the_scene(case):
     tile, more, data = case
     length, stride = tile + more, data.draw(st.integers(1, tile))
-    found = starts(length, tile, stride)
+    found = window_starts(length, tile, stride)
     assert found[0] == 0
     assert found[-1] == length - tile
     assert all(0 < b - a <= stride for a, b in pairwise(found))
@@ -77,3 +78,90 @@ def test_a_tile_with_too_much_missing_is_a_record_with_a_reason():
     assert [record.pixels is None for record in records] == [False, False, True]
     assert records[2].error == "left out: 50% no-data"
     assert images.missing.tolist() == [0.0, 1 / 16, 0.5]
+    assert images.left_out.tolist() == [False, False, True]
+
+
+def test_a_tile_that_cannot_be_read_is_not_left_out_whatever_its_error_says():
+    def cut(tile):
+        raise InputError("left out: damaged")
+
+    images = TileImages(Grid.over(4, 4, (4, 4), (4, 4)).tiles(range(1), range(1)), cut, max_missing=0.1)
+    assert images[0].error == "left out: damaged"
+    assert not images.left_out[0]
+
+
+def stitch(grid, field_of, skip=()):
+    stitcher, lines = Stitcher(grid), []
+    for row in range(len(grid.tops)):
+        for tile in grid.tiles([row], range(len(grid.lefts))):
+            if (tile.row, tile.column) not in skip:
+                stitcher.add(tile.left, field_of(tile))
+        lines.append(stitcher.advance(grid.lines_done_after(row)))
+    return np.concatenate(lines)
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.data(),
+    st.floats(-1e6, 1e6, width=32, allow_nan=False),
+)
+def test_a_constant_is_exactly_that_constant_whatever_the_overlap(tile, more_lines, more_columns, data, value):
+    stride = (data.draw(st.integers(1, tile)), data.draw(st.integers(1, tile)))
+    grid = Grid.over(tile + more_lines, tile + more_columns, (tile, tile), stride)
+    found = stitch(grid, lambda _: np.full((tile, tile), value, np.float32))
+    assert found.dtype == np.float32
+    assert (found == np.float32(value)).all()
+
+
+def test_any_field_cut_into_tiles_is_put_together_again():
+    grid = Grid.over(37, 53, (12, 16), (5, 7))
+    field = np.random.default_rng(0).standard_normal((37, 53)).astype(np.float32)
+    found = stitch(grid, lambda t: field[t.top : t.top + 12, t.left : t.left + 16])
+    np.testing.assert_allclose(found, field, rtol=3e-7)
+
+
+@pytest.mark.parametrize("overlap", [8, 16, 24])
+def test_blending_has_no_step_where_a_tile_begins(overlap):
+    """Neighbouring tiles that say 0 and 1: no pixel-to-pixel step above pi/overlap, where a hard seam would be 1."""
+    grid = Grid.over(32, 64 - overlap, (32, 32), (32 - overlap, 32 - overlap))
+    assert len(grid.lefts) == 2
+    found = stitch(grid, lambda t: np.full((32, 32), float(t.column), np.float32))
+    steps = np.diff(found, axis=1)
+    assert found[0, 0] == 0.0
+    assert found[0, -1] == 1.0
+    assert (steps >= 0).all()
+    assert steps.max() <= np.pi / overlap
+
+
+def test_weights_are_a_partition_of_unity_at_half_a_tile():
+    w = weights(16)
+    assert (w > 0).all()
+    np.testing.assert_allclose(w[:8] + w[8:], 1.0, atol=1e-15)
+    np.testing.assert_allclose(w, w[::-1], atol=1e-15)
+
+
+def test_pixels_without_a_tile_are_nan_and_the_others_do_not_notice():
+    grid = Grid.over(16, 24, (8, 8), (4, 4))
+    skip = {(row, column) for row in range(2) for column in range(2)}
+    found = stitch(grid, lambda _: np.full((8, 8), 0.7, np.float32), skip)
+    assert np.isnan(found[:8, :8]).all()
+    assert (found[~np.isnan(found)] == np.float32(0.7)).all()
+    assert np.isnan(found).sum() == 64
+
+
+def test_a_stitcher_taken_up_from_its_state_goes_on_to_the_same_bits():
+    grid = Grid.over(30, 20, (8, 8), (3, 3))
+    maps = np.random.default_rng(1).random((len(grid.tops), len(grid.lefts), 8, 8)).astype(np.float32)
+    whole, broken = Stitcher(grid), Stitcher(grid)
+    for row in range(len(grid.tops)):
+        if row == 4:
+            state = {name: array.copy() for name, array in broken.state().items()}
+            broken = Stitcher(grid)
+            broken.restore(state)
+        for stitcher in (whole, broken):
+            for column, left in enumerate(grid.lefts):
+                stitcher.add(left, maps[row, column])
+        lines = grid.lines_done_after(row)
+        assert np.array_equal(whole.advance(lines), broken.advance(lines))

@@ -258,3 +258,17 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
             ValueRangeWarning,
             stacklevel=3,
         )
+
+
+def window_starts(length: int, size: int, stride: int, slack: int = 0) -> list[int]:
+    """First positions of windows along one side of an image: 0, stride, 2 stride, ...
+
+    Parameters
+    ----------
+    length : pixels of the side.
+    size : pixels of a window, at most `length`.
+    stride : pixels from one window to the next.
+    slack : a last window, flush with the end, is added where more than this many pixels would not be covered.
+    """
+    starts = list(range(0, length - size + 1, stride))
+    return [*starts, length - size] if length - size - starts[-1] > slack else starts

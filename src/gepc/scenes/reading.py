@@ -1,4 +1,4 @@
-"""A scene by windows: raw pixels in their own depth, and which of them are there. Nothing is rescaled here."""
+"""Scenes read by windows: raw pixels, not rescaled, and which of them are valid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L")
 
 @dataclass(frozen=True)
 class Georeference:
-    """Where pixels lie on a map: x = a column + b row + c, y = d column + e row + f, in the coordinates of `crs`."""
+    """Map coordinates of pixels: x = a column + b row + c, y = d column + e row + f, in the reference system `crs`."""
 
     transform: tuple[float, float, float, float, float, float]
     crs: str | None = None
@@ -41,10 +41,20 @@ class Georeference:
 
 
 class Scene(ABC):
-    """One image, read window by window.
+    """An image that is read window by window.
 
-    `bands` are the positions (from 0) of the bands that are used. A pixel is missing where a used band is NaN or
-    infinite, where all used bands hold the no-data value, or where the file's own mask or transparency says so.
+    A pixel is missing where a used band is NaN or infinite, where all used bands hold the no-data value, or where the
+    file's own mask or transparency marks it.
+
+    Attributes
+    ----------
+    path : the file.
+    height : lines.
+    width : columns.
+    dtype : type of the pixels in the file.
+    bands : positions, from 0, of the bands that are used.
+    nodata : value of missing pixels, in addition to what the file declares.
+    place : map coordinates, if the file has any.
     """
 
     path: Path
@@ -60,7 +70,7 @@ class Scene(ABC):
         """The used bands (H, W, C) and the file's own mask (H, W)."""
 
     def read(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
-        """Pixels (H, W) or (H, W, C), the magnitude of complex ones, and where they are not missing."""
+        """Pixels (H, W) or (H, W, C), complex ones as magnitudes, and which of them are valid."""
         pixels, valid = self._window(top, left, height, width)
         if np.iscomplexobj(pixels):
             pixels = np.abs(pixels)
@@ -80,30 +90,25 @@ class Scene(ABC):
                 return np.zeros(shape), np.zeros((height, width), dtype=bool)
         if height >= width:
             half = height // 2
-            parts = [
-                self.read_around_damage(top, left, half, width),
-                self.read_around_damage(top + half, left, height - half, width),
-            ]
+            windows = [(top, left, half, width), (top + half, left, height - half, width)]
         else:
             half = width // 2
-            parts = [
-                self.read_around_damage(top, left, height, half),
-                self.read_around_damage(top, left + half, height, width - half),
-            ]
+            windows = [(top, left, height, half), (top, left + half, height, width - half)]
+        pixels, valid = zip(*(self.read_around_damage(*window) for window in windows), strict=True)
         axis = 0 if height >= width else 1
-        return np.concatenate([part[0] for part in parts], axis), np.concatenate([part[1] for part in parts], axis)
+        return np.concatenate(pixels, axis), np.concatenate(valid, axis)
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes of one pixel of all used bands."""
+        """Bytes of a pixel in all used bands."""
         item = 8 if self.dtype == "complex_int16" else np.dtype(self.dtype).itemsize
         return item * len(self.bands)
 
     def check(self) -> None:  # noqa: B027 - most files can only be checked by reading all of them
-        """Raise where the whole file cannot be read."""
+        """Raise an `InputError` if the file can only be decoded whole and is damaged."""
 
     def close(self) -> None:  # noqa: B027 - most scenes hold nothing open
-        """Let go of the file."""
+        """Close the file."""
 
 
 class ArrayScene(Scene):
@@ -119,7 +124,7 @@ class ArrayScene(Scene):
         self.bands = tuple(range(array.shape[2]))
 
     def _mapped(self) -> Pixels:
-        """The array as (H, W, C). Mapped anew for every window: a mapping counts as memory for as long as it lives."""
+        """The array as (H, W, C), mapped for each window only: what is mapped counts as memory of the process."""
         try:
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except DAMAGED_ARRAY as error:
@@ -138,7 +143,7 @@ class ArrayScene(Scene):
 
 
 class PictureScene(Scene):
-    """A PNG, JPEG or other common picture, decoded whole by Pillow when first read: these formats have no windows."""
+    """A PNG, JPEG or other common format without windows, decoded whole by Pillow when it is first read."""
 
     def __init__(self, path: Path) -> None:
         from PIL import Image as PILImage
@@ -183,7 +188,7 @@ class PictureScene(Scene):
 
 @contextlib.contextmanager
 def _large_allowed() -> Iterator[None]:
-    """No warning about many pixels: a scene has many. Pillow's hard limit stays."""
+    """Suppress Pillow's warning about many pixels; its hard limit stays."""
     from PIL import Image as PILImage
 
     with warnings.catch_warnings():
@@ -192,7 +197,7 @@ def _large_allowed() -> Iterator[None]:
 
 
 class RasterScene(Scene):
-    """TIFF, GeoTIFF, JPEG 2000 and what else GDAL reads, window by window through rasterio."""
+    """TIFF, GeoTIFF, JPEG 2000 and other formats of GDAL, read window by window with rasterio."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -216,10 +221,10 @@ class RasterScene(Scene):
         self.path, self.height, self.width = path, self._file.height, self._file.width
         if not colours:
             self.close()
-            raise InputError(f"{path} holds no band of pixels; name one of its data sets as a file of its own")
+            raise InputError(f"{path} holds no band of pixels; extract one of its data sets to a file")
         if ColorInterp.palette in colours:
             self.close()
-            raise InputError(f"{path} holds numbers of a colour palette; convert it to RGB or grey first")
+            raise InputError(f"{path} has a colour palette; convert it to RGB or grey first")
         self.bands = tuple(band for band, colour in enumerate(colours) if colour != ColorInterp.alpha)
         self.dtype = self._file.dtypes[self.bands[0] if self.bands else 0]
         self.place = _georeference(self._file)
@@ -231,7 +236,7 @@ class RasterScene(Scene):
         try:
             with _not_georeferenced_allowed():
                 pixels = self._file.read(indexes, window=window)
-                # a declared no-data value is tested band by band, and black is often one: missing means all bands
+                # a declared no-data value, often 0, is tested band by band: missing means that all bands have it
                 valid = (self._file.read_masks(indexes, window=window) > 0).any(axis=0)
         except self._error as error:
             reason, lines = error.__cause__ or error, f"between lines {top} and {top + height}"
@@ -239,7 +244,7 @@ class RasterScene(Scene):
         return pixels.transpose(1, 2, 0), valid
 
     def close(self) -> None:
-        """Close the file and give its cache back."""
+        """Close the file and free its cache."""
         self._stack.close()
 
 
@@ -263,9 +268,14 @@ def _georeference(file: Any) -> Georeference | None:
 def open_scene(
     path: str | Path, bands: tuple[int, ...] | None = None, nodata: float | None = None, channels: int = 3
 ) -> Scene:
-    """Open the file at `path`; `bands`, counted from 1, says which to use where there are not 1 or `channels`.
+    """Open a scene.
 
-    A scene of 3 bands suits every detector, since colour becomes grey for one channel as in `gepc score`.
+    Parameters
+    ----------
+    path : the file.
+    bands : the bands to use, counted from 1; all by default, which must be 1, 3 or `channels`.
+    nodata : value of missing pixels, in addition to what the file declares.
+    channels : channels of the backbone. With one channel, 3 bands become grey, as for any image.
     """
     path = Path(path)
     if not path.is_file():
@@ -290,7 +300,7 @@ def _choose(scene: Scene, bands: tuple[int, ...] | None, channels: int) -> tuple
             example = ",".join(map(str, range(1, channels + 1)))
             raise InputError(
                 f"{scene.path} has {len(scene.bands)} bands and the detector's backbone takes {channels}; "
-                f"choose with --bands (bands= in Python), such as --bands {example}"
+                f"choose with bands, such as {example}"
             )
         return scene.bands
     if any(band - 1 not in scene.bands for band in bands):

@@ -1,17 +1,17 @@
-"""Flagged tiles that touch or overlap are one region: a box with its score, p-value and place."""
+"""Regions: flagged tiles that touch or overlap, with their score, p-value and coordinates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.features.maps import Map
-from gepc.scenes.folder import StoredMap
 from gepc.scenes.reading import Georeference
+from gepc.scenes.scoring import MapFile
 from gepc.scenes.tiling import Grid
 
 Box = tuple[int, int, int, int]
@@ -23,11 +23,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Region:
-    """Connected flagged tiles.
+    """Connected flagged tiles. A box is (top, left, bottom, right), with the lower and right ends excluded.
 
-    score and p_value are those of its most unusual tile; `box` = (top, left, bottom, right) holds all its tiles, lower
-    and right ends excluded. `peak` is the largest value of the map, at `peak_place` = (line, column); `hot` is the box
-    around the pixels where the map exceeds the common scale, None where none does or the method has no maps.
+    Parameters
+    ----------
+    number : 1 for the highest score.
+    score : highest score of its tiles.
+    p_value : smallest p-value of its tiles.
+    tiles : number of tiles.
+    box : box around its tiles.
+    peak : largest value of the map, None if the method has no maps.
+    peak_place : (line, column) of that value.
+    hot : box around the pixels where the map exceeds the common scale, if there are any.
     """
 
     number: int
@@ -40,7 +47,7 @@ class Region:
     hot: Box | None = None
 
     def row(self, place: Georeference | None) -> tuple[Any, ...]:
-        """A row of `regions.csv`; x and y are the middle of the box in map coordinates, or in pixels."""
+        """A row of `regions.csv`; x and y are the centre of the box in map coordinates, or in pixels."""
         top, left, bottom, right = self.box
         middle = ((left + right) / 2, (top + bottom) / 2)
         x, y = middle if place is None else place(*middle)
@@ -49,7 +56,7 @@ class Region:
         return (*numbers, *peak, *(self.hot or ("", "", "", "")), f"{x:.10g}", f"{y:.10g}")
 
     def feature(self, place: Georeference | None) -> dict[str, Any]:
-        """A GeoJSON feature: the box as a polygon, which is turned where the file's axes are."""
+        """A GeoJSON feature: the box as a polygon, rotated if the axes of the file are."""
         top, left, bottom, right = self.box
         corners = [(left, top), (left, bottom), (right, bottom), (right, top), (left, top)]
         ring = [list(map(float, corner)) if place is None else list(place(*corner)) for corner in corners]
@@ -72,15 +79,15 @@ class _Growing:
     box: Box | None = None
     peak: float | None = None
     peak_place: tuple[int, int] | None = None
-    hot: Box | None = field(default=None)
+    hot: Box | None = None
 
     def add(self, box: Box, score: float, p_value: float) -> None:
         self.score, self.p_value = max(self.score, score), min(self.p_value, p_value)
         self.tiles += 1
         self.box = _around(self.box, box)
 
-    def score_batch(self, box: Box, values: Map, scale: float) -> None:
-        """Take the map inside one tile into account; NaN is no-data."""
+    def add_map(self, box: Box, values: Map, scale: float) -> None:
+        """Include the map inside one tile; NaN is no-data."""
         if np.isnan(values).all():
             return
         line, column = (int(place) for place in np.unravel_index(int(np.nanargmax(values)), values.shape))
@@ -106,12 +113,21 @@ def find_regions(
     flags: npt.NDArray[np.bool_],
     scores: npt.NDArray[np.float64],
     p_values: npt.NDArray[np.float64],
-    field: Map | StoredMap | None = None,
+    field: Map | MapFile | None = None,
     scale: float = 1.0,
 ) -> list[Region]:
-    """Regions of the flagged tiles (all arrays are rows x columns of the grid), the highest score first.
+    """Regions of the flagged tiles, the highest score first.
 
-    The scene is cut along every border of a tile; the cells inside flagged tiles are connected over sides and corners.
+    The scene is cut along the borders of all tiles; cells of flagged tiles are connected over sides and corners.
+
+    Parameters
+    ----------
+    grid : the tiles; the arrays below have its rows and columns.
+    flags : which tiles are flagged.
+    scores : scores of the tiles.
+    p_values : p-values of the tiles.
+    field : the map of the scene.
+    scale : common scale of maps; pixels above it are hot.
     """
     from scipy.ndimage import label
 
@@ -128,7 +144,7 @@ def find_regions(
         region = growing[int(labels[top, left]) - 1]
         region.add(box, float(scores[row, column]), float(p_values[row, column]))
         if field is not None:
-            region.score_batch(box, np.asarray(field[box[0] : box[2], box[1] : box[3]]), scale)
+            region.add_map(box, np.asarray(field[box[0] : box[2], box[1] : box[3]]), scale)
     return list(_numbered(growing))
 
 
@@ -152,7 +168,7 @@ def _box(grid: Grid, row: int, column: int) -> Box:
 
 
 def geojson(regions: list[Region], place: Georeference | None) -> dict[str, Any]:
-    """A FeatureCollection in the file's own coordinates, with its CRS; without them in pixels, y downwards."""
+    """A FeatureCollection in the coordinates of the file, with their CRS, or else in pixels with y downwards."""
     collection: dict[str, Any] = {"type": "FeatureCollection"}
     if place is None:
         collection["coordinates"] = "pixels: x to the right, y downwards, (0, 0) the upper left corner"

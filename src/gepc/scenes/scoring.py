@@ -1,77 +1,207 @@
-"""The tiles of a scene through the detector, block of rows by block of rows, each block committed when it is done."""
+"""The tiles of a scene through the detector, a block of rows at a time; every finished block is saved, for resuming.
+
+`run.json` comes first and identifies the scan, `scene.json` comes last. In between, the folder `work` holds the tile
+records (`tiles.csv`), the map so far (`map.npy`) and `progress.safetensors`. The latter is replaced atomically after
+every block and states what is finished: tile records beyond it are cut off, map lines beyond it are written again. So
+a scan that is killed at any moment resumes with the first unfinished row, and no tile is lost or repeated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gepc.core.errors import InputError
+from gepc.core.files import read_json, replacing, write_arrays, write_json
+from gepc.core.run_folder import RowLog, RunFolder
 from gepc.detector.detector import Detector
 from gepc.features.extraction import OnProgress
 from gepc.features.maps import Map
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import warn_about_range
-from gepc.scenes.folder import Progress, RunFolder
-from gepc.scenes.plan import Plan
 from gepc.scenes.reading import Scene, Valid
-from gepc.scenes.stitching import Stitcher
-from gepc.scenes.tiling import Size, Tile, TileImages
+from gepc.scenes.tiling import Size, Stitcher, Tile, TileImages
 from gepc.verdicts.conformal import UNGROUPED
 
+if TYPE_CHECKING:
+    from gepc.scenes.scan import ScanPlan
+
 READ_BYTES = 1 << 26  # of raw pixels in memory at once, unless one tile is larger
+RECORD = ("row", "column", "top", "left", "missing", "score", "p_value", "left_out", "error")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one tile."""
+class TileResult:
+    """The result of one tile; a tile without a score has an error, and is left out if it has too much missing data."""
 
     tile: Tile
     missing: float
     score: float = np.nan
     p_value: float = np.nan
+    left_out: bool = False
     error: str | None = None
     field: Map | None = None
 
     def record(self) -> tuple[Any, ...]:
-        """The row that is kept of it; numbers in full."""
-        place = (self.tile.row, self.tile.column, self.tile.top, self.tile.left)
+        """The row of the log, with all digits."""
+        numbers = ("", "") if self.error is not None else (repr(self.score), repr(self.p_value))
         missing = "" if np.isnan(self.missing) else f"{self.missing:.6g}"
-        if self.error is not None:
-            return (*place, missing, "", "", self.error)
-        return (*place, missing, repr(self.score), repr(self.p_value), "")
+        place = (self.tile.row, self.tile.column, self.tile.top, self.tile.left)
+        return (*place, missing, *numbers, "true" if self.left_out else "", self.error or "")
 
 
-class Scoring:
-    """The tiles of a scene, block of rows by block of rows."""
+@dataclass(frozen=True)
+class ScanState:
+    """What is finished: rows of the grid, bytes of the log, network passes, and the stitcher's sums."""
 
-    def __init__(self, detector: Detector, scene: Scene, plan: Plan, folder: RunFolder) -> None:
+    rows: int = 0
+    log_bytes: int = 0
+    forward: int = 0
+    jvp: int = 0
+    sums: Mapping[str, npt.NDArray[np.float64]] | None = None
+
+
+class MapFile:
+    """A map in a `.npy` file. It is mapped into memory for each access only, so the process stays small."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        height, width = np.load(self.path, mmap_mode="r").shape
+        return height, width
+
+    def __getitem__(self, part: tuple[slice, slice]) -> Map:
+        return np.array(np.load(self.path, mmap_mode="r")[part])
+
+    def create(self, height: int, width: int) -> None:
+        """Create the file, unless it exists."""
+        if not self.path.exists():
+            with replacing(self.path) as draft:
+                np.lib.format.open_memmap(draft, mode="w+", dtype=np.float32, shape=(height, width)).flush()
+
+    def write(self, top: int, lines: Map) -> None:
+        """Write finished lines."""
+        field = np.load(self.path, mmap_mode="r+")
+        field[top : top + len(lines)] = lines
+        field.flush()
+
+
+class ScanFolder:
+    """The files of a scan."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.work = self.path / "work"
+        self.run = RunFolder(path, "work")
+        self.log = RowLog(self.work / "tiles.csv", RECORD)
+
+    @property
+    def done(self) -> bool:
+        """Whether the scan is finished."""
+        return (self.path / "scene.json").is_file()
+
+    @property
+    def map(self) -> MapFile:
+        """The map so far, or the final one."""
+        working, final = self.work / "map.npy", self.path / "map.npy"
+        return MapFile(final if final.exists() and not working.exists() else working)
+
+    def state(self) -> ScanState:
+        """What is finished."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.work / "progress.safetensors"
+        if not path.exists():
+            return ScanState()
+        try:
+            arrays = load_file(path)
+            rows, size, forward, jvp = (int(value) for value in arrays.pop("counts"))
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise InputError(f"{path} is damaged ({error}); remove {self.path} and start again") from error
+        return ScanState(rows, size, forward, jvp, arrays)
+
+    def resume(self) -> ScanState:
+        """What is finished; records of unfinished rows are removed."""
+        self.work.mkdir(exist_ok=True)
+        state = self.state()
+        self.log.recover(state.log_bytes)
+        return state
+
+    def commit(
+        self, before: ScanState, rows: int, records: Sequence[Sequence[Any]], cost: tuple[int, int], sums: Any
+    ) -> ScanState:
+        """Append the records of a block, then mark all rows up to `rows` as finished."""
+        after = ScanState(rows, self.log.append(records), before.forward + cost[0], before.jvp + cost[1], sums)
+        counts = np.array([after.rows, after.log_bytes, after.forward, after.jvp], dtype=np.int64)
+        write_arrays(self.work / "progress.safetensors", {"counts": counts, **(sums or {})})
+        return after
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write `scene.json`, which marks the scan as finished, and remove the working files."""
+        write_json(self.path / "scene.json", summary)
+        self.remove_work()
+
+    def remove_work(self) -> None:
+        """Remove the working files."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def summary(self) -> dict[str, Any]:
+        """Content of `scene.json`; the files that it names must exist."""
+        summary: dict[str, Any] = read_json(self.path / "scene.json")
+        for name in summary.get("files", {}).values():
+            if not (self.path / name).is_file():
+                raise InputError(f"{self.path} is a finished run but {name} is missing; give another folder")
+        return summary
+
+
+class SceneScorer:
+    """Scores the tiles of a scene.
+
+    Parameters
+    ----------
+    detector : a fitted detector.
+    scene : an open scene.
+    plan : the plan of the scan.
+    folder : where finished rows are saved.
+    """
+
+    def __init__(self, detector: Detector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
         self.detector, self.scene, self.plan, self.folder = detector, scene, plan, folder
         self.grid, self.stitcher = plan.grid, Stitcher(plan.grid)
         self.pixels = READ_BYTES // (scene.pixel_bytes + 1)
 
     def run(self, on_progress: OnProgress | None) -> int:
-        """Score what is not done; the number of tiles that were."""
-        progress = self.folder.progress()
+        """Score the tiles that are not finished and return the number of those that were."""
+        state = self.folder.resume()
         if self.plan.with_map:
-            if progress.rows == 0:
-                self.folder.begin_map(self.grid.height, self.grid.width)
-            if progress.sums:
-                self.stitcher.restore(dict(progress.sums))
-        resumed = progress.rows * len(self.grid.lefts)
-        advance = on_progress or _unwatched
+            if state.rows == 0:
+                self.folder.map.create(self.grid.height, self.grid.width)
+            if state.sums:
+                self.stitcher.restore(dict(state.sums))
+        resumed = state.rows * len(self.grid.lefts)
+        advance = on_progress or (lambda _: None)
         advance(resumed)
-        for rows in self.grid.blocks(progress.rows, self.detector.batch_size, self.pixels):
-            progress = self._block(rows, progress, advance)
+        for rows in self.grid.blocks(state.rows, self.detector.batch_size, self.pixels):
+            state = self._block(rows, state, advance)
         return resumed
 
-    def _block(self, rows: range, progress: Progress, advance: Callable[[int], None]) -> Progress:
+    def _block(self, rows: range, state: ScanState, advance: Callable[[int], None]) -> ScanState:
         top = self.grid.tops[rows[0]]
         valid = np.zeros((self.grid.tops[rows[-1]] + self.grid.tile[0] - top, self.grid.width), dtype=bool)
-        before = self.detector.backbone.forward_count, self.detector.backbone.jvp_count
+        backbone = self.detector.backbone
+        before = backbone.forward_count, backbone.jvp_count
         records, current = [], rows[0]
         # several rows are read together only where one segment holds their whole width
         segments = [range(len(self.grid.lefts))] if len(rows) > 1 else self.grid.segments(self.pixels)
@@ -79,26 +209,22 @@ class Scoring:
             images = self._tiles(rows, columns, valid, top)
             if rows[0] == 0 and columns[0] == 0:
                 warn_about_range(images, self.detector.value_range)
-            for outcome in self._outcomes(images):
-                if outcome.tile.row != current:
+            for result in self._results(images):
+                if result.tile.row != current:
                     self._finish_row(current, valid, top)
-                    current = outcome.tile.row
-                if outcome.field is not None:
-                    self.stitcher.add(outcome.tile.left, outcome.field)
-                records.append(outcome.record())
+                    current = result.tile.row
+                if result.field is not None:
+                    self.stitcher.add(result.tile.left, result.field)
+                records.append(result.record())
                 advance(1)
         self._finish_row(current, valid, top)
-        cost = (
-            self.detector.backbone.forward_count - before[0],
-            self.detector.backbone.jvp_count - before[1],
-        )
+        cost = (backbone.forward_count - before[0], backbone.jvp_count - before[1])
         sums = self.stitcher.state() if self.plan.with_map else None
-        return self.folder.commit(progress, rows[-1] + 1, records, cost, sums)
+        return self.folder.commit(state, rows[-1] + 1, records, cost, sums)
 
     def _tiles(self, rows: range, columns: range, valid: Valid, top: int) -> TileImages:
         """The tiles of a window that is read at once; where that fails, each tile is read by itself."""
         height, width = self.grid.tile
-        tiles = self.grid.tiles(rows, columns)
         left = self.grid.lefts[columns[0]]
         across = self.grid.lefts[columns[-1]] + width - left
         try:
@@ -113,33 +239,31 @@ class Scoring:
         else:
 
             def cut(tile: Tile) -> tuple[Pixels, Valid]:
-                part = (
-                    slice(tile.top - top, tile.top - top + height),
-                    slice(tile.left - left, tile.left - left + width),
-                )
+                line, column = tile.top - top, tile.left - left
+                part = (slice(line, line + height), slice(column, column + width))
                 return pixels[part], there[part]
 
-        return TileImages(tiles, cut, self.plan.max_missing)
+        return TileImages(self.grid.tiles(rows, columns), cut, self.plan.max_missing)
 
-    def _outcomes(self, images: TileImages) -> Iterator[Outcome]:
-        """In the order of the tiles."""
-        detector, labels = self.detector, None
+    def _results(self, images: TileImages) -> Iterator[TileResult]:
+        """Results in the order of the tiles."""
+        detector = self.detector
         for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
             found = {
-                index: Outcome(images.tiles[index], float(images.missing[index]), error=error)
+                index: TileResult(
+                    images.tiles[index], images.missing[index], left_out=bool(images.left_out[index]), error=error
+                )
                 for index, _, error in chunk.failures
             }
             if chunk.indices:
                 scores, maps = detector.score_batch(chunk.images, with_maps=self.plan.with_map)
-                if self.plan.group != UNGROUPED:
-                    labels = np.array([self.plan.group] * len(scores))
+                labels = None if self.plan.group == UNGROUPED else np.array([self.plan.group] * len(scores))
                 p_values = detector.reference_.p_values(scores, labels, None)
                 for place, index in enumerate(chunk.indices):
                     field = None if maps is None else _fitted(maps[place], self.grid.tile)
                     numbers = (float(images.missing[index]), float(scores[place]), float(p_values[place]))
-                    found[index] = Outcome(images.tiles[index], *numbers, field=field)
-            for index in sorted(found):
-                yield found[index]
+                    found[index] = TileResult(images.tiles[index], *numbers, field=field)
+            yield from (found[index] for index in sorted(found))
 
     def _finish_row(self, row: int, valid: Valid, top: int) -> None:
         if not self.plan.with_map:
@@ -147,15 +271,11 @@ class Scoring:
         count, first = self.grid.lines_done_after(row), self.grid.tops[row]
         lines = self.stitcher.advance(count)
         lines[~valid[first - top : first - top + count]] = np.nan
-        self.folder.write_lines(first, lines)
-
-
-def _unwatched(count: int) -> None:
-    """Nobody asked for progress."""
+        self.folder.map.write(first, lines)
 
 
 def _fitted(field: Map, tile: Size) -> Map:
-    """The map of a tile that the network saw at another size, bilinearly brought back to the tile's pixels."""
+    """The map of a tile that the detector resized, resized bilinearly to the pixels of the tile."""
     if field.shape == tile:
         return field
     from PIL import Image as PILImage

@@ -1,4 +1,10 @@
-"""A scene as overlapping tiles, each an image for the detector; what is missing in a tile."""
+"""A scene as overlapping tiles, each an image for the detector, and one map from the maps of the tiles.
+
+    M(y, x) = sum_i w(y - y_i, x - x_i) m_i(y - y_i, x - x_i) / sum_i w(y - y_i, x - x_i)
+
+over the tiles i that hold the pixel, with w(u, v) = w_h(u) w_w(v) and w_n(u) = sin^2(pi (u + 1/2)/n). The weight is
+almost zero at the border of a tile, so the map has no steps where tiles begin, and a constant map stays constant.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
+from gepc.features.maps import Map
 from gepc.images.formats import Pixels
+from gepc.images.preprocessing import window_starts
 from gepc.images.sources import Images, Record
 from gepc.scenes.reading import Valid
 
 Size = tuple[int, int]
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile: its place in the grid and the scene's line and column of its upper left pixel."""
+    """A tile: its row and column in the grid, and the line and column of its upper left pixel in the scene."""
 
     row: int
     column: int
@@ -28,14 +38,18 @@ class Tile:
         return f"the tile at line {self.top}, column {self.left}"
 
 
-def starts(length: int, tile: int, stride: int) -> tuple[int, ...]:
-    """0, stride, 2 stride, ... and length - tile, so that the last tile ends where the scene ends."""
-    return tuple(sorted({*range(0, length - tile + 1, stride), length - tile}))
-
-
 @dataclass(frozen=True)
 class Grid:
-    """All tiles of a scene; every pixel is in at least one."""
+    """The tiles of a scene, which cover every pixel.
+
+    Parameters
+    ----------
+    height : lines of the scene.
+    width : columns of the scene.
+    tile : (height, width) of a tile.
+    tops : first lines of the rows of tiles.
+    lefts : first columns of the columns of tiles.
+    """
 
     height: int
     width: int
@@ -45,57 +59,59 @@ class Grid:
 
     @classmethod
     def over(cls, height: int, width: int, tile: Size, stride: Size, name: str = "the scene") -> Grid:
-        """Tiles of `tile` = (height, width) pixels, `stride` apart, and one more at each far edge where needed."""
+        """Tiles that are `stride` pixels apart, and one more at each far edge where needed; errors call it `name`."""
         if min(tile) < 1 or min(stride) < 1:
             raise OptionError(f"tile and stride must be at least 1 pixel, got {tile} and {stride}")
         if stride[0] > tile[0] or stride[1] > tile[1]:
             raise OptionError(f"a stride of {_text(stride)} leaves gaps between tiles of {_text(tile)} pixels")
         if height < tile[0] or width < tile[1]:
             raise InputError(f"{name} has {height}x{width} pixels, less than one tile of {_text(tile)}")
-        return cls(height, width, tile, starts(height, tile[0], stride[0]), starts(width, tile[1], stride[1]))
+        tops, lefts = window_starts(height, tile[0], stride[0]), window_starts(width, tile[1], stride[1])
+        return cls(height, width, tile, tuple(tops), tuple(lefts))
 
     def __len__(self) -> int:
         return len(self.tops) * len(self.lefts)
 
     def tiles(self, rows: Sequence[int], columns: Sequence[int]) -> list[Tile]:
-        """The tiles of those rows and columns of the grid, row by row."""
+        """The tiles of some rows and columns, row by row."""
         return [Tile(row, column, self.tops[row], self.lefts[column]) for row in rows for column in columns]
 
     def lines_done_after(self, row: int) -> int:
-        """How many lines, from that row's top on, no later row touches."""
+        """Number of lines, from the top of a row on, that later rows do not touch."""
         return self.tops[row + 1] - self.tops[row] if row + 1 < len(self.tops) else self.tile[0]
 
     def blocks(self, first_row: int, tiles: int, pixels: int) -> list[range]:
-        """Rows from `first_row` on, taken together until they hold `tiles` tiles, while they span at most `pixels`."""
+        """Rows from `first_row` on, grouped until a group has `tiles` tiles, or as many as span at most `pixels`."""
         lines = max(self.tile[0], pixels // self.width)
-        found, row = [], first_row
-        while row < len(self.tops):
-            end = row + 1
-            while (
-                end < len(self.tops)
-                and (end - row) * len(self.lefts) < tiles
-                and self.tops[end] + self.tile[0] - self.tops[row] <= lines
-            ):
-                end += 1
-            found.append(range(row, end))
-            row = end
-        return found
+        return _grouped(
+            range(first_row, len(self.tops)),
+            lambda first, row: (
+                (row - first) * len(self.lefts) < tiles and self.tops[row] + self.tile[0] - self.tops[first] <= lines
+            ),
+        )
 
     def segments(self, pixels: int) -> list[range]:
-        """Columns taken together while one row of their tiles spans at most `pixels`."""
+        """Columns, grouped as long as one row of the tiles of a group spans at most `pixels`."""
         wide = max(self.tile[1], pixels // self.tile[0])
-        found, column = [], 0
-        while column < len(self.lefts):
-            end = column + 1
-            while end < len(self.lefts) and self.lefts[end] + self.tile[1] - self.lefts[column] <= wide:
-                end += 1
-            found.append(range(column, end))
-            column = end
-        return found
+        return _grouped(
+            range(len(self.lefts)),
+            lambda first, column: self.lefts[column] + self.tile[1] - self.lefts[first] <= wide,
+        )
+
+
+def _grouped(indices: range, joins: Callable[[int, int], bool]) -> list[range]:
+    """Cut `indices`; an index stays in the group that began at `first` while `joins(first, index)`."""
+    found: list[range] = []
+    for index in indices:
+        if found and joins(found[-1].start, index):
+            found[-1] = range(found[-1].start, index + 1)
+        else:
+            found.append(range(index, index + 1))
+    return found
 
 
 def fill(pixels: Pixels, valid: Valid) -> Pixels:
-    """Every missing pixel gets the value of the nearest pixel of the same tile that is there."""
+    """Replace each missing pixel by the nearest pixel of the tile that is not missing."""
     if valid.all():
         return pixels
     from scipy.ndimage import distance_transform_edt
@@ -105,14 +121,24 @@ def fill(pixels: Pixels, valid: Valid) -> Pixels:
 
 
 class TileImages(Images):
-    """Tiles as images for the detector. One with too much missing, or that cannot be read, is a record with a reason.
+    """Tiles as images for the detector; a tile that is left out or cannot be read is a record with an error.
 
-    `cut` gives a tile's pixels and where they are there; `missing[i]` is known once tile i has been asked for.
+    Parameters
+    ----------
+    tiles : the tiles.
+    cut : returns the pixels of a tile and where they are valid.
+    max_missing : tiles with a larger share of missing pixels are left out.
+
+    Attributes
+    ----------
+    missing : share of missing pixels of each tile, known once the tile has been read.
+    left_out : whether each tile is left out for missing pixels, known at the same time.
     """
 
     def __init__(self, tiles: list[Tile], cut: Callable[[Tile], tuple[Pixels, Valid]], max_missing: float) -> None:
         self.tiles, self._cut, self._max_missing = tiles, cut, max_missing
         self.missing = np.full(len(tiles), np.nan)
+        self.left_out = np.zeros(len(tiles), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.tiles)
@@ -124,10 +150,57 @@ class TileImages(Images):
         except InputError as error:
             return Record(str(tile), error=str(error))
         missing = self.missing[index] = 1.0 - float(valid.mean())
-        if missing > self._max_missing or missing == 1.0:
+        self.left_out[index] = missing > self._max_missing or missing == 1.0
+        if self.left_out[index]:
             return Record(str(tile), error=f"left out: {missing:.0%} no-data")
         return Record(str(tile), np.ascontiguousarray(fill(pixels, valid)))
 
 
 def _text(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
+
+
+def weights(n: int) -> Array:
+    """w_n(u) = sin^2(pi (u + 1/2)/n) for u = 0 ... n - 1: positive and symmetric; at stride n/2 they sum to 1."""
+    return np.asarray(np.sin(np.pi * (np.arange(n) + 0.5) / n) ** 2)
+
+
+class Stitcher:
+    """The sums of the map's formula for the lines of one row of tiles.
+
+    Finished lines are returned and the others move up. Sums are float64 and the map is float32, so that a float32
+    constant is reproduced exactly.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._weight = np.outer(weights(grid.tile[0]), weights(grid.tile[1]))
+        self.total = np.zeros((grid.tile[0], grid.width))
+        self.share = np.zeros((grid.tile[0], grid.width))
+        self._begun = 0  # lines that earlier rows have added to
+
+    def add(self, left: int, field: Map) -> None:
+        """Add the map of a tile of the current row."""
+        part = slice(left, left + self._grid.tile[1])
+        self.total[:, part] += self._weight * field
+        self.share[:, part] += self._weight
+
+    def advance(self, lines: int) -> Map:
+        """Return the first `lines` lines, NaN where no tile was added, and move the others up."""
+        seen = self.share[:lines] > 0.0
+        out = np.full((lines, self._grid.width), np.nan, dtype=np.float32)
+        out[seen] = (self.total[:lines][seen] / self.share[:lines][seen]).astype(np.float32)
+        for sums in (self.total, self.share):
+            sums[: len(sums) - lines] = sums[lines:]
+            sums[len(sums) - lines :] = 0.0
+        self._begun = len(self.total) - lines
+        return out
+
+    def state(self) -> dict[str, Array]:
+        """The sums of the unfinished lines, for resuming after `advance`."""
+        return {"total": self.total[: self._begun], "share": self.share[: self._begun]}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Continue from a saved state."""
+        self._begun = len(state["total"])
+        self.total[: self._begun], self.share[: self._begun] = state["total"], state["share"]

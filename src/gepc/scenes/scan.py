@@ -1,0 +1,273 @@
+"""Scan a scene with a fitted detector: tiles, map, regions, overview and `scene.json`; an interrupted scan resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gepc.core.errors import NotFittedError, OptionError, check_choice
+from gepc.core.files import read_json
+from gepc.core.options import build
+from gepc.core.run_folder import storage_errors
+from gepc.detector.detector import Detector
+from gepc.detector.storage import detector_digest
+from gepc.features.base import Cost
+from gepc.features.extraction import OnProgress
+from gepc.scenes.reading import Scene, open_scene
+from gepc.scenes.scoring import ScanFolder, SceneScorer
+from gepc.scenes.tiling import Grid, Size
+from gepc.scenes.writing import SceneWriter
+from gepc.verdicts.conformal import UNGROUPED
+from gepc.verdicts.multiple_testing import Control
+
+FORMATS = ("auto", "tif", "npy")
+OVERLAP = 0.5
+
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """Options of a scan.
+
+    Parameters
+    ----------
+    tile : side of the tiles in pixels, or (height, width); the detector's input size by default. The detector resizes
+        larger tiles as it did its training images.
+    stride : pixels from one tile to the next, one number or (vertical, horizontal).
+    overlap : instead of `stride`, the share of a tile that overlaps the next one; 0.5 by default.
+    bands : the bands to use, counted from 1, in the order of the backbone's channels.
+    nodata : pixel value of missing data, in addition to what the file declares.
+    max_missing : tiles with a larger share of missing pixels are left out.
+    control : which error rate the flags control; see `gepc.verdicts.multiple_testing.Control`.
+    alpha : level of that error rate.
+    group : the group of calibration images to compare with, for a detector fitted with groups.
+    map_format : `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed.
+    """
+
+    tile: int | tuple[int, int] | None = None
+    stride: int | tuple[int, int] | None = None
+    overlap: float | None = None
+    bands: tuple[int, ...] | None = None
+    nodata: float | None = None
+    max_missing: float = 0.1
+    control: str = "bh"
+    alpha: float = 0.05
+    group: str | None = None
+    map_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.stride is not None and self.overlap is not None:
+            raise OptionError("give stride or overlap, not both: one follows from the other")
+        for name, value in (("overlap", self.overlap), ("max_missing", self.max_missing)):
+            if value is not None and not 0.0 <= value < 1.0:
+                raise OptionError(f"{name} is a share of a tile, at least 0 and less than 1, got {value}")
+        check_choice("map_format", self.map_format, FORMATS)
+        if self.map_format == "tif" and importlib.util.find_spec("rasterio") is None:
+            raise OptionError("map_format='tif' needs rasterio; install it with: pip install 'gepc[scenes]'")
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """What a scan will do.
+
+    Parameters
+    ----------
+    grid : the tiles.
+    control : the procedure that flags tiles.
+    group : the group of calibration images that tiles are compared with.
+    calibration_images : their number.
+    cost : network passes of a tile.
+    with_map : whether the method has maps.
+    map_format : `tif` or `npy`.
+    max_missing : tiles with a larger share of missing pixels are left out.
+    identity : everything the results depend on.
+    done : tiles that are finished already.
+    """
+
+    grid: Grid
+    control: Control
+    group: str
+    calibration_images: int
+    cost: Cost
+    with_map: bool
+    map_format: str
+    max_missing: float
+    identity: dict[str, Any]
+    done: int = 0
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles; those that are left out for missing data cost nothing."""
+        return len(self.grid)
+
+    @property
+    def shortfall(self) -> str | None:
+        """A warning if the calibration images are too few to flag single tiles of this scene."""
+        return self.control.shortfall(self.tiles, self.calibration_images)
+
+
+@dataclass(frozen=True)
+class SceneReport:
+    """Results of a scan.
+
+    Parameters
+    ----------
+    out : the folder.
+    summary : content of `scene.json`.
+    resumed : tiles that an earlier, interrupted scan had finished.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+    resumed: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of tiles and regions."""
+        return dict(self.summary["counts"])
+
+    @property
+    def guarantee(self) -> str:
+        """The guarantee for the flags, with its assumptions."""
+        return str(self.summary["guarantee"])
+
+    @property
+    def regions(self) -> list[dict[str, Any]]:
+        """The regions, the highest score first."""
+        return [feature["properties"] for feature in read_json(self.out / "regions.geojson")["features"]]
+
+
+def plan_scan(
+    detector: Detector, path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any
+) -> ScanPlan:
+    """What `scan` with the same arguments would do.
+
+    Parameters
+    ----------
+    detector : a fitted detector.
+    path : the scene.
+    out : folder of an interrupted scan, to count the tiles that are finished.
+    options : those of `ScanOptions`.
+    """
+    settings = build(ScanOptions, options, "scan")
+    with _opened(detector, path, settings) as scene:
+        plan = _make_plan(detector, scene, settings)
+    if out is None:
+        return plan
+    folder = ScanFolder(out)
+    return dataclasses.replace(plan, done=plan.tiles if folder.done else folder.state().rows * len(plan.grid.lefts))
+
+
+def scan(
+    detector: Detector,
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> SceneReport:
+    """Score every tile of a scene and write the results to a folder.
+
+    The folder receives `tiles.csv` (score, p-value and flag of every tile), the stitched map (`map.tif` or `map.npy`,
+    NaN where there is no data), `regions.csv`, `regions.geojson`, `overview.png` and finally `scene.json`. An
+    interrupted scan resumes when it is called again with the same arguments.
+
+    A tile is passed to the detector as it is in the file, so its score is that of the same crop given to `score`.
+    Memory does not grow with the height of the scene. It grows with the width by 16 bytes for each line of a tile
+    (twice that while progress is written), and with the number of tiles by about 20 bytes each.
+
+    Parameters
+    ----------
+    detector : a fitted detector.
+    path : the scene.
+    out : folder for the results; one that holds a scan with other parameters is an `InputError`.
+    on_progress : called with numbers of tiles.
+    options : those of `ScanOptions`.
+    """
+    settings = build(ScanOptions, options, "scan")
+    with _opened(detector, path, settings) as scene:
+        plan = _make_plan(detector, scene, settings)
+        scene.check()
+        folder = ScanFolder(out)
+        with folder.run.held(), storage_errors(folder.path):
+            folder.run.begin(plan.identity)
+            if folder.done:
+                folder.remove_work()
+                return SceneReport(folder.path, folder.summary(), plan.tiles)
+            if plan.shortfall is not None:
+                warnings.warn(plan.shortfall, UserWarning, stacklevel=2)
+            resumed = SceneScorer(detector, scene, plan, folder).run(on_progress)
+            summary = SceneWriter(detector, scene, plan, folder).write()
+            return SceneReport(folder.path, summary, resumed)
+
+
+@contextlib.contextmanager
+def _opened(detector: Detector, path: str | os.PathLike[str], settings: ScanOptions) -> Iterator[Scene]:
+    if not detector.is_fitted:
+        raise NotFittedError("this detector is not fitted yet; call fit(id_images) first")
+    scene = open_scene(Path(path), settings.bands, settings.nodata, detector.backbone.channels)
+    try:
+        yield scene
+    finally:
+        scene.close()
+
+
+def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanPlan:
+    """The plan for an open scene; options that do not fit are refused here, before anything is written."""
+    tile = _tile(detector, settings)
+    stride = _pair(settings.stride)
+    if stride is None:
+        share = 1.0 - (OVERLAP if settings.overlap is None else settings.overlap)
+        stride = (max(1, round(tile[0] * share)), max(1, round(tile[1] * share)))
+    group = UNGROUPED if settings.group is None else settings.group
+    detector.reference_.check(None if settings.group is None else np.array([group]))
+    calibration = len(detector.reference_.by_group[group])
+    control = Control(settings.control, settings.alpha)
+    control.check(calibration)
+    with_map = detector.extractor.has_maps and detector.map_scale_ is not None
+    map_format = settings.map_format
+    if map_format == "auto":
+        map_format = "npy" if importlib.util.find_spec("rasterio") is None else "tif"
+    identity = {
+        "scene": _scene_identity(scene),
+        "detector": detector_digest(detector),
+        "tile": list(tile),
+        "stride": list(stride),
+        "nodata": None if settings.nodata is None else repr(settings.nodata),
+        "max_missing": settings.max_missing,
+        "control": control.name,
+        "alpha": control.alpha,
+        "group": settings.group,
+        "map_format": map_format if with_map else None,
+    }
+    grid = Grid.over(scene.height, scene.width, tile, stride, str(scene.path))
+    cost = detector.cost()
+    return ScanPlan(grid, control, group, calibration, cost, with_map, map_format, settings.max_missing, identity)
+
+
+def _scene_identity(scene: Scene) -> dict[str, Any]:
+    file = scene.path.stat()
+    size = {"bytes": file.st_size, "modified": file.st_mtime_ns, "height": scene.height, "width": scene.width}
+    return {**size, "type": scene.dtype, "bands": [band + 1 for band in scene.bands]}
+
+
+def _tile(detector: Detector, settings: ScanOptions) -> Size:
+    size, resize = detector.input_size, detector.preprocessing_.resize
+    tile = _pair(settings.tile) or size
+    if tile != size and resize in ("exact", "cut"):
+        raise OptionError(f"this detector takes tiles of {size[0]}x{size[1]} pixels only; leave tile out")
+    if tile[0] * size[1] != tile[1] * size[0] and resize == "crop":
+        raise OptionError(f"this detector crops to the shape of {size[0]}x{size[1]}; give a tile of that shape")
+    return tile
+
+
+def _pair(value: int | tuple[int, int] | None) -> Size | None:
+    return (value, value) if isinstance(value, int) else value

@@ -1,0 +1,301 @@
+"""The results of a scan, from its tile records: flags, regions, map, an overview picture and `scene.json`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError
+from gepc.core.files import replacing, write_json
+from gepc.core.palette import DARK
+from gepc.detector.detector import Detector
+from gepc.detector.maps import overlay
+from gepc.detector.storage import versions
+from gepc.images.formats import Pixels
+from gepc.scenes.reading import Georeference, Scene, Valid
+from gepc.scenes.regions import COLUMNS, Region, find_regions, geojson
+from gepc.scenes.scoring import MapFile, ScanFolder
+
+if TYPE_CHECKING:
+    from gepc.scenes.scan import ScanPlan
+
+TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
+LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the overview
+WINDOW_PIXELS = 1 << 20
+NUMBERED = 99
+NO_DATA = 0.35
+
+Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
+Picture = npt.NDArray[np.float64]
+
+
+class SceneWriter:
+    """Writes the results of a scan whose tiles are all scored; an interrupted one starts over.
+
+    Parameters
+    ----------
+    detector : the detector of the scan.
+    scene : the open scene.
+    plan : the plan of the scan.
+    folder : where the tile records are, and the results are written.
+    """
+
+    def __init__(self, detector: Detector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
+        self.detector, self.scene, self.plan, self.folder = detector, scene, plan, folder
+        shape = (len(plan.grid.tops), len(plan.grid.lefts))
+        self.scores, self.p_values = np.full(shape, np.nan), np.full(shape, np.nan)
+        self.flags = np.zeros(shape, dtype=bool)
+        self.left_out = 0
+        self.failed = 0
+
+    def write(self) -> dict[str, Any]:
+        """Write all files, `scene.json` last, and return its content."""
+        self._gather()
+        path, place = self.folder.path, self.scene.place
+        scored = ~np.isnan(self.p_values)
+        self.flags[scored] = self.plan.control.flags(self.p_values[scored])
+        field, scale = (self.folder.map, self.detector.map_scale_) if self.plan.with_map else (None, None)
+        regions = find_regions(self.plan.grid, self.flags, self.scores, self.p_values, field, scale or 1.0)
+        _write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
+        _write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
+        write_json(path / "regions.geojson", geojson(regions, place))
+        caption = f"{len(regions)} regions, {self.flags.sum()} of {scored.sum()} tiles flagged"
+        caption += f" ({self.plan.control.name}, {self.plan.control.alpha:g})"
+        write_overview(path / "overview.png", self.scene, field, scale, regions, caption)
+        summary = self._summary(len(regions), int(scored.sum()))
+        if field is not None and self.plan.map_format == "tif":
+            with replacing(path / "map.tif") as draft:
+                write_tiff(draft, field, place)
+        elif field is not None:
+            os.replace(field.path, path / "map.npy")
+        self.folder.finish(summary)
+        return self.folder.summary()
+
+    def _gather(self) -> None:
+        first: str | None = None
+        for record in self.folder.log.rows():
+            place = int(record["row"]), int(record["column"])
+            if record["score"]:
+                self.scores[place], self.p_values[place] = float(record["score"]), float(record["p_value"])
+            elif record["left_out"]:
+                self.left_out += 1
+            else:
+                self.failed += 1
+                first = first or record["error"]
+        if self.left_out + self.failed < len(self.plan.grid):
+            return
+        self.folder.run.clear()
+        if first is None:
+            raise InputError(
+                f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has more than "
+                f"{self.plan.max_missing:.0%} no-data (max_missing)"
+            )
+        raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for record in self.folder.log.rows():
+            flagged = self.flags[int(record["row"]), int(record["column"])]
+            record["alarm"] = str(bool(flagged)).lower() if record["score"] else ""
+            yield tuple(record[name] for name in TILE_COLUMNS)
+
+    def _summary(self, regions: int, scored: int) -> dict[str, Any]:
+        plan, state, place = self.plan, self.folder.state(), self.scene.place
+        n = plan.calibration_images
+        files = {"tiles": "tiles.csv", "regions": "regions.csv", "geojson": "regions.geojson"}
+        files["overview"] = "overview.png"
+        if plan.with_map:
+            files["map"] = f"map.{plan.map_format}"
+        counts = {"tiles": len(plan.grid), "scored": scored, "left_out": self.left_out, "failed": self.failed}
+        return {
+            "schema": 1,
+            "scene": {"path": str(self.scene.path), **plan.identity["scene"]},
+            "georeference": None if place is None else dataclasses.asdict(place),
+            "detector": {"method": self.detector.extractor.name, "digest": plan.identity["detector"]},
+            "options": {name: value for name, value in plan.identity.items() if name not in ("scene", "detector")},
+            "counts": {**counts, "flagged": int(self.flags.sum()), "regions": regions},
+            "grid": {"rows": len(plan.grid.tops), "columns": len(plan.grid.lefts)},
+            "network_passes": {"forward": state.forward, "jvp": state.jvp},
+            "calibration_images": n,
+            "smallest_p_value": 1.0 / (n + 1),
+            "guarantee": plan.control.statement(scored, n),
+            "warning": plan.control.shortfall(scored, n),
+            "map_scale": self.detector.map_scale_ if plan.with_map else None,
+            "files": files,
+            "versions": _versions(),
+        }
+
+
+def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def _versions() -> dict[str, str]:
+    found = versions()
+    for package in ("pillow", "scipy", "rasterio"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def write_tiff(path: Path, field: MapFile, place: Georeference | None, side: int = 256) -> None:
+    """Write a map as a tiled float32 TIFF.
+
+    It is a BigTIFF if needed, with NaN as the no-data value, in the coordinates of the scene.
+
+    Parameters
+    ----------
+    path : the file.
+    field : the map.
+    place : the coordinates of the scene.
+    side : pixels on a side of a block of the file.
+    """
+    import rasterio
+    from rasterio.errors import NotGeoreferencedWarning
+    from rasterio.transform import Affine
+    from rasterio.windows import Window
+
+    height, width = field.shape
+    layout = {"driver": "GTiff", "tiled": True, "blockxsize": side, "blockysize": side, "BIGTIFF": "IF_SAFER"}
+    where = {} if place is None else {"transform": Affine(*place.transform), "crs": place.crs}
+    across = 64 * side
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        with rasterio.open(
+            path, "w", width=width, height=height, count=1, dtype="float32", nodata=np.nan, **layout, **where
+        ) as file:
+            for top in range(0, height, side):
+                for left in range(0, width, across):
+                    part = field[top : top + side, left : left + across]
+                    file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
+
+
+def write_overview(
+    path: Path, scene: Scene, field: MapFile | None, scale: float | None, regions: Sequence[Region], caption: str
+) -> None:
+    """Write a PNG of the whole scene under its map, with numbered regions, at most 2000 pixels on the longer side.
+
+    Scene and map are reduced by block means. 8-bit scenes are shown as they are, others between the 2 % and 98 %
+    quantiles of the reduced scene. Missing pixels are grey.
+
+    Parameters
+    ----------
+    path : the file.
+    scene : the open scene.
+    field : its map.
+    scale : the detector's common scale of maps.
+    regions : the regions, the highest score first.
+    caption : text below the picture.
+    """
+    factor = -(-max(scene.height, scene.width) // (LONGEST - FOOTER))
+    picture = _shown(shrink(scene.read_around_damage, scene.height, scene.width, factor), scene.dtype)
+    if field is not None and scale is not None:
+        picture = _heated(picture, field, scale, factor)
+    enlarge = max(1, SMALL // max(picture.shape[:2]))
+    pixels = np.rint(picture.clip(0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, 0).repeat(enlarge, 1)
+    _draw(path, pixels, enlarge / factor, regions, scale if field is not None else None, caption)
+
+
+def shrink(read: Read, height: int, width: int, factor: int) -> Picture:
+    """Means over factor x factor blocks of the valid pixels, (H', W', C), NaN where there are none; read by windows."""
+    rows, columns = -(-height // factor), -(-width // factor)
+    high = max(1, min(rows, WINDOW_PIXELS // (factor * factor * columns)))
+    wide = max(1, min(columns, WINDOW_PIXELS // (factor * factor * high)))
+    strips = []
+    for top in range(0, height, high * factor):
+        lines = min(high * factor, height - top)
+        cuts = range(0, width, wide * factor)
+        windows = ((top, left, lines, min(wide * factor, width - left)) for left in cuts)
+        strips.append(np.concatenate([_block_means(*read(*window), factor) for window in windows], axis=1))
+    return np.concatenate(strips)
+
+
+def _block_means(pixels: Pixels, valid: Valid, factor: int) -> Picture:
+    values = np.where(valid[..., None], pixels if pixels.ndim == 3 else pixels[..., None], 0).astype(np.float64)
+    lines, places = np.arange(0, values.shape[0], factor), np.arange(0, values.shape[1], factor)
+    total = np.add.reduceat(np.add.reduceat(values, lines, axis=0), places, axis=1)
+    count = np.add.reduceat(np.add.reduceat(valid.astype(np.float64), lines, axis=0), places, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total / count[..., None])
+
+
+def _shown(values: Picture, dtype: str) -> Picture:
+    """(H, W, 3) in [0, 1]."""
+    values = values[..., :3] if values.shape[2] >= 3 else np.repeat(values[..., :1], 3, axis=2)
+    there = ~np.isnan(values).any(axis=2)
+    low, high = 0.0, 255.0
+    if dtype != "uint8" and there.any():
+        low, high = (float(value) for value in np.quantile(values[there], [0.02, 0.98]))
+    picture = np.full(values.shape, NO_DATA)
+    picture[there] = ((values[there] - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
+    return picture
+
+
+def _heated(picture: Picture, field: MapFile, scale: float, factor: int) -> Picture:
+    def read(top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        part = field[top : top + height, left : left + width]
+        return part, ~np.isnan(part)
+
+    means = shrink(read, *field.shape, factor)[..., 0]
+    heated = overlay(picture, np.nan_to_num(means, nan=0.0).astype(np.float32), scale or 1.0)
+    return np.asarray(heated, dtype=np.float64)
+
+
+def _draw(
+    path: Path, pixels: npt.NDArray[np.uint8], zoom: float, regions: Sequence[Region], scale: float | None, caption: str
+) -> None:
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = pixels.shape[:2]
+    sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
+    sheet.paste(Image.fromarray(pixels), (0, 0))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    for region in reversed(regions):  # the first ones on top
+        _draw_region(draw, region, zoom, font, (width, height))
+    draw.text((8, height + 6), caption, fill=DARK["ink"], font=font)
+    if scale is not None:
+        _draw_bar(sheet, draw, height + 32, scale, font)
+    with replacing(path) as draft:
+        sheet.save(draft, format="PNG")
+
+
+def _draw_region(draw: Any, region: Region, zoom: float, font: Any, size: tuple[int, int]) -> None:
+    top, left, bottom, right = (round(edge * zoom) for edge in region.box)
+    box = (left, top, min(max(right - 1, left + 2), size[0] - 1), min(max(bottom - 1, top + 2), size[1] - 1))
+    draw.rectangle((box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1), outline=DARK["paper"])
+    draw.rectangle(box, outline=DARK["series5"], width=2)
+    if region.number > NUMBERED:
+        return
+    text = str(region.number)
+    wide = draw.textlength(text, font=font) + 6
+    x = min(left, size[0] - int(wide))
+    y = top - 17 if top >= 17 else min(box[3] + 1, size[1] - 17)
+    draw.rectangle((x, y, x + wide, y + 16), fill=DARK["series5"])
+    draw.text((x + 3, y), text, fill=DARK["paper"], font=font)
+
+
+def _draw_bar(sheet: Any, draw: Any, top: int, scale: float, font: Any) -> None:
+    """The colours of the overlay on black, from 0 to the common scale."""
+    from PIL import Image
+
+    ramp = np.repeat(np.linspace(0.0, 1.0, 160, dtype=np.float32)[None], 12, axis=0)
+    colours = overlay(np.zeros((12, 160, 3)), ramp, 1.0, strength=1.0)
+    sheet.paste(Image.fromarray(np.rint(colours * 255.0).astype(np.uint8)), (24, top + 3))
+    draw.rectangle((23, top + 2, 184, top + 15), outline=DARK["muted"])
+    draw.text((8, top), "0", fill=DARK["ink"], font=font)
+    text = f"{scale:.3g} and above: map, common scale; grey: no data"
+    if 190 + draw.textlength(text, font=font) > sheet.width:
+        text = f"{scale:.3g}+; grey: no data"
+    draw.text((190, top), text, fill=DARK["ink"], font=font)
