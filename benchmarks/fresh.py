@@ -36,8 +36,7 @@ from gepc.features.groups import Group
 from gepc.features.residuals import LAGS
 from gepc.images.formats import read_npz
 from gepc.report.demo import Photograph, load_photograph
-from gepc.sar.hrsid import read_hrsid
-from gepc.sar.ssdd import read_ssdd
+from gepc.sar.annotations import read_hrsid, read_ssdd
 
 Pixels = npt.NDArray[np.uint8]
 SIDE, TRAIN, TEST = 32, 130, 60

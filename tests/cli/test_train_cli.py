@@ -114,7 +114,7 @@ def test_bad_data(complaint, recipe: Path, tmp_path: Path) -> None:
     np.savez(few, train_x=np.zeros((3, 8, 8, 1), np.uint8))
     out = ("--out", tmp_path / "out")
     assert "2 different sizes" in complaint("train", recipe, "--data", folder, *out)
-    assert "--set image_size=32" in complaint("train", recipe, "--data", folder, *out)
+    assert "image_size=32" in complaint("train", recipe, "--data", folder, *out)
     assert "too few images" in complaint("train", recipe, "--data", few, *out)
     assert "not a complete, plain .npz" in complaint("train", recipe, "--data", _text_file(tmp_path / "bad.npz"), *out)
 

@@ -24,7 +24,7 @@ def with_ships(seed: int, boxes: list[Box], rows: int = 64, columns: int = 64) -
 
 
 def write_hrsid(root: Path, splits: dict[str, dict[str, list[Box]]], size: int = 64) -> Path:
-    """`splits[split][file name]` are boxes; an outline is made of each."""
+    """`splits[split][file name]` are boxes."""
     (root / "JPEGImages").mkdir(parents=True)
     (root / "annotations").mkdir()
     seed = 0
@@ -34,10 +34,7 @@ def write_hrsid(root: Path, splits: dict[str, dict[str, list[Box]]], size: int =
             seed += 1
             Image.fromarray(with_ships(seed, boxes, size, size)).save(root / "JPEGImages" / name, quality=95)
             images.append({"id": index, "file_name": name, "width": size, "height": size})
-            for x, y, w, h in boxes:
-                ring = [x, y, x + w, y, x + w, y + h, x, y + h]
-                entry = {"id": len(annotations), "image_id": index, "bbox": [x, y, w, h], "segmentation": [ring]}
-                annotations.append(entry)
+            annotations += [{"id": 100 * index + k, "image_id": index, "bbox": list(b)} for k, b in enumerate(boxes)]
         content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "ship"}]}
         (root / "annotations" / f"{split}2017.json").write_text(json.dumps(content))
     return root

@@ -11,11 +11,12 @@ from toys import toy_backbone
 
 import gepc
 from gepc.core.errors import InputError
+from gepc.features.extraction import FeatureCache
+from gepc.features.gepc import GepcExtractor
 from gepc.images.preprocessing import Preprocessing
-from gepc.sar.bench import SarBench, measure, tables
-from gepc.sar.measure import PatchFeatures
+from gepc.sar.bench import SarBench, SarProtocol, extract_patches, gather, measure
 from gepc.sar.patches import PatchImages, PatchRules
-from gepc.sar.protocol import SarProtocol, gather
+from gepc.sar.results import tables
 
 PROTOCOL = SarProtocol(
     PatchRules(size=16),
@@ -27,6 +28,7 @@ PROTOCOL = SarProtocol(
     other_targets=(16,),
     draws=10,
 )
+PREPROCESSING = Preprocessing(None, (16, 16), "exact", 1, "log")
 
 
 @pytest.fixture(scope="module")
@@ -44,45 +46,51 @@ def bench(data: tuple[Path, Path]) -> SarBench:
 
 
 def test_scores_are_those_of_the_detector_itself(bench: SarBench) -> None:
-    run = bench.runs["fixed"]
+    found = bench.features["fixed"]
     options = {"pool": "local", "window": 1, "topk": 9 / 256, "magnitude": "log", "normalise": "fixed"}
     detector = gepc.GEPC(
         bench.backbone, levels="0.99,0.9", keep=None, group=["id", "rot180"], calibration="z", size=16, **options
     )
     # p-values need other patches than those fitted on; the scores do not depend on them
-    detector.fit(PatchImages(run.fit.patches), PatchImages(run.clutter.patches))
-    inside, outside = bench.scores(run, PROTOCOL.local, "z")
-    assert np.allclose(detector.score(PatchImages(run.clutter.patches)), inside, rtol=1e-4)
-    assert np.allclose(detector.score(PatchImages(run.ships["SSDD"].patches)), outside["SSDD"], rtol=1e-4)
-    maps = bench.maps(run, run.ships["HRSID"])
-    assert np.allclose(detector.score_map(PatchImages(run.ships["HRSID"].patches)), maps, rtol=1e-4)
+    detector.fit(PatchImages(found.fit.patches), PatchImages(found.clutter.patches))
+    inside, outside = bench.scores(found, PROTOCOL.local, "z")
+    assert np.allclose(detector.score(PatchImages(found.clutter.patches)), inside, rtol=1e-4)
+    assert np.allclose(detector.score(PatchImages(found.ships["SSDD"].patches)), outside["SSDD"], rtol=1e-4)
+    maps = bench.maps(found, found.ships["HRSID"])
+    assert np.allclose(detector.score_map(PatchImages(found.ships["HRSID"].patches)), maps, rtol=1e-4)
 
 
 def test_all_poolings_cost_the_passes_of_one(data: tuple[Path, Path]) -> None:
     backbone = toy_backbone(1, None)
     sets = gather(PROTOCOL, data[0], [])
-    meter = PatchFeatures(backbone, PROTOCOL.extractors(), Preprocessing(None, (16, 16), "exact", 1, "log"))
-    meter.measure(sets.clutter, with_maps=True)
+    extract_patches(sets.clutter, backbone, PROTOCOL.extractors(), PREPROCESSING)
     assert len(PROTOCOL.extractors()) == 3
-    assert meter.passes == 4
-    assert backbone.forward_count == 4 * len(sets.clutter)
+    assert backbone.forward_count == 4 * len(sets.clutter)  # two levels, two elements of the group
 
 
 def test_a_second_run_makes_no_pass_and_a_larger_one_only_the_new(data: tuple[Path, Path], tmp_path: Path) -> None:
     backbone = toy_backbone(1, None)
     backbone.sha256 = "0" * 64
-    sets = gather(PROTOCOL, data[0], [])
-    meter = PatchFeatures(
-        backbone, PROTOCOL.extractors(), Preprocessing(None, (16, 16), "exact", 1, "log"), cache=tmp_path
-    )
-    first = meter.measure(sets.clutter[:3], with_maps=True)
+    sets, cache = gather(PROTOCOL, data[0], []), FeatureCache(tmp_path)
+    first = extract_patches(sets.clutter[:3], backbone, PROTOCOL.extractors(), PREPROCESSING, cache=cache)
     backbone.reset_counts()
-    again = meter.measure(sets.clutter[:4], with_maps=True)
+    again = extract_patches(sets.clutter[:4], backbone, PROTOCOL.extractors(), PREPROCESSING, cache=cache)
     assert backbone.forward_count == 4
     assert np.array_equal(first.columns[PROTOCOL.local], again.columns[PROTOCOL.local][:3])
-    assert first.maps is not None
-    assert again.maps is not None
     assert np.array_equal(first.maps, again.maps[:3])
+
+
+def test_a_changed_formula_is_not_read_from_the_cache(
+    data: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = toy_backbone(1, None)
+    backbone.sha256 = "0" * 64
+    patches, cache = gather(PROTOCOL, data[0], []).clutter[:2], FeatureCache(tmp_path)
+    extract_patches(patches, backbone, PROTOCOL.extractors(), PREPROCESSING, cache=cache)
+    backbone.reset_counts()
+    monkeypatch.setattr(GepcExtractor, "revision", GepcExtractor.revision + 1)
+    extract_patches(patches, backbone, PROTOCOL.extractors(), PREPROCESSING, cache=cache)
+    assert backbone.forward_count == 4 * len(patches)
 
 
 def test_tables_name_both_normalisations_poolings_and_sides(bench: SarBench) -> None:

@@ -13,8 +13,7 @@ from radar_files import speckle, with_ships, write_hrsid
 
 from gepc.core.errors import InputError, OptionError
 from gepc.sar import rules
-from gepc.sar.annotations import Box, SceneSet
-from gepc.sar.load import open_scenes
+from gepc.sar.annotations import Box, SceneSet, open_scenes
 from gepc.sar.patches import PatchImages, PatchRules, cut, sample, windows
 
 SMALL = PatchRules(size=16)
@@ -112,7 +111,7 @@ def test_small_scenes_are_counted_and_wrong_sizes_refused(tmp_path: Path) -> Non
     assert (found.left_out, found.clutter) == ({"scene smaller than a patch": 1}, [])
     root = write_hrsid(tmp_path / "wrong", {"test": {"a.jpg": []}})
     Image.fromarray(speckle(0, 64, 48)).save(root / "JPEGImages" / "a.jpg")
-    with pytest.raises(InputError, match="is 48x64, its annotation says 64x64"):
+    with pytest.raises(InputError, match="has 48x64 pixels but its annotation says 64x64"):
         cut(open_scenes(root), SMALL)
 
 

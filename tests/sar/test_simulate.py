@@ -12,12 +12,34 @@ from gepc.sar.simulate import (
     KELVIN,
     Sea,
     Target,
+    gamma_quantile,
     hull_box,
     ship_intensity,
     simulate,
-    texture_correlation,
     wake_reflectivity,
 )
+
+
+def moment(sea: Sea, order: int) -> float:
+    """E[I^n]/E[I]^n of the K distribution."""
+    shapes = [shape for shape in (sea.nu, sea.looks) if not math.isinf(shape)]
+    logs = (math.lgamma(shape + order) - math.lgamma(shape) - order * math.log(shape) for shape in shapes)
+    return math.exp(sum(logs))
+
+
+def texture_correlation(rho: np.ndarray, nu: float, nodes: int = 40) -> np.ndarray:
+    """Correlation of the gamma texture where the Gaussian field has correlation `rho`, by Gauss-Hermite quadrature.
+
+    corr = nu (E[q(u) q(rho u + sqrt(1 - rho^2) v)] - 1) with u, v standard normal and q = `gamma_quantile`.
+    """
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    weights = weights / weights.sum()
+    first = gamma_quantile(points, nu)
+    values = [
+        weights @ ((first[:, None] * gamma_quantile(r * points[:, None] + math.sqrt(1 - r * r) * points, nu)) @ weights)
+        for r in rho.clip(-1.0, 1.0)
+    ]
+    return nu * (np.array(values) - 1.0)
 
 
 @pytest.mark.parametrize(("nu", "looks"), [(4.0, 2.0), (10.0, 1.0), (math.inf, 4.0)])
@@ -28,14 +50,14 @@ def test_intensity_has_the_moments_of_the_k_distribution(nu: float, looks: float
     # the standard error of the n-th moment from its own variance, with one independent pixel in 4 pi l^2
     independent = values.size / (4 * math.pi * sea.correlation**2)
     for order in (2, 3):
-        error = math.sqrt((sea.moment(2 * order) - sea.moment(order) ** 2) / independent)
-        assert abs((values**order).mean() - sea.moment(order)) < 4 * error
-    assert sea.moment(1) == pytest.approx(1.0)
+        error = math.sqrt((moment(sea, 2 * order) - moment(sea, order) ** 2) / independent)
+        assert abs((values**order).mean() - moment(sea, order)) < 4 * error
+    assert moment(sea, 1) == pytest.approx(1.0)
 
 
 def test_second_moments_in_closed_form() -> None:
-    assert Sea(4.0, 2.0).moment(2) == pytest.approx((1 + 1 / 4) * (1 + 1 / 2))
-    assert Sea(math.inf, 1.0).moment(3) == pytest.approx(6.0)
+    assert moment(Sea(4.0, 2.0), 2) == pytest.approx((1 + 1 / 4) * (1 + 1 / 2))
+    assert moment(Sea(math.inf, 1.0), 3) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("nu", [1.0, 4.0])
@@ -68,14 +90,11 @@ def test_a_ship_is_bright_inside_its_box_and_has_side_lobes_outside() -> None:
     target, sea = Target(64, 64, length=30, width=8, heading=0.0), Sea()
     box = hull_box(target)
     assert (box.x, box.y, box.width, box.height) == pytest.approx((49, 60, 30, 8))
-    rng = np.random.default_rng
-    with_lobes = ship_intensity(target, sea, 128, 128, rng(0))
-    without = ship_intensity(Target(64, 64, 30, 8, side_lobes=0.0), sea, 128, 128, rng(0))
-    inside = with_lobes[60:68, 49:79]
+    intensity = ship_intensity(target, sea, 128, 128, np.random.default_rng(0))
+    inside = intensity[60:68, 49:79]
     assert inside.mean() > 20 * sea.mean
-    assert inside.sum() > 0.6 * with_lobes.sum()
-    assert with_lobes[64, 100] > 0
-    assert without[64, 100] == 0
+    assert inside.sum() > 0.6 * intensity.sum()
+    assert intensity[64, 100] > 0
 
 
 def test_a_wake_is_dark_in_the_middle_and_bright_at_the_kelvin_angle() -> None:

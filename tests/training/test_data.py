@@ -51,12 +51,12 @@ def test_mixed_sizes_tell_to_set_image_size(tmp_path: Path, tiny: Recipe) -> Non
 
 
 def test_too_few_images(tmp_path: Path, tiny: Recipe) -> None:
-    with pytest.raises(InputError, match=r"too few images in .*: 15; training needs at least 16"):
+    with pytest.raises(InputError, match=r"too few images in .*: 15; at least 16 are needed"):
         load_training_images(write_pngs(tmp_path / "png", [(8, 8)] * 15), tiny)
 
 
 def test_a_size_that_the_strides_do_not_divide(tmp_path: Path, tiny: Recipe) -> None:
-    with pytest.raises(InputError, match=r"9x9 .* multiples of 2; set image_size, for instance --set image_size=8"):
+    with pytest.raises(InputError, match=r"9x9 .* multiples of 2; set image_size, for instance image_size=8"):
         load_training_images(write_pngs(tmp_path / "png", [(9, 9)] * 20), tiny)
 
 
@@ -74,7 +74,7 @@ def npy_bytes() -> bytes:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"text", npy_bytes()])
-def test_a_damaged_npz_is_one_sentence(tmp_path: Path, tiny: Recipe, content: bytes) -> None:
+def test_a_damaged_npz_is_named(tmp_path: Path, tiny: Recipe, content: bytes) -> None:
     (tmp_path / "bad.npz").write_bytes(content)
     with pytest.raises(InputError, match=r"bad\.npz is not a complete, plain \.npz"):
         load_training_images(tmp_path / "bad.npz", tiny)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image as PILImage
 
-from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.images.sources import Image
 from gepc.training.evaluate import (
@@ -18,14 +17,12 @@ from gepc.training.evaluate import (
     LevelError,
     _noise_errors,
     denoising_errors,
-    error_table,
     evaluate,
-    model_card_tables,
+    sample,
+    write_samples,
 )
-from gepc.training.figures import sample, write_samples
 from gepc.training.linear import FullCovariance, LinearPredictor, StationaryCovariance, fit_linear
-from gepc.training.loop import Run
-from gepc.training.loss_log import LossLog
+from gepc.training.loop import TrainingRun
 from gepc.training.net import alphas_cumprod, build_net
 from gepc.training.recipe import Recipe
 
@@ -134,14 +131,14 @@ def test_the_grid_of_samples(tiny: Recipe, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def finished(data: Path, tiny: Recipe, tmp_path: Path) -> Run:
-    run = Run(dataclasses.replace(tiny, steps=20, checkpoint_every=20), data, tmp_path / "out")
+def finished(data: Path, tiny: Recipe, tmp_path: Path) -> TrainingRun:
+    run = TrainingRun(dataclasses.replace(tiny, steps=20, checkpoint_every=20), data, tmp_path / "out")
     run.loop()
     return run
 
 
-def test_a_run_is_measured_and_its_model_card_written(finished: Run) -> None:
-    errors, notes = evaluate(finished.out, finished.recipe, finished.images, finished.held_out, finished.progress.step)
+def test_a_run_is_evaluated(finished: TrainingRun) -> None:
+    errors, notes = evaluate(finished.out, finished.recipe, finished.images, finished.held_out, finished.state.step)
     assert notes == []
     found = read_json(finished.folder / "held_out.json")
     assert (found["step"], found["images"], len(found["levels"])) == (20, 8, 6)
@@ -149,14 +146,9 @@ def test_a_run_is_measured_and_its_model_card_written(finished: Run) -> None:
     assert (finished.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     with PILImage.open(finished.folder / "samples.png") as picture:
         assert picture.mode == "L"
-    text = model_card_tables(finished.out)
-    assert error_table(errors) in text
-    assert "after 20 steps" in text
-    for fact in ("parameters", "images seen", "CPU time", "mean loss"):
-        assert fact in text
 
 
-def test_without_matplotlib_there_is_a_note(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_there_is_a_note(finished: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
     def no_matplotlib(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -172,13 +164,3 @@ def test_without_matplotlib_there_is_a_note(finished: Run, monkeypatch: pytest.M
     assert any("held_out: 0" in note for note in notes)
     assert not (finished.folder / "loss.png").exists()
     assert not (finished.folder / "held_out.json").exists()
-
-
-def test_a_model_card_needs_a_finished_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"held_out\.json does not exist"):
-        model_card_tables(tmp_path)
-    (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "held_out.json").write_text("{}")
-    LossLog(tmp_path / "training", 0)
-    with pytest.raises(InputError, match="too short for a model card"):
-        model_card_tables(tmp_path)

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from gepc.core.errors import InputError, OptionError, StorageError
 from gepc.core.files import only_writer
 from gepc.training import checkpoint, loop
-from gepc.training.loop import Run, Tick, learning_rate, train
-from gepc.training.loss_log import LossLog, Row, read_rows
+from gepc.training.checkpoint import LossLog, LossRow, read_loss_rows
+from gepc.training.loop import Tick, TrainingRun, learning_rate, train
 from gepc.training.recipe import Recipe
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -47,7 +47,8 @@ def assert_same_run(one: Path, other: Path) -> None:
         mine, theirs = load_file(one / name), load_file(other / name)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-    rows = [[(row.step, row.loss, row.learning_rate) for row in read_rows(out / "training")] for out in (one, other)]
+    logs = [read_loss_rows(out / "training") for out in (one, other)]
+    rows = [[(row.step, row.loss, row.learning_rate) for row in log] for log in logs]
     assert rows[0] == rows[1]
     assert rows[0]
 
@@ -93,10 +94,10 @@ def test_files_have_the_mode_of_new_files(data: Path, tiny: Recipe, tmp_path: Pa
 
 @pytest.mark.parametrize("stop", [1, 5, 6])
 def test_stopped_by_a_signal_and_resumed(whole: Path, data: Path, tiny: Recipe, tmp_path: Path, stop: int) -> None:
-    first = Run(tiny, data, tmp_path / "parts")
+    first = TrainingRun(tiny, data, tmp_path / "parts")
     assert not first.loop(at_step(stop, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    assert first.progress.step == stop
-    second = Run(tiny, data, tmp_path / "parts")
+    assert first.state.step == stop
+    second = TrainingRun(tiny, data, tmp_path / "parts")
     assert second.resumed_from == stop
     assert second.loop()
     assert_same_run(whole, tmp_path / "parts")
@@ -108,28 +109,28 @@ def test_a_second_ctrl_c_does_not_wait(data: Path, tiny: Recipe, tmp_path: Path)
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        Run(tiny, data, tmp_path / "out").loop(at_step(5, interrupt_twice))
-    assert Run(tiny, data, tmp_path / "out").resumed_from == 3
+        TrainingRun(tiny, data, tmp_path / "out").loop(at_step(5, interrupt_twice))
+    assert TrainingRun(tiny, data, tmp_path / "out").resumed_from == 3
 
 
 @pytest.mark.parametrize("part", ["ema.step", "optimizer.step", "_save"])
 def test_killed_in_the_middle_of_a_step_and_resumed(
     whole: Path, data: Path, tiny: Recipe, tmp_path: Path, part: str
 ) -> None:
-    run = Run(tiny, data, tmp_path / "parts")
+    run = TrainingRun(tiny, data, tmp_path / "parts")
     *owner, name = part.split(".")
     target = getattr(run, owner[0]) if owner else run
     original = getattr(target, name)
 
     def fail_late(*args: Any) -> Any:
-        if run.progress.step >= 8 or (name == "_save" and run.progress.step >= 6):
+        if run.state.step >= 8 or (name == "_save" and run.state.step >= 6):
             raise RuntimeError("the power is gone")
         return original(*args)
 
     setattr(target, name, fail_late)
     with pytest.raises(RuntimeError, match="power"):
         run.loop()
-    resumed = Run(tiny, data, tmp_path / "parts")
+    resumed = TrainingRun(tiny, data, tmp_path / "parts")
     assert resumed.resumed_from == (3 if name == "_save" else 6)
     assert resumed.loop()
     assert_same_run(whole, tmp_path / "parts")
@@ -153,7 +154,7 @@ def test_terminated_in_another_process_and_resumed(data: Path, tiny: Recipe, tmp
     assert process.wait() == 130, message
     assert "to resume:\n  gepc train" in message
     assert "Traceback" not in message
-    stopped = Run(recipe, data, tmp_path / "parts")
+    stopped = TrainingRun(recipe, data, tmp_path / "parts")
     longer = dataclasses.replace(recipe, steps=stopped.resumed_from + 24)
     train(longer, data, tmp_path / "parts")
     train(longer, data, tmp_path / "whole")
@@ -163,9 +164,9 @@ def test_terminated_in_another_process_and_resumed(data: Path, tiny: Recipe, tmp
 
 def test_a_finished_run_does_nothing_more(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "out")
-    again = Run(tiny, data, tmp_path / "out")
+    again = TrainingRun(tiny, data, tmp_path / "out")
     assert again.loop()
-    assert again.progress.step == 10
+    assert again.state.step == 10
     assert_same_run(whole, tmp_path / "out")
 
 
@@ -199,40 +200,40 @@ def test_a_folder_of_another_run_is_refused_and_left_alone(data: Path, tiny: Rec
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     other_images = tmp_path / "others.npz"
     np.savez(other_images, train_x=np.zeros((40, 8, 8, 1), np.uint8))
-    with pytest.raises(InputError, match=r"another seed \(0, not 1\); give another --out"):
-        Run(dataclasses.replace(tiny, seed=1), data, out)
+    with pytest.raises(InputError, match=r"another seed \(0, not 1\); give another folder"):
+        TrainingRun(dataclasses.replace(tiny, seed=1), data, out)
     with pytest.raises(InputError, match="a run on other images"):
-        Run(tiny, other_images, out)
+        TrainingRun(tiny, other_images, out)
     (out / "training" / checkpoint.NAME).unlink()
     with pytest.raises(InputError, match="another learning_rate"):
-        Run(dataclasses.replace(tiny, learning_rate=1.0), data, out)
+        TrainingRun(dataclasses.replace(tiny, learning_rate=1.0), data, out)
     del before[out / "training" / checkpoint.NAME]
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 def test_a_folder_that_is_no_run_is_refused(data: Path, tiny: Recipe, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty and not a training run"):
-        Run(tiny, data, data.parent)
+        TrainingRun(tiny, data, data.parent)
     with pytest.raises(InputError, match="is a file; give a folder"):
-        Run(tiny, data, data)
+        TrainingRun(tiny, data, data)
 
 
 def test_a_damaged_checkpoint_is_named(data: Path, tiny: Recipe, tmp_path: Path) -> None:
     train(dataclasses.replace(tiny, steps=1), data, tmp_path / "out")
     (tmp_path / "out" / "training" / checkpoint.NAME).write_bytes(b"\x00" * 100)
     with pytest.raises(InputError, match=r"checkpoint\.safetensors is not a training checkpoint"):
-        Run(tiny, data, tmp_path / "out")
+        TrainingRun(tiny, data, tmp_path / "out")
 
 
 def test_two_processes_do_not_write_into_one_folder(data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
     with only_writer(tmp_path / "out" / "training"), pytest.raises(InputError, match="another process is writing"):
         run.loop()
     assert run.loop()
 
 
 def test_drafts_of_a_killed_process_are_removed(data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
     draft = tmp_path / "out" / "training" / f".{checkpoint.NAME}.0123abcd.part"
     draft.write_bytes(b"half")
     run.loop()
@@ -253,7 +254,7 @@ def assert_last_good_state(data: Path, recipe: Recipe, out: Path, step: int) -> 
     UNet2DModel.from_pretrained(out)
     DDPMScheduler.from_pretrained(out)
     assert not list(out.rglob("*.part"))
-    resumed = Run(recipe, data, out)
+    resumed = TrainingRun(recipe, data, out)
     assert resumed.resumed_from == step
     resumed.loop()
 
@@ -261,10 +262,10 @@ def assert_last_good_state(data: Path, recipe: Recipe, out: Path, step: int) -> 
 def test_a_disk_that_takes_no_more_keeps_the_last_checkpoint(
     whole: Path, data: Path, tiny: Recipe, tmp_path: Path
 ) -> None:
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
     run.loop(at_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with small_files_only(10_000), pytest.raises(StorageError, match=r"cannot write .*checkpoint\.safetensors"):
-        Run(tiny, data, tmp_path / "out").loop()
+        TrainingRun(tiny, data, tmp_path / "out").loop()
     assert_last_good_state(data, tiny, tmp_path / "out", 4)
     assert_same_run(whole, tmp_path / "out")
 
@@ -273,7 +274,7 @@ def test_a_disk_that_takes_no_more_keeps_the_last_checkpoint(
 def test_a_full_disk_at_any_file(
     data: Path, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
 
     def disk_is_full() -> None:
         for writer in ("write_bytes", "write_text"):
@@ -296,7 +297,7 @@ def _failing(write: Callable[..., int], victim: str) -> Callable[..., int]:
 
 
 def test_a_loss_that_is_no_number_stops_with_the_last_good_state(data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
 
     def break_weights() -> None:
         with torch.no_grad():
@@ -310,20 +311,20 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_state(data: Path, tin
 def test_a_net_that_cannot_be_compiled_trains_without(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
 
     def no_compiler(*_: Any, **__: Any) -> None:
         raise BackendCompilerFailed(print, RuntimeError("no C++ compiler"), None)
 
     run.forward = no_compiler
-    with pytest.warns(UserWarning, match="cannot be compiled and trains more slowly"):
+    with pytest.warns(UserWarning, match="training without compilation, which is slower"):
         assert run.loop()
     assert_same_run(whole, tmp_path / "out")
 
 
 def test_a_compiler_that_loses_gradients_is_not_used(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
     """Right answers and wrong gradients, as a compiler may give: the run notices and is the same as without it."""
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
 
     def loses_gradients(noisy: torch.Tensor, timesteps: torch.Tensor, **options: Any) -> Any:
         with torch.no_grad():
@@ -332,7 +333,7 @@ def test_a_compiler_that_loses_gradients_is_not_used(whole: Path, data: Path, ti
         return (right + wrong - wrong.detach(),)
 
     run.forward = loses_gradients
-    with pytest.warns(UserWarning, match=r"\d+ of its gradients come out wrong on this machine"):
+    with pytest.warns(UserWarning, match=r"\d+ of its gradients are wrong on this machine"):
         assert run.loop()
     assert_same_run(whole, tmp_path / "out")
 
@@ -341,17 +342,17 @@ def test_precision_that_this_machine_has_not(whole: Path, data: Path, tiny: Reci
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(OptionError, match="fp16 needs a GPU"):
-        Run(dataclasses.replace(tiny, mixed_precision="fp16"), data, tmp_path / "out")
+        TrainingRun(dataclasses.replace(tiny, mixed_precision="fp16"), data, tmp_path / "out")
     train(dataclasses.replace(tiny, mixed_precision="auto"), data, tmp_path / "auto")
     assert_same_run(whole, tmp_path / "auto")
 
 
 def test_the_scale_of_fp16_gradients_is_resumed(data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    run = Run(tiny, data, tmp_path / "out")
+    run = TrainingRun(tiny, data, tmp_path / "out")
     run.accelerator.scaler = torch.amp.GradScaler("cpu")
     run.accelerator.scaler.load_state_dict({**run.accelerator.scaler.state_dict(), "scale": 8.0, "_growth_tracker": 5})
     run._save()
-    resumed = Run(tiny, data, tmp_path / "out")
+    resumed = TrainingRun(tiny, data, tmp_path / "out")
     resumed.accelerator.scaler = torch.amp.GradScaler("cpu")
     resumed._restore()
     state = resumed.accelerator.scaler.state_dict()
@@ -360,14 +361,14 @@ def test_the_scale_of_fp16_gradients_is_resumed(data: Path, tiny: Recipe, tmp_pa
 
 def test_a_log_cut_short_is_mended(tmp_path: Path) -> None:
     log = LossLog(tmp_path, 0)
-    rows = [Row(step, 1.0 / step, 1e-3, 10.0, float(step), float(step)) for step in (20, 40, 80)]
+    rows = [LossRow(step, 1.0 / step, 1e-3, 10.0, float(step), float(step)) for step in (20, 40, 80)]
     for row in rows:
         log.append(row)
     path = tmp_path / "loss.csv"
     path.write_text(path.read_text() + "4")
-    assert read_rows(tmp_path) == rows
+    assert read_loss_rows(tmp_path) == rows
     LossLog(tmp_path, 45).append(dataclasses.replace(rows[2], loss=0.25))
-    assert [(row.step, row.loss) for row in read_rows(tmp_path)] == [(20, 0.05), (40, 0.025), (80, 0.25)]
+    assert [(row.step, row.loss) for row in read_loss_rows(tmp_path)] == [(20, 0.05), (40, 0.025), (80, 0.25)]
 
 
 RANK_SCRIPT = """
@@ -376,12 +377,12 @@ import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
 from gepc.training import loop
-from gepc.training.loop import Run
+from gepc.training.loop import TrainingRun
 from gepc.training.recipe import Recipe
 
 loop.LOG_EVERY = 4
 recipe = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(sys.argv[1]).items()}
-run = Run(Recipe(**recipe), sys.argv[2], sys.argv[3])
+run = TrainingRun(Recipe(**recipe), sys.argv[2], sys.argv[3])
 run.loop()
 save_file({name: value.data.contiguous() for name, value in run.net.named_parameters()}, f"{sys.argv[4]}.{sys.argv[5]}")
 """
@@ -408,5 +409,5 @@ def test_two_processes_share_the_batch_and_agree(whole: Path, data: Path, tiny: 
     one, two = (load_file(out / WEIGHTS) for out in (whole, tmp_path / "out"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
-    losses = [[row.loss for row in read_rows(out / "training")] for out in (whole, tmp_path / "out")]
+    losses = [[row.loss for row in read_loss_rows(out / "training")] for out in (whole, tmp_path / "out")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

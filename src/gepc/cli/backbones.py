@@ -23,7 +23,7 @@ from gepc.training.recipe import builtin_recipes, load_recipe
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
-    from gepc.training.loop import Run, Tick
+    from gepc.training.loop import Tick, TrainingRun
 
 LINE_EVERY_SECONDS = 60.0
 
@@ -277,13 +277,13 @@ def train(
 
     On several GPUs: `accelerate launch -m gepc train ...`
     """
-    from gepc.training.loop import Run
+    from gepc.training.loop import TrainingRun
 
     if steps is not None and minutes is not None:
         raise OptionError("give either --steps or --minutes, not both")
     changes = opt.parse_settings(settings)
     recipe = load_recipe(config, changes if steps is None else {**changes, "steps": steps})
-    run = Run(recipe, data, out, minutes)
+    run = TrainingRun(recipe, data, out, minutes)
     report: Callable[[str], None] = note if run.is_main else lambda _: None
     report(_opening(run))
     try:
@@ -292,13 +292,13 @@ def train(
     except StorageError as error:
         raise StorageError(f"{error}; free disk space and give the same command again to resume") from error
     if not finished:
-        report(f"stopped after step {run.progress.step}, which is saved; to resume:\n  {typed_command()}")
+        report(f"stopped after step {run.state.step}, which is saved; to resume:\n  {typed_command()}")
         raise typer.Abort
     if run.is_main:
         _finish(run)
 
 
-def _opening(run: Run) -> str:
+def _opening(run: TrainingRun) -> str:
     size = "x".join(str(side) for side in run.images.shape[2:])
     images = f"{len(run.images)} training images of {size}, {len(run.held_out)} held out"
     parameters = sum(parameter.numel() for parameter in run.net.parameters())
@@ -312,7 +312,7 @@ def _opening(run: Run) -> str:
 
 
 @contextmanager
-def _progress(run: Run) -> Iterator[Callable[[Tick], None]]:
+def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
     """A progress bar on a terminal; in a log file one line per minute."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -346,14 +346,14 @@ def _facts(tick: Tick) -> str:
     return f"loss {tick.loss:.4f}, {tick.images_per_second:.0f} images/s, {left} left"
 
 
-def _finish(run: Run) -> None:
+def _finish(run: TrainingRun) -> None:
     from gepc.training.evaluate import error_table, evaluate
 
     note("measuring the error on held-out images and drawing samples")
-    errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.progress.step)
+    errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
     for text in notes:
         note(text)
     if errors:
-        say(f"noise MSE on {len(run.held_out)} held-out images after {run.progress.step} steps:")
+        say(f"noise MSE on {len(run.held_out)} held-out images after {run.state.step} steps:")
         say(error_table(errors))
     say(f"backbone: {run.out}   loss, samples, held-out error: {run.folder}")

@@ -52,9 +52,8 @@ def patches(
 
     Example: `gepc sar patches data/HRSID --out patches.npz --size 64 --split train --hold-out 0.35 --log`
     """
-    from gepc.sar.load import SPLITS, detect_layout, divide, open_scenes
-    from gepc.sar.patches import PatchRules, cut, sample
-    from gepc.sar.storage import ARRAYS, stack, write_folder, write_npz
+    from gepc.sar.annotations import SPLITS, detect_layout, divide, open_scenes
+    from gepc.sar.patches import ARRAYS, PatchRules, cut, sample, stack, write_folder, write_npz
 
     how = PatchRules(size, stride, ship_share, land)
     value_range = None if white is None else (0.0, white)
@@ -99,8 +98,7 @@ def simulate(
 
     Example: `gepc sar simulate --out sea --count 4 --ships 2`
     """
-    from gepc.sar.simulate import Sea
-    from gepc.sar.storage import write_simulation
+    from gepc.sar.simulate import Sea, write_simulation
 
     sea = Sea(nu, looks, correlation)
     with progress("simulating", count) as advance:
@@ -176,11 +174,9 @@ def bench(
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
     """
     import gepc
-    from gepc.sar.bench import measure, tables
-    from gepc.sar.figure import draw
+    from gepc.sar.bench import SarProtocol, gather, measure
     from gepc.sar.patches import PatchRules
-    from gepc.sar.protocol import SarProtocol, gather
-    from gepc.sar.storage import write_bench
+    from gepc.sar.results import draw, tables, write_results
 
     check_free(out, "results.json", "benchmark")
     protocol = SarProtocol(
@@ -205,7 +201,7 @@ def bench(
     with progress("measuring", total) as advance:
         measured = measure(protocol, sets, loaded, cache, advance)
     found = tables(measured)
-    write_bench(out, found, draw(measured), measured, typed_command())
+    write_results(out, found, draw(measured), measured, typed_command())
     for table in found:
         say(table.markdown())
     say(f"tables and figure: {out}")

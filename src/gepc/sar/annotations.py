@@ -1,19 +1,37 @@
-"""Annotated radar images as plain data: where a file lies, and the boxes and outlines of the ships in it."""
+"""Annotated radar images: ship boxes, and readers of HRSID, SSDD and plain folders."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.files import read_json
 from gepc.images.formats import EXTENSIONS
+from gepc.images.sources import FileImages
 
 Mask = npt.NDArray[np.bool_]
-Point = tuple[float, float]
+
+SPLITS = ("train", "test")
+BOX_COLUMNS = ("file", "x", "y", "width", "height")
+LAYOUTS = {
+    "hrsid": "JPEGImages/ with the images, annotations/train2017.json and annotations/test2017.json (COCO)",
+    "ssdd": "JPEGImages/ with the images and Annotations/NAME.xml (VOC) for each",
+    "folder": f"image files, and optionally a boxes.csv with the columns {', '.join(BOX_COLUMNS)}",
+}
+LARGEST_XML = 1 << 20
+# HRSID files are crops of panoramas: P0049_2400_3200_3600_4400 is P0049, rows 2400 to 3200, columns 3600 to 4400
+CROP = re.compile(r"(P\d+)_(\d+)_\d+_(\d+)_\d+$")
 
 
 @dataclass(frozen=True)
@@ -31,41 +49,47 @@ class Box:
         return max(0.0, self.width) * max(0.0, self.height)
 
     def clipped(self, columns: float, rows: float) -> Box:
-        """The part inside an image of that size; its area is 0 where nothing is inside."""
+        """The part inside an image of that size; its area is 0 if the box lies outside."""
         left, top = min(max(self.x, 0.0), columns), min(max(self.y, 0.0), rows)
         right, bottom = min(self.x + self.width, columns), min(self.y + self.height, rows)
         return Box(left, top, max(0.0, right - left), max(0.0, bottom - top))
 
     def moved(self, x: float, y: float) -> Box:
-        """The same box seen from an origin at (x, y)."""
+        """The same box in coordinates with the origin at (x, y)."""
         return replace(self, x=self.x - x, y=self.y - y)
 
 
 @dataclass(frozen=True)
-class Ship:
-    """One annotated target: its box, and its outline where the data set has one."""
+class AnnotatedScene:
+    """One image file and the boxes of the ships in it.
 
-    box: Box
-    polygons: tuple[tuple[Point, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One image file with its ships. `place` is (panorama, left, top) where the file is a known cut of a larger one."""
+    Parameters
+    ----------
+    path : the image file.
+    width : columns, according to the annotation.
+    height : rows, according to the annotation.
+    ships : the boxes of its ships.
+    place : (panorama, left, top) if the file is a known crop of a larger image.
+    """
 
     path: Path
     width: int
     height: int
-    ships: tuple[Ship, ...] = ()
+    ships: tuple[Box, ...] = ()
     place: tuple[str, int, int] | None = None
+
+    @property
+    def source(self) -> str:
+        """Name of the panorama, or of the file if the panorama is unknown."""
+        return self.path.name if self.place is None else self.place[0]
 
 
 @dataclass(frozen=True)
 class SceneSet:
-    """The scenes of one split, and what was wrong with its boxes."""
+    """The scenes of one split, and how many boxes were clipped to their image or dropped because they lie outside."""
 
     name: str
-    scenes: tuple[Scene, ...]
+    scenes: tuple[AnnotatedScene, ...]
     clipped_boxes: int = 0
     dropped_boxes: int = 0
 
@@ -82,49 +106,146 @@ def box_mask(boxes: Iterable[Box], rows: int, columns: int) -> Mask:
     return mask
 
 
-def polygon_mask(ships: Iterable[Ship], rows: int, columns: int) -> Mask:
-    """True inside the outlines; the box stands in for a ship without one."""
-    from PIL import Image, ImageDraw
+def detect_layout(root: Path) -> str:
+    """Name of the layout of `root` (a key of `LAYOUTS`), from its subfolders."""
+    if not root.is_dir():
+        expected = f"HRSID ({LAYOUTS['hrsid']}), SSDD ({LAYOUTS['ssdd']}) or {LAYOUTS['folder']}"
+        raise InputError(f"{root} is not a folder; give {expected}")
+    if (root / "annotations").is_dir() and (root / "JPEGImages").is_dir() and list(root.glob("annotations/*2017.json")):
+        return "hrsid"
+    if (root / "Annotations").is_dir() and list(root.glob("Annotations/*.xml")):
+        return "ssdd"
+    if (root / "JPEGImages").is_dir():
+        expected = f"HRSID ({LAYOUTS['hrsid']}) or SSDD ({LAYOUTS['ssdd']})"
+        raise InputError(f"{root} has JPEGImages but no annotations in a known format; expected {expected}")
+    return "folder"
 
-    canvas = Image.new("1", (columns, rows))
-    pen = ImageDraw.Draw(canvas)
-    without = []
-    for ship in ships:
-        for polygon in ship.polygons:
-            pen.polygon(list(polygon), fill=1, outline=1)
-        if not ship.polygons:
-            without.append(ship.box)
-    return np.asarray(canvas, dtype=bool) | box_mask(without, rows, columns)
+
+def open_scenes(
+    root: str | os.PathLike[str],
+    split: str = "test",
+    layout: str | None = None,
+    boxes: str | os.PathLike[str] | None = None,
+) -> SceneSet:
+    """Read the annotations of one split.
+
+    Parameters
+    ----------
+    root : folder of the data set.
+    split : `train` or `test`. Only HRSID is divided; all images of other layouts are test images.
+    layout : `hrsid`, `ssdd` or `folder`; None detects it.
+    boxes : for a plain folder, a CSV file with the boxes in place of its `boxes.csv`.
+    """
+    place = Path(root)
+    check_choice("split", split, SPLITS)
+    known = detect_layout(place) if layout is None else layout
+    check_choice("layout", known, LAYOUTS)
+    if boxes is not None and known != "folder":
+        raise OptionError(f"boxes applies to a plain folder; {place} is read as {known}, which has its own annotations")
+    if known == "hrsid":
+        return read_hrsid(place, split)
+    if split == "train":
+        raise InputError(f"{place} ({known}) has no training split; only HRSID has one")
+    if known == "ssdd":
+        return read_ssdd(place)
+    return read_folder(place, None if boxes is None else Path(boxes))
 
 
-def assemble(name: str, scenes: Sequence[Scene]) -> SceneSet:
-    """A split from its scenes: boxes clipped to the image with a count, those wholly outside dropped with a count."""
+def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, SceneSet]:
+    """Divide a split into (the rest, held out).
+
+    Parameters
+    ----------
+    scenes : the split.
+    share : approximate fraction to hold out. A hash of each name decides, so adding images moves no other image.
+        Crops of one panorama, which may overlap, stay together.
+    seed : changes the hash.
+    """
+    if not 0.0 < share < 1.0:
+        raise OptionError(f"share must be between 0 and 1, got {share}")
+
+    def rank(name: str) -> float:
+        digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2.0**64
+
+    parts: tuple[list[AnnotatedScene], list[AnnotatedScene]] = ([], [])
+    for scene in scenes.scenes:
+        parts[rank(scene.source) < share].append(scene)
+    rest, held = (replace(scenes, scenes=tuple(part), clipped_boxes=0, dropped_boxes=0) for part in parts)
+    if not rest.scenes or not held.scenes:
+        raise InputError(f"{scenes.name}: {len(scenes.scenes)} images cannot be divided with a share of {share}")
+    return rest, replace(held, name=f"{scenes.name}, held out")
+
+
+def read_hrsid(root: Path, split: str) -> SceneSet:
+    """One split of HRSID. Every image must be listed in the annotations of a split."""
+    images, annotations = root / "JPEGImages", root / "annotations" / f"{split}2017.json"
+    if not images.is_dir() or not annotations.is_file():
+        raise InputError(f"{root} is not the {split} split of HRSID; expected {LAYOUTS['hrsid']}")
+    files, content = _image_files(images), _coco(annotations)
+    listed = {entry["file_name"] for entry in content["images"]}
+    others = {entry["file_name"] for path in annotations.parent.glob("*2017.json") for entry in _coco(path)["images"]}
+    _check_pairs(f"{root}, {split}", listed, listed | others, files, images)
+    ships: dict[Any, list[Box]] = {entry["id"]: [] for entry in content["images"]}
+    for entry in content["annotations"]:
+        where = f"{annotations}: annotation {entry.get('id')}"
+        if entry["image_id"] not in ships:
+            raise InputError(f"{where} belongs to image {entry['image_id']}, which is not listed")
+        ships[entry["image_id"]].append(_box(entry["bbox"], where))
+    scenes = []
+    for entry in sorted(content["images"], key=lambda entry: str(entry["file_name"])):
+        path, crop = files[entry["file_name"]], CROP.match(Path(entry["file_name"]).stem)
+        place = None if crop is None else (crop[1], int(crop[3]), int(crop[2]))
+        scenes.append(AnnotatedScene(path, int(entry["width"]), int(entry["height"]), tuple(ships[entry["id"]]), place))
+    return _scene_set(f"{root}, {split}", scenes)
+
+
+def read_ssdd(root: Path) -> SceneSet:
+    """All images of SSDD, for testing: the data set has no official partition here."""
+    images, annotations = root / "JPEGImages", root / "Annotations"
+    if not images.is_dir() or not annotations.is_dir():
+        raise InputError(f"{root} is not SSDD; expected {LAYOUTS['ssdd']}")
+    files = {path.stem: path for path in _image_files(images).values()}
+    annotated = {path.stem: path for path in sorted(annotations.glob("*.xml"))}
+    _check_pairs(str(root), set(annotated), set(annotated), files, images)
+    return _scene_set(str(root), [_voc_scene(files[stem], path) for stem, path in sorted(annotated.items())])
+
+
+def read_folder(root: Path, boxes: Path | None = None) -> SceneSet:
+    """Every image below `root`, with boxes from a CSV file that names files relative to it; without one, no ships."""
+    paths = {path.relative_to(root).as_posix(): path for path in FileImages.below(root).paths}
+    if boxes is None and (root / "boxes.csv").is_file():
+        boxes = root / "boxes.csv"
+    ships: dict[str, list[Box]] = {name: [] for name in paths}
+    for line, row in enumerate([] if boxes is None else _csv_rows(boxes), start=2):
+        if row["file"] not in ships:
+            raise InputError(f"{boxes}, line {line}: there is no image {row['file']} in {root}")
+        ships[row["file"]].append(_box([row[name] for name in BOX_COLUMNS[1:]], f"{boxes}, line {line}"))
+    scenes = [AnnotatedScene(path, *_image_size(path), tuple(ships[name])) for name, path in paths.items()]
+    return _scene_set(str(root), scenes)
+
+
+def _scene_set(name: str, scenes: Sequence[AnnotatedScene]) -> SceneSet:
+    """Clip boxes to their image and drop those outside it, with counts."""
     if not scenes:
         raise InputError(f"{name}: the split is empty")
     clipped = dropped = 0
     checked = []
     for scene in scenes:
-        kept = []
-        for ship in scene.ships:
-            box = ship.box.clipped(scene.width, scene.height)
-            if box.area == 0:
-                dropped += 1
-                continue
-            clipped += box != ship.box
-            kept.append(replace(ship, box=box))
-        checked.append(replace(scene, ships=tuple(kept)))
+        inside = [(box, box.clipped(scene.width, scene.height)) for box in scene.ships]
+        kept = [(box, part) for box, part in inside if part.area > 0]
+        dropped += len(inside) - len(kept)
+        clipped += sum(box != part for box, part in kept)
+        checked.append(replace(scene, ships=tuple(part for _, part in kept)))
     return SceneSet(name, tuple(checked), clipped, dropped)
 
 
-def image_files(folder: Path) -> dict[str, Path]:
-    """The image files right in `folder`, by name."""
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder")
+def _image_files(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.suffix.lower() in EXTENSIONS}
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """(width, height) from the file's head, without decoding it."""
+def _image_size(path: Path) -> tuple[int, int]:
+    """(width, height), without decoding the pixels."""
     from PIL import Image, UnidentifiedImageError
 
     if path.suffix.lower() == ".npy":
@@ -142,11 +263,76 @@ def image_size(path: Path) -> tuple[int, int]:
         raise InputError(f"{path} is not an image that can be decoded") from error
 
 
-def check_pairs(name: str, wanted: Iterable[str], present: Iterable[str], images: Path, annotations: Path) -> None:
-    """Refuse an annotation without its image."""
-    missing = sorted(set(wanted) - set(present))
+def _check_pairs(name: str, annotated: set[str], known: set[str], files: dict[str, Path], images: Path) -> None:
+    """Require an image for every annotation of this split, and an annotation in some split for every image."""
+    missing = sorted(annotated - set(files))
     if missing:
         raise InputError(
-            f"{name}: {annotations.name} names {len(missing)} images that are not in {images}, first {missing[0]}; "
-            "add them or take them out of the annotations"
+            f"{name}: {len(missing)} annotated images are not in {images}, first {missing[0]}; "
+            "add them or remove their annotations"
         )
+    unknown = sorted(set(files) - known)
+    if unknown:
+        raise InputError(
+            f"{name}: {len(unknown)} images have no annotation, first {files[unknown[0]].name}; "
+            f"annotate them (without a ship if they show none) or remove them from {images.name}"
+        )
+
+
+def _box(values: Iterable[Any], where: str) -> Box:
+    try:
+        return Box(*(float(value) for value in values))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: a box is four numbers x, y, width, height; got {values}") from error
+
+
+def _coco(path: Path) -> dict[str, list[dict[str, Any]]]:
+    content = read_json(path)
+    needed = {"images": {"id", "file_name", "width", "height"}, "annotations": {"image_id", "bbox"}}
+    for part, keys in needed.items():
+        entries = content.get(part) if isinstance(content, dict) else None
+        if not isinstance(entries, list) or any(not isinstance(entry, dict) or keys - set(entry) for entry in entries):
+            raise InputError(f"{path} is not a COCO file: {part!r} must be a list of entries with {sorted(keys)}")
+    return content  # type: ignore[no-any-return]
+
+
+def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:
+    tree = _parse_xml(annotation)
+
+    def number(element: ET.Element, tag: str) -> float:
+        text = element.findtext(tag)
+        try:
+            return float(text if text is not None else "")
+        except ValueError as error:
+            raise InputError(f"{annotation}: {tag} is {'missing' if text is None else repr(text)}") from error
+
+    ships = []
+    for item in tree.iter("object"):
+        left, top, right, bottom = (number(item, f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax"))
+        # VOC coordinates start at 1 and include the last pixel
+        ships.append(Box(left - 1.0, top - 1.0, right - left + 1.0, bottom - top + 1.0))
+    return AnnotatedScene(image, int(number(tree, "size/width")), int(number(tree, "size/height")), tuple(ships))
+
+
+def _parse_xml(path: Path) -> ET.Element:
+    """Parse a small XML file that declares no document type, so that entities can neither expand nor read files."""
+    try:
+        if path.stat().st_size > LARGEST_XML:
+            raise InputError(f"{path} is larger than {LARGEST_XML} bytes, too large for one image's annotation")
+        text = path.read_text(encoding="utf-8-sig")
+        if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
+            raise InputError(f"{path} declares a document type or entities; remove them, annotations need neither")
+        return ET.fromstring(text)  # noqa: S314 - the unsafe constructs are refused above
+    except (OSError, UnicodeDecodeError, ET.ParseError) as error:
+        raise InputError(f"{path} is not a readable XML file: {error}") from error
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as handle:
+            reader = csv.DictReader(handle)
+            if tuple(reader.fieldnames or ()) != BOX_COLUMNS:
+                raise InputError(f"{path} must begin with the line {','.join(BOX_COLUMNS)}, got {reader.fieldnames}")
+            return list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a readable CSV file: {error}") from error

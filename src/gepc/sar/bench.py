@@ -1,245 +1,299 @@
-"""How well ships are told from sea clutter, and where the map points: tables with intervals for every choice."""
+"""Radar benchmark: the protocol, its patches, their features under several poolings, and the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.core.tables import Cell, ResultTable
-from gepc.features.maps import combine
-from gepc.features.pooling import Pooling
-from gepc.images.preprocessing import Preprocessing, log_magnitude
-from gepc.images.sources import iterate
-from gepc.sar.intervals import Interval, mean_interval, two_sample_interval
-from gepc.sar.localisation import localise, smoothed
-from gepc.sar.measure import Measured, PatchFeatures
-from gepc.sar.patches import Patch, PatchImages
-from gepc.sar.protocol import TOPK, PatchSets, SarProtocol
-from gepc.scoring import Aggregation, create_calibrator
-from gepc.scoring.metrics import aupr, auroc, auroc_interval, fpr_at_tpr
-from gepc.scoring.scorer import Selection, select
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import InputError, OptionError
+from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_chunks
+from gepc.features.gepc import GepcExtractor
+from gepc.features.maps import Map, combine
+from gepc.images.batches import OnBadImage, chunks
+from gepc.images.preprocessing import NORMALISATIONS, Preprocessing
+from gepc.sar.annotations import detect_layout, divide, open_scenes
+from gepc.sar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
+from gepc.sar.preset import LEVEL, TARGET_PIXELS, local_pooling
+from gepc.scoring import Scorer
+
+if TYPE_CHECKING:
+    import torch
 
 Array = npt.NDArray[np.float64]
+OnProgress = Callable[[int], None]
 
-CALIBRATIONS = {"z": "one-sided (z)", "abs_z": "two-sided (abs_z)", "kde": "two-sided (kde)"}
-PUBLISHED = {"HRSID": (0.853, 0.619, 0.000), "SSDD": (1.000, 1.000, 0.000)}
-METRICS = ("AUROC", "95 % interval", "AUPR", "95 % interval ", "FPR95", "95 % interval  ")
+TOPK = "topk 0.3"
 
 
 @dataclass(frozen=True)
-class Run:
-    """All that was measured under one normalisation."""
+class SarProtocol:
+    """What the benchmark compares. ID is sea clutter of HRSID; no parameter is tuned on ships.
+
+    Parameters
+    ----------
+    rules : how scenes are cut.
+    hold_out : fraction of the training images that detectors are fitted on; backbones are trained on the others.
+    fit_limit : maximum number of patches to fit on; None uses all.
+    limit : maximum number of patches in each test set; None uses all.
+    levels : candidate noise levels, as sqrt(abar).
+    keep : keep this many levels, those most stable on clutter; None keeps all.
+    group : transformations of the group.
+    target_pixels : area of a target in pixels, which sets the local pooling.
+    other_targets : further areas for a sensitivity table; those too large for a patch are skipped.
+    normalisations : normalisations to compare, see `gepc.images.preprocessing`.
+    draws : bootstrap samples of source images for each confidence interval.
+    seed : seed of the noise and of the patch selection.
+    """
+
+    rules: PatchRules = field(default_factory=PatchRules)
+    hold_out: float = 0.35
+    fit_limit: int | None = 200
+    limit: int | None = 200
+    levels: str = str(LEVEL)
+    keep: int | None = None
+    group: tuple[str, ...] = ("id", "rot180")
+    target_pixels: float = TARGET_PIXELS
+    other_targets: tuple[float, ...] = (50, 100, 400, 800)
+    normalisations: tuple[str, ...] = NORMALISATIONS
+    draws: int = 300
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = set(self.normalisations) - set(NORMALISATIONS)
+        if unknown or not self.normalisations:
+            raise OptionError(f"normalisations are {', '.join(NORMALISATIONS)}; got {', '.join(self.normalisations)}")
+
+    @property
+    def local(self) -> str:
+        """Name of the pooling at the target's size."""
+        return f"local {self.target_pixels:g}"
+
+    @property
+    def window(self) -> int:
+        """Side of the box filter of that pooling."""
+        return self.extractors()[self.local].window
+
+    def extractors(self) -> dict[str, GepcExtractor]:
+        """Extractors by the name of their pooling, which is all they differ in; the first is `local`."""
+        size = self.rules.size
+        others = [other for other in self.other_targets if other != self.target_pixels and other <= size**2 / 4]
+        pools = {f"local {target:g}": local_pooling(target, size) for target in (self.target_pixels, *others)}
+        pools[TOPK] = {"pool": "topk", "topk": 0.3}
+        shared: dict[str, Any] = {"levels": Levels.of(self.levels), "group": list(self.group)}
+        return {name: GepcExtractor(**shared, **pool) for name, pool in pools.items()}
+
+
+@dataclass(frozen=True)
+class PatchSets:
+    """Clutter to fit on, clutter to test on, ships by data set, and how each set was cut."""
+
+    fit: list[Patch]
+    clutter: list[Patch]
+    ships: dict[str, list[Patch]]
+    cuts: dict[str, Cut]
+
+    @property
+    def total(self) -> int:
+        """Number of patches in all sets."""
+        return len(self.fit) + len(self.clutter) + sum(map(len, self.ships.values()))
+
+
+def gather(
+    protocol: SarProtocol, data: Path, others: Sequence[Path], on_progress: OnProgress | None = None
+) -> PatchSets:
+    """Cut and sample the patches of a protocol.
+
+    Parameters
+    ----------
+    protocol : the protocol.
+    data : folder of HRSID. Detectors are fitted on training images held out from the backbone and tested on test
+        images, which share no ground with them.
+    others : folders of further data sets with ships.
+    on_progress : called with 1 after each scene.
+    """
+    if detect_layout(data) != "hrsid":
+        raise InputError(f"{data}: sea clutter comes from HRSID, which has a training split; give its folder")
+    train, test = open_scenes(data, "train"), open_scenes(data, "test")
+    _, held_out = divide(train, protocol.hold_out)
+    cuts = {
+        "fit": cut(held_out, protocol.rules, test.scenes, on_progress=on_progress),
+        data.name: cut(test, protocol.rules, train.scenes, on_progress=on_progress),
+    }
+    for other in others:
+        if other.name in cuts:
+            raise InputError(f"two data sets are called {other.name}; rename one of the folders")
+        cuts[other.name] = cut(open_scenes(other), protocol.rules, on_progress=on_progress)
+    ships = {name: sample(found.ships, protocol.limit, protocol.seed) for name, found in cuts.items() if name != "fit"}
+    for name, found in ships.items():
+        if not found:
+            raise InputError(f"{name} has no patch of {protocol.rules.size} pixels with a ship")
+    fit = sample(cuts["fit"].clutter, protocol.fit_limit, protocol.seed)
+    clutter = sample(cuts[data.name].clutter, protocol.limit, protocol.seed)
+    if len(fit) < 8 or len(clutter) < 2:
+        raise InputError(
+            f"{data} has {len(fit)} clutter patches to fit on and {len(clutter)} to test; at least 8 and 2 are needed"
+        )
+    return PatchSets(fit, clutter, ships, cuts)
+
+
+class MemoizedBackbone(Backbone):
+    """Remembers predictions until `forget`, so that several extractors share the passes of one.
+
+    Parameters
+    ----------
+    inner : the backbone that predicts, and counts the passes.
+    """
+
+    def __init__(self, inner: Backbone) -> None:
+        super().__init__(inner.alphas_cumprod, inner.channels, inner.image_size, inner.size_multiple)
+        self.inner = inner
+        self.device, self.dtype = inner.device, inner.dtype
+        self._known: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    @property
+    def fingerprint(self) -> str | None:
+        """That of the inner backbone."""
+        return self.inner.fingerprint
+
+    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        digest = hashlib.blake2b(x.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
+        key = (tuple(x.shape), tuple(t.tolist()), digest)
+        if key not in self._known:
+            self._known[key] = self.inner.eps(x, t)
+        return self._known[key]
+
+    def forget(self) -> None:
+        """Drop all predictions; call it between batches to bound the memory."""
+        self._known.clear()
+
+
+@dataclass(frozen=True)
+class PatchFeatures:
+    """Patches with their columns (N, levels, features) by pooling and their maps (N, levels, H, W)."""
+
+    patches: tuple[Patch, ...]
+    columns: Mapping[str, Array]
+    maps: Map
+
+    @property
+    def sources(self) -> list[str]:
+        """The panorama or file that each patch was cut from."""
+        return [patch.scene.source for patch in self.patches]
+
+
+def extract_patches(
+    patches: Sequence[Patch],
+    backbone: Backbone,
+    extractors: Mapping[str, GepcExtractor],
+    preprocessing: Preprocessing,
+    seed: int = 0,
+    cache: FeatureCache | None = None,
+    on_progress: OnProgress | None = None,
+) -> PatchFeatures:
+    """Extract features with extractors that differ in pooling only, at the cost of one of them.
+
+    Parameters
+    ----------
+    patches : the patches.
+    backbone : the network that predicts noise.
+    extractors : extractors by name; the maps are those of the first.
+    preprocessing : how patches become the network's input.
+    seed : seed of the noise.
+    cache : cache of the features; None computes all of them.
+    on_progress : called with 1 after each patch.
+    """
+    shared = MemoizedBackbone(backbone)
+    first = next(iter(extractors))
+    steps = extractors[first].timesteps(backbone)
+    # one row at a time: a patch has the same features, and the same cache entry, in a sample of any size
+    specs = {name: ExtractionSpec(one, steps, seed, 1, with_maps=name == first) for name, one in extractors.items()}
+    columns: dict[str, list[Array]] = {name: [] for name in specs}
+    fields = []
+    for chunk in chunks(PatchImages(patches), preprocessing, 1, OnBadImage.NONE):
+        for name, spec in specs.items():
+            ((_, found),) = extract_chunks(shared, spec, [chunk], cache)
+            assert found is not None
+            table, maps = found
+            columns[name].append(spec.extractor.columns(table))
+            if maps is not None:
+                fields.append(maps)
+        shared.forget()
+        if on_progress is not None:
+            on_progress(1)
+    return PatchFeatures(
+        tuple(patches), {name: np.concatenate(parts) for name, parts in columns.items()}, np.concatenate(fields)
+    )
+
+
+@dataclass(frozen=True)
+class FeatureSets:
+    """The features of all patch sets under one normalisation."""
 
     normalise: str
-    fit: Measured
-    clutter: Measured
-    ships: dict[str, Measured]
+    fit: PatchFeatures
+    clutter: PatchFeatures
+    ships: dict[str, PatchFeatures]
 
 
 @dataclass(frozen=True)
 class SarBench:
-    """A protocol, its patches and what was measured of them."""
+    """A protocol, its patches, and their features by normalisation."""
 
     protocol: SarProtocol
     sets: PatchSets
     backbone: Backbone
-    runs: dict[str, Run]
+    features: dict[str, FeatureSets]
 
-    def selection(self, run: Run, pooling: str) -> Selection:
-        """Levels and weights, from the clutter fitted on."""
-        return select(run.fit.columns[pooling][:, :, 0], self.protocol.keep, "inv_cv")
+    def scorer(self, found: FeatureSets, pooling: str, calibration: str = "z") -> Scorer:
+        """A scorer fitted on clutter alone."""
+        return Scorer(calibration, self.protocol.keep).fit(found.fit.columns[pooling])
 
-    def scores(self, run: Run, pooling: str, calibration: str) -> tuple[Array, dict[str, Array]]:
-        """Scores of test clutter and of each set of ships, by a detector fitted on clutter alone."""
-        picked = self.selection(run, pooling)
-        kept = list(picked.kept)
-        calibrator = create_calibrator(calibration).fit(run.fit.columns[pooling][:, kept])
+    def scores(self, found: FeatureSets, pooling: str, calibration: str) -> tuple[Array, dict[str, Array]]:
+        """Scores of the test clutter and of each set of ships."""
+        scorer = self.scorer(found, pooling, calibration)
+        ships = {name: scorer.score(part.columns[pooling]) for name, part in found.ships.items()}
+        return scorer.score(found.clutter.columns[pooling]), ships
 
-        def score(part: Measured) -> Array:
-            return calibrator.score(part.columns[pooling][:, kept], picked.weights, Aggregation())
-
-        return score(run.clutter), {name: score(part) for name, part in run.ships.items()}
-
-    def maps(self, run: Run, part: Measured) -> npt.NDArray[np.float32]:
-        """m = sum_t w_t mean_g mean_c r_g^2 / b_t with the levels kept under local pooling."""
-        assert part.maps is not None
-        picked = self.selection(run, self.protocol.local)
-        return combine(part.maps[:, list(picked.kept)], picked.weights)
+    def maps(self, found: FeatureSets, part: PatchFeatures) -> Map:
+        """m = sum_t w_t mean_g mean_c r_g^2 / b_t over the levels that local pooling keeps."""
+        selection = self.scorer(found, self.protocol.local).selection_
+        return combine(part.maps[:, list(selection.kept)], selection.weights)
 
 
 def measure(
     protocol: SarProtocol,
     sets: PatchSets,
     backbone: Backbone,
-    cache: Any = None,
-    on_progress: Callable[[int], None] | None = None,
+    cache: Path | None = None,
+    on_progress: OnProgress | None = None,
 ) -> SarBench:
-    """Every patch once under every normalisation."""
+    """Compute the features of every patch under every normalisation.
+
+    Parameters
+    ----------
+    protocol : the protocol.
+    sets : its patches.
+    backbone : the network that predicts noise.
+    cache : folder of the feature cache; None caches nothing.
+    on_progress : called with 1 after each patch.
+    """
     size = (protocol.rules.size, protocol.rules.size)
     backbone.check_size(*size, what="patches")
-    runs = {}
+    features, extractors = {}, protocol.extractors()
     for normalise in protocol.normalisations:
         preprocessing = Preprocessing(None, size, "exact", backbone.channels, "log", normalise)
-        meter = PatchFeatures(backbone, protocol.extractors(), preprocessing, protocol.seed, cache)
-        runs[normalise] = Run(
-            normalise,
-            meter.measure(sets.fit, True, on_progress),
-            meter.measure(sets.clutter, True, on_progress),
-            {name: meter.measure(patches, True, on_progress) for name, patches in sets.ships.items()},
-        )
-    return SarBench(protocol, sets, backbone, runs)
 
+        def extract(patches: Sequence[Patch], how: Preprocessing = preprocessing) -> PatchFeatures:
+            return extract_patches(patches, backbone, extractors, how, protocol.seed, FeatureCache(cache), on_progress)
 
-def tables(bench: SarBench) -> list[ResultTable]:
-    """Detection, the size of the target, localisation, levels, patches."""
-    return [
-        detection_table(bench),
-        target_table(bench),
-        localisation_table(bench),
-        level_table(bench),
-        patch_table(bench.sets),
-    ]
-
-
-def detection_table(bench: SarBench) -> ResultTable:
-    """AUROC, AUPR and FPR95 for both normalisations, two poolings and both sides."""
-    rows: list[tuple[Cell, ...]] = []
-    for run in bench.runs.values():
-        for pooling in (TOPK, bench.protocol.local):
-            for calibration, label in CALIBRATIONS.items():
-                inside, outside = bench.scores(run, pooling, calibration)
-                for name, part in run.ships.items():
-                    sources = (run.clutter.sources, part.sources)
-                    metrics = _metrics(inside, outside[name], sources, bench.protocol.draws)
-                    rows.append((f"{name} ships", run.normalise, pooling, label, *metrics))
-    rows += _brightness_rows(bench)
-    for name in bench.sets.ships:
-        if name in PUBLISHED:
-            a, p, f = PUBLISHED[name]
-            rows.append((f"{name} ships", "patch", "published", "-", a, None, p, None, f, None))
-    first = next(iter(bench.runs.values()))
-    counts = ", ".join(f"{len(part.patches)} {name} ships" for name, part in first.ships.items())
-    return ResultTable(
-        "detection",
-        f"Ships against sea clutter, {bench.backbone.source or bench.backbone.family}",
-        ("OOD set", "normalisation", "pooling", "calibration", *METRICS),
-        tuple(rows),
-        f"{len(first.fit.patches)} clutter patches fitted on, {len(first.clutter.patches)} tested, against {counts}. "
-        "OOD is the positive class; AUPR depends on the counts. Intervals draw whole source images again. Published: "
-        "the paper's LSUN-256 backbone; its HRSID row cannot hold as printed, since an FPR95 of 0 puts 95 % of ships "
-        "above all clutter and the AUROC at .95 or more.",
-    )
-
-
-def _metrics(inside: Array, outside: Array, sources: tuple[list[str], list[str]], draws: int) -> tuple[Cell, ...]:
-    def all_three(a: Array, b: Array) -> Array:
-        return np.array([auroc(a, b), aupr(a, b), fpr_at_tpr(a, b)])
-
-    values = all_three(inside, outside)
-    intervals = two_sample_interval(all_three, inside, outside, sources, draws)
-    return tuple(cell for value, pair in zip(values, intervals, strict=True) for cell in (float(value), span(pair)))
-
-
-def _brightness_rows(bench: SarBench) -> list[tuple[Cell, ...]]:
-    """A reference without a network: log-magnitude itself under the same local pooling."""
-    extractor = bench.protocol.extractors()[bench.protocol.local]
-    inside = _brightness(bench.sets.clutter, extractor.pooling)
-    first = next(iter(bench.runs.values()))
-    rows: list[tuple[Cell, ...]] = []
-    for name, patches in bench.sets.ships.items():
-        sources = (first.clutter.sources, first.ships[name].sources)
-        metrics = _metrics(inside, _brightness(patches, extractor.pooling), sources, bench.protocol.draws)
-        rows.append((f"{name} ships", "fixed", bench.protocol.local, "brightness, no network", *metrics))
-    return rows
-
-
-def _brightness(patches: Sequence[Patch], pooling: Pooling) -> Array:
-    import torch
-
-    fields = (log_magnitude(record.pixels) for record in iterate(PatchImages(patches)) if record.pixels is not None)
-    return np.array([float(pooling.pixels(torch.from_numpy(field)[None])[0]) for field in fields])
-
-
-def target_table(bench: SarBench) -> ResultTable:
-    """How much the stated size of the target matters."""
-    rows: list[tuple[Cell, ...]] = []
-    for pooling, extractor in bench.protocol.extractors().items():
-        for run in bench.runs.values():
-            inside, outside = bench.scores(run, pooling, "z")
-            for name, found in outside.items():
-                interval = auroc_interval(inside, found)
-                window = extractor.window if extractor.pool == "local" else None
-                row = (pooling, window, f"{100 * extractor.topk:.2f} %", run.normalise, f"{name} ships")
-                rows.append((*row, auroc(inside, found), span(interval)))
-    return ResultTable(
-        "target_size",
-        "Pooling at other target sizes (one-sided)",
-        ("pooling, pixels", "window", "share", "normalisation", "OOD set", "AUROC", "DeLong 95 %"),
-        tuple(rows),
-        f"A sensitivity check: the figures above use {bench.protocol.local}, which was told, not tuned on these ships; "
-        "picking another row here would be an oracle. DeLong's interval takes patches as independent.",
-    )
-
-
-def localisation_table(bench: SarBench) -> ResultTable:
-    """Where the map points, pixel by pixel and after the box filter of local pooling."""
-    window = bench.protocol.extractors()[bench.protocol.local].window
-    rows: list[tuple[Cell, ...]] = []
-    for run in bench.runs.values():
-        for name, part in run.ships.items():
-            raw = bench.maps(run, part)
-            masks = np.stack([patch.mask() for patch in part.patches])
-            for label, maps in (("as it is", raw), (f"{window}x{window} box", smoothed(raw, window))):
-                found = localise(maps, masks)
-                cells: list[Cell] = []
-                for values in (found.auroc, found.hit, found.energy):
-                    cells += [float(values.mean()), span(mean_interval(values, part.sources, bench.protocol.draws))]
-                rows.append((f"{name} ships", run.normalise, label, *cells, float(found.area.mean())))
-    header = ("pixel AUROC", "95 % interval", "pointing game", "95 % interval ", "energy in boxes", "95 % interval  ")
-    return ResultTable(
-        "localisation",
-        "Where the map points, against the boxes",
-        ("OOD set", "normalisation", "map", *header, "chance"),
-        tuple(rows),
-        "Means over patches. Chance is the share of the patch inside boxes; for the pixel AUROC it is 0.5.",
-    )
-
-
-def level_table(bench: SarBench) -> ResultTable:
-    """Candidate levels, their CV on ID and the weights kept, and v_global."""
-    rows: list[tuple[Cell, ...]] = []
-    for run in bench.runs.values():
-        for pooling in (bench.protocol.local, TOPK):
-            picked = bench.selection(run, pooling)
-            steps = bench.protocol.extractors()[pooling].timesteps(bench.backbone)
-            cv = ", ".join(f"{t} ({value:.3f})" for t, value in zip(steps, picked.cv, strict=True))
-            kept = ", ".join(f"{steps[place]} ({w:.2f})" for place, w in zip(picked.kept, picked.weights, strict=True))
-            rows.append((run.normalise, pooling, cv, kept, f"{v_global(bench, run):.3g}"))
-    header = ("normalisation", "pooling", "timesteps (CV on clutter)", "kept (weight)", "v_global")
-    return ResultTable("levels", "Levels, chosen on clutter alone", header, tuple(rows))
-
-
-def v_global(bench: SarBench, run: Run) -> float:
-    """median over the clutter fitted on of the 0.99 quantile of its map."""
-    return float(np.median([np.quantile(field, 0.99) for field in bench.maps(run, run.fit)]))
-
-
-def patch_table(sets: PatchSets) -> ResultTable:
-    """How many patches there were, and why others were left out."""
-    reasons = sorted({reason for found in sets.cuts.values() for reason in found.left_out})
-    rows: list[tuple[Cell, ...]] = [
-        (name, found.scenes, len(found.clutter), len(found.ships), *(found.left_out[reason] for reason in reasons))
-        for name, found in sets.cuts.items()
-    ]
-    header = ("images of", "images", "clutter", "ships", *(f"left out: {reason}" for reason in reasons))
-    return ResultTable("patches", "Patches before sampling", header, tuple(rows))
-
-
-def span(interval: Interval) -> str:
-    """An interval as text."""
-    return f"{interval[0]:.3f} to {interval[1]:.3f}"
+        ships = {name: extract(patches) for name, patches in sets.ships.items()}
+        features[normalise] = FeatureSets(normalise, extract(sets.fit), extract(sets.clutter), ships)
+    return SarBench(protocol, sets, backbone, features)

@@ -1,36 +1,41 @@
-"""Patches of annotated scenes: sea clutter (ID), ships (OOD), and what is neither, counted by reason."""
+"""Patches of annotated scenes: sea clutter (ID), ships (OOD), and those that are excluded, counted by reason."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError
+from gepc.core.files import check_free, replacing, write_json
 from gepc.images.formats import Pixels, read_pixels
-from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels
-from gepc.images.sources import Images, Record
-from gepc.sar import rules
-from gepc.sar.annotations import Box, Mask, Scene, SceneSet, box_mask
+from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude
+from gepc.images.sources import Images, Record, iterate
+from gepc.sar.annotations import AnnotatedScene, Box, Mask, SceneSet, box_mask
+from gepc.sar.rules import NearDuplicates, has_black_border, has_no_data, is_land, sea_level
+
+ARRAYS = {"train": ("train_x", "train_ship_x"), "test": ("test_x", "test_ship_x")}
 
 
 @dataclass(frozen=True)
 class PatchRules:
-    """How scenes are cut.
+    """How scenes are cut into patches, and which patches are kept.
+
+    A patch is ID if no pixel of it lies in a box. Patches with too small a part of a ship, with no-data pixels or a
+    black border, near-duplicates, and patches that overlap an image of another split are excluded.
 
     Parameters
     ----------
-    size, stride : pixels a side, and from one patch to the next (None: patches side by side). Where more than half a
-        patch would be missed at the right or the bottom, a last one lies flush with that edge.
-    ship_share : a patch is OOD when it holds at least this share of the area of some ship's box.
-    land : leave land out, by `gepc.sar.rules.is_land`.
-
-    A patch is ID when no pixel of it lies in a box. A patch with a smaller share of a ship is neither and is left out,
-    as are patches with no-data pixels or a black border, near-duplicates (`gepc.sar.rules.Seen`), and patches on ground
-    that an image to be kept apart shows too (`apart`).
+    size : side of a patch in pixels.
+    stride : pixels from one patch to the next; None is `size`. A last patch is aligned with the right or bottom edge
+        if more than half a patch would be missed there.
+    ship_share : a patch is OOD if it contains at least this fraction of the area of some ship's box.
+    land : exclude land, see `gepc.sar.rules.is_land`.
     """
 
     size: int = 256
@@ -40,34 +45,53 @@ class PatchRules:
 
     def __post_init__(self) -> None:
         if self.size < 8 or (self.stride is not None and self.stride < 1):
-            raise OptionError(f"a patch has at least 8 pixels a side and a stride of 1, got {self.size}, {self.stride}")
+            raise OptionError(f"size must be at least 8 and stride at least 1, got {self.size} and {self.stride}")
         if not 0.0 < self.ship_share <= 1.0:
-            raise OptionError(f"ship_share is a share of a ship in (0, 1], got {self.ship_share}")
+            raise OptionError(f"ship_share must be in (0, 1], got {self.ship_share}")
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One window of a scene, with the boxes of ships in it in its own coordinates."""
+    """One window of a scene, with the ship boxes in its own coordinates."""
 
-    scene: Scene
+    scene: AnnotatedScene
     top: int
     left: int
     size: int
-    boxes: tuple[Box, ...] = ()
 
     @property
     def name(self) -> str:
         """File, row and column."""
         return f"{self.scene.path.name}@{self.top},{self.left}"
 
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """Boxes of the ships inside, clipped to the patch."""
+        moved = (box.moved(self.left, self.top).clipped(self.size, self.size) for box in self.scene.ships)
+        return tuple(box for box in moved if box.area > 0)
+
+    @property
+    def ship_share(self) -> float:
+        """The largest fraction of a ship's box that lies in the patch."""
+        moved = ((box, box.moved(self.left, self.top).clipped(self.size, self.size)) for box in self.scene.ships)
+        return max((inside.area / box.area for box, inside in moved), default=0.0)
+
     def mask(self) -> Mask:
         """True inside the boxes."""
         return box_mask(self.boxes, self.size, self.size)
 
+    def overlaps(self, other: AnnotatedScene) -> bool:
+        """Whether the patch shows ground that another crop of the same panorama shows too."""
+        here, there = self.scene.place, other.place
+        if here is None or there is None or here[0] != there[0]:
+            return False
+        x, y = here[1] + self.left - there[1], here[2] + self.top - there[2]
+        return Box(x, y, self.size, self.size).clipped(other.width, other.height).area > 0
+
 
 @dataclass
 class Cut:
-    """The patches of one scene set by class, in the order of files, rows and columns, and why others were left out."""
+    """The patches of a scene set by class, in the order of files, rows and columns, and the reasons for exclusion."""
 
     clutter: list[Patch] = field(default_factory=list)
     ships: list[Patch] = field(default_factory=list)
@@ -76,11 +100,11 @@ class Cut:
 
 
 class PatchImages(Images):
-    """Patches as a collection; the scene read last is kept, since patches come scene by scene."""
+    """Patches as an image collection. The last scene stays in memory, since patches are ordered by scene."""
 
     def __init__(self, patches: Sequence[Patch]) -> None:
         self.patches = list(patches)
-        self._scene: Scene | None = None
+        self._scene: AnnotatedScene | None = None
         self._pixels: Pixels = np.empty((0, 0))
 
     def __len__(self) -> int:
@@ -94,13 +118,14 @@ class PatchImages(Images):
         return Record(patch.name, window)
 
 
-def read_grey(scene: Scene) -> Pixels:
-    """The scene's pixels as (H, W) in their own type; the annotation's size must be the file's."""
+def read_grey(scene: AnnotatedScene) -> Pixels:
+    """The scene's pixels as (H, W) in their own type; their size must match the annotation."""
     pixels = read_pixels(scene.path)
     if pixels.shape[:2] != (scene.height, scene.width):
         rows, columns = pixels.shape[:2]
         raise InputError(
-            f"{scene.path} is {columns}x{rows}, its annotation says {scene.width}x{scene.height}; one of them is wrong"
+            f"{scene.path} has {columns}x{rows} pixels but its annotation says {scene.width}x{scene.height}; "
+            "correct one of them"
         )
     if pixels.ndim == 2:
         return pixels
@@ -109,77 +134,80 @@ def read_grey(scene: Scene) -> Pixels:
     first = pixels[..., 0]
     if pixels.shape[2] == 1 or all(np.array_equal(first, pixels[..., other]) for other in range(1, 3)):
         return np.asarray(first)
-    # grey written as a colour JPEG has nearly equal channels
+    # the channels of grey saved as a colour JPEG differ by rounding
     return np.asarray(np.rint(pixels[..., :3] @ LUMA), dtype=pixels.dtype)
 
 
 def cut(
     scenes: SceneSet,
-    how: PatchRules,
-    apart: Iterable[Scene] = (),
+    rules: PatchRules,
+    apart: Iterable[AnnotatedScene] = (),
     value_range: tuple[float, float] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Cut:
-    """Cut every scene and sort its patches. `apart` are scenes of another split, whose ground must not be seen again.
+    """Cut every scene into patches and classify them. Depends on the files, their annotations and the rules only.
 
-    The result is a function of the files, their annotations and the rules alone.
+    Parameters
+    ----------
+    scenes : the scenes to cut.
+    rules : how to cut them.
+    apart : scenes of another split; patches that show their ground are excluded.
+    value_range : magnitudes of black and white; None takes white from the pixel type, or the largest magnitude.
+    on_progress : called with 1 after each scene.
     """
-    found, seen, others = Cut(), rules.Seen(), list(apart)
+    found, duplicates, others = Cut(), NearDuplicates(), list(apart)
     shared = {scene.path.resolve() for scene in others} & {scene.path.resolve() for scene in scenes.scenes}
     if shared:
         raise InputError(f"{len(shared)} images are in both splits, first {sorted(shared)[0].name}")
     for scene in scenes.scenes:
         found.scenes += 1
-        if min(scene.width, scene.height) < how.size:
+        if min(scene.width, scene.height) < rules.size:
             found.left_out["scene smaller than a patch"] += 1
         else:
-            _cut_scene(scene, how, others, value_range, seen, found)
+            _cut_scene(scene, rules, others, value_range, duplicates, found)
         if on_progress is not None:
             on_progress(1)
     return found
 
 
 def _cut_scene(
-    scene: Scene,
-    how: PatchRules,
-    apart: list[Scene],
+    scene: AnnotatedScene,
+    rules: PatchRules,
+    apart: list[AnnotatedScene],
     value_range: tuple[float, float] | None,
-    seen: rules.Seen,
+    duplicates: NearDuplicates,
     found: Cut,
 ) -> None:
     pixels = read_grey(scene)
     magnitude = np.abs(pixels)
     white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, float(np.nanmax(magnitude)))))[1]
-    ships = box_mask((ship.box for ship in scene.ships), scene.height, scene.width)
-    sea = rules.sea_level(np.nan_to_num(magnitude)) if how.land else 0.0
-    neighbours = [other for other in apart if scene.place and other.place and other.place[0] == scene.place[0]]
-    for top, left in windows(scene.height, scene.width, how.size, how.stride or how.size):
-        window = (slice(top, top + how.size), slice(left, left + how.size))
-        patch = Patch(scene, top, left, how.size, _boxes_in(scene, top, left, how.size))
-        largest = _largest_share(scene, top, left, how.size)
-        if 0.0 < largest < how.ship_share:
+    ships = box_mask(scene.ships, scene.height, scene.width)
+    sea = sea_level(np.nan_to_num(magnitude)) if rules.land else 0.0
+    nearby = [other for other in apart if other.source == scene.source]
+    for top, left in windows(scene.height, scene.width, rules.size, rules.stride or rules.size):
+        window = (slice(top, top + rules.size), slice(left, left + rules.size))
+        patch = Patch(scene, top, left, rules.size)
+        if 0.0 < patch.ship_share < rules.ship_share:
             reason = "a smaller share of a ship"
-        elif rules.has_no_data(magnitude[window]):
+        elif has_no_data(magnitude[window]):
             reason = "no-data pixels"
-        elif rules.has_black_border(magnitude[window], white):
+        elif has_black_border(magnitude[window], white):
             reason = "black border"
-        elif how.land and rules.is_land(magnitude[window], ships[window], sea):
+        elif rules.land and is_land(magnitude[window], ships[window], sea):
             reason = "land"
-        elif any(_same_ground(patch, other) for other in neighbours):
+        elif any(patch.overlaps(other) for other in nearby):
             reason = "ground of another split"
-        elif not seen.is_new(magnitude[window]):
+        elif not duplicates.is_new(magnitude[window]):
             reason = "near-duplicate"
         else:
-            (found.ships if largest > 0.0 else found.clutter).append(patch)
+            (found.ships if patch.ship_share > 0.0 else found.clutter).append(patch)
             continue
         found.left_out[reason] += 1
 
 
-def windows(rows: int, columns: int, size: int, stride: int) -> Iterator[tuple[int, int]]:
+def windows(rows: int, columns: int, size: int, stride: int) -> list[tuple[int, int]]:
     """(top, left) of every patch, row by row."""
-    for top in _starts(rows, size, stride):
-        for left in _starts(columns, size, stride):
-            yield top, left
+    return [(top, left) for top in _starts(rows, size, stride) for left in _starts(columns, size, stride)]
 
 
 def _starts(length: int, size: int, stride: int) -> list[int]:
@@ -187,26 +215,11 @@ def _starts(length: int, size: int, stride: int) -> list[int]:
     return [*starts, length - size] if length - size - starts[-1] > size // 2 else starts
 
 
-def _boxes_in(scene: Scene, top: int, left: int, size: int) -> tuple[Box, ...]:
-    moved = (ship.box.moved(left, top).clipped(size, size) for ship in scene.ships)
-    return tuple(box for box in moved if box.area > 0)
-
-
-def _largest_share(scene: Scene, top: int, left: int, size: int) -> float:
-    shares = (ship.box.moved(left, top).clipped(size, size).area / ship.box.area for ship in scene.ships)
-    return max(shares, default=0.0)
-
-
-def _same_ground(patch: Patch, other: Scene) -> bool:
-    """Whether the patch shows ground of another cut of the same panorama."""
-    assert patch.scene.place is not None
-    assert other.place is not None
-    x, y = patch.scene.place[1] + patch.left - other.place[1], patch.scene.place[2] + patch.top - other.place[2]
-    return Box(x, y, patch.size, patch.size).clipped(other.width, other.height).area > 0
-
-
 def sample(patches: Sequence[Patch], limit: int | None, seed: int = 0) -> list[Patch]:
-    """At most `limit` of the patches, in their order: those whose names hash lowest, so that a larger limit adds."""
+    """Select at most `limit` patches, in their order, by a hash of `seed` and their names.
+
+    A larger limit adds patches to the selection of a smaller one.
+    """
     if limit is None or limit >= len(patches):
         return list(patches)
 
@@ -214,3 +227,53 @@ def sample(patches: Sequence[Patch], limit: int | None, seed: int = 0) -> list[P
         return hashlib.blake2b(f"{seed}|{patches[position].name}".encode(), digest_size=8).digest()
 
     return [patches[position] for position in sorted(sorted(range(len(patches)), key=rank)[:limit])]
+
+
+def stack(patches: list[Patch], log: bool = False, value_range: tuple[float, float] | None = None) -> Pixels:
+    """Patches as one (N, H, W, 1) array.
+
+    Parameters
+    ----------
+    patches : the patches to read.
+    log : store the fixed-scale log-magnitude as 16-bit integers instead of the pixels in their own type.
+    value_range : magnitudes of black and white, needed by `log` for float and complex pixels.
+    """
+    found = []
+    for record in iterate(PatchImages(patches)):
+        assert record.pixels is not None
+        pixels = record.pixels
+        if log:
+            pixels = np.rint(65535.0 * log_magnitude(pixels, value_range, record.name)).astype(np.uint16)
+        found.append(pixels)
+    if len({pixels.dtype for pixels in found}) > 1:
+        raise InputError("the scenes have different pixel types; use log to bring them to one scale")
+    return np.stack(found)[..., None] if found else np.empty((0, 0, 0, 1), dtype=np.uint16)
+
+
+def write_npz(path: Path, arrays: dict[str, Pixels], sources: dict[str, list[str]]) -> None:
+    """Write the non-empty arrays, each with `NAME_source`: file, row and column of every patch."""
+    named: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if len(array):
+            named |= {name: array, f"{name}_source": np.array(sources[name])}
+    with replacing(path) as draft, open(draft, "wb") as handle:
+        np.savez_compressed(handle, **named)
+
+
+def write_folder(folder: Path, arrays: dict[str, Pixels], sources: dict[str, list[str]]) -> None:
+    """Write `NAME/000000.png` (`.npy` for float and complex pixels) for every patch, and finally `sources.json`."""
+    from PIL import Image
+
+    check_free(folder, "sources.json", "patches")
+    for name, array in arrays.items():
+        for index, pixels in enumerate(array[..., 0]):
+            picture = pixels.dtype in (np.uint8, np.uint16)
+            with (
+                replacing(folder / name / f"{index:06d}{'.png' if picture else '.npy'}") as draft,
+                open(draft, "wb") as handle,
+            ):
+                if picture:
+                    Image.fromarray(pixels).save(handle, format="PNG")
+                else:
+                    np.save(handle, pixels)
+    write_json(folder / "sources.json", sources)

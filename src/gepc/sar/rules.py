@@ -1,15 +1,12 @@
-"""Which patches are left out of an evaluation, by rules that look at pixels alone."""
+"""Rules that exclude patches from an evaluation, from their pixels alone."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gepc.images.formats import Pixels
 from gepc.sar.annotations import Mask
-
-Pixels = npt.NDArray[Any]
 
 BLACK = 0.01  # of white
 EDGE_SHARE, BLACK_SHARE = 0.95, 0.5
@@ -19,12 +16,12 @@ _BITS = np.array([value.bit_count() for value in range(256)], dtype=np.uint8)
 
 
 def has_no_data(magnitude: Pixels) -> bool:
-    """Some pixel is NaN or infinite."""
+    """Whether some pixel is NaN or infinite."""
     return not bool(np.isfinite(magnitude).all())
 
 
 def has_black_border(magnitude: Pixels, white: float) -> bool:
-    """One of the four edge lines is black on 95 % of its pixels, or half of the patch is; black is up to 1 % of white.
+    """Whether 95 % of an edge line or half of the patch is black, that is, at most 1 % of white.
 
     Single black pixels are speckle and do not count.
     """
@@ -34,24 +31,24 @@ def has_black_border(magnitude: Pixels, white: float) -> bool:
 
 
 def sea_level(magnitude: Pixels) -> float:
-    """The scene's sea: the lower tenth of its 16x16 block means, black blocks aside."""
+    """Brightness of the sea in a scene: the 0.1 quantile of its 16x16 block means, black blocks excluded."""
     means = block_means(magnitude).ravel()
     lit = means[means > 0]
     return float(np.quantile(lit, 0.1)) if len(lit) else 0.0
 
 
 def is_land(magnitude: Pixels, ships: Mask, sea: float) -> bool:
-    """Over a quarter of the 16x16 blocks without a ship are brighter than three times the scene's sea.
+    """Whether over a quarter of the 16x16 blocks without a ship are brighter than three times the sea level.
 
     A rule of thumb for coasts: rough sea of uneven brightness may be taken for land, dark flat land for sea.
     """
-    free = block_means(ships.astype(np.float64)) == 0
+    free = block_means(ships) == 0
     bright = block_means(magnitude) > LAND_TIMES * sea
     return bool(free.any() and bright[free].mean() > LAND_SHARE)
 
 
 def block_means(field: Pixels, block: int = BLOCK) -> npt.NDArray[np.float64]:
-    """Means over whole blocks; what is left over at the right and the bottom is not looked at."""
+    """Means over whole blocks; incomplete blocks at the right and the bottom are ignored."""
     side = min(block, *field.shape)
     rows, columns = field.shape[0] // side, field.shape[1] // side
     whole = field[: rows * side, : columns * side].astype(np.float64)
@@ -59,7 +56,7 @@ def block_means(field: Pixels, block: int = BLOCK) -> npt.NDArray[np.float64]:
 
 
 def difference_hash(magnitude: Pixels) -> int:
-    """64 bits: of the patch averaged to 8 x 9 cells, whether each cell is brighter than its left neighbour."""
+    """64 bits: the patch is averaged to 8 x 9 cells, and each bit says whether a cell exceeds its left neighbour."""
     edges = [
         np.linspace(0, length, count + 1).astype(int) for length, count in zip(magnitude.shape, (8, 9), strict=True)
     ]
@@ -69,8 +66,8 @@ def difference_hash(magnitude: Pixels) -> int:
     return int("".join("1" if bit else "0" for bit in bits), 2)
 
 
-class Seen:
-    """Hashes of the patches kept so far. Two patches are near-duplicates where at most 4 of 64 bits differ.
+class NearDuplicates:
+    """Finds near-duplicates: patches whose difference hashes differ in at most 4 of 64 bits.
 
     Patches of independent speckle differ in 32 bits on average, with a standard deviation of 4.
     """
@@ -80,7 +77,7 @@ class Seen:
         self._count = 0
 
     def is_new(self, magnitude: Pixels) -> bool:
-        """Whether no kept patch is nearly the same; a new one is remembered."""
+        """Whether the patch differs from all new patches so far; if it does, it is added to them."""
         found = np.uint64(difference_hash(magnitude))
         differing = (self._hashes[: self._count] ^ found).view(np.uint8).reshape(-1, 8)
         if (_BITS[differing].sum(axis=1) <= SAME_BITS).any():

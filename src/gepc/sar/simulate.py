@@ -1,36 +1,44 @@
-"""Sea clutter, ships and wakes without data: a compound model whose statistics are known in closed form.
+"""Simulated sea clutter, ships and wakes: a compound model whose statistics are known in closed form.
 
-Intensity I = texture * speckle, both of mean 1 and independent. Texture is gamma with shape nu, correlated over
+Intensity I = texture * speckle, independent and both of mean 1. Texture is gamma with shape nu, correlated over
 `correlation` pixels; speckle of L looks is gamma with shape L, independent from pixel to pixel. I is then
 K-distributed, with the moments
 
     E[I^n] / E[I]^n = [Gamma(nu + n) / (Gamma(nu) nu^n)] [Gamma(L + n) / (Gamma(L) L^n)]
 
-The texture is a Gaussian field g of correlation rho_g(d) = exp(-d^2/(2 l^2)), pushed through the quantile function of
-the gamma distribution; `texture_correlation` says what correlation the texture gets by that.
+The texture is a Gaussian field of correlation exp(-d^2/(2 l^2)) mapped through the quantile function of the gamma
+distribution.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import OptionError
-from gepc.sar.annotations import Box
+from gepc.core.errors import InputError, OptionError
+from gepc.core.files import replacing, write_text
+from gepc.sar.annotations import BOX_COLUMNS, Box
 
 Array = npt.NDArray[np.float64]
-KELVIN = math.asin(1.0 / 3.0)  # half the opening of a ship's wake, 19.47 degrees
-SPACING = 0.7  # a pixel, in resolution cells
+KELVIN = math.asin(1.0 / 3.0)  # half the opening angle of a ship's wake, 19.47 degrees
+SPACING = 0.7  # pixel spacing in resolution cells
 
 
 @dataclass(frozen=True)
 class Sea:
-    """Clutter: nu is the shape of the texture (small: spiky; inf: none), looks that of the speckle.
+    """Statistics of the clutter.
 
-    mean : intensity of the sea, where white is 1. correlation : l, in pixels.
+    Parameters
+    ----------
+    nu : shape of the texture; small is spiky, inf is no texture.
+    looks : shape of the speckle.
+    correlation : correlation length l of the texture in pixels.
+    mean : mean intensity, where white is 1.
     """
 
     nu: float = 4.0
@@ -43,11 +51,7 @@ class Sea:
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} must be positive, got {getattr(self, name)}")
         if self.correlation < 0:
-            raise OptionError(f"correlation is a length in pixels, 0 or more, got {self.correlation}")
-
-    def moment(self, order: int) -> float:
-        """E[I^n]/E[I]^n of the K distribution."""
-        return _gamma_moment(self.nu, order) * _gamma_moment(self.looks, order)
+            raise OptionError(f"correlation must be 0 or more pixels, got {self.correlation}")
 
     def texture(self, rows: int, columns: int, rng: np.random.Generator) -> Array:
         """Gamma texture of mean 1."""
@@ -56,17 +60,25 @@ class Sea:
         return gamma_quantile(correlated_normal(rows, columns, self.correlation, rng), self.nu)
 
     def intensity(self, rows: int, columns: int, rng: np.random.Generator, reflectivity: Array | float = 1.0) -> Array:
-        """Clutter on a sea whose local mean is multiplied by `reflectivity` (a wake brightens and darkens it)."""
+        """Clutter whose local mean is multiplied by `reflectivity`, which a wake increases and decreases."""
         speckle = rng.gamma(self.looks, 1.0 / self.looks, (rows, columns))
         return np.asarray(self.mean * reflectivity * self.texture(rows, columns, rng) * speckle)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A ship: length and width in pixels, heading in radians, mean intensity of its hull over the sea's.
+    """A ship.
 
-    side_lobes : amplitude of the point response's side lobes (a sinc in range and azimuth); 0 is a lone pixel each.
-    wake : length of the wake in pixels, 0 for none; contrast of its arms.
+    Parameters
+    ----------
+    x : column of its centre.
+    y : row of its centre.
+    length : length in pixels.
+    width : width in pixels.
+    heading : heading in radians.
+    brightness : mean intensity of the hull relative to the sea.
+    wake : length of the wake in pixels; 0 for none.
+    contrast : contrast of the wake.
     """
 
     x: float
@@ -75,33 +87,33 @@ class Target:
     width: float = 10.0
     heading: float = 0.0
     brightness: float = 100.0
-    side_lobes: float = 1.0
     wake: float = 0.0
     contrast: float = 0.8
 
 
 def ship_intensity(target: Target, sea: Sea, rows: int, columns: int, rng: np.random.Generator) -> Array:
-    """Scatterers along the hull with random strength and phase, each spread by a sinc response, summed coherently.
+    """Coherent sum of scatterers along the hull with random strength and phase, each with a sinc response.
 
-    Pixels lie closer than the resolution, so that the sinc's side lobes (-13 dB, -18 dB, ...) show.
+    Pixels are closer than the resolution, so that the side lobes of the sinc (-13 dB, -18 dB, ...) are visible.
     """
     count = max(3, round(target.length * target.width / 12.0))
     along = rng.uniform(-0.5, 0.5, count) * target.length
     across = rng.uniform(-0.5, 0.5, count) * target.width * np.sqrt(1.0 - (2.0 * along / target.length) ** 2)
-    x, y = _to_image(target, along, across)
+    cos, sin = math.cos(target.heading), math.sin(target.heading)
+    x, y = target.x + along * cos - across * sin, target.y + along * sin + across * cos
     hull = 0.25 * math.pi * target.length * target.width
-    # a response of peak 1 holds an energy of 1/SPACING^2 pixels
+    # a response of peak 1 has an energy of 1/SPACING^2 pixels
     power = target.brightness * sea.mean * hull / count * SPACING**2
     strength = np.sqrt(power * rng.exponential(1.0, count))
     phase = np.exp(2j * np.pi * rng.random(count))
-    range_response = _response(np.arange(columns)[None, :] - x[:, None], target.side_lobes)
-    azimuth_response = _response(np.arange(rows)[None, :] - y[:, None], target.side_lobes)
+    range_response = np.sinc(SPACING * (np.arange(columns)[None, :] - x[:, None]))
+    azimuth_response = np.sinc(SPACING * (np.arange(rows)[None, :] - y[:, None]))
     field = np.einsum("k,kr,kc->rc", strength * phase, azimuth_response, range_response)
     return np.asarray(np.abs(field) ** 2)
 
 
 def wake_reflectivity(target: Target, rows: int, columns: int) -> Array:
-    """1 on open sea; dark on the turbulent line behind the ship, bright on the two arms of the Kelvin angle."""
+    """1 on open sea, dark on the turbulent line behind the ship, bright on the two arms at the Kelvin angle."""
     if target.wake <= 0:
         return np.ones((rows, columns))
     dx = np.arange(columns)[None, :] - target.x
@@ -118,7 +130,16 @@ def wake_reflectivity(target: Target, rows: int, columns: int) -> Array:
 def simulate(
     rows: int, columns: int, sea: Sea, targets: tuple[Target, ...] = (), seed: int = 0
 ) -> tuple[Array, list[Box]]:
-    """Amplitude sqrt(I), where white is 1 (ships may exceed it), and the box around each ship's hull."""
+    """Simulate one scene: its amplitude sqrt(I), where white is 1 (ships may exceed it), and the box of each hull.
+
+    Parameters
+    ----------
+    rows : height in pixels.
+    columns : width in pixels.
+    sea : statistics of the clutter.
+    targets : the ships.
+    seed : seed of texture, speckle and scatterers.
+    """
     rng = np.random.default_rng(seed)
     reflectivity = np.ones((rows, columns))
     for target in targets:
@@ -130,7 +151,7 @@ def simulate(
 
 
 def random_targets(count: int, rows: int, columns: int, rng: np.random.Generator) -> tuple[Target, ...]:
-    """Ships of 20 to 60 pixels anywhere inside, half of them with a wake."""
+    """Ships of 20 to 60 pixels at random places, half of them with a wake."""
     return tuple(
         Target(
             x=rng.uniform(0.15, 0.85) * columns,
@@ -146,7 +167,7 @@ def random_targets(count: int, rows: int, columns: int, rng: np.random.Generator
 
 
 def hull_box(target: Target) -> Box:
-    """The upright box around the hull."""
+    """The axis-aligned box around the hull."""
     cos, sin = abs(math.cos(target.heading)), abs(math.sin(target.heading))
     width, height = target.length * cos + target.width * sin, target.length * sin + target.width * cos
     return Box(target.x - width / 2, target.y - height / 2, width, height)
@@ -165,7 +186,7 @@ def correlated_normal(rows: int, columns: int, length: float, rng: np.random.Gen
 
 
 def gamma_quantile(normal: Array, nu: float) -> Array:
-    """The gamma variable of shape nu and mean 1 with the same rank as a standard normal one."""
+    """Map standard normal values to gamma values of shape nu and mean 1 with the same rank."""
     from scipy.special import gammainccinv, gammaincinv, ndtr
 
     # from the nearer tail: the other one rounds to 1 beyond 8 standard deviations
@@ -173,33 +194,34 @@ def gamma_quantile(normal: Array, nu: float) -> Array:
     return np.asarray(np.where(normal > 0, gammainccinv(nu, tail), gammaincinv(nu, tail)) / nu)
 
 
-def texture_correlation(rho: npt.ArrayLike, nu: float, nodes: int = 40) -> Array:
-    """Correlation of the gamma texture where the Gaussian field has correlation `rho`, by Gauss-Hermite quadrature.
+def write_simulation(
+    folder: Path, sea: Sea, count: int, size: int, ships: int, seed: int, on_progress: Callable[[int], None]
+) -> int:
+    """Write scenes as 8-bit amplitude images, and finally `boxes.csv`; returns the number of boxes.
 
-    corr = nu (E[q(u) q(rho u + sqrt(1 - rho^2) v)] - 1) with u, v standard normal and q = `gamma_quantile`.
+    Parameters
+    ----------
+    folder : a new or empty folder.
+    sea : statistics of the clutter.
+    count : number of scenes.
+    size : side of a scene in pixels.
+    ships : number of ships in each scene.
+    seed : scene k of a seed is always the same.
+    on_progress : called with 1 after each scene.
     """
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / weights.sum()
-    first = gamma_quantile(points, nu)
-    values = [
-        weights @ ((first[:, None] * gamma_quantile(r * points[:, None] + math.sqrt(1 - r * r) * points, nu)) @ weights)
-        for r in np.atleast_1d(np.asarray(rho, dtype=np.float64)).clip(-1.0, 1.0)
-    ]
-    return np.asarray(nu * (np.array(values) - 1.0))
+    from PIL import Image
 
-
-def _gamma_moment(shape: float, order: int) -> float:
-    if math.isinf(shape):
-        return 1.0
-    return math.exp(math.lgamma(shape + order) - math.lgamma(shape) - order * math.log(shape))
-
-
-def _to_image(target: Target, along: Array, across: Array) -> tuple[Array, Array]:
-    cos, sin = math.cos(target.heading), math.sin(target.heading)
-    return target.x + along * cos - across * sin, target.y + along * sin + across * cos
-
-
-def _response(offset: Array, side_lobes: float) -> Array:
-    """sinc of the offset in resolution cells; what lies outside its main lobe is scaled by `side_lobes`."""
-    value = np.sinc(SPACING * offset)
-    return np.where(np.abs(SPACING * offset) <= 1.0, value, side_lobes * value)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; give a new folder")
+    lines = [",".join(BOX_COLUMNS)]
+    for index in range(count):
+        targets = random_targets(ships, size, size, np.random.default_rng([seed, index, 1]))
+        scene_seed = int(np.random.default_rng([seed, index]).integers(2**31))
+        amplitude, boxes = simulate(size, size, sea, targets, scene_seed)
+        name = f"{index:04d}.png"
+        with replacing(folder / name) as draft:
+            Image.fromarray(np.rint(255.0 * amplitude.clip(0.0, 1.0)).astype(np.uint8)).save(draft, format="PNG")
+        lines += [f"{name},{box.x:.2f},{box.y:.2f},{box.width:.2f},{box.height:.2f}" for box in boxes]
+        on_progress(1)
+    write_text(folder / "boxes.csv", "\n".join(lines) + "\n")
+    return len(lines) - 1

@@ -1,29 +1,42 @@
-"""Everything a run needs to go on, in one safetensors file that is replaced whole."""
+"""What a training run keeps on disk to resume: one safetensors checkpoint, and the loss log `loss.csv`."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import InputError
-from gepc.core.files import write_bytes
+from gepc.core.errors import InputError, StorageError
+from gepc.core.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     import torch
     from diffusers.training_utils import EMAModel
 
 NAME = "checkpoint.safetensors"
+LOG_NAME = "loss.csv"
+LOG_EVERY = 20
 
 
 @dataclass
-class Progress:
-    """Where a run stands.
+class TrainingState:
+    """The state of a run, except for its tensors.
 
-    `losses` are those since the last row of the loss log; `cpu_seconds` is the CPU time of the main process.
-    `optimizer_step` falls behind `step` when fp16 overflows and an update is skipped; None means that it did not.
+    Attributes
+    ----------
+    step : number of finished steps.
+    seconds : wall time of the run.
+    cpu_seconds : CPU time of the main process.
+    ema_step : number of updates of the averaged weights.
+    grad_scale : scale of fp16 gradients; None without fp16.
+    recipe : the recipe, as plain values.
+    data : fingerprint of the training images.
+    losses : losses since the last row of the loss log.
+    optimizer_step : number of optimiser updates if it is below `step`, as after a skipped update in fp16; else None.
+    grad_scale_age : steps since the scale of fp16 gradients changed.
     """
 
     step: int = 0
@@ -39,32 +52,32 @@ class Progress:
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """A safetensors file of torch tensors, whole or not at all."""
+    """Write torch tensors as a safetensors file, whole or not at all."""
     from safetensors.torch import save
 
-    # not save_file: it reports a failed write as an error of its own, which says nothing of the disk
+    # not save_file: its own error for a failed write does not name the cause
     write_bytes(path, save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, metadata))
 
 
 def save(
-    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress
+    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
-    """Write weights, their average, the optimiser's moments and the progress; the previous file stays until then."""
+    """Replace the checkpoint in `folder` by the weights, their average, the optimiser's moments and the state."""
     tensors: dict[str, torch.Tensor] = {}
     for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
         tensors[f"net/{name}"] = parameter
         tensors[f"ema/{name}"] = average
-        state = optimizer.state[parameter]
+        moments = optimizer.state[parameter]
         for moment in ("exp_avg", "exp_avg_sq"):
-            if moment in state:
-                tensors[f"{moment}/{name}"] = state[moment]
-                progress.optimizer_step = int(state["step"])
-    progress.ema_step = ema.optimization_step
-    write_tensors(folder / NAME, tensors, {"progress": json.dumps(dataclasses.asdict(progress))})
+            if moment in moments:
+                tensors[f"{moment}/{name}"] = moments[moment]
+                state.optimizer_step = int(moments["step"])
+    state.ema_step = ema.optimization_step
+    write_tensors(folder / NAME, tensors, {"progress": json.dumps(dataclasses.asdict(state))})
 
 
-def read_progress(folder: Path) -> Progress | None:
-    """The progress of the run in `folder`, or None where there is none."""
+def read_state(folder: Path) -> TrainingState | None:
+    """The state of the run in `folder`, or None if there is no checkpoint."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / NAME
@@ -72,20 +85,20 @@ def read_progress(folder: Path) -> Progress | None:
         return None
     try:
         with safe_open(path, framework="np") as archive:
-            return Progress(**json.loads(archive.metadata()["progress"]))
+            return TrainingState(**json.loads(archive.metadata()["progress"]))
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InputError(f"{path} is not a training checkpoint of this library: {error}") from error
 
 
 def restore(
-    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, progress: Progress
+    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
-    """Put the tensors of the checkpoint back, bit for bit."""
+    """Load the tensors of the checkpoint, bit for bit."""
     import torch
     from safetensors.torch import load_file
 
     tensors = load_file(folder / NAME)
-    updates = progress.step if progress.optimizer_step is None else progress.optimizer_step
+    updates = state.step if state.optimizer_step is None else state.optimizer_step
     with torch.no_grad():
         for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
             parameter.copy_(tensors[f"net/{name}"])
@@ -96,4 +109,56 @@ def restore(
                     "exp_avg": torch.empty_like(parameter).copy_(tensors[f"exp_avg/{name}"]),
                     "exp_avg_sq": torch.empty_like(parameter).copy_(tensors[f"exp_avg_sq/{name}"]),
                 }
-    ema.optimization_step = progress.ema_step
+    ema.optimization_step = state.ema_step
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """One row of the loss log: the mean loss since the previous row, and the state at its step."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    images_per_second: float
+    seconds: float
+    cpu_seconds: float
+
+    def line(self) -> str:
+        """The row as text."""
+        step, *values = dataclasses.astuple(self)
+        return ",".join([str(step), *(f"{value:.6g}" for value in values)]) + "\n"
+
+
+def read_loss_rows(folder: Path, last_step: int | None = None) -> list[LossRow]:
+    """The rows up to `last_step`; lines cut short by a crash or a full disk are skipped."""
+    path = folder / LOG_NAME
+    if not path.exists():
+        return []
+    rows: list[LossRow] = []
+    with open(path, newline="", encoding="utf-8") as handle:
+        for cells in csv.reader(handle):
+            try:
+                row = LossRow(int(cells[0]), *map(float, cells[1:]))
+            except (ValueError, TypeError, IndexError):
+                continue
+            in_order = not rows or row.step > rows[-1].step
+            if in_order and (last_step is None or row.step <= last_step):
+                rows.append(row)
+    return rows
+
+
+class LossLog:
+    """The loss log of a run that resumes after `step`; rows of later steps are removed."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._path = folder / LOG_NAME
+        header = ",".join(field.name for field in dataclasses.fields(LossRow)) + "\n"
+        write_text(self._path, header + "".join(row.line() for row in read_loss_rows(folder, step)))
+
+    def append(self, row: LossRow) -> None:
+        """Add one row."""
+        try:
+            with open(self._path, "a", newline="", encoding="utf-8") as handle:
+                handle.write(row.line())
+        except OSError as error:
+            raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error

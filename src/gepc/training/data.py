@@ -1,4 +1,4 @@
-"""Training images, and the batch of any step as a pure function of (seed, step): what makes a resumed run exact."""
+"""Training images, and the batch of a step as a function of (seed, step), which makes a resumed run exact."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ MINIMUM_IMAGES = 16
 def load_training_images(data: str | Path, recipe: Recipe) -> tuple[Image, Image]:
     """Training and held-out images as (N, C, H, W) in [-1, 1].
 
-    A folder of images or an `.npz` with `train_x`. A `test_x` part is never read: the held-out images are the last
-    `recipe.held_out` of a seeded shuffle of the training part.
+    The held-out images are the last `recipe.held_out` of a seeded shuffle.
+
+    Parameters
+    ----------
+    data : a folder of images, or an `.npz` file with an array `train_x`; other arrays of it are not read.
+    recipe : the recipe of the run.
     """
     is_archive = Path(data).suffix == ".npz"
     collection = open_images(
@@ -33,14 +37,14 @@ def load_training_images(data: str | Path, recipe: Recipe) -> tuple[Image, Image
     )
     if len(collection) < MINIMUM_IMAGES:
         raise InputError(
-            f"too few images in {data}: {len(collection)}; training needs at least {MINIMUM_IMAGES}, better thousands"
+            f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
         )
     images = _load(collection, str(data), recipe)
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
         raise InputError(
-            f"images of {height}x{width} do not fit this net, whose sides are multiples of {recipe.stride}; "
-            f"set image_size, for instance --set image_size={max(1, width // recipe.stride) * recipe.stride}"
+            f"images of {height}x{width} do not fit this network: the sides must be multiples of {recipe.stride}; "
+            f"set image_size, for instance image_size={max(1, width // recipe.stride) * recipe.stride}"
         )
     order = np.random.default_rng(recipe.seed).permutation(len(images))
     held = min(recipe.held_out, len(images) // 4)
@@ -60,13 +64,13 @@ def _load(collection: Images, where: str, recipe: Recipe) -> Image:
         more = ", ..." if len(sizes) > 3 else ""
         raise InputError(
             f"the images in {where} have {len(sizes)} different sizes ({counts}{more}); "
-            "set image_size to bring all to one, for instance --set image_size=32"
+            "set image_size to resize them, for instance image_size=32"
         ) from error
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What one step sees: which images, which of them flipped, at which timesteps, with which noise."""
+    """The random choices of one step: images, flips, timesteps and noise."""
 
     indices: npt.NDArray[np.int64]
     flip_x: npt.NDArray[np.bool_]
@@ -75,12 +79,21 @@ class Draw:
     noise: npt.NDArray[np.float32]
 
     def part(self, index: int, parts: int) -> Draw:
-        """The `index`-th of `parts` equal parts: what one of several devices sees of the batch."""
+        """The `index`-th of `parts` equal parts, the share of one of several devices."""
         return Draw(*(getattr(self, field.name)[index::parts] for field in fields(self)))
 
 
 def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int) -> Draw:
-    """The batch of `step`; epochs are seeded permutations of the `count` images, cut into batches."""
+    """The batch of one step. Epochs are seeded permutations of the images, divided into batches.
+
+    Parameters
+    ----------
+    recipe : the recipe of the run.
+    count : number of training images.
+    shape : shape of an image.
+    table : timesteps of low noise, see `low_noise_table`.
+    step : the step.
+    """
     rng = np.random.default_rng([recipe.seed, step, 0, 1])
     size = recipe.batch_size
     flips = {"flip_x": recipe.flips in ("horizontal", "both"), "flip_y": recipe.flips in ("vertical", "both")}
@@ -110,7 +123,7 @@ def _epoch_order(seed: int, count: int, epoch: int) -> npt.NDArray[np.int64]:
 def low_noise_table(
     recipe: Recipe, alphas_cumprod: npt.NDArray[np.float64], entries: int = 4096
 ) -> npt.NDArray[np.int64]:
-    """Timesteps at `entries` values of rho, evenly spaced in log rho: a uniform pick is log-uniform in rho."""
+    """Timesteps at `entries` values of rho, evenly spaced in log rho: a uniform choice is log-uniform in rho."""
     log_rho = 0.5 * np.log(1.0 / alphas_cumprod - 1.0)
     low, high = np.log(recipe.rho_range)
     wanted = low + (high - low) * (np.arange(entries) + 0.5) / entries
@@ -122,7 +135,7 @@ def low_noise_table(
 def sample_timesteps(
     recipe: Recipe, table: npt.NDArray[np.int64], rng: np.random.Generator, size: int
 ) -> npt.NDArray[np.int64]:
-    """log-uniform in rho with probability `low_noise_share`, else uniform in t."""
+    """Timesteps that are log-uniform in rho with probability `low_noise_share`, else uniform in t."""
     low_noise = rng.random(size) < recipe.low_noise_share
     favoured = table[rng.integers(0, len(table), size)]
     uniform = rng.integers(0, recipe.diffusion_steps, size)
@@ -130,5 +143,5 @@ def sample_timesteps(
 
 
 def fingerprint(images: Image) -> str:
-    """A short hash of the training images, so that a run is not resumed on other data."""
+    """A short hash of the training images, so that a run is not resumed with different data."""
     return hashlib.blake2b(images[:: max(1, len(images) // 256)].tobytes(), digest_size=8).hexdigest()

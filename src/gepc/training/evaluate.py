@@ -1,4 +1,4 @@
-"""How good a trained net is: its error on held-out images beside trivial predictors, samples, and the loss curve."""
+"""Evaluation of a trained network: denoising error on held-out images and of baselines, samples, loss curve."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import InputError
-from gepc.core.files import read_json, write_json
+from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
-from gepc.training import figures
+from gepc.training.checkpoint import LOG_EVERY, LossRow, read_loss_rows
 from gepc.training.linear import Array, LinearPredictor, Predictor, fit_linear
 from gepc.training.loop import RUN_FOLDER
-from gepc.training.loss_log import Row, read_rows
-from gepc.training.net import alphas_cumprod
+from gepc.training.net import alphas_cumprod, build_scheduler
 from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -29,14 +27,21 @@ if TYPE_CHECKING:
 NAME = "held_out.json"
 LEVELS = (0.9999, 0.9979, 0.99, 0.97, 0.9, 0.5)
 NOISE_SEED = 0
+GRID, SAMPLING_STEPS, SHOWN_WIDTH, GAP = 8, 50, 96, 2
 
 
 @dataclass(frozen=True)
 class LevelError:
-    """Mean squared error of the predicted noise at one level, for the net and two trivial predictors.
+    """Mean squared error of the predicted noise at one level, of the network and of two baselines.
 
-    `asked` is the level as sqrt(abar); `timestep` and `sqrt_abar` are what the schedule has nearest to it. `linear` is
-    the best linear predictor, `zero` always answers 0: the mean square of the noise, 1 but for chance.
+    Attributes
+    ----------
+    asked : the requested level as sqrt(abar).
+    timestep : the timestep of the schedule nearest to it.
+    sqrt_abar : the level of that timestep.
+    net : error of the network.
+    linear : error of the best linear predictor.
+    zero : error of predicting 0, the mean square of the noise: 1 up to sampling error.
     """
 
     asked: float
@@ -50,10 +55,17 @@ class LevelError:
 def evaluate(
     out: str | Path, recipe: Recipe, images: Image, held_out: Image, step: int
 ) -> tuple[list[LevelError], list[str]]:
-    """Measure the net in the folder `out`; write `held_out.json`, `samples.png` and `loss.png` in its run folder.
+    """Evaluate a trained network and write `held_out.json`, `samples.png` and `loss.png` to its run folder.
 
-    `images` are the training images, which the linear predictor is fitted to. Returns the errors per level and notes
-    on what was left out.
+    Returns the errors per level, and notes on what was skipped.
+
+    Parameters
+    ----------
+    out : folder of the trained network.
+    recipe : its recipe.
+    images : the training images, which the linear predictor is fitted to.
+    held_out : the held-out images.
+    step : number of training steps, for the record.
     """
     import torch
     from diffusers import UNet2DModel
@@ -69,27 +81,30 @@ def evaluate(
         levels = [dataclasses.asdict(error) for error in errors]
         write_json(folder / NAME, {**facts, "parameters": parameters, "levels": levels})
     else:
-        notes.append("no images are held out (held_out: 0), so there is no held-out error")
-    figures.write_samples(folder / "samples.png", net, recipe, images.shape[1:])
-    rows = read_rows(folder)
-    if rows and not figures.write_loss_curve(folder / "loss.png", rows):
-        notes.append("no loss curve: it needs matplotlib, pip install 'gepc[report]'")
+        notes.append("no held-out error, since no images are held out (held_out: 0)")
+    write_samples(folder / "samples.png", net, recipe, images.shape[1:])
+    rows = read_loss_rows(folder)
+    if rows and not write_loss_curve(folder / "loss.png", rows):
+        notes.append("no loss curve, since matplotlib is not installed: pip install 'gepc[report]'")
     return errors, notes
 
 
 def denoising_errors(
-    net: UNet2DModel,
-    abar: npt.NDArray[np.float64],
-    linear: LinearPredictor,
-    held_out: Image,
-    levels: Sequence[float] = LEVELS,
+    net: UNet2DModel, abar: npt.NDArray[np.float64], linear: LinearPredictor, held_out: Image
 ) -> list[LevelError]:
-    """mean (eps_hat(x_t) - noise)^2 over the held-out images, the same noise for all predictors.
+    """mean (eps_hat(x_t) - noise)^2 over the held-out images at `LEVELS`.
 
-    The noise of an image depends on its place, the timestep and a fixed seed only.
+    The noise of an image depends on its position, the timestep and a fixed seed, so it is the same for all predictors.
+
+    Parameters
+    ----------
+    net : the network.
+    abar : its schedule.
+    linear : the linear baseline.
+    held_out : images (N, C, H, W).
     """
     errors = []
-    for asked in levels:
+    for asked in LEVELS:
         (timestep,) = Levels.sqrt_abar(asked).timesteps(abar)
         level = float(abar[timestep])
         predictors: list[Predictor] = [_net_predictor(net, timestep), linear.at(level), np.zeros_like]
@@ -110,11 +125,7 @@ def _net_predictor(net: UNet2DModel, timestep: int) -> Predictor:
 
 
 def _noise_errors(
-    predictors: Sequence[Predictor],
-    images: Image,
-    timestep: int,
-    abar: float,
-    batch_size: int = 64,
+    predictors: Sequence[Predictor], images: Image, timestep: int, abar: float, batch_size: int = 64
 ) -> list[float]:
     sums = np.zeros(len(predictors))
     for start in range(0, len(images), batch_size):
@@ -130,7 +141,7 @@ def _noise(timestep: int, index: int, shape: tuple[int, ...]) -> Image:
 
 
 def error_table(errors: Iterable[LevelError]) -> str:
-    """The held-out errors as a Markdown table, which is readable as it is."""
+    """The held-out errors as an aligned Markdown table."""
     rows = [
         (f"{e.asked:g}", f"{e.timestep}", f"{e.sqrt_abar:.6f}", f"{e.net:.4f}", f"{e.linear:.4f}", f"{e.zero:.4f}")
         for e in errors
@@ -138,46 +149,74 @@ def error_table(errors: Iterable[LevelError]) -> str:
     return markdown_table(("level", "timestep", "sqrt(abar)", "net", "best linear", "always 0"), rows, aligned=True)
 
 
-def model_card_tables(run_folder: str | Path) -> str:
-    """The figures of a finished run as Markdown, for its model card: held-out error, cost, loss over the run.
+def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int, ...]) -> None:
+    """Write a grid of samples as PNG, small ones enlarged."""
+    from PIL import Image as PILImage
 
-    `run_folder` is what `gepc train` wrote to; its `training/held_out.json` and `training/loss.csv` are read.
+    pixels = np.round(255.0 * np.clip(sample(net, recipe, GRID * GRID, shape) / 2.0 + 0.5, 0.0, 1.0))
+    scale = max(1, SHOWN_WIDTH // shape[-1])
+    tiles = pixels.astype(np.uint8).repeat(scale, axis=2).repeat(scale, axis=3)
+    picture = PILImage.fromarray(_grid(tiles))
+    with replacing(path) as draft:
+        picture.save(draft, format="PNG")
+
+
+def sample(
+    net: UNet2DModel, recipe: Recipe, count: int, shape: tuple[int, ...], seed: int = 0, batch_size: int = 16
+) -> Image:
+    """Sample images (N, C, H, W) in [-1, 1] by deterministic DDIM with at most 50 steps.
+
+    Parameters
+    ----------
+    net : the network.
+    recipe : its recipe.
+    count : number of images.
+    shape : (C, H, W).
+    seed : seed of the initial noise.
+    batch_size : images per network call.
     """
-    folder = Path(run_folder) / RUN_FOLDER
-    found, rows = read_json(folder / NAME), read_rows(folder)
-    if not rows:
-        raise InputError(f"{folder} has no rows in loss.csv; the run was too short for a model card")
-    errors = [LevelError(**level) for level in found["levels"]]
-    parts = (
-        f"Noise MSE on {found['images']} held-out images after {found['step']} steps (best linear: {found['linear']}).",
-        error_table(errors),
-        _cost_table(found, rows, read_json(folder / "run.json")["recipe"]),
-        _loss_table(rows),
-    )
-    return "\n\n".join(parts) + "\n"
+    import torch
+    from diffusers import DDIMScheduler
+
+    scheduler = DDIMScheduler.from_config(build_scheduler(recipe).config)
+    scheduler.set_timesteps(min(SAMPLING_STEPS, recipe.diffusion_steps))
+    noise = np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32)
+    images = []
+    with torch.no_grad():
+        for start in range(0, count, batch_size):
+            x = torch.from_numpy(noise[start : start + batch_size]).to(net.device)
+            for timestep in scheduler.timesteps:
+                x = scheduler.step(net(x, timestep, return_dict=False)[0], timestep, x, return_dict=False)[0]
+            images.append(x.cpu().numpy())
+    return np.concatenate(images)
 
 
-def _cost_table(found: dict[str, Any], rows: list[Row], recipe: dict[str, Any]) -> str:
-    last = rows[-1]
-    facts = (
-        ("parameters", f"{found['parameters']:,}"),
-        ("steps", f"{found['step']:,}"),
-        ("images seen", f"{found['step'] * recipe['batch_size']:,}"),
-        ("wall time", f"{last.seconds / 3600:.2f} h"),
-        ("CPU time", f"{last.cpu_seconds / 3600:.2f} h"),
-    )
-    return markdown_table(("training", ""), facts, aligned=True)
+def _grid(tiles: Image) -> Image:
+    """(N, C, H, W) as rows of GRID tiles with a white gap: (rows, columns) or (rows, columns, 3)."""
+    count, channels, height, width = tiles.shape
+    rows = -(-count // GRID)
+    canvas = np.full((rows * (height + GAP) - GAP, GRID * (width + GAP) - GAP, channels), 255, dtype=tiles.dtype)
+    for index, tile in enumerate(tiles):
+        top, left = index // GRID * (height + GAP), index % GRID * (width + GAP)
+        canvas[top : top + height, left : left + width] = tile.transpose(1, 2, 0)
+    return canvas[..., 0] if channels == 1 else canvas
 
 
-def _loss_table(rows: list[Row], places: int = 8) -> str:
-    """The loss at evenly spaced steps, each the mean of the rows since the one before."""
-    parts = np.array_split(np.arange(len(rows)), min(places, len(rows)))
-    cells = [
-        (
-            f"{rows[part[-1]].step:,}",
-            f"{np.mean([rows[i].loss for i in part]):.4f}",
-            f"{rows[part[-1]].learning_rate:.2g}",
-        )
-        for part in parts
-    ]
-    return markdown_table(("up to step", "mean loss", "learning rate"), cells, aligned=True)
+def write_loss_curve(path: Path, rows: list[LossRow]) -> bool:
+    """Write the loss and its running mean as PNG; False if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    steps, losses = np.array([row.step for row in rows]), np.array([row.loss for row in rows])
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(steps, losses, color="0.8", linewidth=0.8, label=f"each {LOG_EVERY} steps")
+    window = max(1, len(rows) // 40)
+    smooth = np.convolve(losses, np.full(window, 1.0 / window), mode="valid")
+    axes.plot(steps[window - 1 :], smooth, color="C0", label=f"mean of {LOG_EVERY * window} steps")
+    axes.set(xlabel="step", ylabel="noise MSE", yscale="log")
+    axes.legend()
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=150)
+    return True

@@ -1,4 +1,4 @@
-"""The best linear noise predictor, a yardstick for nets: what the mean and covariance of the images alone tell.
+"""The best linear noise predictor, a baseline for networks: it knows the mean and covariance of the images only.
 
 For Gaussian images x_0 ~ N(mu, Sigma) it is the best of all predictors,
 
@@ -26,7 +26,7 @@ Predictor = Callable[[Image], Array]
 
 
 class LinearPredictor(Protocol):
-    """A linear predictor that was fitted to images; `kind` says in words how."""
+    """A linear predictor fitted to images; `kind` describes the covariance in words."""
 
     kind: str
 
@@ -36,7 +36,7 @@ class LinearPredictor(Protocol):
 
 
 def fit_linear(images: Image) -> LinearPredictor:
-    """The full covariance where it is small enough to invert and the images suffice for it, else a stationary one."""
+    """Fit the full covariance if it can be inverted and there are enough images for it, else a stationary one."""
     dimensions = int(np.prod(images.shape[1:]))
     if dimensions <= FULL_DIMENSIONS and len(images) >= IMAGES_PER_DIMENSION * dimensions:
         return FullCovariance(images)

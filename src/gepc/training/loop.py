@@ -1,11 +1,14 @@
-"""The training loop: denoising loss, AdamW, cosine learning rate, an exponential average of the weights."""
+"""The training loop: denoising loss, AdamW, cosine learning rate, exponential moving average of the weights."""
 
 from __future__ import annotations
 
 import math
+import signal
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +19,9 @@ from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import only_writer, read_json, remove_drafts, write_json
 from gepc.images.sources import Image
 from gepc.training import checkpoint
-from gepc.training.checkpoint import Progress
-from gepc.training.compiling import compiled_is_wrong
+from gepc.training.checkpoint import LOG_EVERY, LossLog, LossRow, TrainingState
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
-from gepc.training.loss_log import LOG_EVERY, LossLog, Row
-from gepc.training.net import alphas_cumprod, build_net, save_folder
-from gepc.training.process import Clock, Speed, stop_on_signals
+from gepc.training.net import alphas_cumprod, build_net, compilation_fault, save_folder
 from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -34,7 +34,16 @@ MAY_CHANGE = ("steps", "checkpoint_every", "compile", "mixed_precision")
 
 @dataclass(frozen=True)
 class Tick:
-    """What a progress display needs to know after a step; the loss is the mean since the last row of the log."""
+    """The progress after a step, for a display.
+
+    Attributes
+    ----------
+    step : number of finished steps.
+    total : number of steps in all, estimated if the run ends by the clock.
+    loss : mean loss since the last row of the loss log.
+    images_per_second : training speed.
+    seconds_left : estimated remaining time.
+    """
 
     step: int
     total: int
@@ -44,7 +53,7 @@ class Tick:
 
 
 def learning_rate(recipe: Recipe, step: int, fraction: float) -> float:
-    """Linear warm-up, then half a cosine from `learning_rate` to `final_learning_rate` as `fraction` goes to 1."""
+    """Linear warm-up, then a cosine decay to `final_learning_rate` as `fraction`, the finished part, goes to 1."""
     if step < recipe.warmup_steps:
         return recipe.learning_rate * (step + 1) / recipe.warmup_steps
     half = 0.5 * (1.0 + math.cos(math.pi * min(1.0, fraction)))
@@ -57,26 +66,41 @@ def train(
     out: str | Path,
     minutes: float | None = None,
     on_tick: Callable[[Tick], None] | None = None,
-) -> Progress:
-    """Train until `recipe.steps` steps (or `minutes` minutes, in all) are done; a run in `out` is taken up again.
+) -> TrainingState:
+    """Train a network, or resume the run in `out`.
 
-    The batch of a step depends on (seed, step) alone, so an interrupted and resumed run equals an uninterrupted one
-    bit for bit on the same machine. With `minutes` the learning rate follows the clock, and no two runs are the same.
+    The batch of a step depends on (seed, step) only, so an interrupted and resumed run equals an uninterrupted one bit
+    for bit on the same machine. With `minutes` the learning rate follows the clock, and runs are not reproducible.
+
+    Parameters
+    ----------
+    recipe : parameters of the run.
+    data : a folder of images, or an `.npz` file with an array `train_x`.
+    out : folder of the result, a diffusers model; state, loss and evaluation are in its subfolder `training`.
+    minutes : train for this time in all, instead of `recipe.steps` steps.
+    on_tick : called after each step.
     """
-    run = Run(recipe, data, out, minutes)
+    run = TrainingRun(recipe, data, out, minutes)
     run.loop(on_tick)
-    return run.progress
+    return run.state
 
 
-class Run:
-    """One process of one run: reads the images, builds the net, and takes up what `out` holds of the same run.
+class TrainingRun:
+    """One process of a training run: reads the images, builds the network, and restores the run in `out` if any.
+
+    Parameters
+    ----------
+    recipe : parameters of the run.
+    data : a folder of images, or an `.npz` file with an array `train_x`.
+    out : folder of the result.
+    minutes : train for this time in all, instead of `recipe.steps` steps.
 
     Attributes
     ----------
-    progress : where the run stands.
-    resumed_from : the step that it was taken up at, 0 for a new run.
-    images, held_out : the training and held-out images, (N, C, H, W) in [-1, 1].
-    is_main : whether this is the process that writes and reports.
+    state : the current state.
+    resumed_from : the step at which the run was resumed; 0 for a new run.
+    images : training images (N, C, H, W) in [-1, 1].
+    held_out : held-out images (N, C, H, W) in [-1, 1].
     """
 
     def __init__(self, recipe: Recipe, data: str | Path, out: str | Path, minutes: float | None = None) -> None:
@@ -84,52 +108,50 @@ class Run:
             raise OptionError(f"minutes must be positive, got {minutes:g}")
         self.recipe, self.out, self.folder, self.minutes = recipe, Path(out), Path(out) / RUN_FOLDER, minutes
         self.images, self.held_out = load_training_images(data, recipe)
-        mark: dict[str, Any] = {"recipe": recipe.as_dict(), "data": fingerprint(self.images)}
-        found = self._find_run(mark)
+        identity: dict[str, Any] = {"recipe": recipe.as_dict(), "data": fingerprint(self.images)}
+        found = self._find_run(identity)
         self._build()
-        if found is None:
-            self.progress = Progress(recipe=mark["recipe"], data=mark["data"])
-        else:
-            self.progress = found
+        self.state = found or TrainingState(**identity)
+        if found is not None:
             self._restore()
-        self.resumed_from = self.progress.step
+        self.resumed_from = self.state.step
         self.accelerator.wait_for_everyone()
         if self.is_main:
-            write_json(self.folder / "run.json", mark)
+            write_json(self.folder / "run.json", identity)
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes and reports; the others only compute."""
+        """Whether this process writes files and reports progress; the others only compute."""
         return bool(self.accelerator.is_main_process)
 
-    def _find_run(self, mark: dict[str, Any]) -> Progress | None:
-        """The progress of this run in the output folder; anything else that lies there is refused."""
+    def _find_run(self, identity: dict[str, Any]) -> TrainingState | None:
+        """The state of this run in the output folder; other content of the folder is an error."""
         if self.out.exists() and not self.out.is_dir():
-            raise InputError(f"{self.out} is a file; give a folder for --out")
-        found = checkpoint.read_progress(self.folder)
+            raise InputError(f"{self.out} is a file; give a folder")
+        found = checkpoint.read_state(self.folder)
         if found is not None:
-            self._check_same_run({"recipe": found.recipe, "data": found.data}, mark)
-            found.recipe = mark["recipe"]
+            self._check_same_run({"recipe": found.recipe, "data": found.data}, identity)
+            found.recipe = identity["recipe"]
         elif (self.folder / "run.json").exists():
-            self._check_same_run(read_json(self.folder / "run.json"), mark)
+            self._check_same_run(read_json(self.folder / "run.json"), identity)
         elif self.out.exists() and any(self.out.iterdir()):
-            raise InputError(f"{self.out} is not empty and not a training run; give another --out folder")
+            raise InputError(f"{self.out} is not empty and not a training run; give another folder")
         return found
 
-    def _check_same_run(self, found: dict[str, Any], mark: dict[str, Any]) -> None:
+    def _check_same_run(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
         theirs = {**Recipe().as_dict(), **found.get("recipe", {})}
         changed = [
             f"{name} ({theirs[name]}, not {value})"
-            for name, value in mark["recipe"].items()
+            for name, value in identity["recipe"].items()
             if name not in MAY_CHANGE and theirs[name] != value
         ]
         if changed:
             raise InputError(
                 f"{self.out} holds a run with another {', '.join(changed)}; "
-                "give another --out folder, or the recipe of that run to go on with it"
+                "give another folder, or the recipe of that run to resume it"
             )
-        if found.get("data") != mark["data"]:
-            raise InputError(f"{self.out} holds a run on other images; give another --out folder")
+        if found.get("data") != identity["data"]:
+            raise InputError(f"{self.out} holds a run on other images; give another folder")
 
     def _build(self) -> None:
         import torch
@@ -149,18 +171,18 @@ class Run:
         self.ema = EMAModel(self.net.parameters(), decay=recipe.ema_decay, foreach=True)
 
     def _restore(self) -> None:
-        checkpoint.restore(self.folder, self.net, self.ema, _plain(self.optimizer), self.progress)
+        checkpoint.restore(self.folder, self.net, self.ema, _plain(self.optimizer), self.state)
         scaler = self.accelerator.scaler
-        if scaler is not None and self.progress.grad_scale is not None:
-            scale = {"scale": self.progress.grad_scale, "_growth_tracker": self.progress.grad_scale_age}
+        if scaler is not None and self.state.grad_scale is not None:
+            scale = {"scale": self.state.grad_scale, "_growth_tracker": self.state.grad_scale_age}
             scaler.load_state_dict({**scaler.state_dict(), **scale})
 
     def loop(self, on_tick: Callable[[Tick], None] | None = None) -> bool:
-        """Step until the run is finished (True) or a signal asks it to stop (False), and leave its state on disk.
+        """Train until the run is finished (True) or a signal stops it (False), and save the state.
 
-        Whatever else ends it, the files of the last checkpoint stay. `on_tick` is called in the main process only.
+        On any error, the files of the last checkpoint remain. `on_tick` is called in the main process only.
         """
-        with stop_on_signals() as stopping, only_writer(self.folder) if self.is_main else nullcontext():
+        with _stop_on_signals() as stopping, only_writer(self.folder) if self.is_main else nullcontext():
             if self.is_main:
                 remove_drafts(self.out, self.folder)
             finished = self._steps(on_tick, stopping)
@@ -170,35 +192,36 @@ class Run:
         return finished
 
     def _steps(self, on_tick: Callable[[Tick], None] | None, stopping: list[bool]) -> bool:
-        log = LossLog(self.folder, self.progress.step) if self.is_main else None
-        clock, speed = Clock(self.progress.seconds, self.progress.cpu_seconds), Speed()
+        log = LossLog(self.folder, self.state.step) if self.is_main else None
+        start, cpu_start = time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds
+        speed = _Speed()
         self.model.train()
-        self._settle_compilation()
+        self._check_compilation()
         while self._fraction() < 1.0:
             if any(self._agree(float(stopping[0]))):
                 return False
-            self.progress.losses.append(self._step())
-            self.progress.step += 1
-            (self.progress.seconds,) = self._agree(clock.seconds)
-            self.progress.cpu_seconds = clock.cpu_seconds
+            self.state.losses.append(self._step())
+            self.state.step += 1
+            (self.state.seconds,) = self._agree(time.monotonic() - start)
+            self.state.cpu_seconds = time.process_time() - cpu_start
             tick = self._tick(speed.after_step())
-            if self.progress.step % LOG_EVERY == 0:
-                self.progress.losses = []
+            if self.state.step % LOG_EVERY == 0:
+                self.state.losses = []
                 if log is not None:
                     log.append(self._row(tick))
             if on_tick is not None and self.is_main:
                 on_tick(tick)
-            if self.progress.step % self.recipe.checkpoint_every == 0 and self._fraction() < 1.0:
+            if self.state.step % self.recipe.checkpoint_every == 0 and self._fraction() < 1.0:
                 self._save()
         return True
 
     def _fraction(self) -> float:
         if self.minutes is not None:
-            return self.progress.seconds / (60.0 * self.minutes)
-        return self.progress.step / self.recipe.steps
+            return self.state.seconds / (60.0 * self.minutes)
+        return self.state.step / self.recipe.steps
 
     def _agree(self, *values: float) -> list[float]:
-        """The mean of each value over all processes, so that all of them decide alike."""
+        """The mean of each value over all processes, so that they make the same decisions."""
         import torch
 
         if self.accelerator.num_processes == 1:
@@ -209,18 +232,18 @@ class Run:
 
     def _tick(self, steps_per_second: float) -> Tick:
         done = max(1e-9, self._fraction())
-        step = self.progress.step
+        step = self.state.step
         total = self.recipe.steps if self.minutes is None else max(step, round(step / done))
         left = (total - step) / steps_per_second
-        loss = float(np.mean(self.progress.losses))
+        loss = float(np.mean(self.state.losses))
         return Tick(step, total, loss, steps_per_second * self.recipe.batch_size, left)
 
-    def _row(self, tick: Tick) -> Row:
+    def _row(self, tick: Tick) -> LossRow:
         rate = self.optimizer.param_groups[0]["lr"]
-        return Row(tick.step, tick.loss, rate, tick.images_per_second, self.progress.seconds, self.progress.cpu_seconds)
+        return LossRow(tick.step, tick.loss, rate, tick.images_per_second, self.state.seconds, self.state.cpu_seconds)
 
     def _step(self) -> float:
-        rate = learning_rate(self.recipe, self.progress.step, self._fraction())
+        rate = learning_rate(self.recipe, self.state.step, self._fraction())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         noisy, timesteps, noise = self._batch()
@@ -228,7 +251,7 @@ class Run:
         (mean_loss,) = self._agree(float(loss.detach()))
         if not math.isfinite(mean_loss):
             raise OptionError(
-                f"the loss became {mean_loss} at step {self.progress.step}; start again in another folder with a "
+                f"the loss became {mean_loss} at step {self.state.step}; start a new run in another folder with a "
                 "lower learning_rate. The last good checkpoint is kept"
             )
         self.accelerator.backward(loss)
@@ -239,8 +262,8 @@ class Run:
         return mean_loss
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What this process sees of the batch of the current step."""
-        batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.progress.step)
+        """The share of this process in the batch of the current step."""
+        batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.state.step)
         return self._noised(batch.part(self.accelerator.process_index, self.accelerator.num_processes))
 
     def _loss(
@@ -253,20 +276,14 @@ class Run:
             predicted = forward(noisy, timesteps, return_dict=False)[0]
         return torch.nn.functional.mse_loss(predicted.float(), noise)
 
-    def _settle_compilation(self) -> None:
-        """Compilation only saves time: where it is not possible, or gets gradients wrong, the run goes on without."""
+    def _check_compilation(self) -> None:
+        """Compilation only saves time: continue without it if it fails or gives wrong gradients."""
         if self.forward is self.model:
             return
         batch = self._batch()
-        try:
-            wrong = compiled_is_wrong(self.model, self.forward, lambda forward: self._loss(forward, *batch))
-            reason = f"{len(wrong)} of its gradients come out wrong on this machine" if wrong else ""
-        except RuntimeError as error:
-            if not _is_compiler_error(error):
-                raise
-            reason = str(error).strip().splitlines()[0]
-        if any(self._agree(float(bool(reason)))):
-            warnings.warn(f"the net cannot be compiled and trains more slowly ({reason})", stacklevel=2)
+        fault = compilation_fault(self.model, self.forward, lambda forward: self._loss(forward, *batch))
+        if any(self._agree(float(bool(fault)))):
+            warnings.warn(f"training without compilation, which is slower: {fault}", stacklevel=2)
             self.forward = self.model
 
     def _noised(self, batch: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -286,19 +303,19 @@ class Run:
         )
 
     def _save(self) -> None:
-        """The checkpoint, then the folder of averaged weights; each file is whole at any time."""
+        """Write the checkpoint, then the averaged weights; each file is replaced as a whole."""
         if not self.is_main:
             return
         scaler = self.accelerator.scaler
         if scaler is not None:
-            self.progress.grad_scale = float(scaler.get_scale())
-            self.progress.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
-        checkpoint.save(self.folder, self.net, self.ema, _plain(self.optimizer), self.progress)
+            self.state.grad_scale = float(scaler.get_scale())
+            self.state.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
+        checkpoint.save(self.folder, self.net, self.ema, _plain(self.optimizer), self.state)
         save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:
-    """The devices of this run, as `accelerate launch` or `torchrun` set them; alone, the GPU or else the CPU."""
+    """The devices set by `accelerate launch` or `torchrun`; in a single process, the GPU or else the CPU."""
     try:
         from accelerate import Accelerator
     except ImportError as error:
@@ -310,11 +327,11 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     if precision == "auto":
         precision = "fp16" if torch.cuda.is_available() else "no"
     if precision == "fp16" and on_cpu:
-        raise OptionError("mixed_precision fp16 needs a GPU and there is none here; set it to auto or no")
+        raise OptionError("mixed_precision fp16 needs a GPU; set it to auto or no")
     try:
         accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision)
     except ValueError as error:
-        raise OptionError(f"mixed_precision {precision} cannot be used here: {error}") from error
+        raise OptionError(f"mixed_precision {precision} is not available: {error}") from error
     if recipe.batch_size % accelerator.num_processes:
         raise OptionError(
             f"batch_size={recipe.batch_size} cannot be shared evenly by {accelerator.num_processes} processes; "
@@ -323,13 +340,43 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-def _is_compiler_error(error: RuntimeError) -> bool:
-    from torch._dynamo.exc import BackendCompilerFailed  # slow to import, and rarely needed
+class _Speed:
+    """Steps per second over the last hundred steps, without the first step, which may compile."""
 
-    return isinstance(error, BackendCompilerFailed)
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._ends: deque[float] = deque(maxlen=101)
+
+    def after_step(self) -> float:
+        self._ends.append(time.monotonic())
+        if len(self._ends) == 1:
+            return 1.0 / max(1e-9, self._ends[0] - self._begun)
+        return (len(self._ends) - 1) / max(1e-9, self._ends[-1] - self._ends[0])
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[list[bool]]:
+    """Yield a flag that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts immediately."""
+    stopping = [False]
+
+    def stop(number: int, _frame: object) -> None:
+        if stopping[0] and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopping[0] = True
+
+    try:
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: the caller keeps its own handlers
+        yield stopping
+        return
+    try:
+        yield stopping
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimiser itself, without accelerate's wrapper."""
+    """The optimiser without the wrapper of accelerate."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner

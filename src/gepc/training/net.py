@@ -1,10 +1,10 @@
-"""The network and schedule that a recipe asks for, as plain diffusers objects."""
+"""The network and schedule of a recipe as diffusers objects, and a check of its compiled form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from gepc.training.recipe import Recipe
 if TYPE_CHECKING:
     import torch
     from diffusers import DDPMScheduler, UNet2DModel
+
+TOLERANCE = 0.05  # of a parameter's gradient: reduced precision changes less, a faulty compiler loses all of it
 
 
 def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
@@ -41,7 +43,7 @@ def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
 
 
 def build_scheduler(recipe: Recipe) -> DDPMScheduler:
-    """The scheduler whose schedule equals `alphas_cumprod`."""
+    """The scheduler with the schedule of `alphas_cumprod`."""
     from diffusers import DDPMScheduler
 
     if recipe.schedule == "cosine":
@@ -62,13 +64,55 @@ def alphas_cumprod(recipe: Recipe) -> npt.NDArray[np.float64]:
 
 
 def save_folder(net: UNet2DModel, averages: Iterable[torch.Tensor], recipe: Recipe, out: Path) -> None:
-    """Write a plain diffusers folder with `averages` (in the order of the net's parameters) for weights.
+    """Write a diffusers folder.
 
-    Each file is replaced whole and the configurations never change during a run, so the folder can be loaded at any
-    time, also after a write that failed.
+    Files are replaced as a whole and the configuration does not change during a run, so the folder can be loaded at any
+    time, even after a failed write.
+
+    Parameters
+    ----------
+    net : the network.
+    averages : the weights to write in place of its own, in the order of its parameters.
+    recipe : the recipe of the run.
+    out : the folder.
     """
     weights = dict(net.state_dict())
     weights.update((name, average) for (name, _), average in zip(net.named_parameters(), averages, strict=True))
     write_text(out / "config.json", net.to_json_string())
     write_text(out / "scheduler_config.json", build_scheduler(recipe).to_json_string())
     write_tensors(out / "diffusion_pytorch_model.safetensors", weights, {"format": "pt"})
+
+
+def compilation_fault(net: torch.nn.Module, compiled: Any, loss_of: Callable[[Any], torch.Tensor]) -> str:
+    """Why the compiled network must not be trained, or an empty string.
+
+    A faulty compiler can return wrong gradients without an error; training then continues with parts of the network
+    unchanged. So the gradients of one batch are compared with those of the network itself.
+
+    Parameters
+    ----------
+    net : the network.
+    compiled : its compiled form.
+    loss_of : the loss of one batch as a function of either.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed  # slow to import, and rarely needed
+
+    try:
+        found, expected = _gradients(net, lambda: loss_of(compiled)), _gradients(net, lambda: loss_of(net))
+    except BackendCompilerFailed as error:
+        return str(error).strip().splitlines()[0]
+    rounding = 1e-4 * max(float(gradient.norm()) for gradient in expected.values())
+    wrong = [
+        name
+        for name, right in expected.items()
+        if name not in found or float((found[name] - right).norm()) > TOLERANCE * float(right.norm()) + rounding
+    ]
+    return f"{len(wrong)} of its gradients are wrong on this machine" if wrong else ""
+
+
+def _gradients(net: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:
+    net.zero_grad(set_to_none=True)
+    loss().backward()  # type: ignore[no-untyped-call]
+    found = {name: p.grad.detach().clone() for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad(set_to_none=True)
+    return found

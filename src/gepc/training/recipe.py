@@ -1,4 +1,4 @@
-"""A training run, as plain data."""
+"""Recipes: the parameters of training runs, from YAML files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,37 @@ from gepc.core.options import build, read_yaml
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `gepc train` does. Every field can be set in the recipe's YAML file or with `--set key=value`.
+    """Parameters of a training run.
 
-    The noise levels of a batch are a mixture: a share `low_noise_share` is log-uniform in rho over `rho_range`
-    (where the method looks), the rest uniform in t (so that the net also samples).
-
-    `batch_size` is that of a step over all devices. `image_size` brings every image to that square; None keeps the
-    images' own size, which must be the same for all. `value_range` is what means black and white in float images.
-    `mixed_precision: auto` is fp16 on an NVIDIA or AMD GPU and none elsewhere: bf16 has eight bits, too few for the
-    lowest noise levels, and is emulated on most CPUs.
+    Parameters
+    ----------
+    channels : width of the network at each resolution; the resolution halves from one to the next.
+    layers_per_block : residual blocks at each resolution.
+    norm_groups : groups of the group normalisation.
+    attention : self-attention at the lowest resolution.
+    image_channels : 1 or 3.
+    image_size : resize every image to a square of this side; None requires images of one size.
+    diffusion_steps : number of timesteps of the schedule.
+    schedule : `cosine` or `linear`.
+    batch_size : images per step, over all devices.
+    steps : number of training steps.
+    learning_rate : learning rate after the warm-up.
+    final_learning_rate : learning rate at the end of the cosine decay.
+    warmup_steps : steps of the linear warm-up.
+    weight_decay : weight decay of AdamW.
+    gradient_clip : largest norm of the gradient.
+    ema_decay : decay of the averaged weights.
+    low_noise_share : fraction of a batch whose noise level is log-uniform in rho over `rho_range`, the levels that
+        detection uses; the rest is uniform in t, so that the network can also generate samples.
+    rho_range : smallest and largest rho = sqrt(1/abar - 1) of that fraction.
+    flips : random flips: `none`, `horizontal`, `vertical` or `both`.
+    mixed_precision : `no`, `fp16`, `bf16` or `auto`, which is fp16 on an NVIDIA or AMD GPU and `no` elsewhere: the
+        eight bits of bf16 are too few for the lowest noise levels, and most CPUs emulate it.
+    compile : compile the network with `torch.compile`.
+    checkpoint_every : steps between checkpoints.
+    held_out : images to hold out from training, at most a quarter.
+    seed : seed of the weights, the batches and the held-out images.
+    value_range : values of black and white in float images; None is (-1, 1).
     """
 
     channels: tuple[int, ...] = (32, 64, 96)
@@ -61,7 +83,7 @@ class Recipe:
                 raise OptionError(f"recipe: {name} must be {wanted}, got {getattr(self, name)}")
 
     def _requirements(self) -> dict[str, tuple[bool, str]]:
-        """For each field whether its value makes sense, and what would; written so that NaN does not."""
+        """For each field, whether its value is valid and what is; NaN is never valid."""
         groups = max(1, self.norm_groups)
         low, high = self.rho_range
         return {
@@ -74,7 +96,7 @@ class Recipe:
             "image_channels": (self.image_channels in (1, 3), "1 or 3"),
             "image_size": (
                 self.image_size is None or (self.image_size > 0 and self.image_size % self.stride == 0),
-                f"a multiple of {self.stride}, the net's stride",
+                f"a multiple of {self.stride}, the stride of the network",
             ),
             "diffusion_steps": (self.diffusion_steps >= 2, "at least 2"),
             "batch_size": (self.batch_size >= 1, "at least 1"),
@@ -94,7 +116,7 @@ class Recipe:
 
     @property
     def stride(self) -> int:
-        """The image's sides must be multiples of this: one halving per level but the last."""
+        """The sides of an image must be multiples of this, since each resolution but the last is halved."""
         return int(2 ** (len(self.channels) - 1))
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,13 +126,19 @@ class Recipe:
 
 
 def builtin_recipes() -> dict[str, Path]:
-    """The recipes that ship with the package, by name."""
+    """The recipes of the package, by name."""
     folder = Path(str(resources.files("gepc") / "recipes"))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_recipe(config: str | Path, overrides: dict[str, Any] | None = None) -> Recipe:
-    """Read a recipe from a YAML file or by the name of one that ships with the package."""
+    """Read a recipe.
+
+    Parameters
+    ----------
+    config : a YAML file, or the name of a recipe of the package.
+    overrides : values that replace those of the file.
+    """
     path = Path(config)
     if not path.is_file():
         known = builtin_recipes()

@@ -1,4 +1,4 @@
-"""Maps against boxes: exact values on small fields, and what chance gives."""
+"""Localisation metrics: exact values on small fields, and at chance. Intervals that resample whole images."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError
 from gepc.features.pooling import Pooling
-from gepc.sar.intervals import mean_interval, redraw, two_sample_interval
-from gepc.sar.localisation import localise, smoothed
-from gepc.sar.preset import local_pooling, sar_options
+from gepc.sar.evaluation import bootstrap_intervals, localise, resample, smoothed
 
 
 def test_a_map_that_is_the_mask_points_perfectly_and_its_opposite_never() -> None:
@@ -43,35 +41,22 @@ def test_fields_that_cannot_be_measured_are_refused() -> None:
     mask = np.eye(3, dtype=bool)[None]
     with pytest.raises(InputError, match="must both be"):
         localise(np.ones((2, 3, 3)), mask)
-    with pytest.raises(InputError, match="no box, or is all box"):
+    with pytest.raises(InputError, match="a patch without a box, or covered by one"):
         localise(np.ones((1, 3, 3)), np.zeros_like(mask))
     with pytest.raises(InputError, match="not negative"):
         localise(-np.ones((1, 3, 3)), mask)
 
 
 def test_intervals_draw_whole_images() -> None:
-    picked = redraw(["a", "b", "a", "c"], np.random.default_rng(3))
+    picked = resample(["a", "b", "a", "c"], np.random.default_rng(3))
     assert (picked == 0).sum() == (picked == 2).sum()
     values = np.repeat([0.0, 1.0] * 5, 20)
-    apart = mean_interval(values, [str(k) for k in range(200)])
-    together = mean_interval(values, [str(k // 20) for k in range(200)])
-    assert together[1] - together[0] > 3 * (apart[1] - apart[0])
-    low, high = two_sample_interval(lambda a, b: np.array([b.mean() - a.mean()]), values, values + 1, ("x" * 200,) * 2)[
-        0
-    ]
-    assert low == high == 1.0  # one image a side: nothing varies
 
+    def width(groups: list[str]) -> float:
+        ((low, high),) = bootstrap_intervals(lambda v: [v.mean()], [values], [groups], draws=1000)
+        return high - low
 
-@pytest.mark.parametrize(("pixels", "window"), [(1, 1), (20, 3), (50, 5), (200, 9), (800, 19)])
-def test_pooling_follows_the_targets_size(pixels: int, window: int) -> None:
-    options = local_pooling(pixels, 256)
-    assert options == {"pool": "local", "window": window, "topk": pixels / 65536}
-    Pooling(options["pool"], options["topk"], options["window"])
-
-
-def test_options_of_the_domain() -> None:
-    assert sar_options(sides="two")["calibration"] == "kde"
-    assert sar_options(normalise="patch", size=128)["topk"] == 200 / 128**2
-    for bad in ({"target_pixels": 0}, {"target_pixels": 20000}, {"sides": "three"}):
-        with pytest.raises(OptionError):
-            sar_options(**bad)  # type: ignore[arg-type]
+    assert width([str(k // 20) for k in range(200)]) > 3 * width([str(k) for k in range(200)])
+    one_image = ["x"] * 200
+    pair = bootstrap_intervals(lambda a, b: [b.mean() - a.mean()], [values, values + 1], [one_image] * 2, draws=300)
+    assert pair == [(1.0, 1.0)]  # one image in each sample: nothing varies
