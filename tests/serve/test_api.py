@@ -138,12 +138,12 @@ def _picture(uri):
     return Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
 
 
-def test_the_detector_says_what_it_is_and_no_path(client, detector, detector_folder):
+def test_the_description_of_the_detector_contains_no_path(client, detector, detector_folder):
     answer = client.get("/v1/detector", params={"alpha": 0.2})
     body = answer.json()
-    promise = detector.guarantee(0.2)
-    assert body["guarantee"]["low"] == promise.low
-    assert body["guarantee"]["sentence"] == str(promise)
+    guarantee = detector.guarantee(0.2)
+    assert body["guarantee"]["low"] == guarantee.low
+    assert body["guarantee"]["sentence"] == str(guarantee)
     assert body["calibration_images"] == 20
     assert body["input"] == {"height": 16, "width": 16, "channels": 3, "resize": "stretch"}
     assert body["limits"]["images_per_request"] == 16

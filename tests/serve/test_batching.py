@@ -1,4 +1,4 @@
-"""The micro-batcher and the bound, without a network and without a clock."""
+"""The micro-batcher and its capacity, without a network."""
 
 import threading
 from concurrent.futures import CancelledError, wait

@@ -1,4 +1,4 @@
-"""Who may ask, how much, and what an answer never says."""
+"""Access, limits on requests, and headers of responses."""
 
 import io
 import re

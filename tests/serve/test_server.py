@@ -1,4 +1,4 @@
-"""The real thing: a process, a port, a signal."""
+"""The service as a process: port, token, signal."""
 
 import os
 import re
