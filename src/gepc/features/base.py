@@ -1,4 +1,4 @@
-"""Extractors turn images into a table of features. They alone call the network; they keep no state."""
+"""Extractors turn images into a table of features. Only they call the network, and they keep no state."""
 
 from __future__ import annotations
 
@@ -39,10 +39,15 @@ class Cost:
 
 @dataclass
 class Batch:
-    """Some images on their way through the network, with the keys that their noise is drawn from.
+    """Images, with the keys that their noise is drawn from.
 
-    `images` is (N, C, H, W) float32 in [-1, 1]. `fixed_noise` maps (timestep, draw) to noise that replaces the drawn
-    one; `rows` is the largest number of images to hand to the network at once.
+    Parameters
+    ----------
+    images : (N, C, H, W) float32 in [-1, 1].
+    keys : one key per image, from its content.
+    seed : the noise seed.
+    rows : the largest number of images to pass to the network at once.
+    fixed_noise : (timestep, draw) -> noise to use instead of drawing it.
     """
 
     images: npt.NDArray[np.float32]
@@ -82,7 +87,7 @@ class Batch:
     def _given_noise(self, t: int, draw: int) -> npt.NDArray[Any]:
         given = self.fixed_noise or {}
         if (t, draw) not in given:
-            raise InputError(f"no noise is given for timestep {t}, draw {draw}; give it, or ask for fewer draws")
+            raise InputError(f"no noise is given for timestep {t}, draw {draw}; give it, or use fewer draws")
         field = np.asarray(given[t, draw])
         if field.shape != self.images.shape:
             raise InputError(f"noise of shape {field.shape} does not fit images of shape {self.images.shape}")
@@ -266,7 +271,7 @@ _EXTRACTORS: dict[str, type[Extractor]] = {}
 
 
 def register(name: str) -> Callable[[E_], E_]:
-    """Class decorator: make an extractor known as a detection method."""
+    """Class decorator: register an extractor as a detection method."""
 
     def add(cls: E_) -> E_:
         if name in _EXTRACTORS:
@@ -279,7 +284,7 @@ def register(name: str) -> Callable[[E_], E_]:
 
 
 def methods() -> dict[str, type[Extractor]]:
-    """Every registered method; their modules register themselves when they are first imported."""
+    """Every registered method. Modules register their methods on import, so all modules of `baselines` are imported."""
     import_module("gepc.features.gepc")
     import_module("gepc.features.gepc_plus")
     baselines = import_module("gepc.features.baselines")

@@ -10,8 +10,8 @@ With r_g = P_g^-1 s(P_g x_t) - s(x_t), the transported scores s_g = s + r_g and 
     b     pool(s^2)                                           score energy
     d     pool((eps - noise)^2)                               denoising error, known because we drew the noise
 
-The means include the identity, whose residual is zero and is never evaluated: |G| passes a level, not 1 + |G|.
-The paper names cycle consistency without a formula; this one needs no further pass, as the paper says of all of them.
+The means include the identity, whose residual is zero and is never evaluated: |G| passes per level, not 1 + |G|.
+The paper names cycle consistency without a formula; this one needs no further pass, as the paper requires of all.
 """
 
 from __future__ import annotations
@@ -44,17 +44,21 @@ log = logging.getLogger(__name__)
 @register("gepc")
 @dataclass(frozen=True)
 class GepcExtractor(HasMaps, SamplesLevels, Extractor):
-    """The table keeps every (level, group element), so that ablations are arithmetic on it.
+    """Group-equivariant posterior consistency; the formulas are above.
+
+    The table keeps every (level, group element), so that ablations are arithmetic on it.
 
     Parameters
     ----------
-    levels : where to look; see `Levels.of`.
-    features : which of s, cos, pair, cycle, x0, b, d to compute; nothing else is.
-    pool, topk, window : how a field becomes a number; see `gepc.features.pooling.Pooling`.
-    group : which actions to compare; see `Group.of`.
+    levels : noise levels; see `Levels.of`.
+    features : any of s, cos, pair, cycle, x0, b, d; only these are computed.
+    pool : `mean`, `topk` or `local`; see `gepc.features.pooling.Pooling`.
+    topk : share of the pixels that `topk` and `local` average over.
+    window : side of the box filter of `local`, in pixels.
+    group : the actions to compare; see `Group.of`.
     mc_samples : noise draws to average over.
-    group_samples : evaluate only that many random non-identity elements per image and level.
-    level_samples : evaluate only that many random levels per image; fitting looks at all of them.
+    group_samples : number of random non-identity elements to evaluate per image and level; None evaluates all.
+    level_samples : number of random levels to evaluate per image when scoring; None evaluates all, as fitting does.
     """
 
     calibration: ClassVar[str] = "kde"
@@ -124,19 +128,19 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         return self.levels.timesteps(backbone.alphas_cumprod)
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """|G| passes per level and draw: one reference and one for each element but the identity."""
+        """|G| passes per level and draw: one reference and one for each element other than the identity."""
         count = len(self.timesteps(backbone)) if levels is None else levels
         if self.level_samples is not None:
             count = min(count, self.level_samples)
         moving = len(self.group.for_size(*size).moving)
         if self.group_samples is not None:
             moving = min(moving, self.group_samples)
-        if set(self.features) <= set(WITHOUT_GROUP):
+        if not self.compares:
             moving = 0
         return Cost(forward=count * (1 + moving) * self.mc_samples)
 
     def paper_cost(self, levels: int) -> Cost:
-        """What the paper counts: (1 + |G|) K m, the identity evaluated twice."""
+        """The cost as the paper counts it: (1 + |G|) K m, with the identity evaluated twice."""
         return Cost(forward=(1 + len(self.group)) * levels * self.mc_samples)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
@@ -150,31 +154,36 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
 
     @property
     def has_maps(self) -> bool:
-        """Not where no feature compares group elements: there is no residual then."""
+        """False where no feature compares group elements: there is no residual then."""
+        return self.compares
+
+    @property
+    def compares(self) -> bool:
+        """Whether any feature compares group elements."""
         return not set(self.features) <= set(WITHOUT_GROUP)
 
     @property
     def by_level(self) -> bool:
-        """Not with `level_samples`: which levels an image is left out at depends on how many there are."""
+        """False with `level_samples`: the levels drawn for an image depend on how many there are."""
         return self.level_samples is None
 
     def for_fitting(self) -> GepcExtractor:
-        """The same on all levels."""
+        """The same method on all levels."""
         return replace(self, level_samples=None)
 
     def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
-        """NaN at the levels that `level_samples` leaves out."""
+        """The columns with NaN at the levels that `level_samples` leaves out."""
         return np.where(self._level_masks(keys, seed, columns.shape[1])[:, :, None], columns, np.nan)
 
     def columns(self, table: Table) -> Columns:
-        """Mean over the group, and the features side by side."""
+        """The features side by side, each averaged over the group."""
         return np.stack([self.reduce(name, table[name]) for name in self.features], axis=2)
 
     def reduce(self, feature: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The paper's scalar from table values: the mean over g (or over pairs), identity included.
 
-        With a random subset of elements it is the unbiased estimate: what was left out (NaN) is replaced by the mean
-        of its kind, elements by sampled elements, pairs with and without the identity each by theirs.
+        With a random subset of elements it is the unbiased estimate: values left out (NaN) are replaced by the mean of
+        their kind: sampled elements, pairs with the identity, or pairs without it.
         """
         if feature in WITHOUT_GROUP:
             return values

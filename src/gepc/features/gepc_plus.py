@@ -1,23 +1,23 @@
-"""GEPC+: everything that the passes of GEPC already tell, not only how far they disagree.
+"""GEPC+: further features from the passes of GEPC, with the denoising error.
 
-The passes of one noise level give, besides the residuals r_g, the denoising error e = eps(x_t) - noise, known because
+The passes of one noise level give the residuals r_g and also the denoising error e = eps(x_t) - noise, known because
 we drew the noise. With pool and the features of `gepc.features.gepc`, the columns at each level are
 
-    log s_g   pool(r_g^2) / b              symmetry: does the network know which way up this is?
-    log d     pool(e^2)                    likelihood: how much of the noise does it miss here?
-    ax, ay    <e(p), e(p + 1 pixel)>       whiteness: what it misses, is it structure? Autocorrelations of e along x
-    ad        the same on the diagonals    and y, on both diagonals, and at two pixels, each divided by <e, e>
+    log s_g   pool(r_g^2) / b              symmetry: does the network know which way up the image is?
+    log d     pool(e^2)                    likelihood: how much of the noise does the network miss?
+    ax, ay    <e(p), e(p + 1 pixel)>       whiteness: is the error structured? Autocorrelations of e along x and y,
+    ad        the same on the diagonals    on both diagonals, and at two pixels, each divided by <e, e>
     ax2, ay2  the same at two pixels
-    ac        <e_c, e_c'>                  and the same between channels: is it colour?
+    ac        <e_c, e_c'>                  the same between channels: is the error coloured?
 
 and on request log cos, log b and the logarithms of GEPC's other features. At each level a shrunk covariance of the ID
 columns gives the metric, and the score is the squared distance to the fifth nearest ID image in it, averaged over
-levels. Logarithms, because energies are positive with long right tails. Every residual costs a pass; d and the
+levels. Energies are positive with long right tails, hence the logarithms. Every residual costs a pass; d and the
 autocorrelations cost none.
 
 Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|,
-so a picture that stands on its head looks as usual as the upright one. A quarter turn is not its own inverse, and with
-the mirror flip_x it generates all symmetries of the square.
+so an image upside down scores the same as the upright one. A quarter turn is not its own inverse, and with the mirror
+flip_x it generates all symmetries of the square.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Batch, Columns, Maps, Table, register
 from gepc.features.gepc import FEATURES, GepcExtractor
 from gepc.features.groups import Group
-from gepc.features.residuals import CORRELATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
+from gepc.features.residuals import CORRELATIONS, PER_ELEMENT, LevelPass
 
 MapParts = dict[str, npt.NDArray[np.float32]]
 
 FAST_LEVELS = (0.99,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 MAP_PARTS = ("sum", "residual", "error")
-TINY = 1e-30  # an exactly equivariant network has s = 0: a constant column, which calibration names as such
+TINY = 1e-30  # an exactly equivariant network has s = 0: a constant column, which calibration reports
 
 
 class PlusPass(LevelPass):
-    """Also keeps where the network misses the noise."""
+    """A level pass that also maps the denoising error."""
 
     def _finish_map(self, field: Any) -> npt.NDArray[np.float32]:
         """(N, 2, H, W): the residual map mean_g mean_c r_g^2 / b, and the error map mean_c e^2 / b."""
@@ -60,18 +60,18 @@ class PlusPass(LevelPass):
 @register("gepc+")
 @dataclass(frozen=True)
 class GepcPlus(GepcExtractor):
-    """GEPC's passes and parameters, with more columns; none of its levels is selected away.
+    """GEPC's passes and parameters, with more columns, on all levels by default.
 
     Parameters
     ----------
-    features : any of s, cos, b, d, pair, cycle, x0 (in logarithms) and ax, ay, ad, ax2, ay2, ac (as they are).
+    features : any of s, cos, b, d, pair, cycle, x0 (in logarithms) and ax, ay, ad, ax2, ay2, ac (without).
         A network of one channel has no ac, and no column for it.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
     map_part : `sum`, or one of its two parts: `residual` (where the transported scores disagree) and `error` (where the
         network misses the noise). Both are in units of b, so that they can be added.
 
-    The others are those of `gepc.features.gepc.GepcExtractor`. Presets: `fast`, one level and one transform, is 2
-    passes; `full`, four levels and two transforms, is 12. On images that are not square rot90 drops out of `full`;
+    The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
+    passes; `full`, four levels and two transforms, costs 12. On images that are not square rot90 drops out of `full`;
     give `fast` another element there, such as rot180.
     """
 
@@ -91,30 +91,22 @@ class GepcPlus(GepcExtractor):
     map_part: str = "sum"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "features", (self.features,) if isinstance(self.features, str) else self.features)
         super().__post_init__()
         check_choice("elements", self.elements, ("each", "mean"))
         check_choice("map_part", self.map_part, MAP_PARTS)
-        if self.map_part == "residual" and not self._compares:
+        if self.map_part == "residual" and not self.compares:
             raise OptionError("map_part='residual' needs a feature that compares group elements, such as s")
         if self.elements == "each" and self.group_samples is not None:
             raise OptionError("group_samples leaves elements out at random: use it with elements='mean'")
 
     @property
-    def _compares(self) -> bool:
-        return not set(self.features) <= set(WITHOUT_GROUP)
-
-    @property
     def _ordered(self) -> tuple[str, ...]:
-        """The features with s in front: what stands before the base column must not depend on the images."""
+        """The features with s first."""
         return tuple(sorted(self.features, key=lambda name: name != "s"))
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """s:rot90 and so on for features that have a column for each element.
-
-        As on square images and several channels: on others rot90 and ac are left out.
-        """
+        """Features with a column for each element as `s:rot90`; for square images and several channels."""
         names: list[str] = []
         for feature in self._ordered:
             spread = self.elements == "each" and feature in PER_ELEMENT
@@ -127,7 +119,7 @@ class GepcPlus(GepcExtractor):
         return 0
 
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
-        """s itself as in GEPC, not its logarithm; otherwise the first feature, without a logarithm too."""
+        """s where it is computed, otherwise the first feature; not its logarithm, which the columns hold."""
         name = self._present(table)[0]
         return self.reduce(name, table[name])
 
@@ -139,7 +131,7 @@ class GepcPlus(GepcExtractor):
         return present
 
     def columns(self, table: Table) -> Columns:
-        """The features side by side, energies in logarithms."""
+        """The features side by side, energies as logarithms."""
         return np.concatenate([self._columns_of(name, table[name]) for name in self._present(table)], axis=2)
 
     def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
@@ -151,7 +143,7 @@ class GepcPlus(GepcExtractor):
 
     @property
     def has_maps(self) -> bool:
-        """Always: every pass has a denoising error."""
+        """True: every pass has a denoising error."""
         return True
 
     def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
@@ -162,7 +154,7 @@ class GepcPlus(GepcExtractor):
         return table, parts["residual"] + parts["error"]
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        """The table, and the residual and the error map apart, each (N, levels, H, W)."""
+        """The table, and the residual map and the error map, each (N, levels, H, W)."""
         table, fields = self._run(backbone, batch, timesteps, with_maps=True)
         both = np.stack(fields, axis=1)
         return table, {"residual": both[:, :, 0], "error": both[:, :, 1]}

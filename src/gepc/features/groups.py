@@ -6,14 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from gepc.core.errors import OptionError, nearest
 
-if TYPE_CHECKING:
-    import torch
-
-    Transform = Callable[[torch.Tensor], torch.Tensor]
+Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,28 +35,15 @@ class Action:
         return f"Action({self.name!r})"
 
 
+PIXELS = (-2, -1)
+
+
 def _same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _negative(x: torch.Tensor) -> torch.Tensor:
-    return -x
-
-
-def _mirrored(x: torch.Tensor, axis: int) -> torch.Tensor:
-    return x.flip(axis)
-
-
-def _turned(x: torch.Tensor, quarter_turns: int) -> torch.Tensor:
-    return x.rot90(quarter_turns, (-2, -1))
-
-
-def _transposed(x: torch.Tensor, quarter_turns: int) -> torch.Tensor:
-    return _turned(_turned(x, quarter_turns).transpose(-2, -1), -quarter_turns)
-
-
-def _rolled(x: torch.Tensor, dx: int, dy: int) -> torch.Tensor:
-    return x.roll((dy, dx), (-2, -1))
+def _antitransposed(x: torch.Tensor) -> torch.Tensor:
+    return x.rot90(2, PIXELS).transpose(*PIXELS)
 
 
 def _involution(name: str, transform: Transform, square_only: bool = False) -> Action:
@@ -66,14 +51,15 @@ def _involution(name: str, transform: Transform, square_only: bool = False) -> A
 
 
 def _rotation(name: str, turns: int) -> Action:
-    apply, inverse = partial(_turned, quarter_turns=turns), partial(_turned, quarter_turns=-turns)
+    apply, inverse = partial(torch.rot90, k=turns, dims=PIXELS), partial(torch.rot90, k=-turns, dims=PIXELS)
     return Action(name, apply, inverse, square_only=turns % 2 == 1)
 
 
 @cache
 def shift(dx: int, dy: int, name: str | None = None) -> Action:
     """A circular shift by `dx` pixels to the right and `dy` down."""
-    return Action(name or f"shift({dx},{dy})", partial(_rolled, dx=dx, dy=dy), partial(_rolled, dx=-dx, dy=-dy))
+    apply, inverse = (partial(torch.roll, shifts=(sign * dy, sign * dx), dims=PIXELS) for sign in (1, -1))
+    return Action(name or f"shift({dx},{dy})", apply, inverse)
 
 
 IDENTITY = _involution("id", _same)
@@ -82,16 +68,16 @@ _ACTIONS: dict[str, Action] = {
     action.name: action
     for action in (
         IDENTITY,
-        _involution("flip_x", partial(_mirrored, axis=-1)),
-        _involution("flip_y", partial(_mirrored, axis=-2)),
+        _involution("flip_x", partial(torch.flip, dims=(-1,))),
+        _involution("flip_y", partial(torch.flip, dims=(-2,))),
         _rotation("rot90", 1),
         _rotation("rot180", 2),
         _rotation("rot270", 3),
         shift(1, 0, "shift_x"),
         shift(0, 1, "shift_y"),
-        _involution("transpose", partial(_transposed, quarter_turns=0), square_only=True),
-        _involution("antitranspose", partial(_transposed, quarter_turns=1), square_only=True),
-        _involution("neg", _negative),
+        _involution("transpose", partial(torch.transpose, dim0=-2, dim1=-1), square_only=True),
+        _involution("antitranspose", _antitransposed, square_only=True),
+        _involution("neg", torch.neg),
     )
 }
 
@@ -160,8 +146,6 @@ def _check(action: Action) -> None:
 
 def check_orthogonal(action: Action) -> None:
     """Raise `OptionError` unless the action is linear, preserves the norm and is undone by its inverse."""
-    import torch
-
     x, y = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = action.apply(x)
     faults = {

@@ -73,7 +73,7 @@ class LevelPass:
     def _choose_elements(self) -> npt.NDArray[np.bool_]:
         """The non-identity elements (columns) that each image (row) is compared under; the same for every draw."""
         moving, size = len(self.group.moving), self.method.group_samples
-        if self.wanted <= set(WITHOUT_GROUP):
+        if not self.method.compares:
             return np.zeros((len(self.rows), moving), dtype=bool)
         if size is None or size >= moving:
             return np.ones((len(self.rows), moving), dtype=bool)

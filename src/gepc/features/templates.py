@@ -1,4 +1,4 @@
-"""The two shapes that most methods have: some features at each noise level, or some features of the whole image."""
+"""Base classes for most methods: features at each noise level (`PerLevel`), or of the whole image (`WholeImage`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PerLevel(Extractor):
         return self.levels.timesteps(backbone.alphas_cumprod)
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """So many times one level's cost."""
+        """The cost of one level, times the number of levels."""
         count, one = len(self.timesteps(backbone)) if levels is None else levels, self.level_cost(size)
         return Cost(count * one.forward, count * one.jvp)
 
@@ -54,7 +54,7 @@ class PerLevel(Extractor):
 
 
 class WholeImage(Extractor):
-    """Features that belong to no level: the level axis has one place, which stands for the image."""
+    """Features that belong to no level: the level axis has one entry, for the whole image."""
 
     @property
     def by_level(self) -> bool:
@@ -70,11 +70,11 @@ class WholeImage(Extractor):
         """Network passes per image."""
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
-        """One place for all."""
+        """One entry."""
         return (0,)
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """The same whatever the number of levels."""
+        """The cost of the image, whatever the number of levels."""
         return self.image_cost(backbone, size)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
@@ -83,7 +83,7 @@ class WholeImage(Extractor):
 
 
 def to_numpy(values: torch.Tensor) -> npt.NDArray[np.float64]:
-    """As a float64 array."""
+    """A tensor as a float64 array."""
     return np.asarray(values.detach().double().cpu().numpy())
 
 
@@ -98,7 +98,7 @@ def energy(field: torch.Tensor) -> torch.Tensor:
 
 
 def check_least(least: int, **counts: int | None) -> None:
-    """Raise `OptionError` naming the first that is less; None is a choice of its own."""
+    """Raise `OptionError` naming the first count that is below `least`; None passes."""
     for name, value in counts.items():
         if value is not None and value < least:
             raise OptionError(f"{name} must be at least {least}, got {value}")
