@@ -1,8 +1,8 @@
-"""Every detection method on the same backbone and the same images: what each finds, and what it costs.
+"""Every detection method on the same backbone and the same images, with its cost.
 
 Run it with `python examples/compare_detectors.py`. The backbone is a Gaussian fitted to the patches, with an exact
-score: a pass costs nothing, so that methods with a hundred passes can be tried in a minute; but it is no judge of which
-method is best on a real network. For that, see `gepc bench`. Alarms are those at a false-alarm rate of 0.2.
+score. Its passes are cheap, so that methods with a hundred passes run in a minute, but the ranking does not carry over
+to real networks; for those, see `gepc bench`. The false-alarm rate is 0.2.
 """
 
 import os
@@ -30,12 +30,12 @@ def patches(image: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def light(method: str) -> str | None:
-    """The method's cheap preset, where it has one."""
+    """The method's cheap preset, if it has one."""
     return "light" if "light" in find_method(method).presets else None
 
 
 def main(count: int = 8 if SMALL else 200) -> dict[str, float]:
-    """Fit on gravel, tell it from grass; one line for each method."""
+    """Fit on gravel, score gravel and grass, and print one line per method."""
     gravel, grass = data.gravel(), data.grass()
     training, normal = patches(gravel[:200], 4 * count, 0), patches(gravel[200:350], 2 * count, 1)
     inside, outside = patches(gravel[350:], count, 2), patches(grass, count, 3)

@@ -1,8 +1,8 @@
-"""A face model as a judge of surfaces: the backbone has seen neither the normal images nor the others.
+"""A face model applied to surfaces: the backbone was trained neither on the in-distribution nor on the other images.
 
-Run it with `python examples/cross_domain.py`. `celeba32-tiny` was trained on faces. Normal here means patches of a
-brick wall; the question is which patches of other photographs are not brick. Nothing is trained: the detector learns
-from normal patches alone how much the face model disagrees with itself on them.
+Run it with `python examples/cross_domain.py`. `celeba32-tiny` was trained on faces. Patches of a brick wall are the
+in-distribution images; patches of other photographs should raise alarms. The detector only learns how much the
+predictions of the face model usually disagree on patches of brick.
 """
 
 import os

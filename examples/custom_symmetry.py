@@ -1,12 +1,12 @@
-"""A domain where the default group is wrong: handwritten digits have a right way up. Can a digit upside down be found?
+"""A domain where the default group is unsuitable: detect handwritten digits that are upside down.
 
 Run it with `python examples/custom_symmetry.py`. A group that contains the half turn P is blind to it: since P P = Id,
 
     r(P x) = P^-1 s(P P x) - s(P x) = -P (P^-1 s(P x) - s(x)) = -P r(x),
 
-so an image and the same image upside down disagree with themselves equally. What is left is to compare with moves that
-do not mix up the two, such as shifts; their lengths here are an oracle, picked with the upturned digits. The backbone
-is a mixture of ten Gaussians, one fitted to each digit, with exact scores.
+so an image and its upside-down copy have the same residual. Transforms that do not exchange the two, such as shifts,
+remain useful; their lengths here are an oracle, chosen with the upside-down digits. The backbone is a mixture of ten
+Gaussians, one fitted to each digit, with exact scores.
 """
 
 import os
@@ -48,7 +48,7 @@ def turned(images: np.ndarray) -> np.ndarray:
 
 
 def main(fit: int = 30 if SMALL else 300, test: int = 20 if SMALL else 200) -> dict[str, float]:
-    """For each group: how much upright digits disagree, and AUROC against digits upside down and mirrored."""
+    """For each group: disagreement on upright digits, and AUROC against upside-down and mirrored digits."""
     images, labels = digits()
     backbone = mixture(images[:900], labels[:900])
     normal, upright = images[900 : 900 + fit], images[1300 : 1300 + test]

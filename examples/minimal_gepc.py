@@ -1,7 +1,7 @@
-"""GEPC, the method whole on one page: noise an image, move it, ask the network again, move the answer back, compare.
+"""The whole method on one page: add noise, transform the image, predict again, map the prediction back, compare.
 
-Run it with `python examples/minimal_gepc.py`. The library does the same with one pass less per level, any backbone,
-noise that belongs to the image instead of the batch, p-values, maps and files; see `gepc.GEPC`.
+Run it with `python examples/minimal_gepc.py`. The library (`gepc.GEPC`) adds noise that depends on the image instead of
+the batch, any backbone, p-values, maps and saved detectors.
 """
 
 import os
@@ -47,7 +47,7 @@ def log_density(values: np.ndarray, samples: np.ndarray) -> np.ndarray:
 
 
 def patches(image: np.ndarray, count: int, seed: int) -> torch.Tensor:
-    """Random 32x32 patches of a grey picture, as RGB in [-1, 1]."""
+    """Random 32x32 patches of a grey image, as RGB in [-1, 1]."""
     rng = np.random.default_rng(seed)
     corners = zip(rng.integers(0, image.shape[0] - 32, count), rng.integers(0, image.shape[1] - 32, count), strict=True)
     cut = np.stack([image[row : row + 32, column : column + 32] for row, column in corners])
@@ -55,7 +55,7 @@ def patches(image: np.ndarray, count: int, seed: int) -> torch.Tensor:
 
 
 def main(count: int = 60) -> float:
-    """Fit on gravel; tell gravel from grass."""
+    """Fit on gravel and separate gravel from grass."""
     backbone = gepc.load_backbone("celeba32-tiny")
     timesteps = gepc.Levels((0.9999, 0.9979, 0.99, 0.97)).timesteps(backbone.alphas_cumprod)
     sets = {

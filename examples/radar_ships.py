@@ -1,8 +1,8 @@
-"""Ships in sea clutter, with the embedded radar model, which has seen no ship.
+"""Detect ships in sea clutter with the embedded radar model, which was trained without ships.
 
 Run it with `python examples/radar_ships.py`. The sea is simulated (K-distributed clutter, see `gepc.sar.simulate`), so
-the truth is known and nothing is downloaded. The detector is fitted on empty sea; patches with a ship in them are the
-anomalies, and the map should point at the ship.
+the ground truth is known and nothing is downloaded. The detector is fitted on empty sea. Patches with a ship should
+raise alarms, and the maximum of the map should lie on the ship.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The residual between its bounds as the mean shift, the anisotropy and the distance grow; and where bounds fail.
+"""The residual and its bounds for growing mean shift, anisotropy and distance, and cases where printed bounds fail.
 
 Run it with `python examples/theory_bounds.py`; it writes `theory-bounds.png`. The derivations are in docs/theory.md.
 """
@@ -72,7 +72,7 @@ PANELS = [
     ("mean shift", r"$|\mu|$", mean_shift, np.linspace(0, 3, 13)),
     ("anisotropy", "variance above / below", anisotropy, np.linspace(1, 8, 15)),
     ("distance to the manifold", "d", off_manifold, np.geomspace(0.05, 5, 15)),
-    ("no promise: an equivariant backbone", r"$|\mu|$", equivariant_backbone, np.linspace(0, 3, 13)),
+    ("no guarantee: an equivariant backbone", r"$|\mu|$", equivariant_backbone, np.linspace(0, 3, 13)),
     ("the printed lower bound fails", "variance learned / true", wrong_variance, np.linspace(1, 4, 13)),
     ("the printed cross-backbone bound fails", "d", linear_score, np.geomspace(0.05, 5, 15)),
 ]

@@ -1,0 +1,94 @@
+"""What all commands share: the version, the help, and error messages that name command-line options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import gepc
+from gepc.cli.app import app, run, text_table
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def net(tmp_path: Path, tiny_net: object) -> Path:
+    from diffusers import DDPMScheduler
+
+    tiny_net.save_pretrained(tmp_path / "net")  # type: ignore[attr-defined]
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(tmp_path / "net")
+    return tmp_path / "net"
+
+
+def test_the_version(capsys: Captured) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr() == (f"gepc {gepc.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["sar"]])
+def test_no_command_shows_the_help(arguments: list[str], capsys: Captured) -> None:
+    assert run(arguments) == 0
+    shown = capsys.readouterr()
+    assert "Usage" in shown.out
+    assert shown.err == ""
+
+
+def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
+    assert run(["--help"]) == 0
+    listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
+    assert listed == ("demo selfcheck fit score map scene watch serve info convert train bench ablate sar".split())
+
+
+def every_command() -> list[tuple[str, object]]:
+    root = typer.main.get_command(app)
+    sar = root.commands["sar"].commands  # type: ignore[attr-defined]
+    found = {**root.commands, **{f"sar {name}": command for name, command in sar.items()}}  # type: ignore[attr-defined]
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), every_command(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_option_has_a_help_text_that_is_a_sentence(name: str, command: object) -> None:
+    for parameter in command.params:  # type: ignore[attr-defined]
+        if parameter.name == "help":
+            continue
+        text = parameter.help
+        assert text, f"{name} {parameter.name}"
+        assert text.endswith((".", "...", ".)")), f"{name} {parameter.name}: {text}"
+
+
+def test_methods_and_presets_are_listed(capsys: Captured) -> None:
+    assert run(["info", "--methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == gepc.list_detectors()
+    assert re.search(r"^gepc\+ +.*fast", "\n".join(lines), re.MULTILINE)
+
+
+def test_info_without_a_source_says_what_to_give(capsys: Captured) -> None:
+    assert run(["info"]) == 2
+    assert "give --methods" in capsys.readouterr().err
+
+
+def test_an_option_of_the_library_is_named_as_the_command_line_spells_it(
+    net: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """Images of two sizes: the library names `size`, the command line adds `--set size=...`."""
+    from PIL import Image
+
+    (tmp_path / "mixed").mkdir()
+    for index in range(12):
+        Image.new("RGB", (16 + 4 * (index % 2), 16)).save(tmp_path / "mixed" / f"{index}.png")
+    code = run(["fit", str(tmp_path / "mixed"), "--out", str(tmp_path / "det"), "--backbone", str(net)])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2
+    assert "size=..." in error or "--set size=" in error
+    assert "resize='stretch'" not in error
+
+
+def test_tables_are_aligned() -> None:
+    assert text_table([("a", 1), ("long", 22)], ("name", "count")) == "name  count\na         1\nlong     22"
+    assert text_table([("[bold]", "x"), ("b", "y")]) == "[bold]  x\nb       y"
