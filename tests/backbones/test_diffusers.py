@@ -172,7 +172,7 @@ def test_a_net_with_attention_has_one_size(make_folder: Maker) -> None:
 def test_class_conditional(make_folder: Maker) -> None:
     folder = make_folder({"num_class_embeds": 5})
     x = torch.randn(2, 3, 8, 8)
-    with pytest.raises(OptionError, match=r"class-conditional \(5 classes\).*class_label="):
+    with pytest.raises(OptionError, match=r"class-conditional \(5 classes\).*`class_label`"):
         load_backbone(folder)
     with pytest.raises(OptionError, match="class_label 5 does not exist: this net knows 0 to 4"):
         load_backbone(folder, class_label=5)

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 import gepc
+from gepc.cli.app import _flags as flags
 from gepc.cli.app import app, run, text_table
 
 Captured = pytest.CaptureFixture[str]
@@ -39,7 +40,24 @@ def test_no_command_shows_the_help(arguments: list[str], capsys: Captured) -> No
 def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
-    assert listed == ("demo selfcheck fit score map scene watch serve info convert train bench ablate sar".split())
+    assert listed == (
+        [
+            "demo",
+            "selfcheck",
+            "fit",
+            "score",
+            "map",
+            "scene",
+            "watch",
+            "serve",
+            "info",
+            "convert",
+            "train",
+            "bench",
+            "ablate",
+            "sar",
+        ]
+    )
 
 
 def every_command() -> list[tuple[str, object]]:
@@ -76,17 +94,34 @@ def test_info_without_a_source_says_what_to_give(capsys: Captured) -> None:
 def test_an_option_of_the_library_is_named_as_the_command_line_spells_it(
     net: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    """Images of two sizes: the library names `size`, the command line adds `--set size=...`."""
+    """The library names `size` and `resize` without Python syntax; the command line adds how to give them."""
     from PIL import Image
 
     (tmp_path / "mixed").mkdir()
     for index in range(12):
-        Image.new("RGB", (16 + 4 * (index % 2), 16)).save(tmp_path / "mixed" / f"{index}.png")
-    code = run(["fit", str(tmp_path / "mixed"), "--out", str(tmp_path / "det"), "--backbone", str(net)])
+        Image.new("RGB", (16 + 4 * (index % 2), 16), (20 * index, 0, 0)).save(tmp_path / "mixed" / f"{index:02d}.png")
+    options = ["--backbone", str(net), "--set", "levels=0.9", "--set", "keep=1", "--set", "resize=exact"]
+    assert run(["fit", str(tmp_path / "mixed"), "--out", str(tmp_path / "det"), *options]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert code == 2
-    assert "size=..." in error or "--set size=" in error
-    assert "resize='stretch'" not in error
+    assert error.endswith("(on the command line: --set size=..., --set resize=...)")
+    assert "size=" not in error.partition(" (on the command line")[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "added"),
+    [
+        ("give the `groups`", ["score", "det", "x"], " (on the command line: --groups)"),
+        ("set `alpha` or `size`", ["fit", "x"], " (on the command line: --set size=...)"),
+        ("choose a class with `class_label`", ["fit", "x"], ""),
+        ("choose a class with `class_label`", ["info", "x"], " (on the command line: --class-label)"),
+        ("the `images` are bad", ["fit", "images"], ""),
+        ("the `ships` are missing", ["sar", "simulate"], " (on the command line: --ships)"),
+        ("use --alpha for `alpha`", ["score"], ""),
+        ("no option is named", ["score"], ""),
+    ],
+)
+def test_only_options_of_the_command_are_named(message: str, arguments: list[str], added: str) -> None:
+    assert flags(message, arguments) == added
 
 
 def test_tables_are_aligned() -> None:

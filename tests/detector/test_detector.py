@@ -325,7 +325,7 @@ def test_a_backbone_of_another_shape() -> None:
 def test_floats_without_a_negative_value_are_warned_about_everywhere(fitted: gepc.GEPC) -> None:
     unit = (NEW + 1) / 2
     for ask in (fitted.score, fitted.p_value, fitted.score_map, fitted.features, lambda x: list(fitted.results(x))):
-        with pytest.warns(ValueRangeWarning, match=r"value_range=\(0, 1\)"):
+        with pytest.warns(ValueRangeWarning, match=r"`value_range` to \(0, 1\)"):
             ask(unit)
     with pytest.warns(ValueRangeWarning, match="value_range"):
         toy_detector().fit((ID + 1) / 2)
@@ -338,10 +338,10 @@ def test_the_size_is_the_backbones_or_that_of_the_first_image() -> None:
     assert np.isfinite(fixed.score(pictures(2, size=(9, 20)))).all()
     free = toy_detector(toy_backbone(image_size=None)).fit(pictures(24, size=12))
     assert free.preprocessing_.size == (12, 12)
-    with pytest.raises(InputError, match="image 0 is 9x20 but 12x12 is expected; give size="):
+    with pytest.raises(InputError, match="image 0 is 9x20 but 12x12 is expected; set `size`"):
         free.score(pictures(2, size=(9, 20)))
     mixed = [*pictures(12, size=12), *pictures(12, size=10)]
-    with pytest.raises(InputError, match="image 12 is 10x10 but 12x12 is expected; give size="):
+    with pytest.raises(InputError, match="image 12 is 10x10 but 12x12 is expected; set `size`"):
         toy_detector(toy_backbone(image_size=None)).fit(mixed)
     sized = toy_detector(toy_backbone(image_size=None), size=(10, 10)).fit(mixed)
     assert sized.preprocessing_.size == (10, 10)

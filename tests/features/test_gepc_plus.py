@@ -216,7 +216,7 @@ def test_terms_of_the_error_alone_cost_one_pass() -> None:
         ({"elements": "all"}, "elements.*'all'"),
         ({"map_part": "errors"}, "map_part.*'errors'"),
         ({"map_part": "residual", "features": ("d",)}, "needs a feature that compares group elements"),
-        ({"group_samples": 1}, "elements='mean'"),
+        ({"group_samples": 1}, "`elements` must be 'mean'"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:

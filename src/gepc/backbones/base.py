@@ -231,7 +231,7 @@ class Backbone(ABC):
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
-                f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; give size="
+                f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; set `size`"
             )
         multiple = self.size_multiple
         if height % multiple or width % multiple:

@@ -206,7 +206,7 @@ def _check_label(net: UNet2DModel, label: int | None) -> int | None:
         raise BackboneError("this net is conditioned on an embedding, not on a class: use Backbone.from_callable")
     if label is None:
         count = f" ({classes} classes)" if classes else ""
-        raise OptionError(f"this net is class-conditional{count}: choose a class with class_label=")
+        raise OptionError(f"this net is class-conditional{count}: choose a class with `class_label`")
     if label < 0 or (classes and label >= classes):
         raise OptionError(f"class_label {label} does not exist: this net knows 0 to {classes - 1}")
     return int(label)

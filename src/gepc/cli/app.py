@@ -139,10 +139,21 @@ def _flags(message: str, arguments: Sequence[str]) -> str:
         command = getattr(command, "commands", {}).get(word, command)
     spelt = {parameter.name: parameter.opts[0] for parameter in command.params}
     named = dict.fromkeys(re.findall(r"`([a-z_]+)`", message))
-    if "settings" in spelt:
-        spelt = {name: f"--set {name}=..." for name in named} | spelt
+    if "settings" in spelt and not named.keys() <= spelt.keys():
+        spelt = {name: f"--set {name}=..." for name in _settable() if name in named} | spelt
     found = [spelt[name] for name in named if spelt.get(name, "").startswith("--") and spelt[name] not in message]
     return f" (on the command line: {', '.join(found)})" if found else ""
+
+
+def _settable() -> set[str]:
+    """Names of the options that `--set` takes, in any command."""
+    from gepc.bench.protocol import Protocol
+    from gepc.detector.registry import detector_options, extractor_options
+    from gepc.features.base import methods
+    from gepc.training.recipe import Recipe
+
+    names = {name for method in methods().values() for name in extractor_options(method)}
+    return names.union(detector_options(), Protocol.__annotations__, Recipe.__annotations__)
 
 
 def typed_command() -> str:

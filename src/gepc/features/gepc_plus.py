@@ -97,7 +97,7 @@ class GepcPlus(GepcExtractor):
         if self.map_part == "residual" and not self.compares:
             raise OptionError("map_part='residual' needs a feature that compares group elements, such as s")
         if self.elements == "each" and self.group_samples is not None:
-            raise OptionError("group_samples leaves elements out at random: use it with elements='mean'")
+            raise OptionError("`group_samples` leaves elements out at random, so `elements` must be 'mean'")
 
     @property
     def _ordered(self) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class Preprocessing:
         check_choice("magnitude", self.magnitude, MAGNITUDES)
         check_choice("normalise", self.normalise, NORMALISATIONS)
         if self.magnitude == "linear" and self.normalise != "fixed":
-            raise OptionError("normalise='patch' requires magnitude='log'")
+            raise OptionError("`normalise` can be 'patch' only if `magnitude` is 'log'")
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise OptionError(f"channels must be a positive whole number, got {self.channels!r}")
         if self.value_range is not None:
@@ -120,7 +120,7 @@ class Preprocessing:
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
         _check_numbers(pixels, name)
         if np.iscomplexobj(pixels):
-            raise InputError(f"{name} is complex; give its magnitude, or magnitude='log' for radar")
+            raise InputError(f"{name} is complex; give its magnitude, or set `magnitude` to 'log' for radar")
         if self.value_range is None and pixels.dtype.kind == "f":
             low, high = -1.0, 1.0
         else:
@@ -130,7 +130,7 @@ class Preprocessing:
         if max(float(unit.max()) - 1.0, -1.0 - float(unit.min())) > 1e-3:
             raise InputError(
                 f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
-                "give the values of black and white with value_range=(low, high)"
+                "set `value_range` to the values of black and white"
             )
         return unit.clip(-1.0, 1.0).astype(np.float32)
 
@@ -146,7 +146,7 @@ class Preprocessing:
         if self.resize == "exact":
             raise InputError(
                 f"{name} is {given} but {wanted} is expected; "
-                "give size= (and resize='stretch' or 'crop') to bring all images to one size"
+                "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size"
             )
         if self.resize == "cut":
             if image.shape[0] < self.size[0] or image.shape[1] < self.size[1]:
@@ -181,7 +181,7 @@ def log_magnitude(
     if float(share.min()) < -1e-3:
         raise InputError(
             f"{name} has magnitudes down to {magnitude.min():g}, below {black:g}; magnitudes are not negative. "
-            "For pixels in decibels use magnitude='linear' with value_range=(low, high)"
+            "For pixels in decibels set `magnitude` to 'linear' and `value_range` to (low, high)"
         )
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
@@ -212,7 +212,7 @@ def _check_numbers(pixels: Pixels, name: str) -> None:
 def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
     known = VALUE_RANGES.get(pixels.dtype.name)
     if known is None:
-        raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; give value_range={example}")
+        raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; set `value_range` to {example}")
     return known
 
 
@@ -254,7 +254,7 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
         suspicious = True
     if suspicious:
         warnings.warn(
-            "float images without a negative value are read as [-1, 1]; if they are in [0, 1], pass value_range=(0, 1)",
+            "float images without negative values are read as [-1, 1]; if they are in [0, 1], set `value_range` to (0, 1)",
             ValueRangeWarning,
             stacklevel=3,
         )
