@@ -13,8 +13,7 @@ import torch
 
 from gepc import load_backbone
 from gepc.backbones.diffusers import CPU_ROWS, DiffusersBackbone, choose_device, choose_dtype
-from gepc.backbones.schedule import log_variances
-from gepc.backbones.scheduler import Scheduler
+from gepc.backbones.schedule import Scheduler, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError
 
 Maker = Callable[..., Path]

@@ -298,7 +298,7 @@ def test_what_the_tensors_do_not_show_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_fitting_presets_are_proposed() -> None:
-    from gepc.backbones.openai.agreement import fitting_presets
+    from gepc.backbones.openai.convert import fitting_presets
 
     cifar = small(model_channels=128, widths=(128, 256, 256, 256), res_blocks=3, attention=(False, True, True, False))
     assert fitting_presets(cifar) == ["diffpath-celeba32", "improved-cifar10"]

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from gepc.backbones.schedule import (
     Levels,
+    Scheduler,
     check_alphas_cumprod,
     cosine_alphas_cumprod,
     linear_alphas_cumprod,
+    respace,
     rho_of,
 )
-from gepc.backbones.scheduler import Scheduler, respace
 from gepc.core.errors import BackboneError, InputError, OptionError
 
 COSINE = cosine_alphas_cumprod(4000)

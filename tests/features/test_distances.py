@@ -12,7 +12,7 @@ from scipy.ndimage import uniform_filter
 
 import gepc
 from gepc.backbones.diffusers import DiffusersBackbone
-from gepc.backbones.scheduler import Scheduler
+from gepc.backbones.schedule import Scheduler
 from gepc.core.errors import OptionError
 from gepc.features.distances import DISTANCES, BackboneDistance, check_distance, distance_of, mse, msgms, ssim, unit
 

@@ -14,14 +14,17 @@ from gepc.core.files import read_json
 from gepc.images.sources import Image
 from gepc.training.evaluate import (
     LEVELS,
+    FullCovariance,
     LevelError,
+    LinearPredictor,
+    StationaryCovariance,
     _noise_errors,
     denoising_errors,
     evaluate,
+    fit_linear,
     sample,
     write_samples,
 )
-from gepc.training.linear import FullCovariance, LinearPredictor, StationaryCovariance, fit_linear
 from gepc.training.loop import TrainingRun
 from gepc.training.net import alphas_cumprod, build_net
 from gepc.training.recipe import Recipe

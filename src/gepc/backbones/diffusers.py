@@ -9,8 +9,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.patches import Patches
-from gepc.backbones.schedule import log_variances
-from gepc.backbones.scheduler import Scheduler
+from gepc.backbones.schedule import Scheduler, log_variances
 from gepc.core.errors import BackboneError, OptionError, check_choice
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gepc.backbones.base import Backbone
     from gepc.backbones.patches import Patches
-    from gepc.backbones.scheduler import Scheduler
+    from gepc.backbones.schedule import Scheduler
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 SCHEDULER = "scheduler_config.json"
@@ -192,7 +192,7 @@ def _check_components(what: str, names: Iterable[str]) -> None:
 
 def _read_scheduler(found: Mapping[str, Any] | None, where: str, config: str | Mapping[str, Any] | None) -> Scheduler:
     """The scheduler that was found, with fields replaced by `config`, or made of `config` alone."""
-    from gepc.backbones.scheduler import Scheduler
+    from gepc.backbones.schedule import Scheduler
 
     if isinstance(config, str):
         raise InputError(f"{config} does not exist")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
+from gepc.core.options import build
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -155,3 +158,149 @@ class Levels:
 
     def __str__(self) -> str:
         return f"{self.scale}:" + ",".join(repr(value) for value in self.values)
+
+
+PREDICTION_TYPES = ("epsilon", "v_prediction", "sample")
+VARIANCE_TYPES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log", "learned", "learned_range")
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """The forward process and the meaning of the network's answer, under the names diffusers uses.
+
+    Two fields are not from diffusers. With `rescale_timesteps` the network is called with t*1000/T instead of t, as
+    OpenAI's networks are. `timestep_respacing` keeps some of the timesteps, in OpenAI's notation ("250", "ddim50",
+    "10,10,20"): index i then means the i-th kept timestep, and the network is called with the original one.
+    """
+
+    num_train_timesteps: int = 1000
+    beta_start: float = 0.0001
+    beta_end: float = 0.02
+    beta_schedule: str = "linear"
+    trained_betas: tuple[float, ...] | None = None
+    rescale_betas_zero_snr: bool = False
+    prediction_type: str = "epsilon"
+    variance_type: str | None = None
+    rescale_timesteps: bool = False
+    timestep_respacing: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("prediction_type", self.prediction_type, PREDICTION_TYPES)
+        if self.variance_type is not None:
+            check_choice("variance_type", self.variance_type, VARIANCE_TYPES)
+        if self.trained_betas is None:
+            check_choice("beta_schedule", self.beta_schedule, _BETAS)
+            if self.num_train_timesteps < 1:
+                raise OptionError(f"num_train_timesteps must be at least 1, got {self.num_train_timesteps}")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], where: str) -> Scheduler:
+        """Read a scheduler config; fields that only concern sampling (clipping, spacing, solver) are ignored."""
+        if "beta_schedule" not in config and config.get("trained_betas") is None:
+            name = config.get("_class_name", "a scheduler")
+            raise BackboneError(
+                f"{where} describes {name}, which has no beta schedule; wrap such a network with "
+                "Backbone.from_denoiser (noise given as sigma) or Backbone.from_callable"
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        try:
+            return build(cls, {name: value for name, value in config.items() if name in names}, where)
+        except OptionError as error:
+            raise BackboneError(f"{where}: {error}") from error
+
+    @property
+    def n_train(self) -> int:
+        """T, the number of timesteps the network was trained on."""
+        return self.num_train_timesteps if self.trained_betas is None else len(self.trained_betas)
+
+    def kept_timesteps(self) -> npt.NDArray[np.int64]:
+        """The original timestep of each index: 0 ... T-1, or those that respacing keeps."""
+        kept = respace(self.n_train, self.timestep_respacing) if self.timestep_respacing else range(self.n_train)
+        return np.asarray(kept, dtype=np.int64)
+
+    def network_times(self) -> FloatArray:
+        """What the network is called with at each index: the original timestep, times 1000/T if rescaled."""
+        scale = 1000.0 / self.n_train if self.rescale_timesteps else 1.0
+        return self.kept_timesteps().astype(np.float64) * scale
+
+    def alphas_cumprod(self) -> FloatArray:
+        """abar_t at each index."""
+        if self.trained_betas is not None:
+            betas = np.asarray(self.trained_betas, dtype=np.float64)
+        else:
+            betas = _BETAS[self.beta_schedule](self.num_train_timesteps, self.beta_start, self.beta_end)
+        abar: FloatArray = np.cumprod(1.0 - betas, dtype=np.float64)
+        if self.rescale_betas_zero_snr:
+            abar = _zero_terminal_snr(abar)
+        return check_alphas_cumprod(abar[self.kept_timesteps()])
+
+    def to_config(self) -> dict[str, Any]:
+        """The fields that a `DDPMScheduler` knows, for its config file."""
+        ours = ("rescale_timesteps", "timestep_respacing")
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None and name not in ours
+        }
+
+
+def respace(steps: int, sections: str) -> list[int]:
+    """The timesteps that OpenAI's `timestep_respacing` keeps.
+
+    "10,10,20" cuts 0 ... steps-1 into three equal sections and keeps 10, 10 and 20 evenly spaced timesteps of them,
+    both ends included; "ddim50" keeps every k-th timestep, with the smallest k that leaves exactly 50.
+    """
+    text = sections.strip()
+    try:
+        counts = [int(part) for part in text.removeprefix("ddim").split(",")]
+    except ValueError as error:
+        raise OptionError(
+            f"cannot read timestep_respacing {sections!r}; write for instance 250, ddim50 or 10,20"
+        ) from error
+    if text.startswith("ddim"):
+        for stride in range(1, steps):
+            if len(range(0, steps, stride)) == counts[0]:
+                return list(range(0, steps, stride))
+        raise OptionError(f"timestep_respacing {sections!r}: no whole stride keeps {counts[0]} of {steps} timesteps")
+    kept: list[int] = []
+    for section, count in zip(np.array_split(np.arange(steps), len(counts)), counts, strict=True):
+        if not 0 <= count <= len(section):
+            raise OptionError(
+                f"timestep_respacing {sections!r}: cannot keep {count} of a section of {len(section)} timesteps"
+            )
+        distance = (len(section) - 1) / max(count - 1, 1)
+        kept += section[np.round(np.cumsum([0.0, *[distance] * (count - 1)])[:count]).astype(np.int64)].tolist()
+    if not kept:
+        raise OptionError(f"timestep_respacing {sections!r} keeps no timestep")
+    return kept
+
+
+def _zero_terminal_snr(abar: FloatArray) -> FloatArray:
+    """sqrt(abar) shifted to end at 0 and scaled to keep its first value (Lin et al., 2024, algorithm 1)."""
+    root = np.sqrt(abar)
+    return np.asarray(((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2)
+
+
+def _cosine(steps: int) -> FloatArray:
+    abar = np.concatenate([[1.0], cosine_alphas_cumprod(steps)])
+    return np.asarray(1.0 - abar[1:] / abar[:-1])
+
+
+def _laplace(u: float) -> float:
+    half_log_snr = -0.5 * math.copysign(1.0, 0.5 - u) * math.log(1.0 - 2.0 * abs(0.5 - u) + 1e-6)
+    snr = math.exp(half_log_snr)
+    return math.sqrt(snr / (1.0 + snr))
+
+
+def _betas_of(abar: Callable[[float], float], steps: int) -> FloatArray:
+    """beta_t = 1 - abar((t+1)/T)/abar(t/T), at most 0.999."""
+    values = np.asarray([abar(step / steps) for step in range(steps + 1)])
+    return np.asarray(np.minimum(1.0 - values[1:] / values[:-1], 0.999))
+
+
+_BETAS: dict[str, Callable[[int, float, float], FloatArray]] = {
+    "linear": lambda steps, start, end: np.linspace(start, end, steps),
+    "scaled_linear": lambda steps, start, end: np.linspace(start**0.5, end**0.5, steps) ** 2,
+    "squaredcos_cap_v2": lambda steps, _start, _end: _cosine(steps),
+    "sigmoid": lambda steps, start, end: (end - start) / (1.0 + np.exp(-np.linspace(-6.0, 6.0, steps))) + start,
+    "exp": lambda steps, _start, _end: _betas_of(lambda u: math.exp(-12.0 * u), steps),
+    "laplace": lambda steps, _start, _end: _betas_of(_laplace, steps),
+}

@@ -24,16 +24,22 @@ from gepc.theory.bounds import (
     expected_bounds,
     mean_shift_residual,
 )
-from gepc.theory.denoiser import (
+from gepc.theory.fields import (
+    Affine,
+    Field,
+    Gaussian,
     Posterior,
+    components_of,
     contraction,
     denoiser_jacobian,
     directional_growth,
+    field_of,
+    matrices_of,
     posterior,
     posterior_covariance,
+    residuals,
     tweedie,
 )
-from gepc.theory.fields import Affine, Field, Gaussian, components_of, field_of, matrices_of, residuals
 
 __all__ = [
     "Affine",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
 from gepc.training.checkpoint import LOG_EVERY, LossRow, read_loss_rows
-from gepc.training.linear import Array, LinearPredictor, Predictor, fit_linear
 from gepc.training.loop import RUN_FOLDER
 from gepc.training.net import alphas_cumprod, build_scheduler
 from gepc.training.recipe import Recipe
@@ -220,3 +219,88 @@ def write_loss_curve(path: Path, rows: list[LossRow]) -> bool:
     with replacing(path) as draft:
         figure.savefig(draft, format="png", dpi=150)
     return True
+
+
+FULL_DIMENSIONS = 4096
+IMAGES_PER_DIMENSION = 2
+CHUNK = 1024
+
+Array = npt.NDArray[Any]
+Predictor = Callable[[Image], Array]
+
+
+class LinearPredictor(Protocol):
+    """A linear predictor fitted to images; `kind` describes the covariance in words."""
+
+    kind: str
+
+    def at(self, abar: float) -> Predictor:
+        """eps_hat(x_t) at one noise level, for batches (N, C, H, W)."""
+        ...
+
+
+def fit_linear(images: Image) -> LinearPredictor:
+    """Fit the full covariance if it can be inverted and there are enough images for it, else a stationary one."""
+    dimensions = int(np.prod(images.shape[1:]))
+    if dimensions <= FULL_DIMENSIONS and len(images) >= IMAGES_PER_DIMENSION * dimensions:
+        return FullCovariance(images)
+    return StationaryCovariance(images)
+
+
+class FullCovariance:
+    """Sigma is the sample covariance of whole images; each level costs one Cholesky factorisation."""
+
+    def __init__(self, images: Image) -> None:
+        import torch
+
+        self.kind = f"full covariance of {len(images)} training images"
+        self._mean = images.mean(axis=0, dtype=np.float64)
+        self._covariance = torch.zeros(self._mean.size, self._mean.size, dtype=torch.float64)
+        for chunk in _chunks(images):
+            centred = torch.from_numpy((chunk - self._mean).reshape(len(chunk), -1))
+            self._covariance += centred.T @ centred
+        self._covariance /= len(images)
+
+    def at(self, abar: float) -> Predictor:
+        """eps_hat(x_t) at one noise level."""
+        import torch
+
+        noisy_covariance = abar * self._covariance
+        noisy_covariance.diagonal().add_(1.0 - abar)
+        factor = torch.linalg.cholesky(noisy_covariance)
+
+        def predict(noisy: Image) -> Array:
+            centred = torch.from_numpy((noisy - np.sqrt(abar) * self._mean).reshape(len(noisy), -1))
+            answer: Array = np.sqrt(1.0 - abar) * torch.cholesky_solve(centred.T, factor).T.numpy()
+            return answer.reshape(noisy.shape)
+
+        return predict
+
+
+class StationaryCovariance:
+    """Sigma is that of a periodic stationary field: one C x C cross-spectrum per spatial frequency."""
+
+    def __init__(self, images: Image) -> None:
+        self.kind = f"stationary covariance of {len(images)} training images"
+        self._mean = images.mean(axis=0, dtype=np.float64)
+        self._spectrum = np.zeros(1, dtype=np.complex128)
+        for chunk in _chunks(images):
+            waves = np.fft.rfft2(chunk - self._mean, norm="ortho")
+            self._spectrum = self._spectrum + np.einsum("nchw,ndhw->hwcd", waves, waves.conj()) / len(images)
+
+    def at(self, abar: float) -> Predictor:
+        """eps_hat(x_t) at one noise level."""
+        identity = np.eye(len(self._mean))
+        inverse = np.linalg.inv(abar * self._spectrum + (1.0 - abar) * identity)
+
+        def predict(noisy: Image) -> Array:
+            waves = np.fft.rfft2(noisy - np.sqrt(abar) * self._mean, norm="ortho")
+            waves = np.sqrt(1.0 - abar) * np.einsum("hwcd,ndhw->nchw", inverse, waves)
+            return np.asarray(np.fft.irfft2(waves, s=noisy.shape[-2:], norm="ortho"))
+
+        return predict
+
+
+def _chunks(images: Image) -> Iterator[Image]:
+    for start in range(0, len(images), CHUNK):
+        yield images[start : start + CHUNK]

@@ -11,7 +11,7 @@ from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import build, read_yaml
 
 if TYPE_CHECKING:
-    from gepc.backbones.scheduler import Scheduler
+    from gepc.backbones.schedule import Scheduler
 
 _COSINE_4000 = {"noise_schedule": "cosine", "diffusion_steps": 4000, "rescale_timesteps": True}
 _LINEAR_1000 = {"noise_schedule": "linear", "diffusion_steps": 1000, "rescale_timesteps": False}
@@ -173,7 +173,7 @@ class Options:
 
     def scheduler(self, *, learned_variance: bool) -> Scheduler:
         """The noise schedule under diffusers' names. Linear betas run from 1e-4 to 0.02, times 1000/T."""
-        from gepc.backbones.scheduler import Scheduler
+        from gepc.backbones.schedule import Scheduler
 
         steps = self.diffusion_steps or 1000
         fixed = "fixed_small" if self.sigma_small else "fixed_large"

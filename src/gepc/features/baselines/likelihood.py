@@ -16,10 +16,20 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, log_variances, rho_of
 from gepc.core.errors import check_choice
-from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, register
+from gepc.features.base import (
+    Batch,
+    Columns,
+    Cost,
+    DerivedExtractor,
+    Features,
+    Table,
+    WholeImage,
+    check_least,
+    energy,
+    register,
+)
 from gepc.features.baselines.paths import HIGHEST_RHO, even_in
 from gepc.features.baselines.score import ScoreNorm, eps_and_trace, signs
-from gepc.features.templates import Features, WholeImage, check_least, energy
 from gepc.images import noise
 
 HALF_BIN = 1.0 / 255.0

@@ -15,9 +15,21 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Extractor, Table, register
+from gepc.features.base import (
+    Batch,
+    Columns,
+    Cost,
+    DerivedExtractor,
+    Extractor,
+    Features,
+    Table,
+    WholeImage,
+    check_least,
+    register,
+    to_numpy,
+    total,
+)
 from gepc.features.distances import check_distance, distance_of, unit
-from gepc.features.templates import Features, WholeImage, check_least, to_numpy, total
 
 HIGHEST_RHO = 80.0
 

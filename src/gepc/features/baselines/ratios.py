@@ -16,9 +16,20 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Cost, DerivedExtractor, Table, UsesOtherBackbones, register
+from gepc.features.base import (
+    Batch,
+    Columns,
+    Cost,
+    DerivedExtractor,
+    Features,
+    Table,
+    UsesOtherBackbones,
+    WholeImage,
+    check_least,
+    energy,
+    register,
+)
 from gepc.features.baselines.likelihood import NllVlb
-from gepc.features.templates import Features, WholeImage, check_least, energy
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -13,10 +13,21 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.errors import check_choice
-from gepc.features.base import Batch, Cost, HasMaps, Maps, Table, register
+from gepc.features.base import (
+    Batch,
+    Cost,
+    Features,
+    HasMaps,
+    Maps,
+    PerLevel,
+    Table,
+    check_least,
+    energy,
+    register,
+    total,
+)
 from gepc.features.groups import Action, Group
 from gepc.features.pooling import box_filter, check_window
-from gepc.features.templates import Features, PerLevel, check_least, energy, total
 from gepc.images import noise
 
 # --- norms -----------------------------------------------------------------------------------------------------------
