@@ -148,7 +148,8 @@ def _flags(message: str, arguments: Sequence[str]) -> str:
 def _settable() -> set[str]:
     """Names of the options that `--set` takes, in any command."""
     from gepc.bench.protocol import Protocol
-    from gepc.detector.registry import detector_options, extractor_options
+    from gepc.detector.detector import detector_options
+    from gepc.detector.registry import extractor_options
     from gepc.features.base import methods
     from gepc.training.recipe import Recipe
 

@@ -254,7 +254,8 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
         suspicious = True
     if suspicious:
         warnings.warn(
-            "float images without negative values are read as [-1, 1]; if they are in [0, 1], set `value_range` to (0, 1)",
+            "float images without a negative value are read as [-1, 1]; "
+            "if they are in [0, 1], set `value_range` to (0, 1)",
             ValueRangeWarning,
             stacklevel=3,
         )
