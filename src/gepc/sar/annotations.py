@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import read_json
-from gepc.images.formats import EXTENSIONS
+from gepc.images.formats import EXTENSIONS, read_pixels
 from gepc.images.sources import FileImages
 
 Mask = npt.NDArray[np.bool_]
@@ -43,11 +43,6 @@ class Box:
     width: float
     height: float
 
-    @property
-    def area(self) -> float:
-        """Width times height."""
-        return max(0.0, self.width) * max(0.0, self.height)
-
     def clipped(self, columns: float, rows: float) -> Box:
         """The part inside an image of that size; its area is 0 if the box lies outside."""
         left, top = min(max(self.x, 0.0), columns), min(max(self.y, 0.0), rows)
@@ -57,6 +52,11 @@ class Box:
     def moved(self, x: float, y: float) -> Box:
         """The same box in coordinates with the origin at (x, y)."""
         return replace(self, x=self.x - x, y=self.y - y)
+
+    @property
+    def area(self) -> float:
+        """Width times height."""
+        return max(0.0, self.width) * max(0.0, self.height)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,10 @@ def read_folder(root: Path, boxes: Path | None = None) -> SceneSet:
         if row["file"] not in ships:
             raise InputError(f"{boxes}, line {line}: there is no image {row['file']} in {root}")
         ships[row["file"]].append(_box([row[name] for name in BOX_COLUMNS[1:]], f"{boxes}, line {line}"))
-    scenes = [AnnotatedScene(path, *_image_size(path), tuple(ships[name])) for name, path in paths.items()]
+    scenes = []
+    for name, path in paths.items():
+        rows, columns = read_pixels(path).shape[:2]
+        scenes.append(AnnotatedScene(path, columns, rows, tuple(ships[name])))
     return _scene_set(str(root), scenes)
 
 
@@ -242,25 +245,6 @@ def _scene_set(name: str, scenes: Sequence[AnnotatedScene]) -> SceneSet:
 
 def _image_files(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.suffix.lower() in EXTENSIONS}
-
-
-def _image_size(path: Path) -> tuple[int, int]:
-    """(width, height), without decoding the pixels."""
-    from PIL import Image, UnidentifiedImageError
-
-    if path.suffix.lower() == ".npy":
-        try:
-            shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{path} is not a plain .npy array") from error
-        if len(shape) != 2:
-            raise InputError(f"{path} holds an array of shape {shape}; a radar image is (rows, columns)")
-        return int(shape[1]), int(shape[0])
-    try:
-        with Image.open(path) as picture:
-            return int(picture.size[0]), int(picture.size[1])
-    except (OSError, SyntaxError, UnidentifiedImageError) as error:
-        raise InputError(f"{path} is not an image that can be decoded") from error
 
 
 def _check_pairs(name: str, annotated: set[str], known: set[str], files: dict[str, Path], images: Path) -> None:

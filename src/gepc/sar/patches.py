@@ -14,7 +14,7 @@ import numpy as np
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, replacing, write_json
 from gepc.images.formats import Pixels, read_pixels
-from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude
+from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude, window_starts
 from gepc.images.sources import Images, Record, iterate
 from gepc.sar.annotations import AnnotatedScene, Box, Mask, SceneSet, box_mask
 from gepc.sar.rules import NearDuplicates, has_black_border, has_no_data, is_land, sea_level
@@ -60,11 +60,6 @@ class Patch:
     size: int
 
     @property
-    def name(self) -> str:
-        """File, row and column."""
-        return f"{self.scene.path.name}@{self.top},{self.left}"
-
-    @property
     def boxes(self) -> tuple[Box, ...]:
         """Boxes of the ships inside, clipped to the patch."""
         moved = (box.moved(self.left, self.top).clipped(self.size, self.size) for box in self.scene.ships)
@@ -75,6 +70,11 @@ class Patch:
         """The largest fraction of a ship's box that lies in the patch."""
         moved = ((box, box.moved(self.left, self.top).clipped(self.size, self.size)) for box in self.scene.ships)
         return max((inside.area / box.area for box, inside in moved), default=0.0)
+
+    @property
+    def name(self) -> str:
+        """File, row and column."""
+        return f"{self.scene.path.name}@{self.top},{self.left}"
 
     def mask(self) -> Mask:
         """True inside the boxes."""
@@ -207,12 +207,8 @@ def _cut_scene(
 
 def windows(rows: int, columns: int, size: int, stride: int) -> list[tuple[int, int]]:
     """(top, left) of every patch, row by row."""
-    return [(top, left) for top in _starts(rows, size, stride) for left in _starts(columns, size, stride)]
-
-
-def _starts(length: int, size: int, stride: int) -> list[int]:
-    starts = list(range(0, length - size + 1, stride))
-    return [*starts, length - size] if length - size - starts[-1] > size // 2 else starts
+    tops, lefts = (window_starts(length, size, stride, slack=size // 2) for length in (rows, columns))
+    return [(top, left) for top in tops for left in lefts]
 
 
 def sample(patches: Sequence[Patch], limit: int | None, seed: int = 0) -> list[Patch]:

@@ -88,12 +88,7 @@ def train(
 class TrainingRun:
     """One process of a training run: reads the images, builds the network, and restores the run in `out` if any.
 
-    Parameters
-    ----------
-    recipe : parameters of the run.
-    data : a folder of images, or an `.npz` file with an array `train_x`.
-    out : folder of the result.
-    minutes : train for this time in all, instead of `recipe.steps` steps.
+    Its parameters are those of `train`.
 
     Attributes
     ----------
