@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from toys import LEVELS, pictures, toy_backbone
+from toys import LEVELS, as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import InputError, OptionError
 from gepc.features.base import Batch
+from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.features.gepc import FEATURES, GepcExtractor
 from gepc.images import noise
 from gepc.images.noise import image_key
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import open_images
 
 WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "cycle": 7, "b": None, "d": None}
 
@@ -266,6 +270,19 @@ def test_random_levels_are_not_extracted_one_by_one() -> None:
     assert np.isnan(part.extract(backbone, batch, timesteps)["s"]).any()
     assert not part.by_level
     assert whole.by_level
+
+
+def test_a_cached_table_leaves_out_the_same_random_levels(tmp_path: Path) -> None:
+    backbone, images = toy_backbone(), as_uint8(pictures(8))
+    backbone.sha256 = "a stand-in for weights"
+    spec = ExtractionSpec(method(level_samples=1), method().timesteps(backbone))
+    found = [
+        extract_all(open_images(images), Preprocessing(size=(8, 8)), backbone, spec, cache=cache).table["s"]
+        for cache in (None, FeatureCache(tmp_path), FeatureCache(tmp_path))
+    ]
+    assert np.isnan(found[0]).any()
+    for table in found[1:]:
+        np.testing.assert_array_equal(table, found[0])
 
 
 # --- other images ----------------------------------------------------------------------------------------------------

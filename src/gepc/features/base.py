@@ -161,12 +161,7 @@ class Extractor(ABC):
 
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
         """The feature whose coefficient of variation over in-distribution images selects levels, as (N, levels)."""
-        return self.columns(table)[:, :, self.base_column]
-
-    @property
-    def base_column(self) -> int:
-        """The column that `stability` returns by default."""
-        return 0
+        return self.columns(table)[:, :, 0]
 
     @property
     def by_level(self) -> bool:

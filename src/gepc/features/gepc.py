@@ -113,11 +113,6 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         """The features asked for, in the order asked."""
         return self.features
 
-    @property
-    def base_column(self) -> int:
-        """CV(t) looks at s where it is computed, as in the paper; else at the first feature."""
-        return self.features.index("s") if "s" in self.features else 0
-
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
         """The paper's u_t: s where it is computed, otherwise the first feature."""
         name = "s" if "s" in self.features else self.features[0]

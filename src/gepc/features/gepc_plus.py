@@ -113,11 +113,6 @@ class GepcPlus(GepcExtractor):
             names += [f"{feature}:{action.name}" for action in self.group.moving] if spread else [feature]
         return tuple(names)
 
-    @property
-    def base_column(self) -> int:
-        """The first column of s, else the first of all."""
-        return 0
-
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
         """s where it is computed, otherwise the first feature; not its logarithm, which the columns hold."""
         name = self._present(table)[0]
