@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from gepc.report.labels import place_labels
 from plus_designs import WIDE, Design, PlusBench, fast, plus
 
 from gepc.bench.published import MAIN
@@ -23,7 +22,7 @@ from gepc.detector.planning import spend
 from gepc.features.extraction import FeatureTable
 from gepc.features.gepc import GepcExtractor
 from gepc.features.groups import Group
-from gepc.report.figures import PANEL, drawing
+from gepc.report.figures import PANEL, drawing, place_labels
 from gepc.scoring import Scorer, select
 from gepc.scoring.metrics import auroc
 from gepc.verdicts.conformal import CalibrationScores

@@ -20,7 +20,7 @@ from toys import pictures
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError
-from gepc.features.maps import MapSample
+from gepc.features.pooling import MapSample
 
 METHODS = gepc.list_detectors()
 ID = pictures(36)

@@ -498,7 +498,7 @@ def test_presets_fit_their_nets(name: str) -> None:
     """Each published net at its real size, on the meta device: read off its shapes, agreed with, built, and placed."""
     from gepc.backbones.openai.architecture import expected_shapes, read_architecture
     from gepc.backbones.openai.convert import _renamed, check_options, find_patches, unet_config
-    from gepc.backbones.patches import build_net
+    from gepc.backbones.weights import build_net
 
     options = read_options(name)
     net = read_architecture(preset_shapes(name), Path(name))

@@ -371,9 +371,7 @@ def test_intervals_of_every_method_and_pair(bench, compared):
 def test_names_in_the_figure_do_not_overlap():
     from itertools import combinations
 
-    from gepc.report.labels import place_labels
-
-    from gepc.report.figures import drawing
+    from gepc.report.figures import drawing, place_labels
 
     rng = np.random.default_rng(0)
     x, y = 10 ** rng.uniform(0.3, 2.2, 18), rng.uniform(0.6, 0.75, 18)  # crowded: as wide, a seventh as high

@@ -14,7 +14,7 @@ from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.detector.maps import colour_bar, overlay, with_map_part, write_maps
 from gepc.features.groups import Group
-from gepc.features.maps import MapSample, combine
+from gepc.features.pooling import MapSample, combine
 from gepc.images.sources import open_images
 
 ID = pictures(24)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from gepc.backbones.base import Backbone
-from gepc.backbones.patches import Patches
 from gepc.backbones.schedule import Scheduler, log_variances
+from gepc.backbones.weights import Patches
 from gepc.core.errors import BackboneError, OptionError, check_choice
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, SchedulerMixin, UNet2DModel
 
     from gepc.backbones.base import Backbone
-    from gepc.backbones.patches import Patches
     from gepc.backbones.schedule import Scheduler
+    from gepc.backbones.weights import Patches
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 SCHEDULER = "scheduler_config.json"
@@ -114,8 +114,7 @@ def _from_checkpoint(path: Path, config: str | Mapping[str, Any] | None) -> Netw
 
 def _from_folder(folder: Path, config: str | Mapping[str, Any] | None) -> Network:
     """A model folder (`config.json`, weights, `scheduler_config.json`) or a pipeline folder (`unet/`, `scheduler/`)."""
-    from gepc.backbones.patches import EXTRAS, Patches, build_net
-    from gepc.backbones.weights import check_shapes, place, read_all, weight_files
+    from gepc.backbones.weights import EXTRAS, Patches, build_net, check_shapes, place, read_all, weight_files
 
     pipeline = folder.parent if folder.name == "unet" else folder
     _check_components(str(pipeline), _components_in(pipeline))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.bench.protocol import Pair, Place, Protocol
 from gepc.core.errors import InputError, OptionError
-from gepc.datasets.collection import choose
+from gepc.datasets.registry import choose
 from gepc.features.base import Batch, Extractor
 from gepc.features.extraction import Engine, ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
 from gepc.features.gepc import GepcExtractor

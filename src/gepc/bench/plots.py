@@ -12,10 +12,9 @@ from gepc.bench.detector_tables import feature_variants, id_p_values, kept_raw
 from gepc.bench.evaluate import GepcBench, Variant
 from gepc.bench.protocol import Pair
 from gepc.core.palette import LIGHT, line_style
-from gepc.features.maps import MapSample, combine
+from gepc.features.pooling import MapSample, combine
 from gepc.report import figures
-from gepc.report.figures import PANEL, drawing
-from gepc.report.labels import place_labels
+from gepc.report.figures import PANEL, drawing, place_labels
 from gepc.report.page import Picture
 from gepc.verdicts.decision import DecisionRule
 from gepc.verdicts.monitor import Monitor

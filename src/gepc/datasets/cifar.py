@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.datasets.collection import PixelImages, first_of
-from gepc.datasets.registry import register
+from gepc.datasets.registry import PixelImages, first_of, register
 
 Bytes = npt.NDArray[np.uint8]
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -26,7 +26,7 @@ from gepc.features.extraction import (
     extract_all,
     warn_about_skipped,
 )
-from gepc.features.maps import Map, combine
+from gepc.features.pooling import Map, combine
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, StorageError, ValueRangeWarning, check_choice
 from gepc.core.files import replacing
-from gepc.features.maps import QUANTILE, Map
+from gepc.features.pooling import QUANTILE, Map
 from gepc.images.preprocessing import rgb_picture, warn_about_range
 from gepc.images.sources import Image, Images, iterate
 

@@ -35,7 +35,7 @@ from gepc.features.base import (
     parts_of,
 )
 from gepc.features.groups import Group
-from gepc.features.maps import Map, MapSample
+from gepc.features.pooling import Map, MapSample
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Images

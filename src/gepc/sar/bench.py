@@ -16,7 +16,7 @@ from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError, OptionError
 from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_chunks
 from gepc.features.gepc import GepcExtractor
-from gepc.features.maps import Map, combine
+from gepc.features.pooling import Map, combine
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import NORMALISATIONS, Preprocessing
 from gepc.sar.annotations import detect_layout, divide, open_scenes

@@ -14,7 +14,7 @@ from gepc.core.files import replacing
 from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, ResultTable, write_each, write_tables
 from gepc.detector.maps import overlay
-from gepc.features.maps import Map
+from gepc.features.pooling import Map
 from gepc.images.preprocessing import log_magnitude
 from gepc.sar.bench import TOPK, Array, FeatureSets, PatchSets, SarBench
 from gepc.sar.evaluation import Interval, bootstrap_intervals, localise, smoothed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.features.maps import Map
+from gepc.features.pooling import Map
 from gepc.scenes.reading import Georeference
 from gepc.scenes.scoring import MapFile
 from gepc.scenes.tiling import Grid

@@ -23,7 +23,7 @@ from gepc.core.files import read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.detector.detector import Detector
 from gepc.features.extraction import OnProgress
-from gepc.features.maps import Map
+from gepc.features.pooling import Map
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import warn_about_range

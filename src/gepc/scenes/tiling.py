@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
-from gepc.features.maps import Map
+from gepc.features.pooling import Map
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import window_starts
 from gepc.images.sources import Images, Record

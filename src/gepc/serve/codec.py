@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError
 from gepc.detector.maps import overlay
-from gepc.features.maps import Map
+from gepc.features.pooling import Map
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import Preprocessing, rgb_picture
 from gepc.images.sources import Image, open_images

@@ -27,9 +27,8 @@ from gepc.backbones.openai.architecture import (
     read_architecture,
 )
 from gepc.backbones.openai.options import PRESETS, Options, read_options
-from gepc.backbones.patches import EXTRAS, MARK, Patches, build_net
 from gepc.backbones.schedule import Scheduler
-from gepc.backbones.weights import check_shapes, place, read_tensors, unwrap
+from gepc.backbones.weights import EXTRAS, MARK, Patches, build_net, check_shapes, place, read_tensors, unwrap
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
 from gepc.core.files import replacing, sha256, write_json
 
