@@ -76,13 +76,13 @@ class RunFolder:
         -------
         The stored description: identity and layout.
         """
-        begun = (self.path / DESCRIPTION).exists()
-        if restart and (begun or self._is_left_over()):
+        place = self.path / DESCRIPTION
+        if restart and (place.exists() or self._is_left_over()):
             self.clear()
-            begun = False
-        if not begun:
+        elif not place.exists():
             self._check_usable()
-            write_json(self.path / DESCRIPTION, {"schema": SCHEMA, **identity, **(layout or {})})
+        if not place.exists():
+            write_json(place, {"schema": SCHEMA, **identity, **(layout or {})})
         remove_drafts(self.path)
         return self.join(identity, layout)
 

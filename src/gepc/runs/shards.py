@@ -5,9 +5,9 @@ Shards are whole or absent, so a run that was killed continues with those that a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +99,10 @@ class ScoreRun:
             yield results
 
     def remove(self) -> None:
-        """Delete the run and its folder."""
+        """Delete the run, and its folder if it holds nothing else."""
         run_folder(self.folder).clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
 
 def _check_rows(shard: Shard, results: Sequence[Result]) -> None:

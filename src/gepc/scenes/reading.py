@@ -142,6 +142,13 @@ class ArrayScene(Scene):
         return pixels, np.ones(pixels.shape[:2], dtype=bool)
 
 
+@contextlib.contextmanager
+def _ignored(category: type[Warning]) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category)
+        yield
+
+
 class PictureScene(Scene):
     """A PNG, JPEG or other common format without windows, decoded whole by Pillow when it is first read."""
 
@@ -150,7 +157,7 @@ class PictureScene(Scene):
         from PIL import UnidentifiedImageError
 
         try:
-            with _large_allowed(), PILImage.open(path) as picture:
+            with _ignored(PILImage.DecompressionBombWarning), PILImage.open(path) as picture:
                 self.width, self.height = picture.size
                 mode = picture.mode
         except UnidentifiedImageError as error:
@@ -172,7 +179,7 @@ class PictureScene(Scene):
     def _decoded(self) -> tuple[Pixels, Valid]:
         from PIL import Image as PILImage
 
-        with _large_allowed():
+        with _ignored(PILImage.DecompressionBombWarning):  # the hard limit stays
             pixels = read_pixels(self.path)
             valid = np.ones(pixels.shape[:2], dtype=bool)
             if self._has_alpha:
@@ -186,16 +193,6 @@ class PictureScene(Scene):
         return pixels[part][..., list(self.bands)], valid[part]
 
 
-@contextlib.contextmanager
-def _large_allowed() -> Iterator[None]:
-    """Suppress Pillow's warning about many pixels; its hard limit stays."""
-    from PIL import Image as PILImage
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PILImage.DecompressionBombWarning)
-        yield
-
-
 class RasterScene(Scene):
     """TIFF, GeoTIFF, JPEG 2000 and other formats of GDAL, read window by window with rasterio."""
 
@@ -203,16 +200,17 @@ class RasterScene(Scene):
         try:
             import rasterio
             from rasterio.enums import ColorInterp
-            from rasterio.errors import RasterioError
+            from rasterio.errors import NotGeoreferencedWarning, RasterioError
         except ImportError as error:
             raise InputError(
                 f"{path} is read window by window with rasterio; install it with: pip install 'gepc[scenes]'"
             ) from error
         self._stack = contextlib.ExitStack()
         self._error: type[Exception] = RasterioError
+        self._warning: type[Warning] = NotGeoreferencedWarning
         self._stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES))
         try:
-            with _not_georeferenced_allowed():
+            with _ignored(self._warning):
                 self._file: Any = self._stack.enter_context(rasterio.open(path))
         except RasterioError as error:
             self._stack.close()
@@ -234,7 +232,7 @@ class RasterScene(Scene):
 
         indexes, window = [band + 1 for band in self.bands], Window(left, top, width, height)
         try:
-            with _not_georeferenced_allowed():
+            with _ignored(self._warning):
                 pixels = self._file.read(indexes, window=window)
                 # a declared no-data value, often 0, is tested band by band: missing means that all bands have it
                 valid = (self._file.read_masks(indexes, window=window) > 0).any(axis=0)
@@ -246,15 +244,6 @@ class RasterScene(Scene):
     def close(self) -> None:
         """Close the file and free its cache."""
         self._stack.close()
-
-
-@contextlib.contextmanager
-def _not_georeferenced_allowed() -> Iterator[None]:
-    from rasterio.errors import NotGeoreferencedWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotGeoreferencedWarning)
-        yield
 
 
 def _georeference(file: Any) -> Georeference | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,43 +70,6 @@ class Region:
         return {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": properties}
 
 
-@dataclass
-class _Growing:
-    score: float = -np.inf
-    p_value: float = 1.0
-    tiles: int = 0
-    box: Box | None = None
-    peak: float | None = None
-    peak_place: tuple[int, int] | None = None
-    hot: Box | None = None
-
-    def add(self, box: Box, score: float, p_value: float) -> None:
-        self.score, self.p_value = max(self.score, score), min(self.p_value, p_value)
-        self.tiles += 1
-        self.box = _around(self.box, box)
-
-    def add_map(self, box: Box, values: Map, scale: float) -> None:
-        """Include the map inside one tile; NaN is no-data."""
-        if np.isnan(values).all():
-            return
-        line, column = (int(place) for place in np.unravel_index(int(np.nanargmax(values)), values.shape))
-        value = float(values[line, column])
-        if self.peak is None or value > self.peak:
-            self.peak, self.peak_place = value, (box[0] + line, box[1] + column)
-        lines, columns = np.nonzero(values > scale)
-        if len(lines):
-            inside = (lines.min(), columns.min(), lines.max() + 1, columns.max() + 1)
-            top, left, bottom, right = (int(edge) for edge in inside)
-            self.hot = _around(self.hot, (box[0] + top, box[1] + left, box[0] + bottom, box[1] + right))
-
-
-def _around(first: Box | None, second: Box) -> Box:
-    if first is None:
-        return second
-    low, high = np.minimum(first, second), np.maximum(first, second)
-    return int(low[0]), int(low[1]), int(high[2]), int(high[3])
-
-
 def find_regions(
     grid: Grid,
     flags: npt.NDArray[np.bool_],
@@ -118,53 +80,59 @@ def find_regions(
 ) -> list[Region]:
     """Regions of the flagged tiles, the highest score first.
 
-    The scene is cut along the borders of all tiles; cells of flagged tiles are connected over sides and corners.
-
-    Parameters
-    ----------
-    grid : the tiles; the arrays below have its rows and columns.
-    flags : which tiles are flagged.
-    scores : scores of the tiles.
-    p_values : p-values of the tiles.
-    field : the map of the scene.
-    scale : common scale of maps; pixels above it are hot.
+    The scene is cut along the borders of the flagged tiles, and cells of tiles are connected over sides and corners.
+    `flags`, `scores` and `p_values` have the rows and columns of the grid; `field` is the map, hot above `scale`.
     """
     from scipy.ndimage import label
 
-    cuts = [_cuts(grid.tops, grid.tile[0]), _cuts(grid.lefts, grid.tile[1])]
-    cells = np.zeros((len(cuts[0]), len(cuts[1])), dtype=bool)
-    flagged = [(int(row), int(column)) for row, column in np.argwhere(flags)]
-    boxes = [_box(grid, row, column) for row, column in flagged]
-    corners = [(*np.searchsorted(cuts[0], box[::2]), *np.searchsorted(cuts[1], box[1::2])) for box in boxes]
-    for top, bottom, left, right in corners:
-        cells[top:bottom, left:right] = True
-    labels, count = label(cells, structure=np.ones((3, 3)))
-    growing = [_Growing() for _ in range(count)]
-    for (row, column), box, (top, _, left, _) in zip(flagged, boxes, corners, strict=True):
-        region = growing[int(labels[top, left]) - 1]
-        region.add(box, float(scores[row, column]), float(p_values[row, column]))
-        if field is not None:
-            region.add_map(box, np.asarray(field[box[0] : box[2], box[1] : box[3]]), scale)
-    return list(_numbered(growing))
+    rows, columns = np.nonzero(flags)
+    if len(rows) == 0:
+        return []
+    tops, lefts = np.asarray(grid.tops)[rows], np.asarray(grid.lefts)[columns]
+    boxes = np.stack([tops, lefts, tops + grid.tile[0], lefts + grid.tile[1]], axis=1)
+    lines, places = np.unique(boxes[:, ::2]), np.unique(boxes[:, 1::2])
+    first, last = np.searchsorted(lines, boxes[:, ::2]).T
+    left, right = np.searchsorted(places, boxes[:, 1::2]).T
+    cells = np.zeros((len(lines), len(places)), dtype=bool)
+    for tile in range(len(boxes)):
+        cells[first[tile] : last[tile], left[tile] : right[tile]] = True
+    labels = label(cells, structure=np.ones((3, 3)))[0][first, left]
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    scores, p_values = scores[rows, columns], p_values[rows, columns]
+    found = [_region(boxes[tiles], scores[tiles], p_values[tiles], field, scale) for tiles in groups]
+    found.sort(key=lambda region: (-region.score, region.box))
+    return [replace(region, number=number) for number, region in enumerate(found, start=1)]
 
 
-def _numbered(growing: list[_Growing]) -> Iterator[Region]:
-    found = [
-        Region(0, it.score, it.p_value, it.tiles, it.box, it.peak, it.peak_place, it.hot)
-        for it in growing
-        if it.box is not None
-    ]
-    for number, region in enumerate(sorted(found, key=lambda region: (-region.score, region.box)), start=1):
-        yield replace(region, number=number)
+def _region(
+    boxes: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float64],
+    p_values: npt.NDArray[np.float64],
+    field: Map | MapFile | None,
+    scale: float,
+) -> Region:
+    region = Region(0, float(scores.max()), float(p_values.min()), len(boxes), _around(boxes))
+    peaks, hot = [], []
+    for top, left, bottom, right in boxes.tolist() if field is not None else ():
+        values = np.asarray(field[top:bottom, left:right])  # type: ignore[index]
+        if np.isnan(values).all():  # no data
+            continue
+        line, column = (int(place) for place in np.unravel_index(int(np.nanargmax(values)), values.shape))
+        peaks.append((float(values[line, column]), (top + line, left + column)))
+        lines, columns = np.nonzero(values > scale)
+        if len(lines):
+            hot.append((top + lines.min(), left + columns.min(), top + lines.max() + 1, left + columns.max() + 1))
+    if not peaks:
+        return region
+    peak, place = max(peaks, key=lambda found: found[0])
+    return replace(region, peak=peak, peak_place=place, hot=_around(np.array(hot)) if hot else None)
 
 
-def _cuts(starts: tuple[int, ...], tile: int) -> npt.NDArray[np.int64]:
-    return np.unique(np.concatenate([np.asarray(starts), np.asarray(starts) + tile]))
-
-
-def _box(grid: Grid, row: int, column: int) -> Box:
-    top, left = grid.tops[row], grid.lefts[column]
-    return top, left, top + grid.tile[0], left + grid.tile[1]
+def _around(boxes: npt.NDArray[np.int64]) -> Box:
+    top, left = boxes[:, :2].min(axis=0)
+    bottom, right = boxes[:, 2:].max(axis=0)
+    return int(top), int(left), int(bottom), int(right)
 
 
 def geojson(regions: list[Region], place: Georeference | None) -> dict[str, Any]:

@@ -167,15 +167,7 @@ class ScanFolder:
 
 
 class SceneScorer:
-    """Scores the tiles of a scene.
-
-    Parameters
-    ----------
-    detector : a fitted detector.
-    scene : an open scene.
-    plan : the plan of the scan.
-    folder : where finished rows are saved.
-    """
+    """Scores the tiles of a scene and saves every finished block of rows."""
 
     def __init__(self, detector: Detector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
         self.detector, self.scene, self.plan, self.folder = detector, scene, plan, folder

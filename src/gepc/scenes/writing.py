@@ -40,15 +40,7 @@ Picture = npt.NDArray[np.float64]
 
 
 class SceneWriter:
-    """Writes the results of a scan whose tiles are all scored; an interrupted one starts over.
-
-    Parameters
-    ----------
-    detector : the detector of the scan.
-    scene : the open scene.
-    plan : the plan of the scan.
-    folder : where the tile records are, and the results are written.
-    """
+    """Writes the results of a scan whose tiles are all scored; if interrupted, it starts over."""
 
     def __init__(self, detector: Detector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
         self.detector, self.scene, self.plan, self.folder = detector, scene, plan, folder
@@ -151,17 +143,7 @@ def _versions() -> dict[str, str]:
 
 
 def write_tiff(path: Path, field: MapFile, place: Georeference | None, side: int = 256) -> None:
-    """Write a map as a tiled float32 TIFF.
-
-    It is a BigTIFF if needed, with NaN as the no-data value, in the coordinates of the scene.
-
-    Parameters
-    ----------
-    path : the file.
-    field : the map.
-    place : the coordinates of the scene.
-    side : pixels on a side of a block of the file.
-    """
+    """Write a map as a TIFF in blocks of `side` pixels, BigTIFF if needed, with NaN as the no-data value."""
     import rasterio
     from rasterio.errors import NotGeoreferencedWarning
     from rasterio.transform import Affine
@@ -188,16 +170,7 @@ def write_overview(
     """Write a PNG of the whole scene under its map, with numbered regions, at most 2000 pixels on the longer side.
 
     Scene and map are reduced by block means. 8-bit scenes are shown as they are, others between the 2 % and 98 %
-    quantiles of the reduced scene. Missing pixels are grey.
-
-    Parameters
-    ----------
-    path : the file.
-    scene : the open scene.
-    field : its map.
-    scale : the detector's common scale of maps.
-    regions : the regions, the highest score first.
-    caption : text below the picture.
+    quantiles of the reduced scene. Missing pixels are grey. `scale` is the detector's common scale of maps.
     """
     factor = -(-max(scene.height, scene.width) // (LONGEST - FOOTER))
     picture = _shown(shrink(scene.read_around_damage, scene.height, scene.width, factor), scene.dtype)
