@@ -39,7 +39,7 @@ class RunFolder:
     Parameters
     ----------
     path : the folder; `held` creates it.
-    pieces : regular expression for the names of the files and folders that belong to a run, besides `run.json`.
+    pieces : regular expression for the names of the files and folders that belong to a run, other than `run.json`.
     advice : what to do where the folder cannot be used; completes the error messages.
     """
 
