@@ -1,4 +1,4 @@
-"""The radar benchmark on small made-up data: exact detectors at the cost of one pass, stopped and taken up again."""
+"""The radar benchmark on small synthetic data: exact scores, shared network passes, and resuming from the cache."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_bench_writes_tables_and_the_figure(place: Path, call: Callable[..., tup
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["patches", "nowhere", "--out", "x.npz"], "nowhere is not a folder"),
         (["patches", "HRSID", "--out", "x.txt"], "an .npz file or a folder"),
@@ -136,13 +136,13 @@ def test_bench_writes_tables_and_the_figure(place: Path, call: Callable[..., tup
         (["bench", "HRSID", "--out", "net/config.json", "--backbone", "net"], "is a file"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_is_written(
-    place: Path, call: Callable[..., tuple[int, str, str]], arguments: list[str], sentence: str
+def test_bad_input_is_named_and_nothing_is_written(
+    place: Path, call: Callable[..., tuple[int, str, str]], arguments: list[str], message: str
 ) -> None:
     before = sorted(path.name for path in place.iterdir())
     code, _, error = call(*arguments)
     assert code == 2
-    assert sentence in error
+    assert message in error
     assert "Traceback" not in error
     assert sorted(path.name for path in place.iterdir()) == before
 

@@ -194,6 +194,18 @@ def test_a_checkpoint_without_the_newer_fields_resumes(data: Path, tiny: Recipe,
     assert train(tiny, data, tmp_path / "out").step == 10
 
 
+def test_a_checkpoint_has_the_fields_of_earlier_versions(whole: Path) -> None:
+    with safe_open(whole / "training" / "checkpoint.safetensors", framework="pt") as archive:
+        stored = json.loads(archive.metadata()["progress"])
+        kinds = {name.split("/")[0] for name in archive.keys()}  # noqa: SIM118 - not a mapping
+    assert kinds == {"net", "ema", "exp_avg", "exp_avg_sq"}
+    assert set(stored) == {
+        *("step", "seconds", "cpu_seconds", "ema_step", "grad_scale", "recipe", "data", "losses", "optimizer_step"),
+        "grad_scale_age",
+    }
+    assert set(json.loads((whole / "training" / "run.json").read_text())) == {"recipe", "data"}
+
+
 def test_a_folder_of_another_run_is_refused_and_left_alone(data: Path, tiny: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train(dataclasses.replace(tiny, steps=3), data, out)
