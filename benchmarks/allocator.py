@@ -1,8 +1,8 @@
-"""What it brings that freed memory is kept between passes (`gepc.core.allocator`), as a ratio measured in one run.
+"""The effect of keeping freed memory between passes (`gepc.core.allocator`), as a ratio measured in one run.
 
     python benchmarks/allocator.py [--backbone celeba32-tiny] [--repeats 5]
 
-Processes with and without take turns; each makes the same bare passes with one thread and counts its processor time.
+Processes with and without it alternate; each does the same bare passes with one thread and counts its processor time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS, CALLS = 32, 20
 def passes(backbone: str, keep: bool, answer: Any) -> None:
     """Send (processor seconds, page faults) of the passes."""
     if keep and not keep_freed_memory():
-        raise SystemExit("this system's allocator cannot be told, or is set up already: nothing to measure")
+        raise SystemExit("this system's allocator has no such setting, or it is set already: nothing to measure")
     torch.set_num_threads(1)
     network = gepc.load_backbone(backbone)
     x = torch.randn(ROWS, network.channels, 32, 32)
@@ -38,7 +38,7 @@ def passes(backbone: str, keep: bool, answer: Any) -> None:
 
 
 def measured(backbone: str, keep: bool) -> tuple[float, int]:
-    """In a fresh process, since an allocator cannot be told to forget."""
+    """In a new process, since the setting cannot be undone."""
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
     process = context.Process(target=passes, args=(backbone, keep, answer))

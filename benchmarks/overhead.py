@@ -1,4 +1,4 @@
-"""What everything around the network costs, as ratios measured in one run.
+"""The overhead of scoring over bare network passes, as ratios measured in one run.
 
     python benchmarks/overhead.py [--backbone celeba32-tiny] [--images 64] [--repeats 9]
 
@@ -6,8 +6,8 @@
    the time that `score` spends outside the network over the time inside it;
 2. speed-up of `score` over a literal reading of the paper, (1 + |G|) passes with the identity evaluated (target 8/7).
 
-Each is timed right after the other, `repeats` times; the median of the ratios and their range are printed, so that a
-slow moment of the machine shows.
+Compared times are measured directly after one another, `repeats` times; the median of the ratios and their range are
+printed, so that variations of the machine's speed are visible.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import gepc
 from gepc.core.allocator import keep_freed_memory
 
 
-def bare_passes(backbone: gepc.Backbone, passes: int, rows: int) -> None:
-    """That many image passes, `rows` at a time, and nothing else."""
-    x = torch.randn(rows, 3, 32, 32)
+def bare_passes(backbone: gepc.Backbone, passes: int, rows: int, size: int = 32) -> None:
+    """Network passes of random images, `rows` at a time, and nothing else."""
+    x = torch.randn(rows, backbone.channels, size, size)
     for _ in range(passes // rows):
         backbone.eps(x, 10)
 
@@ -116,7 +116,7 @@ class NetworkClock:
 
 
 def spread(ratios: list[float]) -> str:
-    """Median and range: on a shared machine the range says how much the median is worth."""
+    """Median and range; on a shared machine the range shows how reliable the median is."""
     return f"{statistics.median(ratios):8.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 

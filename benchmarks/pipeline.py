@@ -1,4 +1,4 @@
-"""What a run of `gepc score` over many files costs, as ratios measured in one run; prints Markdown tables.
+"""The cost of scoring many files with `gepc score`, as ratios measured in one run; prints Markdown tables.
 
     GEPC_DATA=data python benchmarks/pipeline.py [--images 10000] [--detector gepc] [--repeats 5]
 
@@ -9,8 +9,9 @@
    bare passes of the same shape;
 4. the machine's peak by a plain matrix product, and the share of it that bare passes and the pipeline reach.
 
-Whatever is compared is timed right after the other, `repeats` times; medians with their range are printed, so that a
-slow moment of the machine shows. Images are real ones, written as PNG files: `--data` names an .npz with `test_x`.
+Compared times are measured directly after one another, `repeats` times; medians with their range are printed, so that
+variations of the machine's speed are visible. The images are real ones, written as PNG files: `--data` names an .npz
+with `test_x`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from overhead import best_rows, spread
+from overhead import bare_passes, best_rows, spread
 from overhead import seconds as wall_seconds
 from PIL import Image
 
@@ -41,6 +42,7 @@ from gepc.runs.local import score_shards
 from gepc.runs.processes import ProcessGroup
 from gepc.runs.score_tables import merge, result_table
 from gepc.runs.shards import Identity, ScoreRun, open_run
+from gepc.verdicts.decision import DecisionRule
 
 LEVELS = (0.9979, 0.99)
 MORE_LEVELS = (0.999, 0.9979, 0.99, 0.97, 0.95)
@@ -52,14 +54,14 @@ clock = time.perf_counter
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one call, by the clock asked for."""
+    """Seconds of one call, by the chosen clock."""
     start = clock()
     work()
     return clock() - start
 
 
 def write_files(pixels: np.ndarray, folder: Path) -> list[Path]:
-    """One PNG for each image, a thousand to a folder."""
+    """One PNG file for each image, a thousand per folder."""
     paths = []
     for index, picture in enumerate(pixels):
         path = folder / f"{index // 1000:03d}" / f"{index:07d}.png"
@@ -69,26 +71,19 @@ def write_files(pixels: np.ndarray, folder: Path) -> list[Path]:
     return paths
 
 
-def bare_passes(backbone: gepc.Backbone, passes: int, rows: int, size: int = 32) -> None:
-    """That many image passes, `rows` at a time, and nothing else."""
-    x = torch.randn(rows, backbone.channels, size, size)
-    for _ in range(passes // rows):
-        backbone.eps(x, 10)
-
-
 def pipeline(detector: gepc.Detector, paths: list[Path], place: Path, workers: int = 0) -> ScoreRun:
-    """All that `gepc score` does between the list of files and the table."""
+    """Everything that `gepc score` does between the list of files and the table."""
     images = FileImages(paths)
     run = open_run(place / "run", Identity.of(detector, images), restart=True)
     score_shards(run, run.pending(), detector, images, workers=workers)
     with result_table(place / "scores.csv", "csv") as append:
-        merge(run, lambda p_values: p_values <= 0.05, append)
+        merge(run, lambda p: DecisionRule(0.05).alarms(p, detector.reference_), append)
     run.remove()
     return run
 
 
 def over_bare(detector: gepc.Detector, paths: list[Path], place: Path, options: Any, size: int = 32) -> list[float]:
-    """Time of the pipeline over that of as many bare passes right before it."""
+    """Time of the pipeline over that of the same number of bare passes directly before it."""
     passes = detector.cost().forward * len(paths)
     rows = min(options.rows, passes)
     made = passes // rows * rows
@@ -101,7 +96,7 @@ def over_bare(detector: gepc.Detector, paths: list[Path], place: Path, options: 
 
 
 def main_detector(options: Any, reference: np.ndarray) -> gepc.Detector:
-    """The one that all tables but the sweeps are about."""
+    """The detector of all tables except the sweeps."""
     if options.detector == "gepc":
         return fitted(options, reference)
     method, preset = split_name(options.detector)
@@ -109,7 +104,7 @@ def main_detector(options: Any, reference: np.ndarray) -> gepc.Detector:
 
 
 def fitted(options: Any, reference: np.ndarray, **changes: Any) -> gepc.GEPC:
-    """GEPC with two levels and the paper's group, but for the changes; fitting is not timed."""
+    """GEPC with two levels and the paper's group, except for the changes; fitting is not timed."""
     backbone = gepc.load_backbone(options.backbone)
     settings = {"levels": LEVELS, "keep": len(changes.get("levels", LEVELS)), "size": 32, **changes}
     return gepc.GEPC(backbone, **settings).fit(reference)
@@ -119,7 +114,7 @@ def fitted(options: Any, reference: np.ndarray, **changes: Any) -> gepc.GEPC:
 
 
 def overhead_table(options: Any, detector: gepc.Detector, paths: list[Path], place: Path) -> None:
-    """The list cut into `repeats` parts, each timed against bare passes."""
+    """The list in `repeats` parts, each timed against bare passes."""
     share = len(paths) // options.repeats
     parts = [paths[index * share : (index + 1) * share] for index in range(options.repeats)]
     once = argparse.Namespace(**{**vars(options), "repeats": 1})
@@ -147,7 +142,7 @@ def growth_table(options: Any, detector: gepc.Detector, paths: list[Path], place
 
 
 def sweep_tables(options: Any, reference: np.ndarray, paths: list[Path], place: Path) -> None:
-    """Group, levels and image size: what an image costs follows from its passes."""
+    """Cost against group, levels and image size."""
     few = paths[: options.sweep_images]
     cases: dict[str, list[tuple[str, dict[str, Any], int]]] = {
         "Group size": [(f"{1 + len(g) if g != 'paper' else 7}", {"group": g}, 32) for g in GROUPS],
@@ -184,7 +179,7 @@ def _member(rank: int, size: int, folder: str, names: list[str], place: str, bar
 
 
 def scaling_table(options: Any, detector: gepc.Detector, paths: list[Path], place: Path) -> None:
-    """The same files by one process and by two, one thread each, everything loaded before the clock starts."""
+    """The same files with one process and with two, one thread each, measured after everything is loaded."""
     detector.save(place / "det")
     context = multiprocessing.get_context("spawn")
     names = [str(path) for path in paths[: options.sweep_images * 4]]
@@ -279,7 +274,7 @@ def main() -> None:
 
 
 def processor() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name, if the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

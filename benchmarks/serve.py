@@ -1,10 +1,10 @@
-"""The service under load, on this machine only: throughput, waiting times, and every answer checked by its client.
+"""The service under load, on this machine only: throughput and latency, with every answer checked by its client.
 
     python benchmarks/serve.py [--clients 32] [--images 64] [--rounds 3]
 
 Prints throughput with micro-batching against one image at a time and against the library's own `score`, as ratios of
-rounds that alternate: of wall time, which a machine shared with others disturbs, and of the processor time that the
-service and the library take for an image, which it disturbs less.
+rounds that alternate: of wall time, which other load on the machine disturbs, and of the processor time of the service
+and the library per image, which it disturbs less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of gepc+: designs against the detectors they stand for, and the paired test against its formula."""
+"""The tables of gepc+: designs against their detectors, and passes as the detectors count them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def extracted(bench: PlusBench, method: GepcPlus, batch: Batch) -> FeatureTable:
     return FeatureTable(spec, table, tuple(batch.keys), np.arange(len(batch)), Preprocessing())
 
 
-def test_a_design_gives_the_columns_of_the_method_it_stands_for(bench: PlusBench) -> None:
+def test_a_design_gives_the_columns_of_its_method(bench: PlusBench) -> None:
     images = SETS["a"][:6]
     batch = Batch(images, [image_key(image) for image in images])
     wide = extracted(bench, WIDE, batch)

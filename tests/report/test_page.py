@@ -122,7 +122,7 @@ def test_every_colour_has_a_light_and_a_dark_form(page):
     assert not [colour for colour in LIGHT.values() if colour in drawn]
 
 
-def test_no_colour_of_the_palette_stands_for_two_things():
+def test_no_two_names_of_the_palette_have_one_colour():
     assert len(set(LIGHT.values())) == len(LIGHT)
 
 

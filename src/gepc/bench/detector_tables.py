@@ -133,20 +133,28 @@ def sweep_table(bench: GepcBench) -> ResultTable:
     return ResultTable("sweep", title, header, tuple(rows), published_note(protocol))
 
 
+def _ablation(
+    bench: GepcBench, name: str, title: str, column: str, values: Mapping[str, Mapping[Pair, float]], note: str = ""
+) -> ResultTable:
+    """One measured row for each entry of `values`, with the paper's row below it if the paper has one."""
+    rows: list[Row] = []
+    for variant, found in values.items():
+        rows.append(_row(bench, (variant, "measured"), found))
+        if variant in published.ABLATIONS[name]:
+            rows += published_rows(bench.protocol, (variant, "paper"), published.ABLATIONS[name][variant])
+    header = (column, "source", *bench.protocol.pair_labels, "average")
+    return ResultTable(name, title, header, tuple(rows), note + published_note(bench.protocol))
+
+
 def transform_table(bench: GepcBench) -> ResultTable:
     """Each group element alone, raw and sign-invariant, over the levels the main detector keeps."""
     names = [name for name in bench.extractor.group.names if name != "id"]
-    rows = [_row(bench, (name, "measured"), kept_raw(bench, (name,))) for name in names]
-    rows.append(_row(bench, ("mean over g", "measured"), kept_raw(bench, None)))
-    rows += published_rows(bench.protocol, ("mean over g", "paper"), published.PER_TRANSFORM_MEAN)
-    header = ("element", "source", *bench.protocol.pair_labels, "average")
+    values = {name: kept_raw(bench, (name,)) for name in names} | {"mean over g": kept_raw(bench, None)}
     note = (
         "max(AUROC, 1 - AUROC) of the raw gap. This is a diagnostic and not a detector: its sign was chosen with OOD "
         "data (oracle). "
     )
-    return ResultTable(
-        "transforms", "Each transform by itself", header, tuple(rows), note + published_note(bench.protocol)
-    )
+    return _ablation(bench, "transforms", "Each transform by itself", "element", values, note)
 
 
 def kept_raw(bench: GepcBench, elements: tuple[str, ...] | None, only: str | None = None) -> dict[Pair, float]:
@@ -160,35 +168,24 @@ def kept_raw(bench: GepcBench, elements: tuple[str, ...] | None, only: str | Non
 
 def calibration_table(bench: GepcBench) -> ResultTable:
     """KDE, z-score, raw and MVN on the feature s."""
-    rows: list[Row] = []
-    for calibration in CALIBRATIONS:
-        values = bench.variant_aurocs(replace(bench.main, calibration=calibration))
-        rows.append(_row(bench, (calibration, "measured"), values))
-        rows += published_rows(bench.protocol, (calibration, "paper"), published.CALIBRATION[calibration])
-    header = ("calibration", "source", *bench.protocol.pair_labels, "average")
-    title = "Calibration of the feature s"
-    return ResultTable("calibration", title, header, tuple(rows), published_note(bench.protocol))
+    values = {name: bench.variant_aurocs(replace(bench.main, calibration=name)) for name in CALIBRATIONS}
+    return _ablation(bench, "calibration", "Calibration of the feature s", "calibration", values)
 
 
 def feature_variants(bench: GepcBench) -> dict[str, Variant]:
     """Every extracted feature alone, and the fusion of those that the paper fuses."""
     known = [name for name in ("s", "cos", "pair", "cycle", "x0") if name in bench.protocol.features]
     features: dict[str, tuple[str, ...]] = {name: (name,) for name in known}
-    features["fusion"] = tuple(name for name in known if name in published.FEATURES)
+    features["fusion"] = tuple(name for name in known if name in published.ABLATIONS["features"])
     return {name: replace(bench.main, features=found) for name, found in features.items()}
 
 
 def feature_table(bench: GepcBench) -> ResultTable:
     """Single features and their fusion by the mean."""
-    rows: list[Row] = []
     variants = feature_variants(bench)
-    for name, variant in variants.items():
-        rows.append(_row(bench, (name, "measured"), bench.variant_aurocs(variant)))
-        if name in published.FEATURES:
-            rows += published_rows(bench.protocol, (name, "paper"), published.FEATURES[name])
-    header = ("feature", "source", *bench.protocol.pair_labels, "average")
-    note = f"Fusion is the mean over {', '.join(variants['fusion'].features)}. {published_note(bench.protocol)}"
-    return ResultTable("features", "Single features and fusion", header, tuple(rows), note)
+    values = {name: bench.variant_aurocs(variant) for name, variant in variants.items()}
+    note = f"Fusion is the mean over {', '.join(variants['fusion'].features)}. "
+    return _ablation(bench, "features", "Single features and fusion", "feature", values, note)
 
 
 def timestep_table(bench: GepcBench) -> ResultTable:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from gepc._version import __version__
-from gepc.backbones.base import Backbone
 from gepc.core.tables import ResultTable
 from gepc.report import figures
 from gepc.report.demo import FIT_ROWS, FULL, SIDE, TEST_ROWS, Demo, Photograph, ScoredPatches, load_photograph
@@ -22,12 +21,6 @@ PACKAGES = ("torch", "diffusers", "numpy", "scikit-image", "matplotlib")
 FACES = "celeba32-tiny"
 SHOWN = 8
 THUMBNAIL = 128
-OWN_IMAGES = """import gepc
-
-detector = gepc.GEPC(gepc.load_backbone("celeba32-tiny"), size=32)
-detector.fit("folder/of/normal/images")
-detector.score("folder/of/new/images")
-detector.predict("folder/of/new/images", alpha=0.05)"""
 
 
 def render_demo(demo: Demo, command: str) -> str:
@@ -38,6 +31,8 @@ def render_demo(demo: Demo, command: str) -> str:
     demo : the finished run.
     command : the command that repeats it.
     """
+    import torch
+
     detector, method, backbone = demo.detector, demo.method, demo.detector.backbone
     scale = detector.map_scale_ or 1.0
     return render(
@@ -53,10 +48,9 @@ def render_demo(demo: Demo, command: str) -> str:
         pool=f"top {method.topk:.0%} of the pixels" if method.pool == "topk" else f"{method.pool} pooling",
         kept=", ".join(f"{t} (weight {w:.3f})" for t, w in zip(detector.kept_, detector.weights_, strict=True)),
         faces=backbone.source == FACES,
-        backbone=_backbone_text(backbone),
-        device=_device_text(backbone),
+        backbone=backbone,
+        threads=torch.get_num_threads(),
         command=command,
-        own_images=OWN_IMAGES,
         versions=_versions(),
         side=SIDE,
         full=FULL,
@@ -156,21 +150,6 @@ def _map_figure(scored: ScoredPatches, scale: float) -> Picture:
     )
     alt = f"Maps of patches of {scored.name}. Score, and share of pixels at the end of the scale: {bright}."
     return Picture(figures.maps(images, list(scored.maps), labels, scale), alt, scored.name)
-
-
-def _backbone_text(backbone: Backbone) -> str:
-    name = f"`{backbone.source}`" if backbone.source else f"a {backbone.family} backbone made in Python"
-    size = f", {backbone.parameters / 1e6:.2f} million parameters" if backbone.parameters else ""
-    training = "trained on 32x32 images of faces (CelebA), " if backbone.source == FACES else ""
-    weights = f"; SHA-256 of its weights begins with {backbone.sha256[:16]}" if backbone.sha256 else ""
-    return f"{name}{size}, {training}used as it is{weights}"
-
-
-def _device_text(backbone: Backbone) -> str:
-    import torch
-
-    threads = torch.get_num_threads()
-    return f"{threads} CPU thread{'s' * (threads != 1)}" if backbone.device.type == "cpu" else backbone.device.type
 
 
 def _versions() -> str:

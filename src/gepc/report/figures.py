@@ -1,7 +1,7 @@
 """Figures of detection results, as matplotlib `Figure` objects.
 
-Each is one panel that stays readable at a phone's width; a page lays several side by side. They are drawn on
-transparent paper with the colours of `gepc.core.palette`, which a page exchanges in the dark.
+Each is one panel that is readable at the width of a phone; a page shows several side by side. The background is
+transparent, and the colours are those of `gepc.core.palette`, for which a page has a dark form.
 """
 
 from __future__ import annotations
