@@ -65,7 +65,7 @@ def test_every_option_has_a_help_text_that_is_a_sentence(name: str, command: obj
 
 def test_methods_and_presets_are_listed(capsys: Captured) -> None:
     assert run(["info", "--methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == gepc.list_detectors()
     assert re.search(r"^gepc\+ +.*fast", "\n".join(lines), re.MULTILINE)
 

@@ -67,7 +67,8 @@ def info(
     facts: Any
     if methods:
         facts = method_facts()
-        text = text_table([(one["method"], ", ".join(one["presets"]), one["summary"]) for one in facts])
+        rows = [(one["method"], ", ".join(one["presets"]), one["summary"]) for one in facts]
+        text = text_table([("method", "presets", "description"), *rows])
     elif source is None:
         raise OptionError("name a detector folder or a backbone, or give --methods")
     elif is_detector(source):
@@ -226,7 +227,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
         "GEPC": f"{cost['passes_per_image']} passes per image (the paper counts {cost['passes_in_paper']}), "
-        f"about {duration(cost['seconds_per_image'])}",
+        f"about {duration(cost['seconds_per_image'])}; fewer once fitted, on the kept levels only",
     }
     return "\n\n".join([*tables, _facts_table(spent)])
 

@@ -57,9 +57,9 @@ def score(
     batch_size: Annotated[
         str | None, Option(metavar="N|auto", help="Number of images per network call; `auto` finds the fastest.")
     ] = None,
-    format_: Annotated[str | None, Option("--format", help="csv or parquet; taken from --out by default.")] = None,
+    format_: Annotated[str | None, Option("--format", help="Format: csv or parquet; that of --out by default.")] = None,
     shards: Annotated[Path | None, Option(help="Folder for the shards, which are kept; --out merges them.")] = None,
-    shard_size: Annotated[int, Option(min=1, help="Images per shard; an interruption loses at most one.")] = 1024,
+    shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
     dedup: Annotated[bool, Option("--dedup", help="Score images with the same content only once.")] = False,
     workers: Annotated[int, Option(min=0, help="Number of processes that read images ahead; 0 uses a thread.")] = 0,

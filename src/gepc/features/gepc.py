@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 @register("gepc")
 @dataclass(frozen=True)
 class GepcExtractor(HasMaps, SamplesLevels, Extractor):
-    """Group-equivariant posterior consistency; the formulas are above.
+    """Group-equivariant posterior consistency, the method of the paper.
 
     The table keeps every (level, group element), so that ablations are arithmetic on it.
 

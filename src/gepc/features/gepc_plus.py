@@ -60,7 +60,7 @@ class PlusPass(LevelPass):
 @register("gepc+")
 @dataclass(frozen=True)
 class GepcPlus(GepcExtractor):
-    """GEPC's passes and parameters, with more columns, on all levels by default.
+    """GEPC plus the denoising error and its autocorrelations, from the same network passes.
 
     Parameters
     ----------
