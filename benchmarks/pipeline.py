@@ -38,8 +38,7 @@ from gepc.bench.protocol import split_name
 from gepc.core.allocator import keep_freed_memory
 from gepc.images.formats import read_npz
 from gepc.images.sources import FileImages
-from gepc.runs.local import score_shards
-from gepc.runs.processes import ProcessGroup
+from gepc.runs.local import ProcessGroup, score_shards
 from gepc.runs.score_tables import merge, result_table
 from gepc.runs.shards import Identity, ScoreRun, open_run
 from gepc.verdicts.decision import DecisionRule

@@ -402,7 +402,7 @@ def test_two_processes_that_a_launcher_starts(place, gepc, expected):
 def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, expected, monkeypatch):
     """It takes the shards that are its own, and lets alone what the first is writing."""
     from gepc.cli.app import run
-    from gepc.runs import processes
+    from gepc.runs import local
 
     command = ["score", "det", "new", "--out", "late.csv", "--shard-size", "2", "--alpha", "0.1"]
     draft = place / "late.csv.parts" / ".shard-00009.csv.abc.part"
@@ -411,11 +411,11 @@ def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, ex
     def wait() -> None:
         if next(waits) == 1:  # the first has written its shards
             draft.touch()
-            monkeypatch.setattr(processes, "process_group", lambda: processes.ProcessGroup(1, 2))
+            monkeypatch.setattr(local, "process_group", lambda: local.ProcessGroup(1, 2))
             assert run(command) == 0
             assert draft.exists()
 
-    monkeypatch.setattr(processes, "process_group", lambda: processes.ProcessGroup(0, 2, wait))
+    monkeypatch.setattr(local, "process_group", lambda: local.ProcessGroup(0, 2, wait))
     code, _, err = gepc(*command)
     assert code == 0, err
     assert_same_table((place / "late.csv").read_text(), expected)
@@ -425,7 +425,7 @@ def test_processes_that_do_not_find_each_other(monkeypatch):
     import accelerate
 
     from gepc.core.errors import OptionError
-    from gepc.runs.processes import process_group
+    from gepc.runs.local import process_group
 
     class Alone:
         num_processes, process_index = 1, 0
@@ -442,7 +442,7 @@ def test_a_process_that_is_left_alone_says_so(monkeypatch):
     import accelerate
 
     from gepc.core.errors import GepcError
-    from gepc.runs.processes import process_group
+    from gepc.runs.local import process_group
 
     class Lost:
         num_processes, process_index = 2, 1
@@ -459,16 +459,16 @@ def test_a_process_that_is_left_alone_says_so(monkeypatch):
 
 
 def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
-    from gepc.runs import processes
+    from gepc.runs import local
 
-    monkeypatch.setattr(processes, "process_group", lambda: processes.ProcessGroup(1, 2))
+    monkeypatch.setattr(local, "process_group", lambda: local.ProcessGroup(1, 2))
     code, _, err = gepc("score", "det", "new")
     assert code == 2
     assert "several processes need --engine local and --out or --shards" in err
 
 
 def test_a_process_group_shares_everything_once():
-    from gepc.runs.processes import ProcessGroup, process_group
+    from gepc.runs.local import ProcessGroup, process_group
     from gepc.runs.shards import Shard
 
     shards = [Shard(number, number, number + 1) for number in range(7)]

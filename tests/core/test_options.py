@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest
-from gepc.core.options import build, coerce, read_yaml, suggest_names
+from gepc.core.options import build, coerce, read_yaml
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,6 @@ def test_unions_try_their_members_in_order() -> None:
     assert coerce(int | tuple[int, int], [1, 2], "x") == (1, 2)
     with pytest.raises(OptionError, match="x must be int"):
         coerce(int | None, "a", "x")
-
-
-def test_a_misspelt_keyword_names_the_nearest() -> None:
-    @suggest_names
-    def cook(minutes: int, *, salt: bool = False) -> tuple[int, bool]:
-        return minutes, salt
-
-    assert cook(3, salt=True) == (3, True)
-    with pytest.raises(OptionError, match="did you mean 'minutes'"):
-        cook(minuts=3)
 
 
 def test_yaml_files(tmp_path: Path) -> None:

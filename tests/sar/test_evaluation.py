@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gepc.core.errors import InputError
 from gepc.features.pooling import Pooling
-from gepc.sar.evaluation import bootstrap_intervals, localise, resample, smoothed
+from gepc.sar.results import bootstrap_intervals, localise, resample, smoothed
 
 
 def test_a_map_that_is_the_mask_points_perfectly_and_its_opposite_never() -> None:

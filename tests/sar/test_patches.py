@@ -12,9 +12,8 @@ from PIL import Image
 from radar_files import speckle, with_ships, write_hrsid
 
 from gepc.core.errors import InputError, OptionError
-from gepc.sar import rules
 from gepc.sar.annotations import Box, SceneSet, open_scenes
-from gepc.sar.patches import PatchImages, PatchRules, cut, sample, windows
+from gepc.sar.patches import PatchImages, PatchRules, cut, is_land, sample, sea_level, windows
 
 SMALL = PatchRules(size=16)
 
@@ -91,8 +90,8 @@ def test_a_ship_is_not_land() -> None:
     pixels = with_ships(1, [(0, 0, 40, 40)])
     ships = np.zeros((64, 64), dtype=bool)
     ships[:40, :40] = True
-    assert not rules.is_land(pixels, ships, rules.sea_level(pixels))
-    assert rules.is_land(pixels, np.zeros_like(ships), rules.sea_level(pixels))
+    assert not is_land(pixels, ships, sea_level(pixels))
+    assert is_land(pixels, np.zeros_like(ships), sea_level(pixels))
 
 
 def test_ground_of_the_other_split_is_left_out(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
 from gepc.training.data import draw, fingerprint, load_training_images, low_noise_table, sample_timesteps
-from gepc.training.net import alphas_cumprod
-from gepc.training.recipe import Recipe, load_recipe
+from gepc.training.recipe import Recipe, alphas_cumprod, load_recipe
 
 
 def write_pngs(folder: Path, sizes: list[tuple[int, int]]) -> Path:

@@ -26,8 +26,7 @@ from gepc.training.evaluate import (
     write_samples,
 )
 from gepc.training.loop import TrainingRun
-from gepc.training.net import alphas_cumprod, build_net
-from gepc.training.recipe import Recipe
+from gepc.training.recipe import Recipe, alphas_cumprod, build_net
 
 ABARS = (0.9999, 0.99, 0.8, 0.3)
 

@@ -15,7 +15,7 @@ def test_shipped_recipes_load(name: str) -> None:
 
 
 def test_the_embedded_backbone_is_fully_convolutional_and_small() -> None:
-    from gepc.training.net import build_net
+    from gepc.training.recipe import build_net
 
     recipe = load_recipe("celeba32-tiny")
     parameters = sum(parameter.numel() for parameter in build_net(recipe, 32, 32).parameters())

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from gepc.detector.detector import Detector
     from gepc.images.sources import Images
     from gepc.runs.cluster import Cluster
-    from gepc.runs.local import Labels
-    from gepc.runs.processes import ProcessGroup
+    from gepc.runs.local import Labels, ProcessGroup
     from gepc.runs.score_tables import Decide, TableSummary
     from gepc.runs.shards import ScoreRun
     from gepc.verdicts.decision import DecisionRule
@@ -96,7 +95,7 @@ def _run(
 ) -> None:
     """Score what is missing and write the table."""
     from gepc.images.sources import open_images
-    from gepc.runs.processes import process_group
+    from gepc.runs.local import process_group
     from gepc.runs.shards import run_folder
 
     us = process_group()

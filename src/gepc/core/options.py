@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -118,16 +116,3 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold `key: value` lines")
     return values
-
-
-def suggest_names(function: F) -> F:
-    """Decorator: a misspelt keyword raises an `OptionError` with the closest parameter instead of a bare TypeError."""
-    parameters = [name for name in inspect.signature(function).parameters if name != "self"]
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        owner = type(args[0]).__name__ if args else function.__name__
-        check_names(owner, kwargs, parameters)
-        return function(*args, **kwargs)
-
-    return typing.cast(F, wrapper)

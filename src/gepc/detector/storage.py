@@ -17,9 +17,8 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.core.digest import digest
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
-from gepc.core.files import read_json, write_arrays, write_json
+from gepc.core.files import digest, read_json, write_arrays, write_json
 from gepc.core.options import build
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring.calibrators import create_calibrator

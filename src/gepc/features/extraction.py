@@ -21,9 +21,8 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.digest import digest
 from gepc.core.errors import InputError
-from gepc.core.files import write_arrays
+from gepc.core.files import digest, write_arrays
 from gepc.features.base import (
     Batch,
     Columns,

@@ -17,8 +17,7 @@ from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
 from gepc.training.checkpoint import LOG_EVERY, LossRow, read_loss_rows
 from gepc.training.loop import RUN_FOLDER
-from gepc.training.net import alphas_cumprod, build_scheduler
-from gepc.training.recipe import Recipe
+from gepc.training.recipe import Recipe, alphas_cumprod, build_scheduler
 
 if TYPE_CHECKING:
     from diffusers import UNet2DModel

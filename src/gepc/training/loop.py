@@ -21,8 +21,7 @@ from gepc.images.sources import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import LOG_EVERY, LossLog, LossRow, TrainingState
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
-from gepc.training.net import alphas_cumprod, build_net, compilation_fault, save_folder
-from gepc.training.recipe import Recipe
+from gepc.training.recipe import Recipe, alphas_cumprod, build_net, compilation_fault, save_folder
 
 if TYPE_CHECKING:
     import torch
