@@ -21,11 +21,7 @@ DataArgument = Annotated[
 Size = Annotated[int, Option(help="Side length of a patch in pixels.")]
 Stride = Annotated[int | None, Option(help="Distance between patches in pixels; the patch size by default.")]
 ShipShare = Annotated[float, Option(help="Smallest share of a ship that makes a patch out-of-distribution.")]
-<<<<<<< HEAD
 NoLand = Annotated[bool, Option("--no-land", help="Leave out patches of land.")]
-=======
-NoLand = Annotated[bool, Option("--no-land", help="Leave out land (see `gepc.sar.patches`).")]
->>>>>>> 84977d0 (Merge small modules of runs, radar, training and core)
 White = Annotated[float | None, Option(help="Magnitude that maps to white, for floating-point and complex images.")]
 TargetPixels = Annotated[float, Option(help="Number of pixels that a target covers.")]
 
