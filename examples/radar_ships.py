@@ -11,7 +11,7 @@ import numpy as np
 
 import gepc
 from gepc.sar.annotations import Box
-from gepc.sar.preset import sar_options
+from gepc.sar.bench import sar_options
 from gepc.sar.simulate import Sea, Target, simulate
 from gepc.scoring.metrics import auroc
 from gepc.verdicts.conformal import threshold

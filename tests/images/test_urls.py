@@ -14,7 +14,7 @@ from toys import as_uint8, pictures, toy_detector
 import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.images.sources import FileImages, iterate, open_images
-from gepc.runs.prefetch import image_range
+from gepc.runs.local import image_range
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,19 @@ import gepc
 from gepc.detector.detector import Result
 from gepc.images.batches import Chunk
 from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
-from gepc.runs.local import SIZES, DedupScorer, fastest, fastest_batch_size, score_part, score_shards
-from gepc.runs.prefetch import AHEAD, ImageRange, image_range, pieces, read_ahead
+from gepc.runs.local import (
+    AHEAD,
+    SIZES,
+    DedupScorer,
+    ImageRange,
+    fastest,
+    fastest_batch_size,
+    image_range,
+    pieces,
+    read_ahead,
+    score_part,
+    score_shards,
+)
 from gepc.runs.shards import Identity, ScoreRun, open_run
 from gepc.verdicts.conformal import group_labels
 

@@ -8,7 +8,7 @@ import pytest
 import gepc
 from gepc.backbones.load import WEIGHTS
 from gepc.sar.annotations import box_mask
-from gepc.sar.preset import sar_options
+from gepc.sar.bench import sar_options
 from gepc.sar.results import localise, smoothed
 from gepc.sar.simulate import Sea, Target, hull_box, simulate
 from gepc.scoring.metrics import auroc

@@ -6,7 +6,7 @@ import pytest
 
 from gepc.core.errors import OptionError
 from gepc.features.pooling import Pooling
-from gepc.sar.preset import local_pooling, sar_options
+from gepc.sar.bench import local_pooling, sar_options
 
 
 @pytest.mark.parametrize(("pixels", "window"), [(1, 1), (20, 3), (50, 5), (200, 9), (800, 19)])

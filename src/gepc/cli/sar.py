@@ -127,7 +127,7 @@ def fit(
     """
     import gepc
     from gepc.images.sources import open_images
-    from gepc.sar.preset import sar_options
+    from gepc.sar.bench import sar_options
 
     collection = open_images(patches)
     first = next(

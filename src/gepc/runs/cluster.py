@@ -30,8 +30,7 @@ from gepc.features.extraction import Extracted, ExtractionSpec
 from gepc.images.batches import Chunk
 from gepc.images.formats import is_url
 from gepc.images.sources import FileImages, Images, open_images
-from gepc.runs.local import DedupScorer, Labels, score_part
-from gepc.runs.prefetch import Records
+from gepc.runs.local import DedupScorer, Labels, Records, score_part
 from gepc.runs.shards import ScoreRun, Shard
 
 READING_THREADS = 4

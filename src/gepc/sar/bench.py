@@ -1,8 +1,9 @@
-"""Radar benchmark: the protocol, its patches, their features under several poolings, and the scores."""
+"""Radar: the preset of a detector, and the benchmark with its protocol, patches, features and scores."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_chunks
 from gepc.features.gepc import GepcExtractor
 from gepc.features.pooling import Map, combine
@@ -21,7 +22,6 @@ from gepc.images.batches import OnBadImage, chunks
 from gepc.images.preprocessing import NORMALISATIONS, Preprocessing
 from gepc.sar.annotations import detect_layout, divide, open_scenes
 from gepc.sar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
-from gepc.sar.preset import LEVEL, TARGET_PIXELS, local_pooling
 from gepc.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int], None]
 
 TOPK = "topk 0.3"
+TARGET_PIXELS = 200
+SIDES = {"one": "z", "two": "kde"}
+LEVEL = 0.99
 
 
 @dataclass(frozen=True)
@@ -297,3 +300,37 @@ def measure(
         ships = {name: extract(patches) for name, patches in sets.ships.items()}
         features[normalise] = FeatureSets(normalise, extract(sets.fit), extract(sets.clutter), ships)
     return SarBench(protocol, sets, backbone, features)
+
+
+def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
+    """The options `pool`, `window` and `topk` for targets of `target_pixels` pixels in patches of size x size."""
+    if not 1 <= target_pixels <= size * size / 4:
+        raise OptionError(f"target_pixels must be between 1 and a quarter of the patch, got {target_pixels}")
+    window = 2 * round((2.0 / 3.0 * math.sqrt(target_pixels) - 1.0) / 2.0) + 1
+    return {"pool": "local", "window": max(1, window), "topk": target_pixels / size**2}
+
+
+def sar_options(
+    target_pixels: float = TARGET_PIXELS, size: int = 256, sides: str = "one", normalise: str = "fixed"
+) -> dict[str, Any]:
+    """Options for `gepc.GEPC(backbone, **sar_options(...))`; change entries of the dictionary to override them.
+
+    Parameters
+    ----------
+    target_pixels : area of a target in pixels.
+    size : side of a patch in pixels.
+    sides : `one` (only larger residuals are suspicious) or `two` (smaller ones too).
+    normalise : `fixed` (one scale for all patches) or `patch` (mean and contrast of each patch removed).
+    """
+    check_choice("sides", sides, SIDES)
+    return {
+        "levels": str(LEVEL),
+        "keep": None,
+        "group": ["id", "rot180"],
+        **local_pooling(target_pixels, size),
+        "calibration": SIDES[sides],
+        "size": size,
+        "resize": "cut",
+        "magnitude": "log",
+        "normalise": normalise,
+    }
