@@ -211,7 +211,7 @@ class UsesOtherBackbones(ABC):
 
     @abstractmethod
     def other_backbones(self) -> tuple[Backbone, ...]:
-        """The networks besides the backbone."""
+        """The networks other than the backbone."""
 
 
 class SamplesLevels(ABC):
@@ -248,7 +248,7 @@ def complete_table(extractor: Extractor, tables: Sequence[Table], batch: Batch) 
 
 
 def other_backbones_of(extractor: Extractor) -> tuple[Backbone, ...]:
-    """The networks besides the backbone that the features depend on; empty for most methods."""
+    """The networks other than the backbone that the features depend on; empty for most methods."""
     return extractor.other_backbones() if isinstance(extractor, UsesOtherBackbones) else ()
 
 
