@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "gepc.allocator": "gepc.core.allocator",
     "gepc.calibrators": "gepc.scoring",
     "gepc.conformal": "gepc.verdicts.conformal",
-    "gepc.discovery": "gepc.verdicts.multiple_testing",
+    "gepc.discovery": "gepc.verdicts.decision",
     "gepc.errors": "gepc.core.errors",
     "gepc.groups": "gepc.features.groups",
     "gepc.metrics": "gepc.scoring.metrics",
@@ -24,13 +22,15 @@ MOVED = {
 }
 
 
-class _Aliases(MetaPathFinder, Loader):
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in MOVED else None
+class _Aliases:
+    """A finder and loader; without the base classes of `importlib.abc`, which are slow to import."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MOVED else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import warnings
+
         warnings.warn(f"{spec.name} is deprecated; import {MOVED[spec.name]}", DeprecationWarning, stacklevel=2)
         module = import_module(MOVED[spec.name])
         spec.loader_state = module.__spec__  # importing sets it anew

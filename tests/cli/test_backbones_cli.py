@@ -95,7 +95,7 @@ def test_info_as_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_timing_is_not_counted(checkpoint: Path) -> None:
-    from gepc.cli.estimates import seconds_per_pass
+    from gepc.cli.options import seconds_per_pass
 
     backbone = load_backbone(checkpoint, config={**SETTINGS, "rescale_timesteps": True})
     assert seconds_per_pass(backbone, (16, 16), patience=0.0) > 0

@@ -118,7 +118,7 @@ def test_a_run_that_was_killed_goes_on_without_lost_or_repeated_tiles(place, gep
 
 
 def test_before_many_passes_their_number_is_said_and_few_calibration_images_are_warned_about(place, gepc, monkeypatch):
-    monkeypatch.setattr("gepc.cli.estimates.QUICK", 1)
+    monkeypatch.setattr("gepc.cli.options.QUICK", 1)
     run = gepc("scene", "det", "wide.png", "--out", "estimated", "--control", "holm", "--overlap", "0.25")
     assert run.returncode == 0, run.stderr
     assert "at most 10 tiles x 7 passes = 70 network passes, about" in run.stderr

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gepc.core.errors import OptionError
 from gepc.verdicts.conformal import p_values
-from gepc.verdicts.multiple_testing import CONTROLS, Control, bonferroni, harmonic, holm
+from gepc.verdicts.decision import CONTROLS, Control, bonferroni, harmonic, holm
 
 ps = st.lists(st.integers(1, 40).map(lambda k: k / 40), min_size=1, max_size=30).map(np.array)
 

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from gepc.backbones.openai.options import PRESETS
 from gepc.cli import options as opt
 from gepc.cli.app import note, say, text_table, typed_command
-from gepc.cli.estimates import duration, seconds_per_pass
+from gepc.cli.options import duration, seconds_per_pass
 from gepc.core.errors import OptionError, StorageError
 from gepc.core.files import read_json
 from gepc.training.recipe import builtin_recipes, load_recipe

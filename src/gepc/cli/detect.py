@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say
-from gepc.cli.estimates import estimate
+from gepc.cli.options import estimate
 from gepc.core.errors import OptionError
 from gepc.core.files import check_free, write_json
 

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, typed_command
-from gepc.cli.estimates import duration, seconds_per_pass
+from gepc.cli.options import duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free
 

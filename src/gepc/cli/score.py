@@ -15,7 +15,7 @@ from typer import Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress
-from gepc.cli.estimates import estimate
+from gepc.cli.options import estimate
 from gepc.core.errors import InputError, OptionError, StorageError, check_choice
 
 if TYPE_CHECKING:

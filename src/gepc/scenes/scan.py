@@ -27,7 +27,7 @@ from gepc.scenes.scoring import ScanFolder, SceneScorer
 from gepc.scenes.tiling import Grid, Size
 from gepc.scenes.writing import SceneWriter
 from gepc.verdicts.conformal import UNGROUPED
-from gepc.verdicts.multiple_testing import Control
+from gepc.verdicts.decision import Control
 
 FORMATS = ("auto", "tif", "npy")
 OVERLAP = 0.5
@@ -46,7 +46,7 @@ class ScanOptions:
     bands : the bands to use, counted from 1, in the order of the backbone's channels.
     nodata : pixel value of missing data, in addition to what the file declares.
     max_missing : tiles with a larger share of missing pixels are left out.
-    control : which error rate the flags control; see `gepc.verdicts.multiple_testing.Control`.
+    control : which error rate the flags control; see `gepc.verdicts.decision.Control`.
     alpha : level of that error rate.
     group : the group of calibration images to compare with, for a detector fitted with groups.
     map_format : `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed.

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
 from gepc.core.errors import OptionError
-from gepc.verdicts.conformal import p_values
-from gepc.verdicts.multiple_testing import benjamini_hochberg, discoveries, storey
+from gepc.verdicts.conformal import UNGROUPED, CalibrationScores, p_values
+from gepc.verdicts.decision import DecisionRule, benjamini_hochberg, discoveries, storey
 
 rates = st.floats(0.01, 0.5)
 lists = st.lists(st.floats(0.0, 1.0), max_size=40)
@@ -72,3 +72,46 @@ def test_an_unknown_procedure_names_the_known_ones():
 
 def test_no_p_values_no_flags():
     assert discoveries([], 0.1, "bh").shape == discoveries([], 0.1, "storey").shape == (0,)
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------
+
+NINE = CalibrationScores.of(np.arange(9.0), None)
+
+
+def test_a_rate_counts_up_to_rounding_and_a_failed_image_never_alarms():
+    p = np.array([0.1, 0.2, np.nan])
+    assert DecisionRule(1 - 0.9).alarms(p, NINE).tolist() == [True, False, False]
+    assert DecisionRule(fdr=0.5).alarms(p, NINE).tolist() == [True, True, False]
+
+
+def test_a_rate_that_cannot_be_guaranteed_is_refused_before_any_work():
+    with pytest.raises(OptionError, match="at least 19 calibration images, there are 9"):
+        DecisionRule(0.05).check(NINE)
+    with pytest.raises(OptionError, match="confidence goes with alpha"):
+        DecisionRule(confidence=0.9, fdr=0.1)
+    with pytest.raises(OptionError, match="fdr must be between 0 and 1"):
+        DecisionRule(fdr=1.5)
+    DecisionRule(fdr=0.1).check(NINE)
+
+
+def test_every_group_has_its_own_limit():
+    groups = CalibrationScores({"few": np.arange(9.0), "many": np.arange(99.0)})
+    rule, labels = DecisionRule(0.3, confidence=0.9), np.array(["few", "many", "few"])
+    few, many = (float(rule.limits(CalibrationScores({UNGROUPED: scores}))) for scores in groups.by_group.values())
+    assert few < many < 0.3
+    assert rule.limits(groups, labels).tolist() == [few, many, few]
+    with pytest.raises(OptionError, match="fitted with groups"):
+        rule.limits(groups)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (DecisionRule(0.1), "at most 0.1 of in-distribution images raise an alarm"),
+        (DecisionRule(0.3, confidence=0.5), "with probability 0.5 over calibration sets, at most 0.3"),
+        (DecisionRule(fdr=0.2), "at most 0.2 of the flagged images are false alarms"),
+    ],
+)
+def test_the_guarantee_in_words(rule: DecisionRule, words: str):
+    assert words in rule.statement(NINE)
