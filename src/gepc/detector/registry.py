@@ -35,7 +35,8 @@ class GEPC(Detector):
     mc_samples : noise draws to average.
     group_samples : a random subset of this many elements per image; None uses all.
     level_samples : a random subset of this many levels per image; None uses all.
-    **options : the other parameters of `gepc.Detector`.
+    **options : Any
+        The other parameters of `gepc.Detector`.
     """
 
     def __init__(
