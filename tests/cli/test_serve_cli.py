@@ -51,7 +51,7 @@ def test_a_port_that_is_taken_is_said_before_the_weights_are_read(gepc):
 
 
 def test_a_missing_extra_is_one_sentence(gepc, monkeypatch):
-    monkeypatch.setattr("gepc.cli.deploy.NEEDED", ("no_such_package",))
+    monkeypatch.setattr("gepc.cli.detect.NEEDED", ("no_such_package",))
     code, _, error = gepc("serve", "det")
     assert (code, error) == (2, "error: serving needs more packages; install with: pip install 'gepc[serve]'\n")
 

@@ -6,8 +6,7 @@ import sys
 
 from gepc.cli.app import app, run
 from gepc.cli.backbones import convert, info, train
-from gepc.cli.deploy import serve, watch
-from gepc.cli.detect import fit, map_, scene
+from gepc.cli.detect import fit, map_, scene, serve, watch
 from gepc.cli.evaluate import ablate, bench, demo, selfcheck
 from gepc.cli.sar import sar
 from gepc.cli.score import score

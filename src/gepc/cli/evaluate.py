@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say, text_table, typed_command
-from gepc.cli.deploy import check_serving, serve_detector
+from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError, OptionError, StorageError
 from gepc.core.files import check_free, read_json, write_json, write_text

@@ -1,0 +1,105 @@
+"""Image files to pixels, and maps to PNG."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.core.errors import InputError
+from gepc.detector.maps import overlay
+from gepc.features.pooling import Map
+from gepc.images.formats import Pixels
+from gepc.images.preprocessing import Preprocessing, rgb_picture
+from gepc.images.sources import Image, open_images
+
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
+LARGE = 2_000_000
+STRENGTH = 0.75
+SHOWN_SIZE = 256
+_one_large_at_a_time = threading.Lock()
+
+
+def decode(data: bytes, max_pixels: int) -> Pixels:
+    """The first image in `data` with its own bit depth, as `gepc.images.formats.read_pixels` reads it from a file.
+
+    The size is checked before the pixels are decoded. Raises `InputError` with a message that names no file and does
+    not repeat the decoder's.
+    """
+    from PIL import Image as PILImage
+    from PIL import UnidentifiedImageError
+
+    if not data:
+        raise InputError("the file is empty")
+    try:
+        with PILImage.open(io.BytesIO(data), formats=FORMATS) as picture:
+            width, height = picture.size
+            if width * height > max_pixels:
+                raise InputError(
+                    f"the image has {width} x {height} pixels, more than the {max_pixels:,} allowed; send a smaller one"
+                )
+            picture.load()
+            record = open_images([picture])[0]
+    except InputError:
+        raise
+    except UnidentifiedImageError as error:
+        raise InputError(f"the file is not an image in a supported format ({', '.join(FORMATS)})") from error
+    except (PILImage.DecompressionBombError, PILImage.DecompressionBombWarning) as error:
+        raise InputError(f"the image has more than {max_pixels:,} pixels; send a smaller one") from error
+    except Exception as error:  # a decoder may raise anything on hostile bytes
+        raise InputError("the image file is damaged or incomplete") from error
+    if record.pixels is None:
+        raise InputError(f"the image {record.error}")
+    return record.pixels
+
+
+def ignore_size_warnings() -> None:
+    """Turn off Pillow's warning about large images, with which callers could fill the log; `decode` checks the size."""
+    from PIL import Image as PILImage
+
+    warnings.filterwarnings("ignore", category=PILImage.DecompressionBombWarning)
+
+
+def network_input(data: bytes, max_pixels: int, preprocessing: Preprocessing) -> Image:
+    """Decode and preprocess. Large images go one at a time, since they take about 100 bytes of memory per pixel."""
+    pixels = decode(data, max_pixels)
+    if pixels.size < LARGE:
+        return preprocessing(pixels, "the image")
+    with _one_large_at_a_time:
+        return preprocessing(pixels, "the image")
+
+
+def heat(field: Map, scale: float) -> bytes:
+    """The map alone as an RGBA PNG, one pixel per map pixel; drawn over the image it gives `detector.maps.overlay`."""
+    level = np.clip(field / scale, 0.0, 1.0)[..., None]
+    colour = overlay(np.zeros((*field.shape, 3)), np.maximum(field, 1e-3 * scale), scale, 1.0)
+    colour = colour / np.maximum(level, 1e-3)  # overlay multiplies by the opacity, PNG keeps them apart
+    return _png(np.concatenate([colour, STRENGTH * level], axis=2))
+
+
+def overlaid(image: Image, field: Map, scale: float) -> bytes:
+    """The network's view of the image under its map, enlarged to about 256 pixels."""
+    enlarge = max(1, SHOWN_SIZE // image.shape[1])
+    return _png(overlay(rgb_picture(image), field, scale, STRENGTH).repeat(enlarge, axis=0).repeat(enlarge, axis=1))
+
+
+def network_view(image: Image) -> bytes:
+    """The image as the network sees it: cropped or resized, in the network's channels."""
+    return _png(rgb_picture(image))
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as a data: URI."""
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def _png(picture: npt.NDArray[np.floating]) -> bytes:
+    from PIL import Image as PILImage
+
+    out = io.BytesIO()
+    PILImage.fromarray(np.rint(np.clip(picture, 0.0, 1.0) * 255.0).astype(np.uint8)).save(out, format="PNG")
+    return out.getvalue()
