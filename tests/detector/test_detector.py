@@ -16,6 +16,7 @@ import gepc
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, ValueRangeWarning
 from gepc.images.batches import OnBadImage
+from gepc.images.sources import open_images
 from gepc.scoring.metrics import auroc
 
 ID = pictures(30)
@@ -491,3 +492,35 @@ def test_a_file_added_while_fitting_does_not_shift_the_groups(tmp_path: Path) ->
     assert {name: len(scores) for name, scores in found.items()} == {k: len(v) for k, v in expected.items()}
     for name, scores in expected.items():
         np.testing.assert_allclose(found[name], scores)
+
+
+# --- images that the backbone was trained on -------------------------------------------------------------------------
+
+
+def hashes_of(images: np.ndarray) -> np.ndarray:
+    opened = open_images(images)
+    return np.sort(np.asarray([opened[index].content_hash() for index in range(len(opened))], dtype=np.uint64))
+
+
+def test_images_that_the_backbone_was_trained_on_are_a_warning() -> None:
+    detector = toy_detector()
+    detector.backbone.trained_on = hashes_of(ID[:7])
+    with pytest.warns(UserWarning, match=r"7 of 30 images were used to train the backbone; .*`calibration_images`"):
+        detector.fit(ID)
+    with pytest.warns(UserWarning, match=r"2 of 12 images were used to train the backbone"):
+        detector.fit(pictures(20, seed=5), np.concatenate([ID[5:7], pictures(10, seed=6)]))
+
+
+def test_unseen_calibration_images_give_no_warning() -> None:
+    detector = toy_detector()
+    detector.backbone.trained_on = hashes_of(ID)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detector.fit(ID, pictures(20, seed=5))
+        detector.fit(pictures(30, seed=6))
+
+
+def test_the_list_of_training_images_changes_no_score() -> None:
+    plain, listed = toy_detector().fit(ID), toy_detector()
+    listed.backbone.trained_on = hashes_of(NEW)
+    np.testing.assert_array_equal(listed.fit(ID).score(NEW), plain.score(NEW))

@@ -18,7 +18,7 @@ from toys import as_uint8, pictures
 from gepc.core.errors import InputError
 from gepc.images.batches import load_all
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import FileImages, iterate, open_images
+from gepc.images.sources import FileImages, Record, iterate, open_images
 
 FLOATS = pictures(4, size=(6, 5))
 BYTES = as_uint8(FLOATS)  # (N, H, W, C)
@@ -276,3 +276,15 @@ def test_a_list_item_of_no_image_shape_is_a_record_with_a_reason() -> None:
     assert images[0].error is None
     assert "shape (2, 2, 2, 2)" in (images[1].error or "")
     assert "not clear whether the first or the last axis" in (images[2].error or "")
+
+
+def test_the_content_hash_depends_on_pixels_shape_and_type(tmp_path: Path) -> None:
+    pixels = np.arange(64, dtype=np.uint8).reshape(4, 16)
+    PILImage.fromarray(pixels).save(tmp_path / "a.png")
+    arrays = [pixels, pixels[..., None], pixels.T, pixels.reshape(8, 8), pixels.astype(np.uint16), pixels + 1]
+    hashes = [Record("0", array).content_hash() for array in arrays]
+    assert open_images(tmp_path)[0].content_hash() == hashes[0] == hashes[1]
+    assert len(set(hashes)) == 5
+    assert all(0 <= value < 2**64 for value in hashes)
+    with pytest.raises(InputError, match="no such file"):
+        Record("1", error="no such file").content_hash()

@@ -45,6 +45,7 @@ class Backbone(ABC):
     parameters : the number of weights; None if unknown.
     source : the name or path given to `load_backbone`; None for an object made in Python.
     sha256 : hash of the weights; None for a function.
+    trained_on : sorted 64-bit hashes of the images the network was trained on (`Record.content_hash`); None if unknown.
     load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
     """
 
@@ -71,6 +72,7 @@ class Backbone(ABC):
         self.source: str | None = None
         self.sha256: str | None = None
         self.parameters: int | None = None
+        self.trained_on: npt.NDArray[np.uint64] | None = None
         self.load_options: dict[str, Any] = {}
         self.rows: int | None = None
         self.forward_count = 0

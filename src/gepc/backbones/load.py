@@ -14,6 +14,8 @@ from gepc.core.files import read_json, sha256
 from gepc.core.options import build, read_yaml
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from diffusers import DiffusionPipeline, SchedulerMixin, UNet2DModel
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 SCHEDULER = "scheduler_config.json"
+TRAINED_ON = "trained_on.safetensors"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 _OTHER_COMPONENTS = ("vae", "vqvae", "movq", "text_encoder", "image_encoder", "transformer", "prior")
 
@@ -84,6 +87,7 @@ def load_backbone(
     )
     backbone.family, backbone.sha256 = network.family, network.sha256
     backbone.source = str(source) if isinstance(source, (str, os.PathLike)) else None
+    backbone.trained_on = network.trained_on
     options = {
         "config": dict(config) if isinstance(config, Mapping) else config,
         "dtype": None if dtype == "float32" else str(dtype).removeprefix("torch."),
@@ -103,6 +107,7 @@ class Network:
     sha256: str
     family: str = "diffusers"
     patches: Patches | None = None
+    trained_on: npt.NDArray[np.uint64] | None = None
 
 
 def _from_checkpoint(path: Path, config: str | Mapping[str, Any] | None) -> Network:
@@ -134,7 +139,22 @@ def _from_folder(folder: Path, config: str | Mapping[str, Any] | None) -> Networ
     tensors = read_all(files)
     check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
     place(net, tensors)
-    return Network(net, scheduler, sha256(*files), extras.get("family", "diffusers"), patches)
+    trained_on = read_trained_on(folder)
+    return Network(net, scheduler, sha256(*files), extras.get("family", "diffusers"), patches, trained_on)
+
+
+def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
+    """The hashes of the images that the network in `folder` was trained on; None if the folder does not list them."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = folder / TRAINED_ON
+    if not path.is_file():
+        return None
+    try:
+        return load_file(path)["hashes"]
+    except (SafetensorError, OSError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}); restore it, or delete it to load the backbone") from error
 
 
 def _from_object(source: Any, scheduler: Any, config: str | Mapping[str, Any] | None) -> Network:

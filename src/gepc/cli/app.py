@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -74,14 +75,14 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line, without the line of source code that Python adds."""
-    note(f"warning: {message}")
+def show_warning(arguments: Sequence[str], message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning of the command `arguments` as one line, without the line of source code that Python adds."""
+    note(f"warning: {message}{_flags(str(message), arguments)}")
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line. Invalid input gives a one-line message and exit code 2, never a traceback."""
-    warnings.showwarning = show_warning
+    warnings.showwarning = partial(show_warning, sys.argv[1:] if arguments is None else arguments)
     code = _run(arguments)
     try:
         with printing():

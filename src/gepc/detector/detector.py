@@ -30,7 +30,7 @@ from gepc.features.pooling import Map, combine
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Image, Images, open_images
+from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.scoring.calibrators import Calibrator
 from gepc.scoring.scorer import Scorer
 from gepc.scoring.sequential import Sequential
@@ -204,7 +204,8 @@ class Detector:
         images : a folder, a list of files, an array, a tensor or a Dataset of in-distribution images. Files that cannot
             be read are left out with a warning.
         calibration_images : separate images for the p-values. By default a share `calibration_share` of `images`,
-            chosen by the images' content and the seed, is held out.
+            chosen by the images' content and the seed, is held out. If the backbone is known to be trained on some of
+            the calibration images, a warning gives their number.
         groups : a label for each calibration image, or "folder" for the name of its folder: p-values are then valid
             within every group (Mondrian calibration).
         on_progress : called with the number of images of every finished chunk.
@@ -213,7 +214,7 @@ class Detector:
         levels = self.extractor.timesteps(self.backbone)
         spec = ExtractionSpec(for_fitting(self.extractor), levels, self.seed, self.batch_size, self.extractor.has_maps)
         opened = open_images(images)
-        found = self._extract(opened, self._preprocessing(), spec, on_progress, engine)
+        found = self._extract(opened, self._preprocessing(), spec, on_progress, engine, calibration_images is None)
         columns, stability = found.columns, found.stability
         fitting, held_out = self._split(found.keys, calibration_images is None)
         self._check_enough(len(fitting), found.keys)
@@ -227,7 +228,7 @@ class Detector:
         else:
             source = open_images(calibration_images)
             spec = replace(spec, extractor=self.extractor, timesteps=timesteps, with_maps=False)
-            again = self._extract(source, found.preprocessing, spec, on_progress, engine)
+            again = self._extract(source, found.preprocessing, spec, on_progress, engine, calibrating=True)
             reference, indices = again.columns, again.indices
             _check_disjoint(found.keys, again.keys)
 
@@ -248,11 +249,17 @@ class Detector:
         spec: ExtractionSpec,
         on_progress: OnProgress | None,
         engine: Engine | None,
+        calibrating: bool,
     ) -> FeatureTable:
         if len(images) == 0:
             raise InputError("there are no in-distribution images to fit on")
+        trained_on = self.backbone.trained_on if calibrating else None
+        if trained_on is not None:
+            images = observed = ObservedImages(images, Record.content_hash)
         found = extract_all(images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress)
         warn_about_skipped(found)
+        if trained_on is not None:
+            _warn_about_trained_on([observed.seen[index] for index in found.indices.tolist()], trained_on)
         return found
 
     def fitting_images(self, images: Any, count: int) -> list[Image]:
@@ -549,6 +556,18 @@ def _check_disjoint(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None
             "calibrate with other images",
             UserWarning,
             stacklevel=3,
+        )
+
+
+def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uint64]) -> None:
+    """A network denoises the images of its training better than new ones, so they are not exchangeable."""
+    count = int(np.isin(np.asarray(hashes, dtype=np.uint64), trained_on).sum())
+    if count:
+        warnings.warn(
+            f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not hold "
+            "for them; calibrate with unseen images (`calibration_images`)",
+            UserWarning,
+            stacklevel=4,
         )
 
 

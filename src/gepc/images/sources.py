@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import heapq
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -66,6 +67,15 @@ class Record:
         """What errors call the image."""
         return f"image {self.name}" if self.name.isdigit() else self.name
 
+    def content_hash(self) -> int:
+        """64-bit hash of the pixels as they were read, before any preprocessing; `InputError` if there are none."""
+        if self.pixels is None:
+            raise InputError(self.error or f"{self.name} cannot be read")
+        pixels = self.pixels[..., None] if self.pixels.ndim == 2 else self.pixels
+        content = hashlib.blake2b(f"{pixels.shape} {pixels.dtype.str}".encode(), digest_size=8)
+        content.update(np.ascontiguousarray(pixels).tobytes())
+        return int.from_bytes(content.digest(), "little")
+
     def pixels_for(self, channels: int) -> Pixels:
         """The pixels as (H, W) or (H, W, C) for a backbone of so many channels; `InputError` if there are none."""
         if self.pixels is None:
@@ -87,6 +97,34 @@ def iterate(images: Images) -> Iterator[Record]:
     """The records in order."""
     for index in range(len(images)):
         yield images[index]
+
+
+class ObservedImages(Images):
+    """A collection that passes every readable image to a function when it is read.
+
+    Parameters
+    ----------
+    images : the collection.
+    observe : the function.
+
+    Attributes
+    ----------
+    seen : position of an image -> result of the function.
+    """
+
+    def __init__(self, images: Images, observe: Callable[[Record], Any]) -> None:
+        self._images = images
+        self._observe = observe
+        self.seen: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self._images[index]
+        if record.pixels is not None:
+            self.seen[index] = self._observe(record)
+        return record
 
 
 def open_images(source: Any) -> Images:
