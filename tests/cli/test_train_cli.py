@@ -149,3 +149,46 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "gepc train quick --data photos/" in text
     assert "celeba32-tiny" in text
+
+
+@pytest.fixture
+def colour(tmp_path: Path) -> Path:
+    folder = tmp_path / "colour"
+    folder.mkdir()
+    for index, pixels in enumerate(np.random.default_rng(8).integers(0, 256, (24, 12, 12, 3), dtype=np.uint8)):
+        PILImage.fromarray(pixels).save(folder / f"{index:02d}.png")
+    return folder
+
+
+@pytest.mark.filterwarnings("always:.*used to train the backbone")
+def test_train_without_a_recipe_then_fine_tune_then_fit(
+    colour: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def said(*arguments: object) -> str:
+        assert run([str(argument) for argument in arguments]) == 0
+        return capsys.readouterr().err
+
+    tiny = [f"--set={value}" for value in ("image_size=8", "channels=[8, 8]", "norm_groups=4", "held_out=6")]
+    tiny += ["--set=batch_size=4", "--set=diffusion_steps=50"]
+    net, tuned = tmp_path / "net", tmp_path / "tuned"
+    text = said("train", "--data", colour, "--out", net, "--steps", 2, *tiny)
+    assert "chosen for the images; change a value with --set:\n  image_channels  3     images are in colour\n" in text
+    assert "\n  crop            true  random crops keep the resolution of images of one size\n" in text
+    assert "image_size" not in text
+    assert "18 training images of 8x8, 6 held out" in text
+    text = said("train", "--data", colour, "--out", net, "--steps", 3)
+    assert "resuming after step 2" in text
+    assert "chosen" not in text
+    text = said("train", "--data", colour, "--out", tuned, "--init", net, "--set=image_size=8", "--minutes", "0.002")
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["crop", "18"]
+    text = said("fit", colour, "--backbone", net, "--out", tmp_path / "det", "--set=size=8")
+    assert "warning: 18 of 24 images were used to train the backbone; the false-alarm guarantee does not hold" in text
+    assert "(on the command line: --calibration-images)" in text
+
+
+def test_contradictions_with_init(complaint, recipe: Path, data: Path, tmp_path: Path) -> None:
+    base = ("--data", data, "--out", tmp_path / "out", "--init", "sar-tiny")
+    assert "channels is (8, 8), but sar-tiny has (" in complaint("train", recipe, *base)
+    assert "did you mean 'sar-tiny'" in complaint("train", *base[:-1], "sar-tny")

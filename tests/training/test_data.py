@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
+from gepc.images.sources import open_images
 from gepc.training.data import draw, fingerprint, load_training_images, low_noise_table, sample_timesteps
 from gepc.training.recipe import Recipe, alphas_cumprod, load_recipe
 
@@ -23,7 +24,8 @@ def write_pngs(folder: Path, sizes: list[tuple[int, int]]) -> Path:
 
 
 def test_held_out_images_are_apart_and_all_are_there(data: Path, tiny: Recipe) -> None:
-    images, held_out = load_training_images(data, tiny)
+    found = load_training_images(data, tiny)
+    images, held_out = found.images, found.held_out
     assert images.shape == (32, 1, 8, 8)
     assert held_out.shape == (8, 1, 8, 8)
     assert len({image.tobytes() for image in np.concatenate([images, held_out])}) == 40
@@ -32,12 +34,14 @@ def test_held_out_images_are_apart_and_all_are_there(data: Path, tiny: Recipe) -
 def test_a_test_part_is_never_read(tmp_path: Path, tiny: Recipe) -> None:
     black, white = np.zeros((20, 8, 8, 1), np.uint8), np.full((20, 8, 8, 1), 255, np.uint8)
     np.savez(tmp_path / "both.npz", test_x=white, train_x=black)
-    images, held_out = load_training_images(tmp_path / "both.npz", tiny)
+    found = load_training_images(tmp_path / "both.npz", tiny)
+    images, held_out = found.images, found.held_out
     assert images.max() == held_out.max() == -1.0
 
 
 def test_a_folder_of_files(tmp_path: Path, tiny: Recipe) -> None:
-    images, held_out = load_training_images(write_pngs(tmp_path / "png", [(8, 8)] * 20), tiny)
+    found = load_training_images(write_pngs(tmp_path / "png", [(8, 8)] * 20), tiny)
+    images, held_out = found.images, found.held_out
     assert (len(images), len(held_out)) == (15, 5)
 
 
@@ -45,7 +49,7 @@ def test_mixed_sizes_tell_to_set_image_size(tmp_path: Path, tiny: Recipe) -> Non
     folder = write_pngs(tmp_path / "png", [(8, 8)] * 17 + [(12, 8)] * 3)
     with pytest.raises(InputError, match=r"2 different sizes \(17 of 8x8, 3 of 8x12\); set image_size"):
         load_training_images(folder, tiny)
-    images, _ = load_training_images(folder, dataclasses.replace(tiny, image_size=8))
+    images = load_training_images(folder, dataclasses.replace(tiny, image_size=8)).images
     assert images.shape[1:] == (1, 8, 8)
 
 
@@ -87,13 +91,14 @@ def test_an_npz_without_images_says_what_it_holds(tmp_path: Path, tiny: Recipe) 
 
 def test_value_range_of_float_images(tmp_path: Path, tiny: Recipe) -> None:
     np.savez(tmp_path / "unit.npz", train_x=np.linspace(0, 1, 20 * 64).reshape(20, 8, 8, 1))
-    images, held_out = load_training_images(tmp_path / "unit.npz", dataclasses.replace(tiny, value_range=(0.0, 1.0)))
+    found = load_training_images(tmp_path / "unit.npz", dataclasses.replace(tiny, value_range=(0.0, 1.0)))
+    images, held_out = found.images, found.held_out
     both = np.concatenate([images, held_out])
     assert (both.min(), both.max()) == (-1.0, 1.0)
 
 
 def test_fingerprint_tells_images_apart(data: Path, tiny: Recipe) -> None:
-    images, _ = load_training_images(data, tiny)
+    images = load_training_images(data, tiny).images
     other = images.copy()
     other[-1, 0, 0, 0] += 0.1
     assert fingerprint(images) == fingerprint(images.copy()) != fingerprint(other)
@@ -158,3 +163,58 @@ def test_any_range_of_rho_gives_timesteps_of_the_schedule(low: float, ratio: flo
     assert table.min() >= 0
     assert table.max() < steps
     assert (np.diff(table) >= 0).all()
+
+
+def write_pictures(folder: Path, modes: list[str], size: tuple[int, int] = (8, 8)) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(3)
+    for index, mode in enumerate(modes):
+        pixels = rng.integers(0, 256, (*size, 3) if mode == "RGB" else size, dtype=np.uint8)
+        PILImage.fromarray(pixels).save(folder / f"{index:03d}.png")
+    return folder
+
+
+@pytest.mark.parametrize(("modes", "channels"), [(["L"] * 20, 1), (["RGB"] * 20, 3), (["L"] * 19 + ["RGB"], 3)])
+def test_channels_as_the_images_are(tmp_path: Path, tiny: Recipe, modes: list[str], channels: int) -> None:
+    folder = write_pictures(tmp_path / "png", modes)
+    assert load_training_images(folder, dataclasses.replace(tiny, image_channels=None)).images.shape[1] == channels
+
+
+def test_other_numbers_of_channels_are_kept(tmp_path: Path, tiny: Recipe) -> None:
+    np.savez(tmp_path / "bands.npz", train_x=np.zeros((20, 8, 8, 5), np.uint8))
+    recipe = dataclasses.replace(tiny, image_channels=None)
+    assert load_training_images(tmp_path / "bands.npz", recipe).images.shape[1:] == (5, 8, 8)
+
+
+def test_colour_images_for_a_grey_network_are_a_warning(tmp_path: Path, tiny: Recipe) -> None:
+    folder = write_pictures(tmp_path / "png", ["L"] * 17 + ["RGB"] * 3)
+    with pytest.warns(UserWarning, match="3 of 20 images are in colour; they are converted to grey"):
+        load_training_images(folder, tiny)
+
+
+def test_crops_are_windows_of_the_images(tmp_path: Path, tiny: Recipe) -> None:
+    folder = write_pictures(tmp_path / "png", ["L"] * 20, (11, 14))
+    found = load_training_images(folder, dataclasses.replace(tiny, image_size=8, crop=True))
+    whole = load_training_images(folder, dataclasses.replace(tiny, image_size=None, channels=(8,))).images
+    np.testing.assert_array_equal(found.images, whole[:, :, 1:9, 3:11])
+    assert found.held_out.shape == (5, 1, 8, 8)
+    assert found.crops is not None
+    indices, almost = np.asarray([0, 4, 2]), 1.0 - 2.0**-53
+    crops = found.crops.cut(indices, np.asarray([[0.0, 0.0], [almost, almost], [0.5, 0.0]]))
+    np.testing.assert_array_equal(crops, [whole[0, :, :8, :8], whole[4, :, 3:, 6:], whole[2, :, 2:10, :8]])
+
+
+def test_an_image_smaller_than_the_crop_is_named(tmp_path: Path, tiny: Recipe) -> None:
+    folder = write_pngs(tmp_path / "png", [(8, 8)] * 17 + [(12, 6)] * 3)
+    with pytest.raises(InputError, match=r"017\.png is 6x12, smaller than the crops of 8x8; .* set crop to false"):
+        load_training_images(folder, dataclasses.replace(tiny, image_size=8, crop=True))
+
+
+def test_hashes_are_those_of_the_training_images_alone(tmp_path: Path, tiny: Recipe) -> None:
+    folder = write_pictures(tmp_path / "png", ["L"] * 20)
+    found = load_training_images(folder, tiny)
+    hashes = {open_images(folder)[index].content_hash(): index for index in range(20)}
+    order = np.random.default_rng(tiny.seed).permutation(20)
+    assert found.hashes.dtype == np.uint64
+    assert found.hashes.tolist() == sorted(found.hashes.tolist())
+    assert {hashes[int(value)] for value in found.hashes} == set(order[:15].tolist())

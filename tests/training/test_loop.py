@@ -423,3 +423,49 @@ def test_two_processes_share_the_batch_and_agree(whole: Path, data: Path, tiny: 
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
     losses = [[row.loss for row in read_loss_rows(out / "training")] for out in (whole, tmp_path / "out")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "large.npz"
+    np.savez(path, train_x=np.random.default_rng(7).integers(0, 256, (24, 13, 17, 3), dtype=np.uint8))
+    return path
+
+
+def test_random_crops_resume_exactly(large: Path, tiny: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(tiny, image_channels=None, image_size=8, crop=True)
+    train(recipe, large, tmp_path / "whole")
+    first = TrainingRun(recipe, large, tmp_path / "parts")
+    assert first.recipe.image_channels == 3
+    first.loop(at_step(5, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert TrainingRun(recipe, large, tmp_path / "parts").loop()
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_every_step_sees_the_windows_that_it_draws(large: Path, tiny: Recipe, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(tiny, image_channels=3, image_size=8, crop=True, flips="none")
+    run = TrainingRun(recipe, large, tmp_path / "out")
+    batch = loop.draw(run.recipe, len(run.images), (3, 8, 8), run.table, 2)
+    run.state.step = 2
+    noisy, timesteps, noise = (part.numpy() for part in run._batch())
+    abar = run.abar[timesteps][:, None, None, None]
+    assert run.data.crops is not None
+    seen = run.data.crops.cut(batch.indices, batch.places)
+    np.testing.assert_allclose(noisy, np.sqrt(abar) * seen + np.sqrt(1 - abar) * noise, atol=1e-5)
+    assert not np.array_equal(batch.places, loop.draw(run.recipe, 24, (3, 8, 8), run.table, 3).places)
+
+
+def test_a_run_without_the_list_of_its_images_gets_one(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
+    """As after an update: runs of earlier versions have neither the list nor the newer fields of a recipe."""
+    shutil.copytree(whole, tmp_path / "out")
+    (tmp_path / "out" / "trained_on.safetensors").unlink()
+    path = tmp_path / "out" / "training" / checkpoint.NAME
+    with safe_open(path, framework="pt") as archive:
+        progress = json.loads(archive.metadata()["progress"])
+    for name in ("crop", "init"):
+        del progress["recipe"][name]
+    save_file(load_file(path), path, metadata={"progress": json.dumps(progress)})
+    (tmp_path / "out" / "training" / "run.json").write_text(json.dumps({k: progress[k] for k in ("recipe", "data")}))
+    assert TrainingRun(tiny, data, tmp_path / "out").resumed_from == 10
+    (mine, theirs) = ((out / "trained_on.safetensors").read_bytes() for out in (whole, tmp_path / "out"))
+    assert mine == theirs

@@ -19,10 +19,11 @@ from gepc.cli.app import note, say, text_table, typed_command
 from gepc.cli.options import duration, seconds_per_pass
 from gepc.core.errors import OptionError, StorageError
 from gepc.core.files import read_json
-from gepc.training.recipe import builtin_recipes, load_recipe
+from gepc.training.recipe import builtin_recipes
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
+    from gepc.training.choices import Choice
     from gepc.training.loop import Tick, TrainingRun
 
 LINE_EVERY_SECONDS = 60.0
@@ -257,15 +258,22 @@ def _schedule_text(facts: dict[str, Any]) -> str:
 
 
 def train(
-    config: Annotated[
-        str, Argument(metavar="RECIPE", help=f"Recipe: a YAML file, or a name ({', '.join(builtin_recipes())}).")
-    ],
     data: Annotated[Path, Option(help="Folder of images, or .npz file with an array train_x.")],
     out: Annotated[Path, Option(help="Folder for the backbone; an unfinished run in it is resumed.")],
+    config: Annotated[
+        str | None,
+        Argument(
+            metavar="RECIPE",
+            help=f"Recipe: a YAML file, or a name ({', '.join(builtin_recipes())}). Chosen for the images if omitted.",
+        ),
+    ] = None,
+    init: Annotated[
+        str | None, Option(help="Backbone to start from (fine-tuning): an embedded name, or a folder.")
+    ] = None,
     steps: Annotated[int | None, Option(help="Total number of steps; that of the recipe by default.")] = None,
     minutes: Annotated[float | None, Option(help="Total training time in minutes, instead of --steps.")] = None,
     settings: Annotated[
-        list[str] | None, opt.setting("Option of the recipe, for example `--set image_channels=3`")
+        list[str] | None, opt.setting("Option of the recipe, for example `--set image_size=64`")
     ] = None,
 ) -> None:
     """Train a small diffusion backbone on your images.
@@ -274,18 +282,26 @@ def train(
     checkpoint, the loss, the error on held-out images and a grid of samples. Stop with Ctrl-C and give the same command
     again to resume: the result is the same as without the interruption.
 
-    Example: `gepc train quick --data photos/ --out my-backbone --set image_channels=3`
+    Example: `gepc train --data photos/ --out my-backbone --minutes 60`
+
+    A first try of about a minute: `gepc train quick --data photos/ --out my-backbone`
+
+    Fine-tuning: `gepc train --init celeba32-tiny --data photos/ --out my-backbone`
 
     On several GPUs: `accelerate launch -m gepc train ...`
     """
+    from gepc.training.choices import recipe_for
     from gepc.training.loop import TrainingRun
 
     if steps is not None and minutes is not None:
         raise OptionError("give either --steps or --minutes, not both")
     changes = opt.parse_settings(settings)
-    recipe = load_recipe(config, changes if steps is None else {**changes, "steps": steps})
+    changes |= {name: value for name, value in (("steps", steps), ("init", init)) if value is not None}
+    recipe, choices = recipe_for(data, out, config, changes)
     run = TrainingRun(recipe, data, out, minutes)
     report: Callable[[str], None] = note if run.is_main else lambda _: None
+    if choices:
+        report(_choices_text(choices, minutes))
     report(_opening(run))
     try:
         with _progress(run) as on_tick:
@@ -297,6 +313,12 @@ def train(
         raise typer.Abort
     if run.is_main:
         _finish(run)
+
+
+def _choices_text(choices: list[Choice], minutes: float | None) -> str:
+    shown = [choice for choice in choices if choice.field != "steps" or minutes is None]
+    rows = [(f"  {choice.field}", json.dumps(choice.value), choice.reason) for choice in shown]
+    return f"chosen for the images; change a value with --set:\n{text_table(rows)}"
 
 
 def _opening(run: TrainingRun) -> str:

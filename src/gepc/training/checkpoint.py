@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from diffusers.training_utils import EMAModel
 
+RUN_FOLDER = "training"
 NAME = "checkpoint.safetensors"
 LOG_NAME = "loss.csv"
 LOG_EVERY = 20

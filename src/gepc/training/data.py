@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,24 +15,88 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError
 from gepc.images.batches import load_all
-from gepc.images.formats import read_npz
-from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Image, Images, iterate, open_images
+from gepc.images.formats import Pixels, read_npz
+from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.sources import Image, Images, ObservedImages, Record, iterate, open_images
 from gepc.training.recipe import Recipe
 
 MINIMUM_IMAGES = 16
 
 
-def load_training_images(data: str | Path, recipe: Recipe) -> tuple[Image, Image]:
-    """Training and held-out images as (N, C, H, W) in [-1, 1].
+@dataclass(frozen=True)
+class Survey:
+    """Number, sizes and channels of the images of a collection.
 
-    The held-out images are the last `recipe.held_out` of a seeded shuffle.
+    Attributes
+    ----------
+    count : number of images.
+    sizes : how many images there are of each (height, width).
+    channels : 1 if all images are grey, 3 if some are in colour; otherwise their number of channels.
+    """
+
+    count: int
+    sizes: Counter[tuple[int, int]]
+    channels: int
+
+
+def survey(images: Images) -> Survey:
+    """Read every image once; one that cannot be read is an `InputError`."""
+    shapes = [record.pixels_for(0).shape for record in iterate(images)]  # 0: the number of channels is not known
+    sizes = Counter((shape[0], shape[1]) for shape in shapes)
+    return Survey(len(shapes), sizes, max((*shape, 1)[2] for shape in shapes))
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Images that are larger than the network's input, from which a step takes random crops.
 
     Parameters
     ----------
-    data : a folder of images, or an `.npz` file with an array `train_x`; other arrays of it are not read.
-    recipe : the recipe of the run.
+    pixels : the images as they were read, (H, W) or (H, W, C) each; preprocessed, they would need more memory.
+    preprocessing : turns a crop into the network's input; its `size` is the size of a crop.
     """
+
+    pixels: Sequence[Pixels]
+    preprocessing: Preprocessing
+
+    def cut(self, indices: npt.NDArray[np.int64], places: npt.NDArray[np.float64]) -> Image:
+        """One crop (C, H, W) from each of the images `indices`.
+
+        Parameters
+        ----------
+        indices : positions of the images.
+        places : vertical and horizontal position of each crop, from 0, the first one, to 1, the last one.
+        """
+        return np.stack([self._crop(self.pixels[index], place) for index, place in zip(indices, places, strict=True)])
+
+    def _crop(self, pixels: Pixels, place: npt.NDArray[np.float64]) -> Image:
+        assert self.preprocessing.size is not None
+        height, width = self.preprocessing.size
+        top = int(place[0] * (pixels.shape[0] - height + 1))
+        left = int(place[1] * (pixels.shape[1] - width + 1))
+        return self.preprocessing(pixels[top : top + height, left : left + width])
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The images of a run.
+
+    Attributes
+    ----------
+    images : training images (N, C, H, W) in [-1, 1]; their central crops if the recipe crops.
+    held_out : held-out images, prepared in the same way.
+    hashes : sorted hashes of the training images' sources, see `Record.content_hash`.
+    crops : the training images that random crops are taken from; None if the recipe does not crop.
+    """
+
+    images: Image
+    held_out: Image
+    hashes: npt.NDArray[np.uint64]
+    crops: Crops | None = None
+
+
+def open_training_images(data: str | Path) -> Images:
+    """Open a folder of images, or an `.npz` file with an array `train_x`; other arrays of it are not read."""
     is_archive = Path(data).suffix == ".npz"
     collection = open_images(
         read_npz(Path(data), default_keys=("train_x", "x", "images")) if is_archive else Path(data)
@@ -39,26 +105,66 @@ def load_training_images(data: str | Path, recipe: Recipe) -> tuple[Image, Image
         raise InputError(
             f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
         )
-    images = _load(collection, str(data), recipe)
+    return collection
+
+
+def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
+    """Read the images of a run. The held-out images are the last `recipe.held_out` of a seeded shuffle.
+
+    Parameters
+    ----------
+    data : a folder of images, or an `.npz` file with an array `train_x`.
+    recipe : the recipe of the run.
+    """
+    collection = open_training_images(data)
+    channels = survey(collection).channels if recipe.image_channels is None else recipe.image_channels
+    observed = ObservedImages(collection, lambda record: (record.content_hash(), _is_colour(record)))
+    crops = None
+    if recipe.crop:
+        images, crops = _load_crops(observed, replace(recipe, image_channels=channels))
+    else:
+        images = _load(observed, str(data), replace(recipe, image_channels=channels))
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
         raise InputError(
             f"images of {height}x{width} do not fit this network: the sides must be multiples of {recipe.stride}; "
             f"set image_size, for instance image_size={max(1, width // recipe.stride) * recipe.stride}"
         )
+    if channels == 1:
+        _warn_about_colour([is_colour for _, is_colour in observed.seen.values()])
     order = np.random.default_rng(recipe.seed).permutation(len(images))
-    held = min(recipe.held_out, len(images) // 4)
-    return images[order[: len(images) - held]], images[order[len(images) - held :]]
+    trained, held = np.split(order, [len(images) - min(recipe.held_out, len(images) // 4)])
+    hashes = np.unique(np.asarray([observed.seen[index][0] for index in trained.tolist()], dtype=np.uint64))
+    if crops is not None:
+        crops = replace(crops, pixels=[crops.pixels[index] for index in trained])
+    return TrainingData(images[trained], images[held], hashes, crops)
+
+
+def _is_colour(record: Record) -> bool:
+    return record.axes_known and record.pixels is not None and record.pixels.shape[2:] == (3,)
+
+
+def _warn_about_colour(in_colour: list[bool]) -> None:
+    if any(in_colour):
+        warnings.warn(
+            f"{sum(in_colour)} of {len(in_colour)} images are in colour; they are converted to grey, since "
+            "image_channels is 1",
+            stacklevel=4,
+        )
+
+
+def _preprocessing(recipe: Recipe) -> Preprocessing:
+    size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
+    assert recipe.image_channels is not None
+    return Preprocessing(recipe.value_range, size, "cut" if recipe.crop else "stretch", recipe.image_channels)
 
 
 def _load(collection: Images, where: str, recipe: Recipe) -> Image:
-    size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
-    preprocessing = Preprocessing(value_range=recipe.value_range, size=size, channels=recipe.image_channels)
     try:
-        return load_all(collection, preprocessing)
+        return load_all(collection, _preprocessing(recipe))
     except InputError as error:
         sizes = Counter(record.pixels.shape[:2] for record in iterate(collection) if record.pixels is not None)
-        if size is not None or len(sizes) < 2:
+        if recipe.image_size is not None or len(sizes) < 2:
             raise
         counts = ", ".join(f"{count} of {rows}x{columns}" for (rows, columns), count in sizes.most_common(3))
         more = ", ..." if len(sizes) > 3 else ""
@@ -68,15 +174,36 @@ def _load(collection: Images, where: str, recipe: Recipe) -> Image:
         ) from error
 
 
+def _load_crops(collection: Images, recipe: Recipe) -> tuple[Image, Crops]:
+    """The central crops, and the images for random ones."""
+    cut = _preprocessing(recipe)
+    whole = replace(cut, size=None)
+    warn_about_range(collection, recipe.value_range)
+    centres, pixels = [], []
+    for record in iterate(collection):
+        found = record.pixels_for(cut.channels)
+        if recipe.image_size is not None and min(found.shape[:2]) < recipe.image_size:
+            raise InputError(
+                f"{record.label} is {found.shape[0]}x{found.shape[1]}, smaller than the crops of "
+                f"{recipe.image_size}x{recipe.image_size}; leave it out, set a smaller image_size, "
+                "or set crop to false to resize all images"
+            )
+        whole(found, record.label)  # an invalid pixel is found now, not in the step that crops it
+        centres.append(cut(found, record.label))
+        pixels.append(found)
+    return np.stack(centres), Crops(pixels, cut)
+
+
 @dataclass(frozen=True)
 class Draw:
-    """The random choices of one step: images, flips, timesteps and noise."""
+    """The random choices of one step: images, flips, timesteps, noise and places of crops."""
 
     indices: npt.NDArray[np.int64]
     flip_x: npt.NDArray[np.bool_]
     flip_y: npt.NDArray[np.bool_]
     timesteps: npt.NDArray[np.int64]
     noise: npt.NDArray[np.float32]
+    places: npt.NDArray[np.float64]
 
     def part(self, index: int, parts: int) -> Draw:
         """The `index`-th of `parts` equal parts, the share of one of several devices."""
@@ -103,6 +230,7 @@ def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[
         flip_y=(rng.random(size) < 0.5) & flips["flip_y"],
         timesteps=sample_timesteps(recipe, table, rng, size),
         noise=rng.standard_normal((size, *shape), dtype=np.float32),
+        places=np.random.default_rng([recipe.seed, step, 0, 3]).random((size, 2)),
     )
 
 

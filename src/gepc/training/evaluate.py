@@ -15,8 +15,7 @@ from gepc.backbones.schedule import Levels
 from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
-from gepc.training.checkpoint import LOG_EVERY, LossRow, read_loss_rows
-from gepc.training.loop import RUN_FOLDER
+from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossRow, read_loss_rows
 from gepc.training.recipe import Recipe, alphas_cumprod, build_scheduler
 
 if TYPE_CHECKING:
@@ -148,13 +147,13 @@ def error_table(errors: Iterable[LevelError]) -> str:
 
 
 def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int, ...]) -> None:
-    """Write a grid of samples as PNG, small ones enlarged."""
+    """Write a grid of samples as PNG, small ones enlarged. Of channels that are not grey or colour, few are shown."""
     from PIL import Image as PILImage
 
     pixels = np.round(255.0 * np.clip(sample(net, recipe, GRID * GRID, shape) / 2.0 + 0.5, 0.0, 1.0))
     scale = max(1, SHOWN_WIDTH // shape[-1])
     tiles = pixels.astype(np.uint8).repeat(scale, axis=2).repeat(scale, axis=3)
-    picture = PILImage.fromarray(_grid(tiles))
+    picture = PILImage.fromarray(_grid(tiles[:, : 3 if shape[0] >= 3 else 1]))
     with replacing(path) as draft:
         picture.save(draft, format="PNG")
 

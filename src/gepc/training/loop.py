@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import signal
 import time
@@ -15,19 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gepc.backbones.load import TRAINED_ON
+from gepc.backbones.weights import Patches
 from gepc.core.errors import GepcError, InputError, OptionError
-from gepc.core.files import only_writer, read_json, remove_drafts, write_json
+from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
 from gepc.images.sources import Image
 from gepc.training import checkpoint
-from gepc.training.checkpoint import LOG_EVERY, LossLog, LossRow, TrainingState
+from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
+from gepc.training.choices import recipe_for, saved_recipe
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
+from gepc.training.finetune import cannot_start_from, init_fields, init_name, load_init
 from gepc.training.recipe import Recipe, alphas_cumprod, build_net, compilation_fault, save_folder
 
 if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
+    from diffusers import UNet2DModel
 
-RUN_FOLDER = "training"
+    from gepc.backbones.diffusers import DiffusersBackbone
+
 MAY_CHANGE = ("steps", "checkpoint_every", "compile", "mixed_precision")
 
 
@@ -60,11 +68,12 @@ def learning_rate(recipe: Recipe, step: int, fraction: float) -> float:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | None,
     data: str | Path,
     out: str | Path,
     minutes: float | None = None,
     on_tick: Callable[[Tick], None] | None = None,
+    init: str | Path | None = None,
 ) -> TrainingState:
     """Train a network, or resume the run in `out`.
 
@@ -73,13 +82,17 @@ def train(
 
     Parameters
     ----------
-    recipe : parameters of the run.
+    recipe : parameters of the run; None takes those of the run in `out`, or chooses them for the images.
     data : a folder of images, or an `.npz` file with an array `train_x`.
     out : folder of the result, a diffusers model; state, loss and evaluation are in its subfolder `training`.
     minutes : train for this time in all, instead of `recipe.steps` steps.
     on_tick : called after each step.
+    init : backbone whose weights training starts from, an embedded name or a folder. Its architecture and schedule must
+        be those of the recipe. A resumed run does not need it.
     """
-    run = TrainingRun(recipe, data, out, minutes)
+    if recipe is None:
+        recipe, _ = recipe_for(data, out, overrides={} if init is None else {"init": str(init)})
+    run = TrainingRun(recipe, data, out, minutes, init)
     run.loop(on_tick)
     return run.state
 
@@ -93,18 +106,29 @@ class TrainingRun:
     ----------
     state : the current state.
     resumed_from : the step at which the run was resumed; 0 for a new run.
-    images : training images (N, C, H, W) in [-1, 1].
+    recipe : the recipe, with the number of image channels and the network to start from.
+    images : training images (N, C, H, W) in [-1, 1]; central crops if the recipe crops.
     held_out : held-out images (N, C, H, W) in [-1, 1].
     """
 
-    def __init__(self, recipe: Recipe, data: str | Path, out: str | Path, minutes: float | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: str | Path,
+        out: str | Path,
+        minutes: float | None = None,
+        init: str | Path | None = None,
+    ) -> None:
         if minutes is not None and not minutes > 0:
             raise OptionError(f"minutes must be positive, got {minutes:g}")
-        self.recipe, self.out, self.folder, self.minutes = recipe, Path(out), Path(out) / RUN_FOLDER, minutes
-        self.images, self.held_out = load_training_images(data, recipe)
-        identity: dict[str, Any] = {"recipe": recipe.as_dict(), "data": fingerprint(self.images)}
+        self.out, self.folder, self.minutes = Path(out), Path(out) / RUN_FOLDER, minutes
+        recipe, start = self._start(recipe, None if init is None else str(init))
+        self.data = load_training_images(data, recipe)
+        self.images, self.held_out = self.data.images, self.data.held_out
+        self.recipe = dataclasses.replace(recipe, image_channels=self.images.shape[1])
+        identity: dict[str, Any] = {"recipe": self.recipe.as_dict(), "data": fingerprint(self.images)}
         found = self._find_run(identity)
-        self._build()
+        self._build(start)
         self.state = found or TrainingState(**identity)
         if found is not None:
             self._restore()
@@ -112,11 +136,40 @@ class TrainingRun:
         self.accelerator.wait_for_everyone()
         if self.is_main:
             write_json(self.folder / "run.json", identity)
+            if found is None or not (self.out / TRAINED_ON).exists():
+                self._write_trained_on(start)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and reports progress; the others only compute."""
         return bool(self.accelerator.is_main_process)
+
+    def _start(self, recipe: Recipe, init: str | None) -> tuple[Recipe, DiffusersBackbone | None]:
+        """The recipe, completed by the network to start from; and this network, unless there is a checkpoint."""
+        saved = saved_recipe(self.out) or {}
+        name = init or recipe.init or saved.get("init")
+        if name is None:
+            return recipe, None
+        recipe = dataclasses.replace(recipe, init=init_name(name))
+        if (self.folder / checkpoint.NAME).exists():
+            channels = recipe.image_channels or saved.get("image_channels")
+            return dataclasses.replace(recipe, image_channels=channels), None
+        start = load_init(name)
+        wanted = init_fields(start)
+        for field, value in wanted.items():
+            if getattr(recipe, field) not in (None, value):
+                raise OptionError(
+                    f"recipe: {field} is {getattr(recipe, field)}, but {name} has {value}; leave {field} out, "
+                    "or train without init"
+                )
+        missing = {field: value for field, value in wanted.items() if getattr(recipe, field) is None}
+        return dataclasses.replace(recipe, **missing), start
+
+    def _write_trained_on(self, start: DiffusersBackbone | None) -> None:
+        """Store the hashes of the training images, and of those that the network to start from was trained on."""
+        earlier = None if start is None else start.trained_on
+        hashes = self.data.hashes if earlier is None else np.union1d(earlier, self.data.hashes)
+        write_arrays(self.out / TRAINED_ON, {"hashes": hashes})
 
     def _find_run(self, identity: dict[str, Any]) -> TrainingState | None:
         """The state of this run in the output folder; other content of the folder is an error."""
@@ -147,7 +200,7 @@ class TrainingRun:
         if found.get("data") != identity["data"]:
             raise InputError(f"{self.out} holds a run on other images; give another folder")
 
-    def _build(self) -> None:
+    def _build(self, start: DiffusersBackbone | None) -> None:
         import torch
         from diffusers.training_utils import EMAModel
 
@@ -156,6 +209,9 @@ class TrainingRun:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.net = build_net(recipe, *self.images.shape[2:])
+        if start is not None:
+            _check_same_architecture(self.net, start)
+            self.net.load_state_dict(start.net.state_dict())
         self.net.to(memory_format=torch.channels_last)
         self.abar = alphas_cumprod(recipe)
         self.table = low_noise_table(recipe, self.abar)
@@ -284,7 +340,8 @@ class TrainingRun:
         """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise."""
         import torch
 
-        images: Image = self.images[batch.indices]
+        crops = self.data.crops
+        images: Image = self.images[batch.indices] if crops is None else crops.cut(batch.indices, batch.places)
         images[batch.flip_x] = images[batch.flip_x][..., ::-1]
         images[batch.flip_y] = images[batch.flip_y][..., ::-1, :]
         abar = self.abar[batch.timesteps][:, None, None, None]
@@ -306,6 +363,14 @@ class TrainingRun:
             self.state.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
         checkpoint.save(self.folder, self.net, self.ema, _plain(self.optimizer), self.state)
         save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
+
+
+def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None:
+    mine, theirs = (json.loads(one.to_json_string()) for one in (net, start.net))
+    names = [name for name in mine if not name.startswith("_") and name != "sample_size"]
+    other = [name for name in names if mine[name] != theirs.get(name)]
+    if other or start.patches != Patches():
+        raise cannot_start_from(start.source, f"its architecture is not one of a recipe ({', '.join(other)})")
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:

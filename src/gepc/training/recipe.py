@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,6 +18,7 @@ from gepc.core.errors import InputError, OptionError, check_choice, nearest
 from gepc.core.files import write_text
 from gepc.core.options import build, read_yaml
 from gepc.training.checkpoint import write_tensors
+from gepc.training.finetune import FINE_TUNING, init_fields, load_init
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +35,10 @@ class Recipe:
     layers_per_block : residual blocks at each resolution.
     norm_groups : groups of the group normalisation.
     attention : self-attention at the lowest resolution.
-    image_channels : 1 or 3.
+    image_channels : channels of the network; grey and colour images are converted to each other. None: as the images
+        are, which is 1 if all of them are grey, and 3 if some are in colour.
     image_size : resize every image to a square of this side; None requires images of one size.
+    crop : take a random square of side `image_size` from an image in every step, instead of resizing the image.
     diffusion_steps : number of timesteps of the schedule.
     schedule : `cosine` or `linear`.
     batch_size : images per step, over all devices.
@@ -57,14 +60,16 @@ class Recipe:
     held_out : images to hold out from training, at most a quarter.
     seed : seed of the weights, the batches and the held-out images.
     value_range : values of black and white in float images; None is (-1, 1).
+    init : backbone whose weights training starts from: an embedded name or a folder. None starts from random weights.
     """
 
     channels: tuple[int, ...] = (32, 64, 96)
     layers_per_block: int = 1
     norm_groups: int = 8
     attention: bool = False
-    image_channels: int = 3
+    image_channels: int | None = None
     image_size: int | None = None
+    crop: bool = False
     diffusion_steps: int = 1000
     schedule: str = "cosine"
     batch_size: int = 32
@@ -84,6 +89,7 @@ class Recipe:
     held_out: int = 512
     seed: int = 0
     value_range: tuple[float, float] | None = None
+    init: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, ("cosine", "linear"))
@@ -104,11 +110,12 @@ class Recipe:
                 f"a list of widths that are multiples of norm_groups={self.norm_groups}",
             ),
             "layers_per_block": (self.layers_per_block >= 1, "at least 1"),
-            "image_channels": (self.image_channels in (1, 3), "1 or 3"),
+            "image_channels": (self.image_channels is None or self.image_channels >= 1, "at least 1"),
             "image_size": (
                 self.image_size is None or (self.image_size > 0 and self.image_size % self.stride == 0),
                 f"a multiple of {self.stride}, the stride of the network",
             ),
+            "crop": (not self.crop or self.image_size is not None, "false unless image_size, the crop's side, is set"),
             "diffusion_steps": (self.diffusion_steps >= 2, "at least 2"),
             "batch_size": (self.batch_size >= 1, "at least 1"),
             "steps": (self.steps >= 1, "at least 1"),
@@ -142,21 +149,31 @@ def builtin_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_recipe(config: str | Path, overrides: dict[str, Any] | None = None) -> Recipe:
-    """Read a recipe.
+def load_recipe(
+    config: str | Path | None, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None
+) -> Recipe:
+    """Read a recipe. With `init`, the architecture and the schedule are those of that network.
 
     Parameters
     ----------
-    config : a YAML file, or the name of a recipe of the package.
+    config : a YAML file, or the name of a recipe of the package; None for the default values.
     overrides : values that replace those of the file.
+    base : values of fields that neither sets, such as the recipe of a run that is resumed.
     """
+    values = {**({} if config is None else read_yaml(_recipe_file(config))), **(overrides or {})}
+    if base is None:
+        base = {} if values.get("init") is None else {**FINE_TUNING, **init_fields(load_init(str(values["init"])))}
+    return build(Recipe, {**base, **values}, "recipe")
+
+
+def _recipe_file(config: str | Path) -> Path:
     path = Path(config)
     if not path.is_file():
         known = builtin_recipes()
         if str(config) not in known:
             raise InputError(f"{config} is neither a YAML file nor a recipe of the package; {nearest(config, known)}")
         path = known[str(config)]
-    return build(Recipe, {**read_yaml(path), **(overrides or {})}, "recipe")
+    return path
 
 
 TOLERANCE = 0.05  # of a parameter's gradient: reduced precision changes less, a faulty compiler loses all of it
@@ -166,6 +183,7 @@ def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
     """A UNet2DModel for images of height x width; without attention it is fully convolutional."""
     from diffusers import UNet2DModel
 
+    assert recipe.image_channels is not None
     deep = len(recipe.channels) - 1
     down = ["AttnDownBlock2D" if recipe.attention and level == deep else "DownBlock2D" for level in range(deep + 1)]
     up = [name.replace("Down", "Up") for name in reversed(down)]
