@@ -11,7 +11,7 @@ import pytest
 from pages import ReadPage, outside_references
 from toys import toy_backbone
 
-from gepc.report import demo, demo_page
+from gepc.report import demo
 from gepc.report.demo import FULL, INSIDE, OUTSIDE, QUICK, SIDE, Amounts
 
 SMALL = Amounts(fit=12, calibration=19, held_out=7, other=2)
@@ -132,11 +132,11 @@ def test_a_count_outside_the_range_is_called_so(alarms, expected):
 
 def test_the_report_holds_the_results_and_the_limits(finished):
     result = finished[0]
-    page = ReadPage(demo_page.render_demo(result, "gepc demo --out demo"))
+    page = ReadPage(demo.render_demo(result, "gepc demo --out demo"))
     text = " ".join(page.text)
     assert outside_references(page) == []
     assert page.unclosed == []
-    for row in demo_page.result_rows(result):
+    for row in demo.result_rows(result):
         for cell in row:
             assert cell in text
     guarantee = result.detector.guarantee(result.alpha)
@@ -157,7 +157,7 @@ def test_the_report_says_that_the_embedded_network_knows_faces(finished):
     result = finished[0]
     result.detector.backbone.source = "celeba32-tiny"
     try:
-        assert "trained on faces" in demo_page.render_demo(result, "")
+        assert "trained on faces" in demo.render_demo(result, "")
     finally:
         result.detector.backbone.source = None
 
@@ -166,7 +166,7 @@ def test_an_auroc_of_one_is_not_certain(finished):
     scored = finished[0].held_out
     result = replace(finished[0], scored=(scored, replace(scored, scores=scored.scores + 1e6)))
     low = 0.025 ** (1 / len(scored.scores))
-    assert demo_page.result_rows(result)[0][2:4] == ("1.000", f"{low:.3f} to 1.000")
+    assert demo.result_rows(result)[0][2:4] == ("1.000", f"{low:.3f} to 1.000")
 
 
 def test_the_report_says_whether_the_alarms_are_as_expected(finished):
@@ -174,11 +174,11 @@ def test_the_report_says_whether_the_alarms_are_as_expected(finished):
     for alarms, words in ((0, "is in this range"), (len(result.held_out), "which happens by chance")):
         changed = replace(result, scored=(replace(result.held_out, alarms=alarms), *result.others))
         assert changed.false_alarms.as_expected == (alarms == 0)
-        assert words in " ".join(demo_page.render_demo(changed, "").split())
+        assert words in " ".join(demo.render_demo(changed, "").split())
 
 
 @pytest.mark.parametrize(
     ("score", "text"), [(-5.23, "−5.2"), (99.94, "99.9"), (99.96, "100"), (2476.3, "2476"), (-300.2, "−300")]
 )
 def test_scores_are_short(score, text):
-    assert demo_page.short(score) == text
+    assert demo.short(score) == text

@@ -61,7 +61,7 @@ def demo(
     import gepc
     from gepc.detector.storage import describe
     from gepc.report import demo as demonstration
-    from gepc.report.demo_page import render_demo
+    from gepc.report.demo import render_demo
 
     detector = demonstration.build_detector(gepc.load_backbone(backbone))
     data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
@@ -115,7 +115,7 @@ def _demo_command(out: Path, quick: bool, backbone: str) -> str:
 
 
 def _demo_results(result: Demo) -> str:
-    from gepc.report.demo_page import COLUMNS, result_rows
+    from gepc.report.demo import COLUMNS, result_rows
 
     check = result.false_alarms
     return (

@@ -11,8 +11,7 @@ from gepc.core.files import read_json
 from gepc.core.options import build
 from gepc.training.checkpoint import RUN_FOLDER
 from gepc.training.data import Survey, open_training_images, survey
-from gepc.training.finetune import init_fields, load_init
-from gepc.training.recipe import Recipe, load_recipe
+from gepc.training.recipe import Recipe, init_fields, load_init, load_recipe
 
 SMALL_SIZE, LARGE_SIZE = 32, 64
 NARROW, WIDE = (16, 32, 48), (32, 64, 96)

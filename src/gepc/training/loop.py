@@ -26,8 +26,17 @@ from gepc.training import checkpoint
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
 from gepc.training.choices import recipe_for, saved_recipe
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
-from gepc.training.finetune import cannot_start_from, init_fields, init_name, load_init
-from gepc.training.recipe import Recipe, alphas_cumprod, build_net, compilation_fault, save_folder
+from gepc.training.recipe import (
+    Recipe,
+    alphas_cumprod,
+    build_net,
+    cannot_start_from,
+    compilation_fault,
+    init_fields,
+    init_name,
+    load_init,
+    save_folder,
+)
 
 if TYPE_CHECKING:
     import torch
