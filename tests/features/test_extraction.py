@@ -60,9 +60,13 @@ def spec(method: str = "gepc", **options: object) -> ExtractionSpec:
 
 
 def extract(
-    cache: FeatureCache, what: ExtractionSpec, images: Iterable[Chunk], net: Backbone | None = None
+    cache: FeatureCache,
+    what: ExtractionSpec,
+    images: Iterable[Chunk],
+    net: Backbone | None = None,
+    engine: ReadsAhead | None = None,
 ) -> list[tuple[Chunk, Extracted | None]]:
-    return list(extract_chunks(net or backbone(), what, images, cache))
+    return list(extract_chunks(net or backbone(), what, images, cache, engine))
 
 
 def together(pairs: list[tuple[Chunk, Extracted | None]]) -> tuple[Table, list[int]]:
@@ -75,7 +79,7 @@ def together(pairs: list[tuple[Chunk, Extracted | None]]) -> tuple[Table, list[i
 def test_an_engine_gives_the_same_tables_in_the_same_order(method: str, tmp_path: Path) -> None:
     here, order = together(extract(FeatureCache(None), spec(method), read(broken=(0, 1, 2, 3, 9))))
     engine = ReadsAhead()
-    there, other = together(extract(FeatureCache(tmp_path, engine), spec(method), read(broken=(0, 1, 2, 3, 9))))
+    there, other = together(extract(FeatureCache(tmp_path), spec(method), read(broken=(0, 1, 2, 3, 9)), engine=engine))
     assert order == other
     assert engine.sent == 9  # the first chunk has no image that can be read
     for name, values in here.items():
@@ -88,19 +92,19 @@ def test_what_is_known_is_not_sent(tmp_path: Path) -> None:
     expected, order = together(extract(FeatureCache(None), spec(**levels), read()))
     extract(FeatureCache(tmp_path), spec(**levels), read(first=16, count=28))
     engine = ReadsAhead()
-    cache = FeatureCache(tmp_path, engine)
-    found, other = together(extract(cache, spec(**levels), read()))
+    cache = FeatureCache(tmp_path)
+    found, other = together(extract(cache, spec(**levels), read(), engine=engine))
     assert engine.sent == 7
     assert (cache.hits, cache.misses) == (3 * len(LEVELS), 7 * len(LEVELS))
     assert order == other
     np.testing.assert_allclose(found["s"], expected["s"], rtol=1e-6)
-    afterwards = FeatureCache(tmp_path, engine)
-    extract(afterwards, spec(**levels), read())
+    afterwards = FeatureCache(tmp_path)
+    extract(afterwards, spec(**levels), read(), engine=engine)
     assert (engine.sent, afterwards.misses) == (7, 0)
 
 
 def test_tables_of_an_engine_serve_this_process_too(tmp_path: Path) -> None:
-    extract(FeatureCache(tmp_path, ReadsAhead()), spec("msma"), read())
+    extract(FeatureCache(tmp_path), spec("msma"), read(), engine=ReadsAhead())
     cache, net = FeatureCache(tmp_path), backbone()
     extract(cache, spec("msma"), read(), net)
     assert cache.misses == 0
@@ -111,8 +115,8 @@ def test_maps_are_cached_with_their_table(tmp_path: Path) -> None:
     with_maps = replace(spec(levels=Levels(LEVELS)), with_maps=True)
     expected = extract(FeatureCache(None), with_maps, read(8))
     extract(FeatureCache(tmp_path), with_maps, read(8))
-    cache, net = FeatureCache(tmp_path, ReadsAhead()), backbone()
-    for (_, found), (_, other) in zip(extract(cache, with_maps, read(8), net), expected, strict=True):
+    cache, net = FeatureCache(tmp_path), backbone()
+    for (_, found), (_, other) in zip(extract(cache, with_maps, read(8), net, ReadsAhead()), expected, strict=True):
         assert found is not None
         assert other is not None
         np.testing.assert_allclose(found[0]["s"], other[0]["s"], rtol=1e-12)

@@ -105,7 +105,6 @@ def extract_chunks(
     engine : what makes the network passes; by default this process.
     """
     cache = FeatureCache(None) if cache is None else cache
-    engine = engine or cache.engine
     if engine is None:
         for chunk in read:
             yield chunk, cache.extract(backbone, spec, chunk) if chunk.indices else None
@@ -245,16 +244,14 @@ class FeatureCache:
     Parameters
     ----------
     folder : where the files are kept; None keeps nothing.
-    engine : what makes the network passes for features that are not known; by default this process.
 
     Attributes
     ----------
     hits, misses : the number of files read, and of files computed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, engine: Engine | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.engine = engine
         self.hits = 0
         self.misses = 0
 
