@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class Backbone(ABC):
     sha256 : hash of the weights; None for a function.
     trained_on : sorted 64-bit hashes of the images the network was trained on (`Record.content_hash`); None if unknown.
     load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
+    net : the network whose layers `eps_and_activations` records; None for a plain function.
     """
 
     family = "custom"
@@ -74,6 +75,7 @@ class Backbone(ABC):
         self.parameters: int | None = None
         self.trained_on: npt.NDArray[np.uint64] | None = None
         self.load_options: dict[str, Any] = {}
+        self.net: Any = None
         self.rows: int | None = None
         self.forward_count = 0
         self.jvp_count = 0
@@ -145,6 +147,33 @@ class Backbone(ABC):
         with torch.set_grad_enabled(x.requires_grad):
             answer, log_variance = self._run(self._predict_with_variance, x, t)
         return answer, log_variance
+
+    def eps_and_activations(
+        self, x: torch.Tensor, t: int | torch.Tensor, layers: Sequence[str] | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """eps(x, t) and the outputs of inner layers, (N, C_l, H_l, W_l) each, by name. Costs N forward passes.
+
+        Parameters
+        ----------
+        x : noised images x_t, (N, C, H, W).
+        t : schedule index: one for all images, or one per image.
+        layers : names of modules, with wildcards; None chooses them, see `gepc.backbones.activations.find_layers`.
+        """
+        import torch
+
+        from gepc.backbones.activations import feature_map, find_layers, recorded
+
+        if self.net is None:
+            raise BackboneError("this backbone is a plain function, whose inner activations cannot be recorded")
+        size = (x.shape[-2], x.shape[-1])
+        with torch.no_grad(), recorded(find_layers(self.net, layers)) as outputs:
+
+            def network(images: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                answer = self._predict(images, steps)
+                return answer, *(feature_map(output, size) for output in outputs.values())
+
+            answer, *maps = self._run(network, x, t)
+        return answer, dict(zip(outputs, maps, strict=True))
 
     def _run(
         self,
@@ -343,6 +372,7 @@ class CallableBackbone(Backbone):
         super().__init__(alphas_cumprod, channels, image_size, size_multiple)
         weights: list[torch.nn.Parameter] = []
         if isinstance(function, torch.nn.Module):
+            self.net = function
             weights = list(function.eval().parameters())
             self.parameters = sum(weight.numel() for weight in weights)
         self.device = torch.device(device or (weights[0].device if weights else "cpu"))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -104,10 +103,10 @@ class BackboneDistance:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        net: Any = getattr(backbone, "net", None)
-        if not hasattr(net, "down_blocks"):
+        if not hasattr(backbone.net, "down_blocks"):
             raise OptionError("the distance 'backbone' needs a network with down blocks; use mse, msgms or ssim")
-        self.backbone, self.blocks = backbone, list(net.down_blocks)
+        self.backbone = backbone
+        self.layers = [f"down_blocks.{place}" for place in range(len(backbone.net.down_blocks))]
         (self.t,) = Levels.rho(0.05).timesteps(backbone.alphas_cumprod)
         self._known: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
@@ -120,21 +119,10 @@ class BackboneDistance:
         return sum(gaps[1:], gaps[0])
 
     def _features(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The features of every layer, (N, C, H, W) each; the backbone may run a large batch in several parts."""
-        found: dict[Any, list[torch.Tensor]] = {block: [] for block in self.blocks}
-
-        def keep(block: Any, _inputs: Any, output: Any) -> None:
-            field = (output[0] if isinstance(output, tuple) else output).double()
-            found[block].append(field / field.square().sum(1, keepdim=True).sqrt().clamp_min(1e-10))
-
-        hooks = [block.register_forward_hook(keep) for block in self.blocks]
-        try:
-            scaled = (2.0 * x - 1.0) * float(self.backbone.alphas_cumprod[self.t]) ** 0.5
-            self.backbone.eps(scaled.to(self.backbone.dtype), self.t)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return [torch.cat(parts) for parts in found.values()]
+        """The features of every layer, (N, C, H, W) each, with channels of unit length."""
+        scaled = (2.0 * x - 1.0) * float(self.backbone.alphas_cumprod[self.t]) ** 0.5
+        _, maps = self.backbone.eps_and_activations(scaled.to(self.backbone.dtype), self.t, self.layers)
+        return [field.double() / field.double().norm(dim=1, keepdim=True).clamp_min(1e-10) for field in maps.values()]
 
 
 def _lpips() -> Distance:

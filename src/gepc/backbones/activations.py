@@ -1,0 +1,108 @@
+"""Inner activations of a network: which layers are recorded, and how their outputs become feature maps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from gepc.core.errors import BackboneError, OptionError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+Layers = Mapping[str, "torch.nn.Module"]
+
+RESIDUAL = re.compile(r"Res(net|idual)?_?Block", re.IGNORECASE)
+TRANSFORMER = re.compile(r"(Transformer|DiT)_?Block", re.IGNORECASE)
+
+
+def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Layers:
+    """The layers to record, by name and in the order in which the network defines them.
+
+    Residual blocks are recognised by the name of their class; a network without them is recorded at its transformer
+    blocks, and an unknown one at its convolutions.
+
+    Parameters
+    ----------
+    net : the network.
+    names : names of modules as in `net.named_modules()`, with wildcards (`up_blocks.*.resnets.*`); None applies the
+        rule above.
+    """
+    import torch
+
+    modules = dict(net.named_modules())
+    if names is not None:
+        return {name: module for pattern in names for name, module in _matching(modules, pattern).items()}
+    for kind in (RESIDUAL, TRANSFORMER):
+        blocks = {name: module for name, module in modules.items() if kind.search(type(module).__name__)}
+        if blocks:
+            return {name: module for name, module in blocks.items() if not _inside(name, blocks)}
+    convolutions = {name: module for name, module in modules.items() if isinstance(module, torch.nn.Conv2d)}
+    if not convolutions:
+        raise BackboneError(
+            f"no residual block, transformer block or convolution is found in {type(net).__name__}; name the modules "
+            "to record with `layers`"
+        )
+    return convolutions
+
+
+def _matching(modules: Layers, pattern: str) -> Layers:
+    found = {name: module for name, module in modules.items() if name and fnmatchcase(name, pattern)}
+    if not found:
+        raise OptionError(f"the network has no module named {pattern!r}; {nearest(pattern, list(modules))}")
+    return found
+
+
+def _inside(name: str, blocks: Layers) -> bool:
+    """Whether a block lies within another one."""
+    return any(name.startswith(f"{other}.") for other in blocks)
+
+
+@contextmanager
+def recorded(layers: Layers) -> Iterator[dict[str, Any]]:
+    """Within the context every forward pass fills the mapping with the last output of each layer that it calls."""
+    outputs: dict[str, Any] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            outputs[name] = output
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in layers.items()]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def feature_map(output: Any, size: tuple[int, int]) -> torch.Tensor:
+    """A layer's output as (N, C, h, w).
+
+    The tokens of a transformer, (N, h w, C), are arranged as a grid of the image's aspect ratio; tokens that form none
+    become (N, C, tokens, 1). Of several outputs the largest counts: the image's tokens rather than the text's.
+
+    Parameters
+    ----------
+    output : what the layer returned.
+    size : (H, W) of the network's input.
+    """
+    import torch
+
+    tensors = [output] if isinstance(output, torch.Tensor) else [one for one in output if isinstance(one, torch.Tensor)]
+    field = max(tensors, key=torch.Tensor.numel)
+    if field.ndim == 4:
+        return field
+    if field.ndim != 3:
+        raise BackboneError(
+            f"a recorded layer returned {field.ndim} dimensions; choose layers with feature maps or tokens"
+        )
+    count, tokens, channels = field.shape
+    height = round(math.sqrt(tokens * size[0] / size[1]))
+    grid = (height, tokens // height) if height and tokens % height == 0 else (tokens, 1)
+    return field.transpose(1, 2).reshape(count, channels, *grid)
