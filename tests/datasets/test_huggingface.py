@@ -12,7 +12,6 @@ from PIL import Image as PILImage
 
 from gepc.core.errors import InputError, OptionError
 from gepc.datasets import open_dataset
-from gepc.images.sources import iterate
 
 
 class Table:
@@ -93,13 +92,13 @@ def test_below_the_root_first(library: Library, tmp_path: Path) -> None:
 def test_every_kind_of_picture(library: Library, tmp_path: Path) -> None:
     kinds = ["RGB", "L", "P", "RGBA", "1", "LA", "I;16"]
     library.answer = {"test": Table([PILImage.new(kind, (4, 5)) for kind in kinds] + [np.ones((4, 5, 3))], "image")}
-    shapes = [record.pixels.shape for record in iterate(open_dataset("hf:x", tmp_path, "test"))]  # type: ignore[union-attr]
+    shapes = [record.pixels.shape for record in open_dataset("hf:x", tmp_path, "test")]  # type: ignore[union-attr]
     assert shapes == [(5, 4, 3), (5, 4), (5, 4, 3), (5, 4, 3), (5, 4), (5, 4), (5, 4), (4, 5, 3)]
 
 
 def test_a_broken_picture_is_a_record_with_a_reason(library: Library, tmp_path: Path) -> None:
     library.answer = {"test": Table([PILImage.new("L", (4, 4)), OSError("cannot identify image file")])}
-    good, bad = iterate(open_dataset("hf:x", tmp_path, "test"))
+    good, bad = open_dataset("hf:x", tmp_path, "test")
     assert good.error is None
     assert bad.error == "test/1 cannot be decoded: cannot identify image file"
 

@@ -12,7 +12,6 @@ from PIL import Image
 
 from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.images.sources import iterate
 
 library = pytest.importorskip("datasets", reason="needs the package datasets (the extra hf)")
 
@@ -35,7 +34,7 @@ def table(pixels: npt.NDArray[np.uint8]) -> Any:
 
 def assert_splits(name: str, root: Path) -> None:
     for split, expected in SPLITS.items():
-        found = [record.pixels for record in iterate(open_dataset(f"hf:{name}", root, split))]
+        found = [record.pixels for record in open_dataset(f"hf:{name}", root, split)]
         np.testing.assert_array_equal(np.stack(found), expected)  # type: ignore[arg-type]
 
 
@@ -67,7 +66,7 @@ def test_an_image_folder_with_a_broken_file(tmp_path: Path) -> None:
             Image.fromarray(one).save(tmp_path / "pictures" / split / f"{number}.png")
     assert_splits("pictures", tmp_path)
     (tmp_path / "pictures" / "test" / "1.png").write_bytes(b"broken")
-    errors = [record.error for record in iterate(open_dataset("hf:pictures", tmp_path, "test"))]
+    errors = [record.error for record in open_dataset("hf:pictures", tmp_path, "test")]
     assert [error is None for error in errors] == [True, False, True]
     assert str(errors[1]).startswith("test/1 cannot be decoded")
 

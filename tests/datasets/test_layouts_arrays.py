@@ -9,7 +9,6 @@ import pytest
 
 from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
-from gepc.images.sources import iterate
 
 TRAIN = np.random.default_rng(1).integers(0, 256, (9, 8, 8, 3), dtype=np.uint8)
 TEST = TRAIN[:4] // 3
@@ -28,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 def test_each_split_is_its_array(root: Path, name: str, split: str, pixels: np.ndarray) -> None:
     images = open_dataset(name, root, split)
     assert len(images) == len(pixels)
-    for index, record in enumerate(iterate(images)):
+    for index, record in enumerate(images):
         assert record.name == f"{split}/{index}"
         np.testing.assert_array_equal(record.pixels, pixels[index])
 
@@ -121,7 +120,7 @@ def test_real_images(data_folder: Path, file: str, counts: dict[str, int]) -> No
         assert pixels is not None
         assert (pixels.shape, pixels.dtype) == ((32, 32, 3), np.uint8)
     some = open_dataset(f"npz:{file}", data_folder, "test", limit=20, seed=0)
-    for record in iterate(some):
+    for record in some:
         np.testing.assert_array_equal(record.pixels, images[int(record.name.removeprefix("test/"))].pixels)
 
 

@@ -11,7 +11,7 @@ from gepc.core.errors import InputError
 from gepc.datasets import open_dataset
 from gepc.images.formats import read_pixels
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Images, iterate
+from gepc.images.sources import Images
 
 
 def write_images(folder: Path, names: Sequence[str], size: tuple[int, int] = (8, 8), mode: str = "RGB") -> None:
@@ -22,7 +22,7 @@ def write_images(folder: Path, names: Sequence[str], size: tuple[int, int] = (8,
 
 
 def names_of(images: Images) -> list[str]:
-    return [record.name for record in iterate(images)]
+    return [record.name for record in images]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class TestCelebA:
         (celeba / "img_align_celeba").mkdir()
         (celeba / "inner").rename(celeba / "img_align_celeba" / "img_align_celeba")
         images = open_dataset("celeba", celeba, "test")
-        assert [record.error for record in iterate(images)] == [None, None]
+        assert [record.error for record in images] == [None, None]
 
     def test_the_owners_own_folders(self, celeba: Path) -> None:
         for part, name in (("Img", "img_align_celeba"), ("Eval", "list_eval_partition.txt")):
@@ -68,7 +68,7 @@ class TestCelebA:
         (folder / "000001.jpg").write_bytes((folder / "000001.jpg").read_bytes()[:300])
         (folder / "000002.jpg").unlink()
         write_images(folder, ["000006.jpg"], size=(100, 218))
-        records = list(iterate(open_dataset("celeba", celeba, "train")))
+        records = list(open_dataset("celeba", celeba, "train"))
         assert all(record.pixels is None for record in records)
         for record, reason in zip(records, ("damaged", "does not exist", "too small for the centre crop"), strict=True):
             assert record.name in (record.error or "")
@@ -129,7 +129,7 @@ class TestTinyImageNet:
         folder = tiny_imagenet / "tiny-imagenet-200"
         write_images(folder, ["val/images/val_0.JPEG"], (64, 64), mode="L")
         (folder / "val/images/val_1.JPEG").write_bytes(b"no picture")
-        grey, broken = iterate(open_dataset("tinyimagenet", tiny_imagenet, "test"))
+        grey, broken = open_dataset("tinyimagenet", tiny_imagenet, "test")
         assert grey.pixels.shape == (64, 64)  # type: ignore[union-attr]
         assert "val_1.JPEG is not an image" in (broken.error or "")
 
@@ -193,7 +193,7 @@ class TestFolder:
     def test_a_broken_image_among_good_ones(self, tmp_path: Path) -> None:
         write_images(tmp_path, ["1.jpg", "2.jpg", "3.jpg"])
         (tmp_path / "2.jpg").write_bytes((tmp_path / "2.jpg").read_bytes()[:200])
-        records = list(iterate(open_dataset("folder", tmp_path, "test", limit=2)))
+        records = list(open_dataset("folder", tmp_path, "test", limit=2))
         assert [record.error is None for record in records] == [True, False]
         assert "2.jpg is damaged or cut short" in (records[1].error or "")
 

@@ -15,7 +15,7 @@ from gepc.datasets import find_dataset, list_datasets, open_dataset, register
 from gepc.datasets import registry as registry_module
 from gepc.images.batches import load_all
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import iterate, open_images
+from gepc.images.sources import open_images
 
 FAMILIES = ["celeba", "cifar10", "cifar100", "dtd", "folder", "hf", "npy", "npz", "svhn", "tinyimagenet"]
 COUNTS = {"train": 60, "test": 40}
@@ -33,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def numbers(name: str, root: Path, split: str, **options: Any) -> list[int]:
-    return [int(record.pixels[0, 0, 0]) for record in iterate(open_dataset(name, root, split, **options))]  # type: ignore[index]
+    return [int(record.pixels[0, 0, 0]) for record in open_dataset(name, root, split, **options)]  # type: ignore[index]
 
 
 def test_every_data_set_is_listed() -> None:

@@ -15,7 +15,6 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, ValueRangeWarning
-from gepc.images.batches import OnBadImage
 from gepc.images.sources import open_images
 from gepc.scoring.metrics import auroc
 
@@ -430,7 +429,7 @@ def test_unknown_methods_presets_and_ties(fitted: gepc.GEPC) -> None:
 def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
     bad = np.where(np.arange(5)[:, None, None, None] == 2, np.nan, NEW)
     with pytest.raises(InputError, match="image 2 has NaN"):
-        list(fitted.results(bad, OnBadImage.UNREADABLE))
+        list(fitted.results(bad, "raise"))
     assert [row.error is None for row in fitted.results(bad)] == [True, True, False, True, True]
 
 
@@ -524,3 +523,34 @@ def test_the_list_of_training_images_changes_no_score() -> None:
     plain, listed = toy_detector().fit(ID), toy_detector()
     listed.backbone.trained_on = hashes_of(NEW)
     np.testing.assert_array_equal(listed.fit(ID).score(NEW), plain.score(NEW))
+
+
+BAD = np.where(np.arange(5)[:, None, None, None] == 2, np.nan, NEW)
+
+
+def test_one_policy_for_bad_images(fitted: gepc.GEPC) -> None:
+    good = np.arange(5) != 2
+    for name in ("score", "p_value", "predict", "predict_fdr", "results_frame"):
+        rate = {"alpha": 0.5} if name in ("predict", "results_frame") else {}
+        with pytest.raises(InputError, match="image 2 has NaN"):
+            getattr(fitted, name)(BAD, on_error="raise", **rate)
+        with pytest.raises(OptionError, match="unknown on_error 'skip'"):
+            getattr(fitted, name)(BAD, on_error="skip", **rate)
+    np.testing.assert_array_equal(np.isnan(fitted.score(BAD, on_error="row")), ~good)
+    np.testing.assert_array_equal(np.isnan(fitted.p_value(BAD, on_error="row")), ~good)
+    alarms = fitted.predict(BAD, alpha=0.5, on_error="row")
+    assert not alarms[2]
+    np.testing.assert_array_equal(alarms[good], fitted.predict(NEW[good], alpha=0.5))
+    assert not fitted.predict_fdr(BAD, fdr=0.5, on_error="row")[2]
+
+
+def test_a_data_frame_of_results(fitted: gepc.GEPC) -> None:
+    frame = fitted.results_frame(BAD, alpha=0.5, paths=[f"{n}.png" for n in range(5)])
+    assert list(frame.columns) == ["path", "score", "p_value", "alarm", "error"]
+    assert list(frame["path"]) == [f"{n}.png" for n in range(5)]
+    np.testing.assert_array_equal(frame["score"], fitted.score(BAD, on_error="row"))
+    np.testing.assert_array_equal(frame["alarm"], fitted.predict(BAD, 0.5, on_error="row"))
+    assert frame["alarm"].dtype == bool
+    assert frame["error"].notna().tolist() == [False, False, True, False, False]
+    with pytest.raises(OptionError, match="alpha"):
+        fitted.results_frame(NEW, alpha=0.001)

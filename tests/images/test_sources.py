@@ -18,7 +18,7 @@ from toys import as_uint8, pictures
 from gepc.core.errors import InputError
 from gepc.images.batches import load_all
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import FileImages, Record, iterate, open_images
+from gepc.images.sources import FileImages, Record, open_images
 
 FLOATS = pictures(4, size=(6, 5))
 BYTES = as_uint8(FLOATS)  # (N, H, W, C)
@@ -87,7 +87,7 @@ def test_every_kind_of_array_is_the_same_images(source: tuple[str, object]) -> N
 def test_a_folder_is_read_through_its_subfolders_in_sorted_order(folder: Path) -> None:
     order = [0, 3, 1, 2]  # a/0, a/3, b/1, b/2
     images = open_images(folder)
-    assert [Path(record.name).stem for record in iterate(images)] == [str(i) for i in order]
+    assert [Path(record.name).stem for record in images] == [str(i) for i in order]
     np.testing.assert_array_equal(loaded(folder), EXPECTED[order])
     np.testing.assert_array_equal(loaded(str(folder)), EXPECTED[order])
 
@@ -255,7 +255,7 @@ def test_any_number_of_channels_is_read_in_either_order(tmp_path: Path, count: i
 def test_the_rules_for_the_channel_axis(
     shape: tuple[int, ...], channels: int, expected: tuple[int, ...] | None
 ) -> None:
-    (record,) = iterate(open_images([np.zeros(shape)]))
+    (record,) = open_images([np.zeros(shape)])
     if expected is None:
         with pytest.raises(InputError, match="not clear whether the first or the last axis"):
             record.pixels_for(channels)

@@ -13,7 +13,7 @@ from toys import as_uint8, pictures, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError
-from gepc.images.sources import FileImages, iterate, open_images
+from gepc.images.sources import FileImages, open_images
 from gepc.runs.local import image_range
 
 
@@ -48,7 +48,7 @@ def bucket(folder: Path) -> Iterator[str]:
 
 
 def test_the_same_pixels_and_reasons_as_from_files(bucket: str, folder: Path) -> None:
-    far, near = list(iterate(open_images(bucket))), list(iterate(open_images(folder)))
+    far, near = list(open_images(bucket)), list(open_images(folder))
     assert [record.name.split("/bucket/")[1] for record in far] == [
         str(Path(record.name).relative_to(folder)) for record in near
     ]
@@ -67,7 +67,7 @@ def test_scores_and_folders(bucket: str, folder: Path, detector: gepc.GEPC) -> N
     assert {path.parent.name for path in images.paths} == {"day", "night"}
     cut = image_range(images, 2, 5).images
     assert isinstance(cut, FileImages)
-    assert [record.name for record in iterate(cut)] == images.names[2:5]
+    assert [record.name for record in cut] == images.names[2:5]
 
 
 def test_one_file_and_file_addresses(folder: Path, detector: gepc.GEPC) -> None:
@@ -87,4 +87,4 @@ def test_addresses_that_lead_nowhere(bucket: str) -> None:
 
 def test_a_list_of_urls_keeps_its_order(bucket: str) -> None:
     urls = [f"{bucket}/night/2.png", f"{bucket}/day/1.png"]
-    assert [(record.name, record.error) for record in iterate(open_images(urls))] == [(url, None) for url in urls]
+    assert [(record.name, record.error) for record in open_images(urls)] == [(url, None) for url in urls]

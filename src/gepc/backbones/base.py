@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -283,6 +284,17 @@ class Backbone(ABC):
         digest.update(json.dumps([self.family, self.sha256, self.settings()], sort_keys=True).encode())
         return digest.hexdigest()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # a pickle names the weights instead of holding them, and loading checks that they are the same
+        if self.source is None:
+            return super().__reduce_ex__(protocol)
+        from gepc.backbones.load import load_again
+
+        return load_again, (self.source, self.load_options, self.sha256)
+
+    def __deepcopy__(self, memo: object) -> Backbone:
+        return self  # copies of a detector, and clones of an estimator, share the network
+
     def describe(self) -> dict[str, Any]:
         """Plain values that say what the backbone is: a saved detector stores them. The device is not among them."""
         return {
@@ -380,6 +392,13 @@ class CallableBackbone(Backbone):
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return self._function(x, t)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PicklingError(
+            "a backbone made of a Python function cannot be pickled: a pickle holds no code, and nothing would tell "
+            "whether the function is the same when it is loaded. Save the detector with detector.save(folder), and "
+            "load it with gepc.load_detector(folder, backbone)"
+        )
 
 
 class DenoiserBackbone(CallableBackbone):

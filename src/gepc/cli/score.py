@@ -167,11 +167,9 @@ def _check_writable(out: Path) -> None:
 
 
 def _labels(groups: str | None, images: Images) -> Labels | None:
-    import numpy as np
-
     from gepc.verdicts.conformal import group_labels
 
-    return group_labels(opt.read_groups(groups, images), images, np.arange(len(images)))
+    return group_labels(opt.read_groups(groups, images), images)
 
 
 def _open_run(

@@ -6,9 +6,9 @@ import inspect
 import os
 import typing
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,13 @@ from gepc.scoring.sequential import Sequential
 from gepc.verdicts.conformal import CalibrationScores, Guarantee, Labels, group_labels
 from gepc.verdicts.decision import DecisionRule
 
+if TYPE_CHECKING:
+    import pandas
+
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 MINIMUM_FIT = 8
+_ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,8 @@ class Detector:
 
         Parameters
         ----------
-        images : a folder, a list of files, an array, a tensor or a Dataset of in-distribution images. Files that cannot
-            be read are left out with a warning.
+        images : a folder, a list of files, an array, a tensor, a Dataset or an iterable of in-distribution images.
+            Files that cannot be read are left out with a warning.
         calibration_images : separate images for the p-values. By default a share `calibration_share` of `images`,
             chosen by the images' content and the seed, is held out. If the backbone is known to be trained on some of
             the calibration images, a warning gives their number.
@@ -251,7 +255,7 @@ class Detector:
         engine: Engine | None,
         calibrating: bool,
     ) -> FeatureTable:
-        if len(images) == 0:
+        if not images.first(1):
             raise InputError("there are no in-distribution images to fit on")
         trained_on = self.backbone.trained_on if calibrating else None
         if trained_on is not None:
@@ -297,13 +301,25 @@ class Detector:
 
     # --- scoring -------------------------------------------------------------------------------------------------
 
-    def score(self, images: Any) -> Array:
-        """One number per image, float64, higher = more out of distribution."""
-        return np.asarray([result.score for result in self.results(images, OnBadImage.NONE)], dtype=np.float64)
+    def score(self, images: Any, on_error: str = "raise") -> Array:
+        """One number per image, float64, higher = more out of distribution.
+
+        Parameters
+        ----------
+        images : the images to score.
+        on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
+        """
+        return np.asarray([result.score for result in self.results(images, on_error)], dtype=np.float64)
 
     decision_function = score
 
-    def p_value(self, images: Any, groups: Sequence[str] | str | None = None, ties: str = "conservative") -> Array:
+    def p_value(
+        self,
+        images: Any,
+        groups: Sequence[str] | str | None = None,
+        ties: str = "conservative",
+        on_error: str = "raise",
+    ) -> Array:
         """Conformal p-values, p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
 
         Parameters
@@ -312,8 +328,9 @@ class Detector:
         groups : a label for each image, or "folder"; required by a detector fitted with groups.
         ties : `conservative`, or `random` to order equal scores by a number drawn from the image's content, which makes
             p exactly uniform for in-distribution images.
+        on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
         """
-        results = self.results(images, OnBadImage.NONE, groups, ties)
+        results = self.results(images, on_error, groups, ties)
         return np.asarray([result.p_value for result in results], dtype=np.float64)
 
     def predict(
@@ -322,6 +339,7 @@ class Detector:
         alpha: float = 0.05,
         confidence: float | None = None,
         groups: Sequence[str] | str | None = None,
+        on_error: str = "raise",
     ) -> npt.NDArray[np.bool_]:
         """True where an image is out of distribution at false-alarm rate `alpha`.
 
@@ -331,11 +349,17 @@ class Detector:
         alpha : the largest probability that an in-distribution image raises an alarm, on average over calibration sets.
         confidence : if given, the rate holds for the calibration set at hand with this probability.
         groups : a label for each image, or "folder"; required by a detector fitted with groups.
+        on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         """
-        return self._decide(DecisionRule(alpha, confidence), images, groups)
+        return self._decide(DecisionRule(alpha, confidence), images, groups, on_error)
 
     def predict_fdr(
-        self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Sequence[str] | str | None = None
+        self,
+        images: Any,
+        fdr: float = 0.1,
+        procedure: str = "bh",
+        groups: Sequence[str] | str | None = None,
+        on_error: str = "raise",
     ) -> npt.NDArray[np.bool_]:
         """True for images of a batch such that, on average, at most a share `fdr` of the alarms is false.
 
@@ -345,16 +369,19 @@ class Detector:
         fdr : false-discovery rate.
         procedure : `bh` (Benjamini-Hochberg) or `storey`.
         groups : a label for each image, or "folder"; required by a detector fitted with groups.
+        on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         """
-        return self._decide(DecisionRule(fdr=fdr, procedure=procedure), images, groups)
+        return self._decide(DecisionRule(fdr=fdr, procedure=procedure), images, groups, on_error)
 
     flag = predict_fdr
 
-    def _decide(self, rule: DecisionRule, images: Any, groups: Sequence[str] | str | None) -> npt.NDArray[np.bool_]:
+    def _decide(
+        self, rule: DecisionRule, images: Any, groups: Sequence[str] | str | None, on_error: str
+    ) -> npt.NDArray[np.bool_]:
         source = open_images(images)
-        labels = group_labels(groups, source, np.arange(len(source)))
+        labels = group_labels(groups, source)
         rule.check(self._reference(), labels)
-        return rule.alarms(self.p_value(source, groups), self.reference_, labels)
+        return rule.alarms(self.p_value(source, groups, on_error=on_error), self.reference_, labels)
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
         """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
@@ -368,31 +395,65 @@ class Detector:
     def results(
         self,
         images: Any,
-        on_bad_image: OnBadImage = OnBadImage.ALL,
+        on_error: str = "row",
         groups: Sequence[str] | str | None = None,
         ties: str = "conservative",
         on_progress: OnProgress | None = None,
+        paths: Iterable[object] | None = None,
     ) -> Iterator[Result]:
         """Results one by one, in order, in constant memory.
 
         Parameters
         ----------
-        images : the images to score.
-        on_bad_image : which images give a result with an `error`; the others raise `InputError`.
+        images : the images to score, see `gepc.images.sources.open_images`.
+        on_error : `row` gives a result with an `error` for an image that cannot be read or scored, as on the command
+            line; `raise` raises `InputError` at the first of them.
         groups : a label for each image, or "folder"; required by a detector fitted with groups.
         ties : as in `p_value`.
         on_progress : called with the number of images of every finished chunk.
+        paths : names of the images, in order, instead of their own.
         """
         reference = self._reference()
         check_choice("ties", ties, ("conservative", "random"))
-        opened = open_images(images)
+        check_choice("on_error", on_error, _ON_ERROR)
+        opened = open_images(images, paths)
         warn_about_range(opened, self.value_range)
-        labels = group_labels(groups, opened, np.arange(len(opened)))
+        labels = group_labels(groups, opened)
         reference.check(labels)
-        for chunk in chunks(opened, self.preprocessing_, self.batch_size, on_bad_image):
+        for chunk in chunks(opened, self.preprocessing_, self.batch_size, _ON_ERROR[on_error]):
             yield from self.score_chunk(chunk, None if labels is None else labels[chunk.indices], ties)
             if on_progress is not None:
                 on_progress(len(chunk))
+
+    def results_frame(
+        self,
+        images: Any,
+        alpha: float = 0.05,
+        on_error: str = "row",
+        groups: Sequence[str] | str | None = None,
+        paths: Iterable[object] | None = None,
+    ) -> pandas.DataFrame:
+        """The table of `gepc score` as a pandas DataFrame: path, score, p_value, alarm, error.
+
+        Parameters
+        ----------
+        images : the images to score.
+        alpha : false-alarm rate of the alarms; see `predict`.
+        on_error : as in `results`.
+        groups : a label for each image, or "folder"; required by a detector fitted with groups.
+        paths : names of the images, in order, instead of their own.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise OptionError("a data frame needs pandas; install it with: pip install 'gepc[frame]'") from error
+        opened, rule = open_images(images, paths), DecisionRule(alpha)
+        labels = group_labels(groups, opened)
+        rule.check(self._reference(), labels)
+        rows = [(r.name, r.score, r.p_value, r.error) for r in self.results(opened, on_error, groups)]
+        frame = pandas.DataFrame(rows, columns=["path", "score", "p_value", "error"])
+        frame.insert(3, "alarm", rule.alarms(frame["p_value"].to_numpy(float), self.reference_, labels))
+        return frame
 
     def score_chunk(self, chunk: Chunk, labels: Labels | None = None, ties: str = "conservative") -> list[Result]:
         """Results of a chunk of images, in order; `labels` are the groups of those that can be scored."""
@@ -464,7 +525,7 @@ class Detector:
         levels = self.extractor.timesteps(self.backbone)
         preprocessing = getattr(self, "preprocessing_", None) or self._preprocessing()
         opened = open_images(images)
-        if len(opened) == 0:
+        if not opened.first(1):
             raise InputError("there are no images")
         warn_about_range(opened, self.value_range)
         fields = None if noise is None else np.asarray(noise)

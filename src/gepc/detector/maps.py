@@ -16,7 +16,7 @@ from gepc.core.errors import InputError, OptionError, StorageError, ValueRangeWa
 from gepc.core.files import replacing
 from gepc.features.pooling import QUANTILE, Map
 from gepc.images.preprocessing import rgb_picture, warn_about_range
-from gepc.images.sources import Image, Images, iterate
+from gepc.images.sources import Image, Images
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
@@ -51,7 +51,7 @@ def write_maps(
     warn_about_range(images, detector.value_range)
     _make_folder(out)
     entries: list[dict[str, Any]] = []
-    for index, record in enumerate(iterate(images)):
+    for index, record in enumerate(images):
         entry: dict[str, Any] = {"path": record.name, "map": None, "picture": None, "error": record.error}
         if record.pixels is not None:
             try:

@@ -213,14 +213,14 @@ def extract_all(
         keys += chunk.keys
         indices += chunk.indices
     if not tables:
-        raise InputError(_nothing_readable(len(images), skipped))
+        raise InputError(_nothing_readable(skipped))
     return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
 
 
-def _nothing_readable(count: int, skipped: Mapping[str, str]) -> str:
+def _nothing_readable(skipped: Mapping[str, str]) -> str:
     if not skipped:
         return "there are no images"
-    return f"none of the {count} images can be read; the first error: {next(iter(skipped.values()))}"
+    return f"none of the {len(skipped)} images can be read; the first error: {next(iter(skipped.values()))}"
 
 
 def warn_about_skipped(found: FeatureTable) -> None:

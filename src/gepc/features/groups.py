@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -33,6 +34,12 @@ class Action:
 
     def __repr__(self) -> str:
         return f"Action({self.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by name, so that an unpickled action equals the registered one
+        if _known(self.name) == self:
+            return find_action, (self.name,)
+        return Action, (self.name, self.apply, self.inverse, self.square_only)
 
 
 PIXELS = (-2, -1)

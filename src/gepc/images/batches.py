@@ -70,8 +70,7 @@ def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image
     on_bad_image : which images become failures instead of an `InputError`.
     """
     chunk = Chunk()
-    for index in range(len(images)):
-        record = images[index]
+    for index, record in enumerate(images):
         try:
             image = preprocessing.prepare(record)
         except InputError as error:

@@ -245,8 +245,8 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
     if value_range is not None:
         return
     suspicious = False
-    for index in range(min(len(images), _RANGE_SAMPLE)):
-        pixels = images[index].pixels
+    for record in images.first(_RANGE_SAMPLE):
+        pixels = record.pixels
         if pixels is None or not pixels.size or pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
             continue
         if (pixels < 0).any():

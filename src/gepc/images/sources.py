@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import heapq
+import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, OptionError
 from gepc.images.formats import (
     EXTENSIONS,
     Pixels,
@@ -92,11 +93,13 @@ class Images(ABC):
     @abstractmethod
     def __getitem__(self, index: int) -> Record: ...
 
+    def __iter__(self) -> Iterator[Record]:
+        for index in range(len(self)):
+            yield self[index]
 
-def iterate(images: Images) -> Iterator[Record]:
-    """The records in order."""
-    for index in range(len(images)):
-        yield images[index]
+    def first(self, count: int) -> list[Record]:
+        """The first images, at most `count`; they are still part of the next iteration."""
+        return [self[index] for index in range(min(count, len(self)))]
 
 
 class ObservedImages(Images):
@@ -121,13 +124,22 @@ class ObservedImages(Images):
         return len(self._images)
 
     def __getitem__(self, index: int) -> Record:
-        record = self._images[index]
+        return self._observed(index, self._images[index])
+
+    def __iter__(self) -> Iterator[Record]:
+        return itertools.starmap(self._observed, enumerate(self._images))
+
+    def first(self, count: int) -> list[Record]:
+        """The first images, not passed to the function."""
+        return self._images.first(count)
+
+    def _observed(self, index: int, record: Record) -> Record:
         if record.pixels is not None:
             self.seen[index] = self._observe(record)
         return record
 
 
-def open_images(source: Any) -> Images:
+def open_images(source: Any, paths: Iterable[object] | None = None) -> Images:
     """Open images in any of the forms that users have.
 
     Parameters
@@ -139,10 +151,16 @@ def open_images(source: Any) -> Images:
         - an `.npz` archive (`data.npz`, or `data.npz:test_x` to name the array) or a 4-D `.npy` file;
         - an (N,C,H,W), (N,H,W,C) or grey (N,H,W) array or tensor;
         - a list of files, or of arrays, tensors or PIL pictures;
-        - anything with `__len__` and `__getitem__`, such as a torch `Dataset`; labels are ignored.
+        - anything with `__len__` and `__getitem__`, such as a torch `Dataset`; labels are ignored;
+        - any other iterable, such as a `DataLoader`, an `IterableDataset` or a generator, of images or of batches; it
+          is read once, in order, and never held in memory.
+
+    paths : names of the images, in order, instead of their own.
 
     `gepc.images.formats.channels_last` says how (C,H,W) and (H,W,C) are told apart.
     """
+    if paths is not None:
+        return NamedImages(open_images(source), paths)
     if isinstance(source, Images):
         return source
     if isinstance(source, (str, os.PathLike)):
@@ -151,11 +169,15 @@ def open_images(source: Any) -> Images:
         return ArrayImages(_as_numpy(source))
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
         return FileImages(source)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return ItemImages(source)
+    if not isinstance(source, (Mapping, bytes)):
+        # torch's IterableDataset inherits a __getitem__ that only raises, and has no __len__
+        if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+            return ItemImages(source)
+        if isinstance(source, Iterable):
+            return StreamImages(source)
     raise InputError(
-        f"cannot read images from {type(source).__name__}; "
-        "give a folder, a list of files, an (N,C,H,W) or (N,H,W,C) array or tensor, or a Dataset"
+        f"cannot read images from {type(source).__name__}; give a folder, a list of files, an (N,C,H,W) or (N,H,W,C) "
+        "array or tensor, a Dataset, a DataLoader or another iterable of images"
     )
 
 
@@ -206,7 +228,10 @@ class ArrayImages(Images):
 
 
 class ItemImages(Images):
-    """A list of arrays, a torch Dataset, anything with `len` and indexing; a label next to the image is ignored."""
+    """A list of arrays, a torch Dataset, anything with `len` and indexing; a label next to the image is ignored.
+
+    An item that the data set fails to read, or that is not an image, is a record with the reason.
+    """
 
     def __init__(self, items: Any) -> None:
         self._items = items
@@ -215,15 +240,125 @@ class ItemImages(Images):
         return len(self._items)
 
     def __getitem__(self, index: int) -> Record:
-        item = self._items[index]
-        if isinstance(item, (tuple, list)) and item:
-            item = item[0]
-        if isinstance(item, dict):
-            item = item.get("image", item.get("pixel_values", item))
         try:
-            return record_of_item(str(index), item)
-        except InputError as error:
-            return Record(str(index), error=str(error))
+            item = self._items[index]
+        except (OSError, ValueError, RuntimeError) as error:  # what decoders and torch raise for a damaged image
+            return Record(str(index), error=f"image {index}: {reason_of(error)}")
+        return _record_of(str(index), item)
+
+
+class StreamImages(Images):
+    """A DataLoader, an IterableDataset, any iterable: read once in order, in constant memory, without a length.
+
+    Parameters
+    ----------
+    source : yields images, (image, label) pairs, dictionaries with an image, files, or batches of images. A
+        `DataLoader` with a batch size yields batches; elsewhere a 4-D array is a batch.
+    """
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self._batched = any(getattr(source, name, None) is not None for name in ("batch_size", "batch_sampler"))
+        self._head: list[Record] = []
+        self._rest: Iterator[Record] | None = None
+
+    def __len__(self) -> int:
+        raise OptionError("a stream of images has no length; give a list, a Dataset or a folder where one is needed")
+
+    def __getitem__(self, index: int) -> Record:
+        raise OptionError("a stream of images is read in order; give a list, a Dataset or a folder to pick from it")
+
+    def __iter__(self) -> Iterator[Record]:
+        head, rest = self._head, self._read() if self._rest is None else self._rest
+        self._head, self._rest = [], None
+        yield from head
+        yield from rest
+
+    def first(self, count: int) -> list[Record]:
+        """The first images, kept for the iteration that follows."""
+        if self._rest is None:
+            self._rest = self._read()
+        self._head += itertools.islice(self._rest, max(0, count - len(self._head)))
+        return self._head[:count]
+
+    def _read(self) -> Iterator[Record]:
+        images = itertools.chain.from_iterable(map(self._split, self._source))
+        return (_record_of(str(index), image) for index, image in enumerate(images))
+
+    def _split(self, item: Any) -> Iterable[Any]:
+        """The images of one item of the source."""
+        if not self._batched:
+            image = _image_of(item)
+            return image if getattr(image, "ndim", 0) == 4 else (image,)
+        if isinstance(item, (tuple, list)) and item:
+            # (images, labels, ...), otherwise a list of images or of (image, label) pairs
+            together = isinstance(item[0], list) or getattr(item[0], "ndim", 0) == 4
+            return item[0] if together or not all(map(_may_hold_image, item)) else item
+        return _image_of(item)  # type: ignore[no-any-return]
+
+
+class NamedImages(Images):
+    """A collection whose images have other names.
+
+    Parameters
+    ----------
+    images : the collection.
+    paths : one name per image, in order; an iterator for a stream.
+    """
+
+    def __init__(self, images: Images, paths: Iterable[object]) -> None:
+        self._images = images
+        self._names: Iterable[object] = paths if isinstance(paths, (Iterator, Sequence)) else list(paths)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The names as paths."""
+        return [Path(str(name)) for name in self._names]
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Record:
+        if not isinstance(self._names, Sequence):
+            self._names = list(self._names)
+        return replace(self._images[index], name=str(self._names[index]))
+
+    def __iter__(self) -> Iterator[Record]:
+        names = iter(self._names)
+        for number, record in enumerate(self._images):
+            name = next(names, None)
+            if name is None:
+                raise InputError(f"`paths` has {number} names, but there are more images")
+            yield replace(record, name=str(name))
+        if next(names, None) is not None:
+            raise InputError(f"`paths` has more than {number + 1} names, one for each image")
+
+    def first(self, count: int) -> list[Record]:
+        """The first images, by their own names."""
+        return self._images.first(count)
+
+
+def _image_of(item: Any) -> Any:
+    """The image, or the images, in an item of a data set: alone, before its label, or under a usual name."""
+    if isinstance(item, (tuple, list)) and item:
+        item = item[0]
+    if isinstance(item, Mapping):
+        item = next((item[name] for name in ("image", "pixel_values", "img", "images") if name in item), item)
+    return item
+
+
+def _may_hold_image(item: Any) -> bool:
+    return isinstance(item, (tuple, Mapping)) or hasattr(item, "convert") or getattr(item, "ndim", 0) >= 2
+
+
+def _record_of(name: str, item: Any) -> Record:
+    image = _image_of(item)
+    if isinstance(image, (str, os.PathLike)):
+        return read_record(str(image), image)
+    try:
+        return record_of_item(name, image)
+    except InputError as error:
+        return Record(name, error=str(error))
 
 
 def record_of_item(name: str, item: Any) -> Record:

@@ -22,7 +22,6 @@ from gepc.core.tables import ResultTable
 from gepc.detector.detector import Detector
 from gepc.detector.registry import GEPC
 from gepc.features.gepc import GepcExtractor
-from gepc.images.batches import OnBadImage
 from gepc.report import figures
 from gepc.report.page import FOLDER, Picture, render
 from gepc.scoring.metrics import Detection, detection
@@ -305,7 +304,7 @@ def _score(detector: Detector, patches: Patches, on_passes: OnPasses) -> ScoredP
     def progress(images: int) -> None:
         on_passes(images * detector.cost().forward)
 
-    results = list(detector.results(patches.pixels, on_bad_image=OnBadImage.NONE, on_progress=progress))
+    results = list(detector.results(patches.pixels, "raise", on_progress=progress))
     scores, p_values = (np.array([getattr(one, name) for one in results]) for name in ("score", "p_value"))
     alarms = int(DecisionRule(ALPHA).alarms(p_values, detector.reference_).sum())
     order = np.argsort(scores, kind="stable")

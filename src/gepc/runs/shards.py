@@ -18,7 +18,7 @@ from gepc.core.errors import InputError, StorageError
 from gepc.core.run_folder import RunFolder
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import detector_digest, versions
-from gepc.images.sources import FileImages, Images, iterate
+from gepc.images.sources import FileImages, Images
 from gepc.runs.score_tables import read_shard, write_shard
 
 PIECES = r"shard-\d{5,}\.(csv|parquet)|images\.json"  # images.json: written by earlier versions
@@ -144,7 +144,7 @@ def list_digest(images: Images) -> str:
     if isinstance(images, FileImages):
         return _digest(images.names)
     digest = hashlib.sha256()
-    for record in iterate(images):
+    for record in images:
         content = b"" if record.pixels is None else np.ascontiguousarray(record.pixels).tobytes()
         digest.update(f"{record.name}|{len(content)}|".encode() + content)
     return digest.hexdigest()

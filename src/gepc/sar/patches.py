@@ -16,7 +16,7 @@ from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, replacing, write_json
 from gepc.images.formats import Pixels, read_pixels
 from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude, window_starts
-from gepc.images.sources import Images, Record, iterate
+from gepc.images.sources import Images, Record
 from gepc.sar.annotations import AnnotatedScene, Box, Mask, SceneSet, box_mask
 
 ARRAYS = {"train": ("train_x", "train_ship_x"), "test": ("test_x", "test_ship_x")}
@@ -235,7 +235,7 @@ def stack(patches: list[Patch], log: bool = False, value_range: tuple[float, flo
     value_range : magnitudes of black and white, needed by `log` for float and complex pixels.
     """
     found = []
-    for record in iterate(PatchImages(patches)):
+    for record in PatchImages(patches):
         assert record.pixels is not None
         pixels = record.pixels
         if log:

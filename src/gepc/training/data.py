@@ -17,7 +17,7 @@ from gepc.core.errors import InputError
 from gepc.images.batches import load_all
 from gepc.images.formats import Pixels, read_npz
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Image, Images, ObservedImages, Record, iterate, open_images
+from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.training.recipe import Recipe
 
 MINIMUM_IMAGES = 16
@@ -41,7 +41,7 @@ class Survey:
 
 def survey(images: Images) -> Survey:
     """Read every image once; one that cannot be read is an `InputError`."""
-    shapes = [record.pixels_for(0).shape for record in iterate(images)]  # 0: the number of channels is not known
+    shapes = [record.pixels_for(0).shape for record in images]  # 0: the number of channels is not known
     sizes = Counter((shape[0], shape[1]) for shape in shapes)
     return Survey(len(shapes), sizes, max((*shape, 1)[2] for shape in shapes))
 
@@ -163,7 +163,7 @@ def _load(collection: Images, where: str, recipe: Recipe) -> Image:
     try:
         return load_all(collection, _preprocessing(recipe))
     except InputError as error:
-        sizes = Counter(record.pixels.shape[:2] for record in iterate(collection) if record.pixels is not None)
+        sizes = Counter(record.pixels.shape[:2] for record in collection if record.pixels is not None)
         if recipe.image_size is not None or len(sizes) < 2:
             raise
         counts = ", ".join(f"{count} of {rows}x{columns}" for (rows, columns), count in sizes.most_common(3))
@@ -180,7 +180,7 @@ def _load_crops(collection: Images, recipe: Recipe) -> tuple[Image, Crops]:
     whole = replace(cut, size=None)
     warn_about_range(collection, recipe.value_range)
     centres, pixels = [], []
-    for record in iterate(collection):
+    for record in collection:
         found = record.pixels_for(cut.channels)
         if recipe.image_size is not None and min(found.shape[:2]) < recipe.image_size:
             raise InputError(

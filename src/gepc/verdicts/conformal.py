@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, nearest
-from gepc.images.sources import FileImages, Images
+from gepc.images.sources import FileImages, Images, NamedImages
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
@@ -147,6 +147,7 @@ def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[floa
 
 
 UNGROUPED = ""
+ALL_IMAGES = slice(None)
 
 
 @dataclass(frozen=True)
@@ -207,15 +208,17 @@ class CalibrationScores:
         return out
 
 
-def group_labels(groups: Sequence[str] | str | None, images: Images, indices: npt.NDArray[np.int64]) -> Labels | None:
+def group_labels(
+    groups: Sequence[str] | str | None, images: Images, indices: npt.NDArray[np.int64] | slice = ALL_IMAGES
+) -> Labels | None:
     """Labels of the images at `indices`: as given for every image of the collection, or the name of their folder."""
     if groups is None:
         return None
     if isinstance(groups, str):
         if groups != "folder":
             raise OptionError(f"groups is a label for every image, or 'folder'; got {groups!r}")
-        if not isinstance(images, FileImages):
-            raise OptionError("`groups` can be 'folder' only for images from files")
+        if not isinstance(images, (FileImages, NamedImages)):
+            raise OptionError("`groups` can be 'folder' only for images from files or with `paths`")
         labels = [path.parent.name for path in images.paths]
     else:
         labels = [str(label) for label in groups]
