@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "gepc"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 TABLE = PAGE[PAGE.index("<!-- layers begin -->") : PAGE.index("<!-- layers end -->")]
-ROWS = re.findall(r"^\| (\d+) \| `(\w+)/` \| (.*?) \| (.*?) \|$", TABLE, re.MULTILINE)
+ROWS = re.findall(r"^\| (\d+) \| `(\w+)/?` \|(.*?)\| (.*?) \|$", TABLE, re.MULTILINE)
 
 
 def test_the_layers_are_those_that_lint_checks() -> None:

@@ -17,6 +17,8 @@ from gepc.features.extraction import plain_options
 from gepc.features.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.features.groups import Action, Group
 
+DEFAULT_METHOD = "gepc"
+
 
 class GEPC(Detector):
     """Group-equivariant posterior consistency, the paper's detector.
@@ -76,16 +78,17 @@ def list_detectors() -> list[str]:
     return list(methods())
 
 
-def create_detector(method: str, backbone: Backbone, preset: str | None = None, **options: Any) -> Detector:
+def create_detector(method: str | None, backbone: Backbone, preset: str | None = None, **options: Any) -> Detector:
     """Create an unfitted detector by name.
 
     Parameters
     ----------
-    method : name of the method; see `list_detectors`.
+    method : name of the method; see `list_detectors`. None is the default method.
     backbone : the network that predicts noise.
     preset : a named set of options of the method.
     **options : parameters of the method and of `gepc.Detector`; they take precedence over the preset.
     """
+    method = DEFAULT_METHOD if method is None else method
     extractor_class = find_method(method)
     if preset is not None:
         if preset not in extractor_class.presets:

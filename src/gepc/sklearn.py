@@ -1,0 +1,93 @@
+"""A detector with scikit-learn's conventions: +1 is in-distribution, -1 is not, and a higher score is more normal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, OutlierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+import gepc
+from gepc.core.errors import InputError
+from gepc.verdicts.conformal import threshold
+
+Array = npt.NDArray[np.float64]
+
+
+class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
+    """Out-of-distribution detector as a scikit-learn estimator, for pipelines, grid searches and cross-validation.
+
+    X may be anything that `gepc.Detector.fit` takes (a folder, an array, a Dataset ...), or a 2-D array with one
+    flattened image per row.
+
+    Parameters
+    ----------
+    backbone : a `gepc.Backbone`, which clones share, or what `gepc.load_backbone` takes.
+    method : name of the method; None takes the default of `gepc.create_detector`.
+    preset : a named set of options of the method.
+    alpha : false-alarm rate of `predict`.
+    image_shape : shape of a flattened image; None takes (channels, height, width) of the backbone.
+    options : further options of `gepc.create_detector`, such as {"size": 32}.
+
+    Attributes
+    ----------
+    detector_ : the fitted `gepc.Detector`.
+    offset_ : `decision_function` is `score_samples` minus this number, so that it is negative for alarms.
+    """
+
+    _rate = "alpha"
+
+    def __init__(
+        self,
+        backbone: Any = "celeba32-tiny",
+        method: str | None = None,
+        preset: str | None = None,
+        alpha: float = 0.05,
+        image_shape: tuple[int, ...] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.preset = preset
+        self.alpha = alpha
+        self.image_shape = image_shape
+        self.options = options
+
+    def fit(self, X: Any, y: Any = None) -> OODDetector:
+        """Fit on in-distribution images; `y` is ignored."""
+        backbone = gepc.load_backbone(self.backbone)
+        images = self._images(X, backbone, reset=True)
+        self.detector_ = gepc.create_detector(self.method, backbone, self.preset, **(self.options or {})).fit(images)
+        self.offset_ = -threshold(self.detector_.calibration_scores_, getattr(self, self._rate))
+        return self
+
+    def score_samples(self, X: Any) -> Array:
+        """One number per image, higher = more in-distribution: the detector's score times -1."""
+        check_is_fitted(self)
+        return -self.detector_.score(self._images(X, self.detector_.backbone, reset=False))
+
+    def decision_function(self, X: Any) -> Array:
+        """`score_samples` minus `offset_`: negative for images whose p-value is at most `alpha`."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> npt.NDArray[np.int64]:
+        """-1 for out-of-distribution images at false-alarm rate `alpha`, +1 for all others."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def _images(self, X: Any, backbone: gepc.Backbone, reset: bool) -> Any:
+        """X as images: rows of a 2-D array, also of nested lists, in their shape; anything else as it is."""
+        first = X[0] if isinstance(X, list) and X else None
+        is_table = hasattr(X, "__array__") and len(getattr(X, "shape", None) or np.asarray(X).shape) <= 2
+        if not (is_table or issparse(X) or isinstance(first, (list, int, float))):
+            return X
+        return self._reshaped(validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1), backbone)
+
+    def _reshaped(self, rows: npt.NDArray[Any], backbone: gepc.Backbone) -> npt.NDArray[Any]:
+        shape = self.image_shape or (backbone.image_size and (backbone.channels, *backbone.image_size))
+        if shape is None or np.prod(shape) != rows.shape[1]:
+            raise InputError(f"rows of {rows.shape[1]} features are not images of shape {shape}; set `image_shape`")
+        return rows.reshape(-1, *shape)
