@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,18 @@ def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
     listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
     assert listed[:8] == ["demo", "selfcheck", "fit", "score", "map", "scene", "watch", "serve"]
     assert listed[8:] == ["info", "convert", "train", "bench", "ablate", "sar"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete_commands(shell: str) -> None:
+    """What a shell asks for when the user presses the tab key after `gepc s`."""
+    asked = {"_GEPC_COMPLETE": f"complete_{shell}", "COMP_WORDS": "gepc s", "COMP_CWORD": "1"}
+    typed = {"_TYPER_COMPLETE_ARGS": "gepc s", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    command = [sys.executable, "-c", "import sys; sys.argv[0] = 'gepc'; from gepc.cli import main; main()"]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **asked, **typed})
+    for name in ("score", "scene", "serve", "selfcheck", "sar"):
+        assert name in found.stdout
+    assert "fit" not in found.stdout.split()
 
 
 def every_command() -> list[tuple[str, object]]:

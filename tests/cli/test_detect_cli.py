@@ -206,6 +206,14 @@ def test_selfcheck_passes(gepc):
     assert "0 failed" in run.stdout
 
 
+def test_scripts_can_read_json(gepc, place):
+    checks = json.loads(gepc("selfcheck", "--json").stdout)
+    assert all(check["passed"] for check in checks)
+    assert {"name", "found", "expected", "tolerance"} < set(checks[0])
+    fitted = gepc("fit", "normal", "--out", "again", "--backbone", "net", "--method", "msma", "--json")
+    assert json.loads(fitted.stdout) == json.loads((place / "again" / "detector.json").read_text())
+
+
 @pytest.mark.parametrize("command", ["fit", "score", "map", "watch", "selfcheck", "info", "convert", "train"])
 def test_help_shows_an_example(gepc, command):
     run = gepc(command, "--help")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gepc.core.errors import BackboneError, InputError, OptionError, nearest
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build, read_yaml
+from gepc.core.plugins import plugins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,8 @@ _OTHER_COMPONENTS = ("vae", "vqvae", "movq", "text_encoder", "image_encoder", "t
 
 
 def list_backbones() -> list[str]:
-    """The names of the backbones that ship with the package."""
-    return sorted(path.parent.name for path in WEIGHTS.glob("*/config.json"))
+    """The names of the backbones that ship with this package, and with others by the entry point `gepc.backbones`."""
+    return sorted({path.parent.name for path in WEIGHTS.glob("*/config.json")} | set(plugins("gepc.backbones")))
 
 
 def load_backbone(
@@ -66,6 +67,11 @@ def load_backbone(
 
     if isinstance(source, Backbone):
         return source
+    if isinstance(source, str) and source in plugins("gepc.backbones"):
+        made = plugins("gepc.backbones")[source]()
+        if isinstance(made, Backbone):
+            made.source = source
+            return made
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
     if not isinstance(source, (str, os.PathLike)):
@@ -242,7 +248,7 @@ def _find(source: str | os.PathLike[str]) -> Path:
     """The folder or file of a name, a path or a hub id; what cannot be a hub id is an unknown name."""
     name = str(source)
     if isinstance(source, str) and name in list_backbones():
-        return WEIGHTS / name
+        return Path(plugins("gepc.backbones")[name]()) if name in plugins("gepc.backbones") else WEIGHTS / name
     if Path(source).exists():
         return Path(source)
     looks_like_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None

@@ -22,20 +22,20 @@ from gepc._version import __version__
 from gepc.core.errors import GepcError, StorageError
 
 
-def new_app(name: str, help_text: str) -> typer.Typer:
+def new_app(name: str, help_text: str, add_completion: bool = False) -> typer.Typer:
     """A group of commands; called without a command it shows its help."""
     return typer.Typer(
         name=name,
         help=help_text,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 
-app = new_app("gepc", "Detect out-of-distribution images with a pretrained diffusion model.")
+app = new_app("gepc", "Detect out-of-distribution images with a pretrained diffusion model.", add_completion=True)
 
 
 def _show_version(wanted: bool) -> None:

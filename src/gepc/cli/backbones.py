@@ -51,7 +51,7 @@ def info(
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None,
     device: Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     dtype: Annotated[str, Option(help="Floating-point type: float32, bfloat16 or float16.")] = "float32",
-    as_json: Annotated[bool, Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Describe a detector or a backbone, or list the detection methods.
 

@@ -48,6 +48,7 @@ def fit(
     actors: opt.Actors = None,
     cpus_per_actor: opt.Cpus = 1.0,
     gpus_per_actor: opt.Gpus = 0.0,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Fit a detector on in-distribution images and save it.
 
@@ -68,6 +69,9 @@ def fit(
         cluster = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
         detector.fit(collection, calibration, labels, advance, cluster)
     detector.save(out)
+    if as_json:
+        say((out / "detector.json").read_text(encoding="utf-8"))
+        return
     say(f"{out}: {method} fitted on {detector.n_fit_} images, calibrated on {len(detector.calibration_scores_)}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {detector.cost()} per image")
@@ -227,8 +231,10 @@ def watch(
     loaded = opt.open_detector(detector, backbone)
     loaded.guarantee(alpha)
     watcher = Watch(folder, loaded, Monitor(loaded, alpha, delta, window), out, *((0.0, 0.0) if once else (1.0, 10.0)))
-    if watcher.done:
-        note(f"{out}: resuming after {len(watcher.done)} files")
+    resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
+    note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")
+    if not once:
+        note(f"looking for new files every {interval:g} s; stop with Ctrl-C")
     known_drift = watcher.monitor.drifted
     try:
         while True:

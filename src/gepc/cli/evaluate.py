@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shlex
 import sys
@@ -127,7 +129,7 @@ def _demo_results(result: Demo) -> str:
     )
 
 
-def selfcheck() -> None:
+def selfcheck(as_json: opt.AsJson = False) -> None:
     """Check the installed library against closed forms of the theory and print pass or fail.
 
     Example: `gepc selfcheck`
@@ -135,10 +137,14 @@ def selfcheck() -> None:
     from gepc.theory.selfcheck import run_checks
 
     checks = run_checks()
-    for check in checks:
-        say(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.found:.12g}, expected {check.expected:.12g}")
     failed = sum(not check.passed for check in checks)
-    say(f"{len(checks) - failed} passed, {failed} failed")
+    if as_json:
+        say(json.dumps([{**dataclasses.asdict(check), "passed": check.passed} for check in checks], indent=2))
+    else:
+        for check in checks:
+            verdict = "pass" if check.passed else "FAIL"
+            say(f"{verdict}  {check.name}: {check.found:.12g}, expected {check.expected:.12g}")
+        say(f"{len(checks) - failed} passed, {failed} failed")
     if failed:
         raise typer.Exit(1)
 

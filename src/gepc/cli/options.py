@@ -38,6 +38,7 @@ Engine = Annotated[str, Option(help="Where network passes run: local (this machi
 ENGINES = ("local", "ray")
 Address = Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")]
 Actors = Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 Cpus = Annotated[float, Option(min=0.1, help="Number of CPUs per Ray actor.")]
 Gpus = Annotated[float, Option(min=0.0, help="Number of GPUs per Ray actor.")]
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError, OptionError, nearest
+from gepc.core.plugins import plugins
 from gepc.images import noise
 
 if TYPE_CHECKING:
@@ -280,12 +281,13 @@ def register(name: str) -> Callable[[E_], E_]:
 
 
 def methods() -> dict[str, type[Extractor]]:
-    """Every registered method. Modules register their methods on import, so all modules of `baselines` are imported."""
+    """Every registered method. Modules register their methods on import: those of `baselines`, and other packages'."""
     import_module("gepc.features.gepc")
     import_module("gepc.features.gepc_plus")
     baselines = import_module("gepc.features.baselines")
     for module in iter_modules(baselines.__path__, "gepc.features.baselines."):
         import_module(module.name)
+    plugins("gepc.methods")
     return dict(sorted(_EXTRACTORS.items()))
 
 
