@@ -15,7 +15,7 @@ def plugins(group: str) -> dict[str, Any]:
     for point in entry_points(group=group):
         try:
             found[point.name] = point.load()
-        except Exception as error:  # noqa: BLE001 (code of other packages may raise anything)
+        except Exception as error:  # noqa: BLE001, PERF203 (other packages may raise anything)
             package = point.dist.name if point.dist else point.value
             warnings.warn(f"{point.name!r} of {package} cannot be loaded as one of {group}: {error}", stacklevel=2)
     return found
