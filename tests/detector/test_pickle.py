@@ -58,7 +58,7 @@ def test_other_weights_are_refused(detector: gepc.Detector, tmp_path: Path) -> N
     (weights,) = (tmp_path / "net").glob("*.safetensors")
     changed = {name: tensor * 1.01 for name, tensor in load_file(weights).items()}
     save_file(changed, weights)
-    with pytest.raises(BackboneError, match=r"the pickle was made with other weights than .*net: sha256 .* expected"):
+    with pytest.raises(BackboneError, match=r"the pickle was fitted with other weights than .*net: sha256 .* expected"):
         pickle.loads(data)
 
 

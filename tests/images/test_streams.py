@@ -140,21 +140,13 @@ def test_names_come_from_paths(fitted: gepc.GEPC) -> None:
             assert [row.name for row in rows] == [str(name) for name in names]
 
 
-@pytest.mark.parametrize(("count", "message"), [(5, "has 5 names, but there are more"), (8, "more than 7 names")])
+@pytest.mark.parametrize(
+    ("count", "message"), [(5, "has 5 names, but there are more"), (8, "more names than there are images")]
+)
 def test_every_image_has_one_name(fitted: gepc.GEPC, count: int, message: str) -> None:
     for images in (NEW, iter(NEW)):
         with pytest.raises(InputError, match=message):
             list(fitted.results(images, paths=[str(n) for n in range(count)]))
-
-
-def test_folders_of_paths_are_groups() -> None:
-    paths = [f"{'day' if n % 2 else 'night'}/{n}.png" for n in range(30)]
-    images = open_images(IMAGES, paths)
-    detector = toy_detector().fit(images, groups="folder")
-    assert set(detector.reference_.by_group) == {"day", "night"}
-    assert images[3].name == "day/3.png"
-    with pytest.raises(OptionError, match="only for images from files or with `paths`"):
-        toy_detector().fit(IMAGES, groups="folder")
 
 
 def test_what_needs_a_length_says_so(fitted: gepc.GEPC) -> None:

@@ -104,12 +104,14 @@ def load_backbone(
     return backbone
 
 
-def load_again(source: str, options: Mapping[str, Any], expected: str | None, where: str = "the pickle") -> Backbone:
+def load_again(
+    source: str | Backbone, options: Mapping[str, Any], expected: str | None, where: str = "the pickle"
+) -> Backbone:
     """Load the backbone of a saved detector; a `BackboneError` unless it has the weights `expected` (SHA-256)."""
     backbone = load_backbone(source, **options)
     if None not in (expected, backbone.sha256) and expected != backbone.sha256:
         raise BackboneError(
-            f"{where} was made with other weights than {backbone.source}: sha256 {str(expected)[:12]}... expected, "
+            f"{where} was fitted with other weights than {backbone.source}: sha256 {str(expected)[:12]}... expected, "
             f"found {str(backbone.sha256)[:12]}...; fit again or pass the right backbone"
         )
     return backbone

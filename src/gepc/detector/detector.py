@@ -416,14 +416,18 @@ class Detector:
         reference = self._reference()
         check_choice("ties", ties, ("conservative", "random"))
         check_choice("on_error", on_error, _ON_ERROR)
-        opened = open_images(images, paths)
+        opened = open_images(images)
         warn_about_range(opened, self.value_range)
         labels = group_labels(groups, opened)
         reference.check(labels)
+        names = None if paths is None else map(str, paths)
         for chunk in chunks(opened, self.preprocessing_, self.batch_size, _ON_ERROR[on_error]):
-            yield from self.score_chunk(chunk, None if labels is None else labels[chunk.indices], ties)
+            results = self.score_chunk(chunk, None if labels is None else labels[chunk.indices], ties)
+            yield from results if names is None else _renamed(results, names)
             if on_progress is not None:
                 on_progress(len(chunk))
+        if names is not None and next(names, None) is not None:
+            raise InputError("`paths` has more names than there are images")
 
     def results_frame(
         self,
@@ -447,10 +451,10 @@ class Detector:
             import pandas
         except ImportError as error:
             raise OptionError("a data frame needs pandas; install it with: pip install 'gepc[frame]'") from error
-        opened, rule = open_images(images, paths), DecisionRule(alpha)
+        opened, rule = open_images(images), DecisionRule(alpha)
         labels = group_labels(groups, opened)
         rule.check(self._reference(), labels)
-        rows = [(r.name, r.score, r.p_value, r.error) for r in self.results(opened, on_error, groups)]
+        rows = [(r.name, r.score, r.p_value, r.error) for r in self.results(opened, on_error, groups, paths=paths)]
         frame = pandas.DataFrame(rows, columns=["path", "score", "p_value", "error"])
         frame.insert(3, "alarm", rule.alarms(frame["p_value"].to_numpy(float), self.reference_, labels))
         return frame
@@ -606,6 +610,14 @@ class Detector:
     def __repr__(self) -> str:
         state = f"fitted on {self.n_fit_}+{len(self.calibration_scores_)}" if self.is_fitted else "not fitted"
         return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
+
+
+def _renamed(results: Iterable[Result], names: Iterator[str]) -> Iterator[Result]:
+    for result in results:
+        name = next(names, None)
+        if name is None:
+            raise InputError(f"`paths` has {result.index} names, but there are more images")
+        yield replace(result, name=name)
 
 
 def _check_disjoint(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:

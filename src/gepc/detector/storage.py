@@ -143,19 +143,15 @@ def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | Non
 
 
 def _find_backbone(stored: dict[str, Any], given: Backbone | str | None, folder: Path) -> Backbone:
-    from gepc.backbones.load import load_backbone
+    from gepc.backbones.load import load_again
 
     if given is None and stored["source"] is None:
         raise BackboneError(
             f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
             "pass it: load_detector(folder, backbone)"
         )
-    backbone = load_backbone(stored["source"] if given is None else given, **stored["load_options"])
-    if stored["sha256"] is not None and backbone.sha256 is not None and stored["sha256"] != backbone.sha256:
-        raise BackboneError(
-            f"{folder} was fitted with other weights than {backbone.source}: sha256 {stored['sha256'][:12]}... "
-            f"expected, found {backbone.sha256[:12]}...; fit again or pass the right backbone"
-        )
+    source = stored["source"] if given is None else given
+    backbone = load_again(source, stored["load_options"], stored["sha256"], str(folder))
     found = json.loads(json.dumps(backbone.describe()))
     for name, value in stored.items():
         if name not in _MAY_DIFFER and name in found and found[name] != value:

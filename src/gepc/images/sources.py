@@ -9,7 +9,7 @@ import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -139,7 +139,7 @@ class ObservedImages(Images):
         return record
 
 
-def open_images(source: Any, paths: Iterable[object] | None = None) -> Images:
+def open_images(source: Any) -> Images:
     """Open images in any of the forms that users have.
 
     Parameters
@@ -155,12 +155,8 @@ def open_images(source: Any, paths: Iterable[object] | None = None) -> Images:
         - any other iterable, such as a `DataLoader`, an `IterableDataset` or a generator, of images or of batches; it
           is read once, in order, and never held in memory.
 
-    paths : names of the images, in order, instead of their own.
-
     `gepc.images.formats.channels_last` says how (C,H,W) and (H,W,C) are told apart.
     """
-    if paths is not None:
-        return NamedImages(open_images(source), paths)
     if isinstance(source, Images):
         return source
     if isinstance(source, (str, os.PathLike)):
@@ -295,47 +291,6 @@ class StreamImages(Images):
             together = isinstance(item[0], list) or getattr(item[0], "ndim", 0) == 4
             return item[0] if together or not all(map(_may_hold_image, item)) else item
         return _image_of(item)  # type: ignore[no-any-return]
-
-
-class NamedImages(Images):
-    """A collection whose images have other names.
-
-    Parameters
-    ----------
-    images : the collection.
-    paths : one name per image, in order; an iterator for a stream.
-    """
-
-    def __init__(self, images: Images, paths: Iterable[object]) -> None:
-        self._images = images
-        self._names: Iterable[object] = paths if isinstance(paths, (Iterator, Sequence)) else list(paths)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The names as paths."""
-        return [Path(str(name)) for name in self._names]
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Record:
-        if not isinstance(self._names, Sequence):
-            self._names = list(self._names)
-        return replace(self._images[index], name=str(self._names[index]))
-
-    def __iter__(self) -> Iterator[Record]:
-        names = iter(self._names)
-        for number, record in enumerate(self._images):
-            name = next(names, None)
-            if name is None:
-                raise InputError(f"`paths` has {number} names, but there are more images")
-            yield replace(record, name=str(name))
-        if next(names, None) is not None:
-            raise InputError(f"`paths` has more than {number + 1} names, one for each image")
-
-    def first(self, count: int) -> list[Record]:
-        """The first images, by their own names."""
-        return self._images.first(count)
 
 
 def _image_of(item: Any) -> Any:

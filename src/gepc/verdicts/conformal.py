@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, nearest
-from gepc.images.sources import FileImages, Images, NamedImages
+from gepc.images.sources import FileImages, Images
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
+Rows = npt.NDArray[np.int64]
 SLACK = 1.0 + 1e-12
 """Rates are compared up to rounding, so that 1 - 0.9 is a tenth."""
 
@@ -147,7 +148,6 @@ def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[floa
 
 
 UNGROUPED = ""
-ALL_IMAGES = slice(None)
 
 
 @dataclass(frozen=True)
@@ -208,20 +208,19 @@ class CalibrationScores:
         return out
 
 
-def group_labels(
-    groups: Sequence[str] | str | None, images: Images, indices: npt.NDArray[np.int64] | slice = ALL_IMAGES
-) -> Labels | None:
+def group_labels(groups: Sequence[str] | str | None, images: Images, indices: Rows | None = None) -> Labels | None:
     """Labels of the images at `indices`: as given for every image of the collection, or the name of their folder."""
     if groups is None:
         return None
     if isinstance(groups, str):
         if groups != "folder":
             raise OptionError(f"groups is a label for every image, or 'folder'; got {groups!r}")
-        if not isinstance(images, (FileImages, NamedImages)):
-            raise OptionError("`groups` can be 'folder' only for images from files or with `paths`")
+        if not isinstance(images, FileImages):
+            raise OptionError("`groups` can be 'folder' only for images from files")
         labels = [path.parent.name for path in images.paths]
     else:
         labels = [str(label) for label in groups]
     if len(labels) != len(images):
         raise OptionError(f"groups has {len(labels)} labels for {len(images)} images")
-    return np.asarray(labels, dtype=np.str_)[indices]
+    found = np.asarray(labels, dtype=np.str_)
+    return found if indices is None else found[indices]
