@@ -6,7 +6,7 @@ import inspect
 import os
 import typing
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -606,6 +606,33 @@ class Detector:
 
         self._check_fitted()
         save_detector(self, folder)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        fitted_on: str,
+        figures: Mapping[str, object] | None = None,
+        licence: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Upload the detector to the Hugging Face hub with a model card; `gepc.load_detector(repo_id)` loads it.
+
+        Parameters
+        ----------
+        repo_id : "org/name".
+        fitted_on : the in-distribution images in words, for the card.
+        figures : name -> value of measured results to show on the card.
+        licence : of the detector, such as "apache-2.0".
+        **options : of `huggingface_hub.HfApi.create_repo`, such as `private=True`.
+
+        Returns
+        -------
+        The address of the repository.
+        """
+        from gepc.detector.hub import push
+
+        self._check_fitted()
+        return push(self, repo_id, {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}, **options)
 
     def __repr__(self) -> str:
         state = f"fitted on {self.n_fit_}+{len(self.calibration_scores_)}" if self.is_fitted else "not fitted"

@@ -20,6 +20,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
 from gepc.core.files import digest, read_json, write_arrays, write_json
 from gepc.core.options import build
+from gepc.detector.hub import download, is_hub_id
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring.calibrators import create_calibrator
 from gepc.scoring.scorer import Selection
@@ -121,11 +122,19 @@ def state_of(detector: Detector) -> dict[str, Any]:
 
 
 def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | None = None) -> Detector:
-    """Load a saved detector. Its backbone is loaded from where it came from, or given, and must be the same weights."""
+    """Load a saved detector. Its backbone is loaded from where it came from, or given, and must be the same weights.
+
+    Parameters
+    ----------
+    folder : where `save` wrote it, or a repository on the Hugging Face hub ("org/name").
+    backbone : used instead of the one that the detector names.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     folder = Path(folder)
+    if not folder.exists() and is_hub_id(folder.as_posix()):
+        folder = download(folder.as_posix())
     if not is_detector(folder):
         raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
     description = read_json(folder / DESCRIPTION)

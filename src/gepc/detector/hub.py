@@ -1,0 +1,93 @@
+"""Detectors on the Hugging Face hub: the folder that `save` writes, with a model card made from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from gepc._version import __version__
+from gepc.core.errors import InputError, StorageError
+from gepc.core.files import read_json, write_json, write_text
+from gepc.core.tables import markdown_table
+
+if TYPE_CHECKING:
+    from gepc.detector.detector import Detector
+
+_TAGS = ["out-of-distribution-detection", "anomaly-detection", "diffusion", "conformal-prediction"]
+
+
+def push(detector: Detector, repo_id: str, card: Mapping[str, Any], **options: Any) -> str:
+    """Upload a fitted detector and its model card; the address of the repository."""
+    from huggingface_hub import HfApi
+
+    from gepc.detector.storage import DESCRIPTION, save_detector
+
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "detector"
+        save_detector(detector, folder)
+        facts = read_json(folder / DESCRIPTION)
+        source = facts["backbone"]["source"]
+        if source is not None and Path(source).exists():  # others have no use for a path on this machine
+            facts["backbone"]["source"] = Path(source).name
+            write_json(folder / DESCRIPTION, facts)
+        write_text(folder / "README.md", model_card(repo_id, facts, **card))
+        try:
+            url = HfApi().create_repo(repo_id, exist_ok=True, **options)
+            HfApi().upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"gepc {__version__}")
+        except (OSError, ValueError) as error:  # the errors of the hub client derive from these
+            raise StorageError(f"{repo_id} cannot be uploaded: {_first_line(error)}") from error
+    return str(url)
+
+
+def model_card(
+    repo_id: str, facts: Mapping[str, Any], fitted_on: str, figures: Mapping[str, object], licence: str | None
+) -> str:
+    """The card of a detector from its description, with the metadata of huggingface_hub's `ModelCardData`."""
+    from huggingface_hub import ModelCardData
+
+    backbone, fitted, guarantee = facts["backbone"], facts["fitted"], facts["guarantee"]
+    about = {
+        "method": facts["method"],
+        "fitted on": f"{fitted_on} ({fitted['fit_images']} images)",
+        "calibrated on": f"{fitted['calibration_images']} further images",
+        "backbone": f"{backbone['source'] or backbone['family']}, SHA-256 `{backbone['sha256']}`",
+        "cost": f"{facts['cost']['forward']} forward passes, {facts['cost']['jvp']} Jacobian-vector products per image",
+        "guarantee": "none: too few calibration images for alpha 0.05"
+        if guarantee is None
+        else f"on average over calibration sets, at most {guarantee['alpha']:.0%} of in-distribution images raise an "
+        f"alarm at alpha {guarantee['alpha']:g}; with these calibration images the rate lies between "
+        f"{guarantee['low']:.3g} and {guarantee['high']:.3g} with probability 0.9",
+        **figures,
+    }
+    data = ModelCardData(library_name="gepc", license=licence, tags=_TAGS, pipeline_tag="image-classification")
+    return (
+        f"---\n{data.to_yaml()}\n---\n\n# {repo_id}\n\nAn out-of-distribution detector for images, made with gepc "
+        f"{facts['versions']['gepc']}.\n\n{markdown_table(('', ''), [(k, str(v)) for k, v in about.items()])}\n\n"
+        f'```python\nimport gepc\n\ndetector = gepc.load_detector("{repo_id}")  # or with backbone=..., the same '
+        'weights\ndetector.p_value("photos/new")\n```\n\nThe guarantee holds for images that are exchangeable with the '
+        "calibration images: the same camera, the same processing, not seen by fitting or by the backbone.\n"
+    )
+
+
+def download(repo_id: str) -> Path:
+    """The folder of a detector on the hub, in the cache of huggingface_hub; only its two files are fetched."""
+    from huggingface_hub import snapshot_download
+
+    from gepc.detector.storage import DESCRIPTION, STATE
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=[DESCRIPTION, STATE]))
+    except (OSError, ValueError) as error:
+        raise InputError(f"there is no folder {repo_id}, and the hub did not give it: {_first_line(error)}") from error
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` may be a repository on the hub: "org/name"."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
