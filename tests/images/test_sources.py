@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
 import shutil
@@ -135,23 +134,27 @@ def test_links_lose_no_image_and_repeat_no_folder(folder: Path, tmp_path_factory
     assert "round.png cannot be read: too many levels" in (images[6].error or "")
 
 
-def test_what_is_no_file_is_no_image(folder: Path) -> None:
-    """Reading a pipe would never end."""
+def test_what_is_no_file_is_a_record_with_the_reason(folder: Path) -> None:
+    """Reading a pipe or a device would never end."""
     os.mkfifo(folder / "pipe.png")
     (folder / "to-pipe.png").symlink_to(folder / "pipe.png")
-    assert named(FileImages.below(folder), folder) == ["a/0.png", "a/3.png", "b/1.png", "b/2.png"]
+    (folder / "zeros.png").symlink_to("/dev/zero")
+    found = FileImages.below(folder)
+    assert named(found, folder)[4:] == ["pipe.png", "to-pipe.png", "zeros.png"]
+    reasons = [str(found[index].error).rpartition("cannot be read: ")[2] for index in (4, 5, 6)]
+    assert reasons == ["is a named pipe", "is a named pipe", "is a device"]
 
 
 def denied(monkeypatch: pytest.MonkeyPatch, name: str, place: Path) -> None:
     """As if we had no permission to do that with `place`; permissions do not bind root, which may run the tests."""
-    allowed = getattr(os if name != "open" else builtins, name)
+    allowed = getattr(os, name)
 
     def refusing(path: object, *arguments: object, **options: object) -> object:
         if not isinstance(path, int) and os.fspath(path) == str(place):  # type: ignore[call-overload]
             raise PermissionError(errno.EACCES, "Permission denied", str(place))
         return allowed(path, *arguments, **options)
 
-    monkeypatch.setattr(os if name != "open" else builtins, name, refusing)
+    monkeypatch.setattr(os, name, refusing)
 
 
 @pytest.mark.parametrize("name", ["scandir", "stat"])

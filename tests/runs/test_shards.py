@@ -17,6 +17,7 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError
+from gepc.core.tables import unescape_cell
 from gepc.detector.detector import Result
 from gepc.detector.storage import detector_digest
 from gepc.images.sources import ArrayImages, FileImages
@@ -55,10 +56,10 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     write_shard(tmp_path / "shard.csv", rows)
     assert read_shard(tmp_path / "shard.csv") == rows
     write_shard(tmp_path / "shard.parquet", rows)
-    assert read_shard(tmp_path / "shard.parquet")[0].name == "caf\\udce9.png"
+    assert read_shard(tmp_path / "shard.parquet") == rows
     with result_table(tmp_path / "scores.csv", "csv") as append:
         append(rows, [True])
-    assert b"caf\xe9.png,1,0.5,true," in (tmp_path / "scores.csv").read_bytes()
+    assert "'caf\\udce9.png,1,0.5,true," in (tmp_path / "scores.csv").read_text(encoding="utf-8")
     assert list_digest(FileImages([Path(name)])) != list_digest(FileImages([Path("caf.png")]))
 
 
@@ -157,7 +158,8 @@ def test_a_table_for_standard_output_keeps_every_name(rows: list[Result]) -> Non
     text = io.StringIO(newline="")
     csv_table(text, "\n")(rows, [False] * len(rows))
     found = list(csv.reader(io.StringIO(text.getvalue(), newline="")))
-    assert [row[0] for row in found[1:]] == [row.name for row in rows]
+    assert [unescape_cell(row[0]) for row in found[1:]] == [row.name for row in rows]
+    assert text.getvalue().count("\n") == len(rows) + 1
     assert text.getvalue().startswith("path,score,p_value,alarm,error\n")
 
 

@@ -132,11 +132,11 @@ def test_a_decompression_bomb_is_refused_by_its_header(client):
 
 
 def test_other_formats_and_names_that_lie(client, images):
-    for kind in ("GIF", "PPM", "ICO", "PDF", "EPS"):
+    for kind in ("ICO", "PDF", "EPS", "TGA", "PCX"):
         out = io.BytesIO()
         Image.fromarray(images[0]).save(out, format=kind)
         assert client.post("/v1/score", files=as_form([out.getvalue()], "x.png")).status_code == 422, kind
-    for kind in ("JPEG", "BMP", "TIFF", "WEBP"):
+    for kind in ("JPEG", "BMP", "TIFF", "WEBP", "GIF", "PPM"):
         assert client.post("/v1/score", files=as_form([png(images[0], kind)], "x.txt")).status_code == 200, kind
 
 

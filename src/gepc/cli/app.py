@@ -83,6 +83,8 @@ def show_warning(arguments: Sequence[str], message: Warning | str, *_: Any, **__
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line. Invalid input gives a one-line message and exit code 2, never a traceback."""
     warnings.showwarning = partial(show_warning, sys.argv[1:] if arguments is None else arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold bytes that are not text
     code = _run(arguments)
     try:
         with printing():

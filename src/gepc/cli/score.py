@@ -184,11 +184,13 @@ def _open_run(
     """The first process creates or resumes the run, the others join it."""
     from gepc.runs.shards import Identity, join_run, open_run
 
-    identity = Identity.of(detector, images, labels)
+    identity, names = Identity.of(detector, images, labels), getattr(images, "names", ())
     if not us.is_first:
         us.wait()
-        return join_run(folder, identity)
-    run = open_run(folder, identity, kind, request.shard_size, request.restart)
+        return join_run(folder, identity, names)
+    run = open_run(folder, identity, kind, request.shard_size, request.restart, names)
+    if run.outdated:
+        note(f"{run.outdated} finished shards hold images that have changed since; they are scored again")
     done = len(run.shards) - len(run.pending())
     if done:
         note(f"resuming in {folder}: {done} of {len(run.shards)} shards are finished")
@@ -257,8 +259,6 @@ def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> TableS
                 f"{error}. All scores are kept in {run.folder}: free disk space and run the same command again, "
                 f"or give --shards {run.folder} and another --out"
             ) from error
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="surrogateescape")  # file names that are not valid text are printed as they are
     with printing():
         summary = merge(run, decide, csv_table(sys.stdout, "\n"))
         sys.stdout.flush()  # before the shards are removed

@@ -11,7 +11,7 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from gepc.core.errors import InputError, StorageError
 
 LOCK = ".lock"
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
@@ -57,10 +58,23 @@ def _mode_of_new_file(path: Path) -> int:
     return mode
 
 
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to read its bytes; a named pipe, a device, a socket or a folder is an `OSError`, at once.
+
+    Opening a named pipe would wait for a writer, and a device may never end.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"is {_KINDS.get(stat.S_IFMT(mode), 'a device')}", str(path))
+    return os.fdopen(handle, "rb")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` as UTF-8, completely or not at all."""
+    """Write `text` as UTF-8, completely or not at all; bytes of file names that are not UTF-8 become escapes."""
     with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
@@ -86,10 +100,11 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file; a missing or broken one is an `InputError` that names it."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with open_regular(path) as handle:
+            return json.loads(handle.read().decode("utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a readable JSON file: {error}") from error
 
 
@@ -105,7 +120,7 @@ def sha256(*paths: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of the files' bytes, one after the other."""
     digest = hashlib.sha256()
     for path in paths:
-        with open(path, "rb") as handle:
+        with open_regular(path) as handle:
             while chunk := handle.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()

@@ -142,6 +142,9 @@ def _short(value: Any) -> str:
 class RowLog:
     """A CSV file that grows by whole rows and stays readable after a crash.
 
+    No cell may hold a line ending (`gepc.core.tables.escape_cell` makes text fit): a row that was cut short is what
+    follows the last one.
+
     Parameters
     ----------
     path : the file.
@@ -177,12 +180,16 @@ class RowLog:
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab") as handle:
-                handle.write(text.getvalue().encode("utf-8", "surrogateescape"))
+                handle.write(text.getvalue().encode("utf-8"))
                 handle.flush()
                 os.fsync(handle.fileno())
                 return handle.tell()
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """The rows one by one, by column."""
+        """The rows one by one, by column; a line that is no row, which only damage can leave, is an `InputError`."""
         with open(self.path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
-            yield from csv.DictReader(handle)
+            for number, row in enumerate(csv.reader(handle, strict=True), 1):
+                if len(row) != len(self.columns):
+                    raise InputError(f"{self.path}, row {number} is damaged; remove it, or give another file")
+                if number > 1:
+                    yield dict(zip(self.columns, row, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from gepc.core.files import write_text
 
 Cell = str | float | int | None
+_FORMULA = ("=", "+", "-", "@", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\(?:\\|u([0-9a-f]{4}))")
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,25 @@ class ResultTable:
                 "",
             ]
         )
+
+
+def escape_cell(text: str) -> str:
+    """A file name or message as a CSV cell: one line of valid UTF-8 that a spreadsheet does not take for a formula.
+
+    Text that begins like a formula or with `'`, or holds control characters or bytes that are not UTF-8, is preceded by
+    `'`; in it, those characters are written as four hexadecimal digits after a backslash and `u`, and backslashes are
+    doubled. Any other text stays as it is. `unescape_cell` gives the text back.
+    """
+    if not _UNSAFE.search(text) and not text.startswith(_FORMULA):
+        return text
+    return "'" + _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\\", "\\\\"))
+
+
+def unescape_cell(cell: str) -> str:
+    """The text that `escape_cell` made the cell of."""
+    if not cell.startswith("'"):
+        return cell
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "\\", cell[1:])
 
 
 def show(cell: Cell) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import zipfile
@@ -14,10 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
+from gepc.core.files import open_regular
 
 Pixels = npt.NDArray[Any]
 
+FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+"""What Pillow may decode, whatever a file is called. Its other formats start programs, or parse much and are rare."""
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm", ".npy")
+MAX_PIXELS = 178_956_970  # where Pillow itself refuses to go on
+MAX_SCANS = 64
+# GDAL reads the file it is given and no other: no side-car files, no network
+GDAL_OPTIONS = {
+    "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
+    "GDAL_PAM_ENABLED": "NO",
+    "CPL_VSIL_CURL_ALLOWED_EXTENSIONS": ".none",
+}
 # what numpy raises for an array file that is truncated, corrupted, or holds Python objects
 DAMAGED_ARRAY = (
     *(OSError, ValueError, TypeError, EOFError, NotImplementedError, OverflowError, MemoryError),
@@ -86,32 +98,60 @@ def read_file(path: str | os.PathLike[str]) -> Pixels:
 
     A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
     """
-    with _opened(path) as content:
-        if is_npy(path):
-            return _read_npy(path, content)
-        return _read_picture(path, content)
+    try:
+        with open_file(path) as content:
+            return decode(content, Path(path).suffix)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
 
 
-def _read_picture(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
+def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """Decode the content of one file, in one of `FORMATS`, a TIFF with any number of bands, or `.npy`.
+
+    An `InputError` has a text that goes on after the name of the file.
+
+    Parameters
+    ----------
+    content : the file.
+    suffix : the suffix of its name; only `.npy` and TIFF with further bands depend on it.
+    max_pixels : larger images are refused before they are decoded.
+    """
     from PIL import Image as PILImage
     from PIL import UnidentifiedImageError
 
+    if suffix.lower() == ".npy":
+        return _read_npy(content, max_pixels)
     try:
-        with PILImage.open(content) as picture:
+        with PILImage.open(content, formats=FORMATS) as picture:
+            width, height = picture.size
+            if width * height > max_pixels:
+                raise InputError(f"has {width} x {height} pixels, more than the {max_pixels:,} allowed")
             if _data_bands(picture) in _COMMON_COUNTS:
+                if picture.format in ("JPEG", "MPO"):
+                    _check_scans(content)
                 picture.load()
                 return decode_picture(picture)
-    except InputError as error:
-        raise InputError(f"{path} {error}") from error
+    except InputError:
+        raise
     except UnidentifiedImageError as error:
-        if Path(path).suffix.lower() not in _TIFF:
-            raise InputError(f"{path} is not an image that can be decoded") from error
+        if suffix.lower() not in _TIFF:
+            raise InputError("is not an image that can be decoded") from error
     except PILImage.DecompressionBombError as error:
-        raise InputError(f"{path} has too many pixels to be decoded safely: {error}") from error
+        raise InputError(f"has more than the {max_pixels:,} pixels allowed") from error
     except Exception as error:  # a decoder may raise anything on damaged bytes
-        raise InputError(f"{path} is damaged or cut short: {error}") from error
+        raise InputError(f"is damaged or cut short: {error}") from error
     content.seek(0)
-    return _read_bands(path, content)
+    return _read_bands(content, max_pixels)
+
+
+def _check_scans(content: IO[bytes]) -> None:
+    """Refuse a JPEG of very many scans: each takes as long as decoding the whole image, and a repeated one no bytes."""
+    place = content.tell()
+    content.seek(0)
+    scans = content.read().count(b"\xff\xda")
+    content.seek(place)
+    if scans > MAX_SCANS:
+        raise InputError(f"has {scans} JPEG scans, more than the {MAX_SCANS} allowed; save it again")
 
 
 def is_npy(path: str | os.PathLike[str]) -> bool:
@@ -140,18 +180,19 @@ def reason_of(error: Exception) -> str:
     return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open the file at a path or URL; the text of an `InputError` goes on after its name."""
     try:
         if is_url(path):
             system, place = file_system(str(path))
             return cast(IO[bytes], system.open(place, "rb"))
-        return open(path, "rb")
+        return open_regular(path)
     except OptionError:
         raise
     except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
+        raise InputError("does not exist") from error
     except Exception as error:  # every file system of fsspec raises errors of its own
-        raise InputError(f"{path} cannot be read: {reason_of(error)}") from error
+        raise InputError(f"cannot be read: {reason_of(error)}") from error
 
 
 def decode_picture(picture: Any) -> Pixels:
@@ -184,43 +225,56 @@ def _data_bands(picture: Any) -> int:
     return int(tags.get(_SAMPLES, 1)) - sum(kind in _ALPHA for kind in tags.get(_EXTRA_SAMPLES, ()))
 
 
-def _read_bands(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
+def _read_bands(content: IO[bytes], max_pixels: int) -> Pixels:
     """(H, W, C) of a TIFF that PIL cannot decode whole, without the bands that are declared as alpha."""
     try:
         import rasterio
         from rasterio.enums import ColorInterp
     except ImportError as error:
-        raise InputError(
-            f"{path} is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
-        ) from error
+        reason = "is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
+        raise InputError(reason) from error
     try:
-        with warnings.catch_warnings():
+        with (
+            warnings.catch_warnings(),
+            rasterio.Env(**GDAL_OPTIONS),
+            rasterio.MemoryFile(content.read()) as memory,
+        ):
             warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with rasterio.MemoryFile(content.read()) as memory, memory.open() as file:
+            with memory.open(driver="GTiff") as file:
                 bands = [band for band, colour in enumerate(file.colorinterp, 1) if colour != ColorInterp.alpha]
+                if file.height * file.width * len(bands) > max_pixels:
+                    raise InputError(f"has more than the {max_pixels:,} values allowed")
                 return np.asarray(file.read(bands).transpose(1, 2, 0))
-    except (rasterio.errors.RasterioError, OSError, ValueError) as error:
-        raise InputError(f"{path} is not an image that can be decoded: {error}") from error
+    except (rasterio.errors.RasterioError, OSError) as error:
+        raise InputError(f"is not an image that can be decoded: {error}") from error
 
 
 # --- array files -----------------------------------------------------------------------------------------------------
 
 
-def _read_npy(path: str | os.PathLike[str], content: IO[bytes]) -> Pixels:
+def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
     try:
-        array = np.load(content, allow_pickle=False)
+        if content.read(2) == b"PK":
+            raise InputError("is an archive of arrays; name it .npz")
+        content.seek(0)
+        version = np.lib.format.read_magic(content)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape = read_header(content)[0]
+        if len(shape) not in (2, 3):
+            raise InputError(f"holds an array of shape {shape}; one image per file, (H,W), (C,H,W) or (H,W,C)")
+        if math.prod(shape) > max_pixels:
+            raise InputError(f"holds an array of shape {shape}, more than the {max_pixels:,} numbers allowed")
+        content.seek(0)
+        return np.asarray(np.load(content, allow_pickle=False))
+    except InputError:
+        raise
     except DAMAGED_ARRAY as error:
-        raise InputError(f"{path} is not a plain .npy array: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{path} is an archive of arrays; name it .npz")
-    if array.ndim not in (2, 3):
-        raise InputError(f"{path} holds an array of shape {array.shape}; one image per file, (H,W), (C,H,W) or (H,W,C)")
-    return array
+        raise InputError(f"is not a plain .npy array: {error}") from error
 
 
 def is_stack(path: Path) -> bool:
     """Whether this is an `.npy` file of many images."""
-    if not is_npy(path):
+    if not is_npy(path) or not path.is_file():
         return False
     try:
         return bool(np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4)
@@ -251,7 +305,7 @@ def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] =
     default_keys : the names that are looked for if the archive holds several arrays and `key` is None.
     """
     try:
-        with open(path, "rb") as handle:
+        with open_regular(path) as handle:
             if not zipfile.is_zipfile(handle):
                 raise InputError(f"{path} is not a complete, plain .npz archive")
             handle.seek(0)

@@ -326,13 +326,32 @@ def record_of_item(name: str, item: Any) -> Record:
 # --- files and URLs --------------------------------------------------------------------------------------------------
 
 
-def read_record(name: str, path: str | os.PathLike[str]) -> Record:
+ReadFile = Callable[[str], Pixels]
+
+
+def read_record(name: str, path: str | os.PathLike[str], read: ReadFile = read_file) -> Record:
     """The record of one file. A file that cannot be read is a record with the reason, not an exception."""
     try:
-        pixels = read_file(path)
+        pixels = read(str(path))
         return Record.of_array(name, pixels, str(path)) if is_npy(path) else Record(name, pixels)
     except InputError as error:
         return Record(name, error=str(error))
+
+
+def file_stamp(name: str) -> str:
+    """What changes whenever the content of a file or URL does: its size and times, or what its store knows it by.
+
+    Empty if there is no such file. The time of the last status change is part of it, since a file that is moved over
+    another keeps the other times.
+    """
+    try:
+        if is_url(name):
+            system, place = file_system(name)
+            return str(system.ukey(place))
+        facts = Path(name).stat()
+        return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+    except Exception:  # noqa: BLE001 - every file system of fsspec raises errors of its own
+        return ""
 
 
 class FileImages(Images):
@@ -341,9 +360,11 @@ class FileImages(Images):
     Parameters
     ----------
     names : a path or a URL of each file; `s3://bucket/0.png` and whatever else fsspec knows.
+    read : reads one of them.
     """
 
-    def __init__(self, names: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(self, names: Sequence[str | os.PathLike[str]], read: ReadFile = read_file) -> None:
+        self._read = read
         self.names = [str(name) if is_url(name) else str(Path(name)) for name in names]
 
     @classmethod
@@ -351,8 +372,8 @@ class FileImages(Images):
         """All image files in a folder and its subfolders, in sorted order; or the one file named.
 
         Links to folders are followed, and every folder is read once, even if several links lead to it. A folder that
-        cannot be read is an `InputError`, because its images would be missing silently; a broken link is a record with
-        the reason.
+        cannot be read is an `InputError`, because its images would be missing silently; a broken link, a pipe, a socket
+        or a device with the name of an image is a record with the reason.
         """
         return cls(_urls_below(str(place)) if is_url(place) else _paths_below(Path(place)))
 
@@ -363,13 +384,13 @@ class FileImages(Images):
 
     def between(self, start: int, stop: int) -> FileImages:
         """The files of a range."""
-        return FileImages(self.names[start:stop])
+        return FileImages(self.names[start:stop], self._read)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: int) -> Record:
-        return read_record(self.names[index], self.names[index])
+        return read_record(self.names[index], self.names[index], self._read)
 
 
 def _paths_below(place: Path) -> list[Path]:
@@ -378,7 +399,7 @@ def _paths_below(place: Path) -> list[Path]:
             return [place]
         if not place.is_dir():
             raise InputError(f"{place} does not exist; give a folder of images, an image file or an array")
-        paths = sorted(_image_files(place))
+        paths = sorted(image_files(place))
     except OSError as error:
         where = error.filename or place
         raise InputError(f"{where} cannot be read: {reason_of(error)}; its images would be missing") from error
@@ -400,8 +421,8 @@ def _urls_below(url: str) -> list[str]:
     return urls
 
 
-def _image_files(root: Path) -> Iterator[Path]:
-    """Every image file below `root`, in no order."""
+def image_files(root: Path) -> Iterator[Path]:
+    """Everything below `root` that is called like an image and is no folder, in no order."""
     folders, links, seen = [str(root)], list[str](), set[tuple[int, int]]()
     while folders or links:
         # links last: a folder that is also below the root by its own path is read by that path
@@ -413,7 +434,7 @@ def _image_files(root: Path) -> Iterator[Path]:
                     heapq.heappush(links, entry.path)
                 elif entry.is_dir():
                     folders.append(entry.path)
-                elif is_image and (entry.is_file() or _is_broken_link(entry)):
+                elif is_image:
                     yield Path(entry.path)
             except OSError as error:
                 if is_image:
@@ -433,7 +454,3 @@ def _entries(folder: str, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _is_broken_link(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not Path(entry.path).exists()

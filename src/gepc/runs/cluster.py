@@ -229,6 +229,8 @@ def score_shards_on_cluster(
     """
     with cluster.joined() as ray:
         while pending := run.pending():
+            for shard in pending:
+                run.begin(shard)
             computed = _computed(ray, pending, payload, locations, cluster, labels)
             _write_computed(ray, run, len(pending), computed, on_progress)
 

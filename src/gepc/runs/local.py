@@ -93,8 +93,13 @@ def score_shards(
     dedup : score images with equal content once.
     on_progress : called with numbers of images.
     """
-    cuts = (cut for shard in shards for cut in pieces(shard.start, shard.stop, detector.batch_size))
-    ranges = (image_range(images, start, stop) for start, stop in cuts)
+
+    def cuts() -> Iterator[tuple[int, int]]:
+        for shard in shards:
+            run.begin(shard)
+            yield from pieces(shard.start, shard.stop, detector.batch_size)
+
+    ranges = (image_range(images, start, stop) for start, stop in cuts())
     stream = _scored(DedupScorer(detector, dedup), ranges, labels, workers=workers)
     for shard in shards:
         results: list[Result] = []

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import replacing, write_bytes
+from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.detector import Result
 
 if TYPE_CHECKING:
@@ -88,9 +89,8 @@ def write_shard(path: Path, results: Sequence[Result]) -> None:
     writer.writerow(SHARD_COLUMNS)
     for result in results:
         numbers = ("", "") if result.error is not None else (repr(result.score), repr(result.p_value))
-        writer.writerow((result.index, result.name, *numbers, result.error or ""))
-    # file names may hold bytes that are not UTF-8; they are written unchanged
-    write_bytes(path, text.getvalue().encode("utf-8", "surrogateescape"))
+        writer.writerow((result.index, escape_cell(result.name), *numbers, escape_cell(result.error or "")))
+    write_bytes(path, text.getvalue().encode("utf-8"))
 
 
 def read_shard(path: Path) -> list[Result]:
@@ -109,8 +109,8 @@ def read_shard(path: Path) -> list[Result]:
 
 def _result(index: str, name: str, score: str, p_value: str, error: str) -> Result:
     if error:
-        return Result(int(index), name, math.nan, math.nan, error)
-    return Result(int(index), name, float(score), float(p_value))
+        return Result(int(index), unescape_cell(name), math.nan, math.nan, unescape_cell(error))
+    return Result(int(index), unescape_cell(name), float(score), float(p_value))
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
@@ -126,11 +126,11 @@ def _schema(columns: Sequence[str]) -> Any:
 def _arrow_table(results: Sequence[Result], alarms: Sequence[bool], schema: Any) -> Any:
     rows = []
     for result, alarm in zip(results, alarms, strict=True):
-        row: dict[str, Any] = {"index": result.index, "path": printable(result.name)}
+        row: dict[str, Any] = {"index": result.index, "path": escape_cell(result.name)}
         if result.error is None:
             row |= {"score": result.score, "p_value": result.p_value, "alarm": bool(alarm)}
         else:
-            row["error"] = printable(result.error)
+            row["error"] = escape_cell(result.error)
         rows.append(row)
     return arrow().Table.from_pylist(rows, schema=schema)
 
@@ -140,18 +140,13 @@ def _read_parquet(path: Path) -> list[Result]:
     try:
         rows = pa.parquet.read_table(io.BytesIO(path.read_bytes())).to_pylist()
         return [
-            Result(row["index"], row["path"], row["score"], row["p_value"])
+            Result(row["index"], unescape_cell(row["path"]), row["score"], row["p_value"])
             if row["error"] is None
-            else Result(row["index"], row["path"], math.nan, math.nan, row["error"])
+            else Result(row["index"], unescape_cell(row["path"]), math.nan, math.nan, unescape_cell(row["error"]))
             for row in rows
         ]
     except (OSError, KeyError, pa.ArrowException) as error:
         raise _damaged(path, error) from error
-
-
-def printable(text: str) -> str:
-    """Replace bytes of file names that are not UTF-8 by escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @contextlib.contextmanager
@@ -162,23 +157,13 @@ def result_table(path: Path, kind: str) -> Iterator[Append]:
             with _parquet_table(draft) as append:
                 yield append
         else:
-            with open(draft, "w", newline="", encoding="utf-8", errors="surrogateescape") as handle:
+            with open(draft, "w", newline="", encoding="utf-8") as handle:
                 yield csv_table(handle)
 
 
-class _LineEnding:
-    """Changes the line ending of a `csv.writer`, which quotes CR and LF only where both are in its own line ending."""
-
-    def __init__(self, handle: IO[str], ending: str) -> None:
-        self.handle, self.ending = handle, ending
-
-    def write(self, row: str) -> None:
-        self.handle.write(row.removesuffix("\r\n") + self.ending)
-
-
 def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
-    """Write the header and return `append(results, alarms)`."""
-    writer = csv.writer(_LineEnding(handle, lineterminator))
+    """Write the header and return `append(results, alarms)`; see `escape_cell` for odd file names."""
+    writer = csv.writer(handle, lineterminator=lineterminator)
     writer.writerow(COLUMNS)
 
     def append(results: Sequence[Result], alarms: Sequence[bool]) -> None:
@@ -189,8 +174,8 @@ def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
 
 def _cells(result: Result, alarm: bool) -> tuple[str, ...]:
     if result.error is not None:
-        return (result.name, "", "", "", result.error)
-    return (result.name, f"{result.score:.9g}", f"{result.p_value:.9g}", str(bool(alarm)).lower(), "")
+        return (escape_cell(result.name), "", "", "", escape_cell(result.error))
+    return (escape_cell(result.name), f"{result.score:.9g}", f"{result.p_value:.9g}", str(bool(alarm)).lower(), "")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """A scoring run: `run.json` identifies it, and `shard-00012.csv` holds the rows of one range of the list of images.
 
-Shards are whole or absent, so a run that was killed continues with those that are absent; nothing else is stored.
+Shards are whole or absent, so a run that was killed continues with those that are absent. `files-00012` tells
+whether the files are still those that were scored; a shard with another file is scored again.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from gepc.core.errors import InputError, StorageError
-from gepc.core.run_folder import RunFolder
+from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import detector_digest, versions
-from gepc.images.sources import FileImages, Images
+from gepc.images.sources import FileImages, Images, file_stamp
 from gepc.runs.score_tables import read_shard, write_shard
 
-PIECES = r"shard-\d{5,}\.(csv|parquet)|images\.json"  # images.json: written by earlier versions
+PIECES = r"shard-\d{5,}\.(csv|parquet)|files-\d{5,}|images\.json"  # images.json: written by earlier versions
 SHARD_SIZE = 1024
 
 
@@ -62,10 +63,16 @@ class ScoreRun:
     count : number of images.
     shard_size : images in a shard.
     kind : file format of the shards, `csv` or `parquet`.
+    names : paths or URLs of the images; none for images that are not files.
+
+    Attributes
+    ----------
+    outdated : number of shards that were removed because their files have changed.
     """
 
-    def __init__(self, folder: Path, count: int, shard_size: int, kind: str) -> None:
-        self.folder, self.count, self.kind = folder, count, kind
+    def __init__(self, folder: Path, count: int, shard_size: int, kind: str, names: Sequence[str] = ()) -> None:
+        self.folder, self.count, self.kind, self.names = folder, count, kind, names
+        self.outdated = 0
         starts = range(0, count, shard_size)
         self.shards = [Shard(number, start, min(start + shard_size, count)) for number, start in enumerate(starts)]
 
@@ -76,6 +83,26 @@ class ScoreRun:
     def pending(self) -> list[Shard]:
         """The shards that are not written yet."""
         return [shard for shard in self.shards if not self.path(shard).exists()]
+
+    def begin(self, shard: Shard) -> None:
+        """Note the state of a shard's files; call it before they are read."""
+        if self.names:
+            with storage_errors(self.folder):  # one that is cut short says that the files have changed
+                self._noted(shard).write_text(self._state(shard))
+
+    def _noted(self, shard: Shard) -> Path:
+        return self.folder / f"files-{shard.number:05d}"
+
+    def _state(self, shard: Shard) -> str:
+        return _digest(file_stamp(name) for name in self.names[shard.start : shard.stop])
+
+    def drop_outdated(self) -> None:
+        """Remove the finished shards whose files are not those that were read."""
+        for shard in self.shards if self.names else ():
+            noted = self._noted(shard)
+            if self.path(shard).exists() and not (noted.exists() and noted.read_text() == self._state(shard)):
+                self.path(shard).unlink()
+                self.outdated += 1
 
     def write(self, shard: Shard, results: Sequence[Result]) -> None:
         """Write a complete shard: one row for each image of its range, in order."""
@@ -116,7 +143,12 @@ def run_folder(folder: Path) -> RunFolder:
 
 
 def open_run(
-    folder: Path, identity: Identity, kind: str = "csv", shard_size: int = SHARD_SIZE, restart: bool = False
+    folder: Path,
+    identity: Identity,
+    kind: str = "csv",
+    shard_size: int = SHARD_SIZE,
+    restart: bool = False,
+    names: Sequence[str] = (),
 ) -> ScoreRun:
     """Start a run in `folder`, or resume the one that is there.
 
@@ -127,16 +159,19 @@ def open_run(
     kind : file format of the shards, `csv` or `parquet`; a resumed run keeps its own.
     shard_size : images in a shard; a resumed run keeps its own.
     restart : discard the run in `folder`.
+    names : paths or URLs of the images. Finished shards whose files have changed since are removed.
     """
     layout = {"shard_size": shard_size, "format": kind, "versions": versions()}
     stored = run_folder(folder).begin(dataclasses.asdict(identity), layout, restart)
-    return ScoreRun(folder, identity.count, stored["shard_size"], stored["format"])
+    run = ScoreRun(folder, identity.count, stored["shard_size"], stored["format"], names)
+    run.drop_outdated()
+    return run
 
 
-def join_run(folder: Path, identity: Identity) -> ScoreRun:
+def join_run(folder: Path, identity: Identity, names: Sequence[str] = ()) -> ScoreRun:
     """The run in `folder` while another process may be writing to it; nothing is changed."""
     stored = run_folder(folder).join(dataclasses.asdict(identity), ("shard_size", "format"))
-    return ScoreRun(folder, identity.count, stored["shard_size"], stored["format"])
+    return ScoreRun(folder, identity.count, stored["shard_size"], stored["format"], names)
 
 
 def list_digest(images: Images) -> str:

@@ -1,7 +1,8 @@
 """Score files as they appear in a folder: each file once, each file one row, also across crashes.
 
 The CSV file is the only state. Rows are flushed to the disk one by one; at the start, a row that was cut short by a
-crash is removed and the monitor's state is recomputed from the rows. So no file is lost and none is scored twice.
+crash is removed and the monitor's state is recomputed from the rows. So no file is lost and none is scored twice. A
+file that has changed since is scored again. Files are decoded in a process of their own.
 """
 
 from __future__ import annotations
@@ -13,27 +14,42 @@ from pathlib import Path
 
 from gepc.core.errors import InputError
 from gepc.core.run_folder import RowLog
+from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.detector import Detector, Result
-from gepc.images.formats import EXTENSIONS
-from gepc.images.sources import FileImages
+from gepc.images.decoder import DecoderProcess
+from gepc.images.sources import FileImages, file_stamp, image_files
 from gepc.verdicts.monitor import Monitor, Verdict
 
-COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted")
+COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp")
 
 
 @dataclass(frozen=True)
 class WatchedFile:
-    """One file of the stream: the detector's result and, where it could be scored, the monitor's verdict."""
+    """One file of the stream: the detector's result, the monitor's verdict where it could be scored, and its stamp.
+
+    The stamp is that of `gepc.images.sources.file_stamp` before the file was read.
+    """
 
     result: Result
     verdict: Verdict | None
+    stamp: str
 
     def cells(self) -> tuple[str, ...]:
         """The row of the CSV file."""
         if self.verdict is None:
-            return (self.result.name, "", "", "", self.result.error or "", "", "", "")
+            return (
+                escape_cell(self.result.name),
+                "",
+                "",
+                "",
+                escape_cell(self.result.error or ""),
+                "",
+                "",
+                "",
+                self.stamp,
+            )
         return (
-            self.result.name,
+            escape_cell(self.result.name),
             repr(self.result.score),
             f"{self.verdict.p_value:.9g}",
             str(self.verdict.alarm).lower(),
@@ -41,6 +57,7 @@ class WatchedFile:
             f"{self.verdict.alarm_rate:.6g}",
             f"{self.verdict.log10_capital:.6g}",
             str(self.verdict.drifted).lower(),
+            self.stamp,
         )
 
 
@@ -66,39 +83,54 @@ class Watch:
         self.settle, self.patience = settle, patience
         self.log = RowLog(log, COLUMNS)
         self.log.recover()
-        self.done: set[str] = set()
-        self._arriving: dict[str, tuple[tuple[int, int], float]] = {}
+        self.done: dict[str, str] = {}  # path -> stamp
+        self._arriving: dict[str, tuple[str, float]] = {}
+        self._decoder = DecoderProcess()
         for row in self.log.rows():
-            self.done.add(row["path"])
+            self.done[unescape_cell(row["path"])] = row["stamp"]
             if row["score"]:
-                monitor.update(float(row["score"]))
+                monitor.update(_number(row["score"], log))
 
     def step(self) -> Iterator[WatchedFile]:
         """Score every file that has appeared and settled since the last step, oldest first."""
         ready = self._ready()
         for start in range(0, len(ready), self.detector.batch_size):
-            for result in self.detector.results(FileImages(ready[start : start + self.detector.batch_size])):
+            part = ready[start : start + self.detector.batch_size]
+            stamps = {str(path): file_stamp(str(path)) for path in part}
+            for result in self.detector.results(FileImages(part, self._decoder.read_file)):
                 if result.error is not None and self._unchanged_for(Path(result.name)) < self.patience:
                     continue
                 verdict = None if result.error is not None else self.monitor.update(result.score)
-                row = WatchedFile(result, verdict)
+                row = WatchedFile(result, verdict, stamps[result.name])
                 self.log.append([row.cells()])
-                self.done.add(result.name)
+                self.done[result.name] = row.stamp
                 self._arriving.pop(result.name, None)
                 yield row
 
     def _ready(self) -> list[Path]:
-        fresh = (p for p in self.folder.rglob("*") if p.suffix.lower() in EXTENSIONS and str(p) not in self.done)
+        fresh = [path for path in image_files(self.folder) if self.done.get(str(path)) != file_stamp(str(path))]
         settled = [path for path in fresh if self._unchanged_for(path) >= self.settle]
-        return sorted(settled, key=lambda path: (self._arriving[str(path)][0][0], path))
+        return sorted(settled, key=lambda path: (_modified(path), path))
 
     def _unchanged_for(self, path: Path) -> float:
         """Seconds since the file was seen to change, by this machine's clock: file times may be set by another."""
-        try:
-            facts = path.stat()
-        except OSError:  # removed since it was listed
+        now, stamp = time.monotonic(), file_stamp(str(path))
+        if not stamp and not path.is_symlink():  # removed since it was listed
             return -1.0
-        now, state = time.monotonic(), (facts.st_mtime_ns, facts.st_size)
-        if self._arriving.get(str(path), (None,))[0] != state:
-            self._arriving[str(path)] = (state, now)
+        if self._arriving.get(str(path), (None,))[0] != stamp:
+            self._arriving[str(path)] = (stamp, now)
         return now - self._arriving[str(path)][1]
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _number(text: str, log: Path) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"{log} is damaged: {text!r} is not a score; remove the row, or give another file") from error

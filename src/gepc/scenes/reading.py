@@ -15,13 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_pixels
+from gepc.core.files import open_regular
+from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, read_pixels
 from gepc.images.preprocessing import accepted_channels
 
 Valid = npt.NDArray[np.bool_]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
 CACHE_MEGABYTES = 64  # of decoded file blocks, which GDAL would otherwise let grow to a share of the machine's memory
+# GDAL's drivers by the first bytes of a file. Others follow references to further files and to the network (VRT, WMS).
+_TIFF, _JPEG2000 = "GTiff", "JP2OpenJPEG"
+DRIVERS = {b"II*\0": _TIFF, b"MM\0*": _TIFF, b"II+\0": _TIFF, b"MM\0+": _TIFF}
+DRIVERS |= {b"\0\0\0\x0c": _JPEG2000, b"\xff\x4f\xff\x51": _JPEG2000}
 _PIECE = 64
 _GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L")
 
@@ -157,7 +162,7 @@ class PictureScene(Scene):
         from PIL import UnidentifiedImageError
 
         try:
-            with _ignored(PILImage.DecompressionBombWarning), PILImage.open(path) as picture:
+            with _ignored(PILImage.DecompressionBombWarning), PILImage.open(path, formats=FORMATS) as picture:
                 self.width, self.height = picture.size
                 mode = picture.mode
         except UnidentifiedImageError as error:
@@ -183,7 +188,7 @@ class PictureScene(Scene):
             pixels = read_pixels(self.path)
             valid = np.ones(pixels.shape[:2], dtype=bool)
             if self._has_alpha:
-                with PILImage.open(self.path) as picture:
+                with PILImage.open(self.path, formats=FORMATS) as picture:
                     valid = np.asarray(picture.getchannel("A")) > 0
         return pixels[..., None] if pixels.ndim == 2 else pixels, valid
 
@@ -194,7 +199,7 @@ class PictureScene(Scene):
 
 
 class RasterScene(Scene):
-    """TIFF, GeoTIFF, JPEG 2000 and other formats of GDAL, read window by window with rasterio."""
+    """TIFF, GeoTIFF and JPEG 2000, read window by window with rasterio; files beside it are not read."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -208,10 +213,14 @@ class RasterScene(Scene):
         self._stack = contextlib.ExitStack()
         self._error: type[Exception] = RasterioError
         self._warning: type[Warning] = NotGeoreferencedWarning
-        self._stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES))
+        with open_regular(path) as handle:
+            driver = DRIVERS.get(handle.read(4))
+        if driver is None:
+            raise InputError(f"{path} is not an image that can be read: TIFF, JPEG 2000, PNG, JPEG or .npy")
+        self._stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES, **GDAL_OPTIONS))
         try:
-            with _ignored(self._warning):
-                self._file: Any = self._stack.enter_context(rasterio.open(path))
+            with _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
+                self._file: Any = self._stack.enter_context(rasterio.open(path.absolute(), driver=driver))
         except RasterioError as error:
             self._stack.close()
             raise InputError(f"{path} is not an image that can be read: {error}") from error

@@ -255,7 +255,8 @@ def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanP
 
 def _scene_identity(scene: Scene) -> dict[str, Any]:
     file = scene.path.stat()
-    size = {"bytes": file.st_size, "modified": file.st_mtime_ns, "height": scene.height, "width": scene.width}
+    size = {"bytes": file.st_size, "modified": file.st_mtime_ns, "changed": file.st_ctime_ns}
+    size |= {"height": scene.height, "width": scene.width}
     return {**size, "type": scene.dtype, "bands": [band + 1 for band in scene.bands]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,6 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from gepc._version import __version__
 from gepc.core.errors import OptionError
@@ -32,6 +34,7 @@ DESCRIPTION = 'Out-of-distribution scores, p-values and maps of images. Errors a
 ERRORS = {
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site.",
+    408: "The body arrives too slowly.",
     409: "The detector on disk cannot be loaded; the current one stays in use.",
     413: "Too many bytes or images.",
     415: "The body is neither multipart nor JSON.",
@@ -40,6 +43,7 @@ ERRORS = {
     503: "Busy; `Retry-After` gives the seconds to wait.",
     504: "The request timed out.",
 }
+BODY_SECONDS, BODY_RATE = 10.0, 50_000
 public, api = APIRouter(), APIRouter()
 T = TypeVar("T")
 
@@ -119,20 +123,50 @@ async def _answer(
     settings = service.settings
     with contextlib.ExitStack() as held, anyio.move_on_after(settings.timeout):
         chunks = _limited_chunks(request, service, held)
-        return await work(await read_request(request, options, body, settings.max_images, chunks))
+        asked = await read_request(request, options, body, settings.max_images, chunks)
+        return await _while_connected(request, work(asked))
     raise HTTPException(504, f"no answer within {settings.timeout:g} s; send fewer images or try again later")
+
+
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled if the caller goes away."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
 
 
 async def _limited_chunks(
     request: Request, service: Service, held: contextlib.ExitStack
 ) -> AsyncGenerator[bytes, None]:
-    """The body of a request, whose length need not be declared; its bytes count as held until `held` is closed."""
-    most, size = service.settings.max_bytes, 0
+    """The body of a request, whose length need not be declared; its bytes count as held until `held` is closed.
+
+    A body that is `BODY_SECONDS` later than at `BODY_RATE` bytes per second is given up.
+    """
+    most, size, start = service.settings.max_bytes, 0, anyio.current_time()
     too_large = HTTPException(413, f"the request is larger than the {most:,} bytes allowed")
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > most:
         raise too_large
-    async for chunk in request.stream():
+    stream = request.stream()
+    while True:
+        try:
+            with anyio.fail_after(start + BODY_SECONDS + size / BODY_RATE - anyio.current_time()):
+                chunk = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise HTTPException(408, "the body of the request arrives too slowly") from error
         size += len(chunk)
         if size > most:
             raise too_large
@@ -143,7 +177,7 @@ async def _limited_chunks(
 @api.post(
     "/v1/score",
     response_model=messages.ScoreAnswer,
-    responses=_errors(413, 415, 422, 503, 504),
+    responses=_errors(408, 413, 415, 422, 503, 504),
     openapi_extra=_body(messages.ScoreBody, messages.ScoreOptions),
     summary="Score images",
 )
@@ -167,7 +201,7 @@ PNG = {"content": {"image/png": {"schema": {"type": "string", "format": "binary"
 @api.post(
     "/v1/map",
     response_class=Response,
-    responses={200: PNG, **_errors(413, 415, 422, 503, 504)},
+    responses={200: PNG, **_errors(408, 413, 415, 422, 503, 504)},
     openapi_extra=_body(messages.MapBody, messages.MapOptions),
     summary="Map of an image",
 )

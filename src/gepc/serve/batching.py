@@ -77,12 +77,12 @@ class MicroBatcher(Generic[Work, Done]):
                 self._queue.put(item)
         return futures
 
-    def close(self) -> None:
-        """Accept no more work, finish what was accepted and end the thread."""
+    def close(self, timeout: float | None = None) -> None:
+        """Accept no more work, finish what was accepted and end the thread; leave it behind after `timeout` seconds."""
         with self._lock:
             self._closing = True
             self._queue.put(None)
-        self._thread.join()
+        self._thread.join(timeout)
 
     def _work(self) -> None:
         while batch := self._next():

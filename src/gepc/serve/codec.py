@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import threading
-import warnings
 
 import numpy as np
 import numpy.typing as npt
@@ -13,60 +12,27 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 from gepc.detector.maps import overlay
 from gepc.features.pooling import Map
-from gepc.images.formats import Pixels
+from gepc.images.decoder import DecoderProcess
 from gepc.images.preprocessing import Preprocessing, rgb_picture
-from gepc.images.sources import Image, open_images
+from gepc.images.sources import Image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
 LARGE = 2_000_000
 STRENGTH = 0.75
 SHOWN_SIZE = 256
 _one_large_at_a_time = threading.Lock()
 
 
-def decode(data: bytes, max_pixels: int) -> Pixels:
-    """The first image in `data` with its own bit depth, as `gepc.images.formats.read_pixels` reads it from a file.
+def network_input(data: bytes, decoder: DecoderProcess, max_pixels: int, preprocessing: Preprocessing) -> Image:
+    """Decode and preprocess. Large images go one at a time, since they take about 100 bytes of memory per pixel.
 
-    The size is checked before the pixels are decoded. Raises `InputError` with a message that names no file and does
-    not repeat the decoder's.
+    Raises `InputError` with a message that does not repeat that of a decoding library, which may name addresses.
     """
-    from PIL import Image as PILImage
-    from PIL import UnidentifiedImageError
-
     if not data:
         raise InputError("the file is empty")
     try:
-        with PILImage.open(io.BytesIO(data), formats=FORMATS) as picture:
-            width, height = picture.size
-            if width * height > max_pixels:
-                raise InputError(
-                    f"the image has {width} x {height} pixels, more than the {max_pixels:,} allowed; send a smaller one"
-                )
-            picture.load()
-            record = open_images([picture])[0]
-    except InputError:
-        raise
-    except UnidentifiedImageError as error:
-        raise InputError(f"the file is not an image in a supported format ({', '.join(FORMATS)})") from error
-    except (PILImage.DecompressionBombError, PILImage.DecompressionBombWarning) as error:
-        raise InputError(f"the image has more than {max_pixels:,} pixels; send a smaller one") from error
-    except Exception as error:  # a decoder may raise anything on hostile bytes
-        raise InputError("the image file is damaged or incomplete") from error
-    if record.pixels is None:
-        raise InputError(f"the image {record.error}")
-    return record.pixels
-
-
-def ignore_size_warnings() -> None:
-    """Turn off Pillow's warning about large images, with which callers could fill the log; `decode` checks the size."""
-    from PIL import Image as PILImage
-
-    warnings.filterwarnings("ignore", category=PILImage.DecompressionBombWarning)
-
-
-def network_input(data: bytes, max_pixels: int, preprocessing: Preprocessing) -> Image:
-    """Decode and preprocess. Large images go one at a time, since they take about 100 bytes of memory per pixel."""
-    pixels = decode(data, max_pixels)
+        pixels = decoder.decode(data, max_pixels)
+    except InputError as error:
+        raise InputError(f"the file {str(error).partition(':')[0]}") from error
     if pixels.size < LARGE:
         return preprocessing(pixels, "the image")
     with _one_large_at_a_time:

@@ -217,6 +217,8 @@ async def _read_form(
     except MultiPartException as error:
         status = 413 if "Too many files" in error.message else 422
         raise HTTPException(status, f"the form cannot be read: {error.message}") from error
+    except (LookupError, ValueError) as error:  # Python knows encodings that are none of text
+        raise HTTPException(415, "the form is in an encoding that cannot be read; send UTF-8") from error
     try:
         return await _uploads(form), {name: value for name, value in form.multi_items() if name != FIELD}
     finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
-from urllib.parse import urlsplit
 
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.datastructures import Headers, MutableHeaders
@@ -94,7 +94,6 @@ class Guard:
 
 
 def _host_name(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """The name or address in a `Host` header, without brackets and port; empty if it is malformed."""
+    found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", host.lower(), re.ASCII)
+    return (found[1] or found[2]) if found else ""

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
+import math
+import os
 import signal
 import socket
+import threading
 from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gepc.core.errors import OptionError
 
 BACKLOG = 512
 MAX_CONNECTIONS = 512
+MAX_IDLE = 256  # connections without a request; beyond it the oldest is closed
+HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the connection
 KEEP_ALIVE = 15
+EXIT_SECONDS = 4.5
 MIN_TOKEN_LENGTH = 16
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -103,19 +112,86 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
     """A server that is not yet running; outside the main thread, set its `should_exit` to stop it."""
     config = uvicorn.Config(
         app,
+        http=_Connection,
         log_level="info" if access_log else "warning",
         access_log=access_log,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=round(app.state.service.settings.timeout) + 5,
+        timeout_graceful_shutdown=math.ceil(app.state.service.settings.timeout),
         server_header=False,
         proxy_headers=False,
     )
+    logging.getLogger("uvicorn.access").addFilter(_without_query)
     return _Server(config)
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """Cut the query off the path in a line of the access log: it may hold what is private."""
+    if isinstance(record.args, tuple) and len(record.args) > 2:
+        record.args = (*record.args[:2], str(record.args[2]).partition("?")[0], *record.args[3:])
+    return True
+
+
+class _Connection(H11Protocol):
+    """Closes connections that wait too long: for the head of a request, or for the client to read the answer."""
+
+    _head: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
+    _since = 0.0
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._head = self.loop.call_later(HEAD_SECONDS, transport.close)
+        others = [other for other in self.connections if isinstance(other, _Connection)]
+        idle = [other for other in others if other._idle and not other.transport.is_closing()]
+        if len(idle) > MAX_IDLE:
+            min(idle, key=lambda other: other._since).transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._idle:
+            _cancel(self._head)
+            self._head = None
+        elif self._head is None:
+            self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reading = self.loop.call_later(KEEP_ALIVE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        _cancel(self._reading)
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        _cancel(self._head)
+        _cancel(self._reading)
+        super().connection_lost(exc)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; a second SIGINT does not wait for requests. Unlike uvicorn's, it does not raise the signal again."""
+        """Stop; a second SIGINT does not wait for requests. Unlike uvicorn's, it does not raise the signal again.
+
+        The process ends `EXIT_SECONDS` after the last request had to be answered, whatever still runs in it.
+        """
+        if not self.should_exit and self.config.timeout_graceful_shutdown is not None:
+            last = threading.Timer(self.config.timeout_graceful_shutdown + EXIT_SECONDS, os._exit, [1])
+            last.daemon = True
+            last.start()
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,6 +25,8 @@ from gepc.core.files import read_json, sha256
 from gepc.detector.detector import Detector
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector
 from gepc.features.pooling import Map
+from gepc.images.decoder import DecoderProcess
+from gepc.images.formats import FORMATS
 from gepc.images.sources import Image
 from gepc.serve import codec, messages
 from gepc.serve.batching import Capacity, MicroBatcher
@@ -33,6 +36,8 @@ from gepc.verdicts.decision import DecisionRule
 
 log = logging.getLogger("gepc.serve")
 DECODERS = 2
+DECODE_SECONDS = 5.0
+SHUTDOWN_SECONDS = 3.0
 NOT_SCORED = "the image could not be scored"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -80,8 +85,11 @@ class Service:
             self._run, lambda job: id(job.model), max_batch, settings.gap
         )
         self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="gepc-decode")
+        self._decoders = [DecoderProcess(min(DECODE_SECONDS, settings.timeout)) for _ in range(DECODERS)]
+        self._free_decoders: SimpleQueue[DecoderProcess] = SimpleQueue()
+        for decoder in self._decoders:
+            self._free_decoders.put(decoder)
         self._reloading = asyncio.Lock()
-        codec.ignore_size_warnings()
 
     @property
     def ready(self) -> bool:
@@ -90,10 +98,12 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """Finish the accepted work at shutdown."""
+        """At shutdown, finish what callers still wait for; images of callers that are gone are dropped."""
         yield
-        self._batcher.close()
-        self._threads.shutdown()
+        for decoder in self._decoders:
+            decoder.close()
+        self._batcher.close(SHUTDOWN_SECONDS)
+        self._threads.shutdown(cancel_futures=True)
 
     def busy(self) -> HTTPException:
         """503, with the approximate time until the accepted images are done."""
@@ -156,10 +166,13 @@ class Service:
     def _network_input(self, model: Model, upload: Upload) -> Image | str:
         if upload.data is None:
             return "not base64"
+        decoder = self._free_decoders.get()
         try:
-            return codec.network_input(upload.data, self.settings.max_pixels, model.detector.preprocessing_)
+            return codec.network_input(upload.data, decoder, self.settings.max_pixels, model.detector.preprocessing_)
         except InputError as error:
             return str(error)
+        finally:
+            self._free_decoders.put(decoder)
 
     async def reload(self) -> messages.ReloadAnswer:
         """Load the detector's folder again and score an image with it; on failure the current detector stays."""
@@ -210,7 +223,7 @@ class Service:
                 bytes_per_request=settings.max_bytes,
                 images_per_request=settings.max_images,
                 pixels_per_image=settings.max_pixels,
-                formats=list(codec.FORMATS),
+                formats=list(FORMATS),
             ),
         )
 

@@ -1,0 +1,151 @@
+"""Decode untrusted image files in a process of their own, which is killed if one takes too long or too much memory.
+
+`python -m gepc.images.decoder` is that process. A job is a line of JSON and, unless it names a path, the bytes of the
+file; an answer is a line of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from gepc.core.errors import InputError
+from gepc.images.formats import MAX_PIXELS, Pixels, decode, open_file
+
+SECONDS = 10.0
+MEMORY, MEMORY_PER_PIXEL = 1 << 30, 32
+"""Bytes of address space."""
+
+
+class DecoderProcess:
+    """Decodes files one at a time. The process is started when it is first needed, and again after it was killed.
+
+    Parameters
+    ----------
+    seconds : time allowed for one file.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def read_file(self, path: str | os.PathLike[str]) -> Pixels:
+        """As `gepc.images.formats.read_file`, for a local file."""
+        try:
+            return self.decode(str(path))
+        except InputError as error:
+            raise InputError(f"{path} {error}") from error
+
+    def decode(self, source: bytes | str, max_pixels: int = MAX_PIXELS) -> Pixels:
+        """As `gepc.images.formats.decode`, for the bytes of a picture or the path of a file."""
+        job = {"path": source} if isinstance(source, str) else {"bytes": len(source)}
+        with self._lock, self._deadline() as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps({**job, "pixels": max_pixels, "seconds": self.seconds}).encode() + b"\n")
+            process.stdin.write(b"" if isinstance(source, str) else source)
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            if "error" in answer:
+                raise InputError(answer["error"])
+            # a bytearray, so that the pixels are writable
+            content = bytearray(process.stdout.read(answer["bytes"]))
+            return np.frombuffer(content, dtype=answer["dtype"]).reshape(answer["shape"])
+
+    @contextlib.contextmanager
+    def _deadline(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The process, which is killed after `seconds`; an `InputError` if it ends before it has answered."""
+        process, late = self._started(), threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(self.seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield process
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            late_reason = f"takes more than {self.seconds:g} s to decode"
+            reason = late_reason if late.is_set() else "cannot be decoded: it makes the decoder fail"
+            self.close()
+            raise InputError(reason) from error
+        finally:
+            timer.cancel()
+            timer.join()
+            if late.is_set():
+                self.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gepc.images.decoder"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            assert self._process.stdout is not None
+            self._process.stdout.readline()  # ready: starting does not count as decoding
+        return self._process
+
+    def close(self) -> None:
+        """End the process, and with an `InputError` what it is decoding."""
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                process.kill()
+
+    __del__ = close
+
+
+def main() -> None:
+    """Answer jobs until standard input is closed."""
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a C library prints is no answer
+    answers.write(b"ready\n")
+    answers.flush()
+    while line := jobs.readline():
+        job = json.loads(line)
+        content = jobs.read(job["bytes"]) if "bytes" in job else b""
+        if hasattr(signal, "setitimer"):  # where the parent is gone, nobody else ends this process
+            signal.setitimer(signal.ITIMER_REAL, job["seconds"] + 1.0)
+        _limit_memory(MEMORY + MEMORY_PER_PIXEL * job["pixels"])
+        try:
+            with open_file(job["path"]) if "path" in job else io.BytesIO(content) as opened:
+                pixels = decode(opened, Path(job.get("path", "")).suffix, job["pixels"])
+            facts = {"shape": pixels.shape, "dtype": pixels.dtype.str, "bytes": pixels.nbytes}
+            answers.write(json.dumps(facts).encode() + b"\n" + pixels.tobytes())
+        except InputError as error:
+            answers.write(json.dumps({"error": str(error)}).encode() + b"\n")
+        except MemoryError:
+            answers.write(json.dumps({"error": "takes too much memory to decode"}).encode() + b"\n")
+        answers.flush()
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _limit_memory(size: int) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+if __name__ == "__main__":
+    main()
