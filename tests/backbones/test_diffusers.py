@@ -336,7 +336,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"empty has no config.json \(nor unet/config.json\)"):
+    with pytest.raises(InputError, match=r"empty has no config.json \(nor unet/config.json or"):
         load_backbone(tmp_path / "empty")
 
 
@@ -371,7 +371,10 @@ def test_a_folder_without_weights(make_folder: Maker) -> None:
 def test_another_kind_of_model(make_folder: Maker) -> None:
     folder = make_folder()
     edit(folder / "config.json", _class_name="UNet2DConditionModel")
-    with pytest.raises(BackboneError, match=r"UNet2DConditionModel.*from_callable"):
+    with pytest.raises(BackboneError, match="the weights do not fit a UNet2DConditionModel: unexpected mid_block"):
+        load_backbone(folder)
+    edit(folder / "config.json", _class_name="UNet3DConditionModel")
+    with pytest.raises(BackboneError, match=r"UNet3DConditionModel; gepc loads UNet2DModel, .*from_callable"):
         load_backbone(folder)
 
 

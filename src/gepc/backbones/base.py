@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gepc.backbones.path import GaussianPath
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
-from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 
 if TYPE_CHECKING:
     import torch
 
     Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    Encoder = Callable[[torch.Tensor], torch.Tensor]
+
+ACT_ON = ("latents", "pixels")
+ENCODED_PIXELS = 2**18  # of one call of an encoder: its activations are as large as the images, times 100
 
 
 class Backbone(ABC):
     """A network, or any function, that predicts noise.
 
-    A subclass implements `_predict(x, t)`: eps for images x (N, C, H, W) at schedule indices t (N,).
+    A subclass implements `_predict(x, t)`: eps for images x (N, C, H, W) at schedule indices t (N,). With an encoder
+    (`with_encoder`), the network sees the latents `encode(images)` instead: x and eps are latents, and `channels`,
+    `image_size` and `size_multiple` are those of the images.
 
     Parameters
     ----------
@@ -40,6 +47,11 @@ class Backbone(ABC):
     rows : the largest number of images handed to the network at once; larger batches are split. None never splits.
     forward_count : images passed forward since the last `reset_counts` (F in the cost of a method).
     jvp_count : images differentiated in forward mode since the last `reset_counts` (J in the cost of a method).
+    encoder_count : images encoded since the last `reset_counts` (E in the cost of a method).
+    encoder : images -> latents; None where the network sees the images themselves.
+    factor : pixels per side of a latent's cell; 1 without an encoder.
+    act_on : what a group acts on behind an encoder: `latents`, or `pixels`, see `with_encoder`.
+    conditioning : the embeddings that a text-conditional network is given, by name; a saved detector stores them.
     device : where inputs must be.
     dtype : the precision of inputs.
     learned_variance : whether the network also predicts the variance of the reverse step.
@@ -78,8 +90,12 @@ class Backbone(ABC):
         self.load_options: dict[str, Any] = {}
         self.net: Any = None
         self.rows: int | None = None
-        self.forward_count = 0
-        self.jvp_count = 0
+        self.encoder: Encoder | None = None
+        self.factor = 1
+        self.act_on = "latents"
+        self.network_channels = self.channels
+        self.conditioning: dict[str, npt.NDArray[np.float32]] = {}
+        self.reset_counts()
 
     @abstractmethod
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -94,8 +110,69 @@ class Backbone(ABC):
         return len(self.alphas_cumprod)
 
     def reset_counts(self) -> None:
-        """Set `forward_count` and `jvp_count` to zero."""
-        self.forward_count = self.jvp_count = 0
+        """Set `forward_count`, `jvp_count` and `encoder_count` to zero."""
+        self.counts = (0, 0, 0)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """(`forward_count`, `jvp_count`, `encoder_count`)."""
+        return self.forward_count, self.jvp_count, self.encoder_count
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int, int]) -> None:
+        self.forward_count, self.jvp_count, self.encoder_count = counts
+
+    def with_encoder(self, encoder: Encoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
+        """A latent backbone: this one, which sees the latents of images.
+
+        Parameters
+        ----------
+        encoder : images (N, `channels`, H, W) in [-1, 1] -> latents (N, c, H/`factor`, W/`factor`), c the channels of
+            this backbone. It must be deterministic: the mode of a variational encoder, without quantisation.
+        factor : pixels per side of a latent's cell.
+        channels : image channels.
+        act_on : what the elements of a group act on. `latents` moves the latents by whole cells. `pixels` moves the
+            image (shifts by `factor` pixels), encodes it and moves the prediction back by whole cells: this adds how
+            far the encoder itself is from equivariance, and costs an encoder pass per element.
+        """
+        check_choice("act_on", act_on, ACT_ON)
+        if self.encoder is not None:
+            raise OptionError("this backbone has an encoder already")
+        if factor < 1 or channels < 1:
+            raise OptionError(f"factor and channels must be positive whole numbers, got {factor} and {channels}")
+        latent = object.__new__(type(self))  # not copy.copy, which would load the weights again
+        latent.__dict__ |= self.__dict__
+        latent.encoder, latent.factor, latent.channels = encoder, factor, channels
+        latent.network_channels, latent.act_on = self.channels, act_on
+        latent.size_multiple = self.size_multiple * factor
+        if self.image_size is not None:
+            latent.image_size = (self.image_size[0] * factor, self.image_size[1] * factor)
+        latent.reset_counts()
+        return latent
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """The latents of images, a quarter of a megapixel at a time. Costs N encoder passes; none without an encoder.
+
+        Parameters
+        ----------
+        images : (N, C, H, W) in [-1, 1], on the backbone's device.
+        """
+        import torch
+
+        if self.encoder is None:
+            return images
+        rows = max(1, ENCODED_PIXELS // (images.shape[-2] * images.shape[-1]))
+        with torch.no_grad():
+            latents = torch.cat([self.encoder(part) for part in torch.split(images, rows)]).to(images)
+        self.encoder_count += len(images)
+        expected = (len(images), *self.network_shape((images.shape[-2], images.shape[-1])))
+        if latents.shape != expected:
+            raise BackboneError(f"the encoder answered latents of shape {tuple(latents.shape)}, expected {expected}")
+        return latents
+
+    def network_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """(C, H, W) of the network's input for images of `size` (H, W)."""
+        return self.network_channels, size[0] // self.factor, size[1] // self.factor
 
     def eps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         """Predict the noise in `x`. Costs N forward passes.
@@ -187,11 +264,19 @@ class Backbone(ABC):
         import torch
 
         inputs = (x, self._timesteps(x, t), *more)
-        if self.rows is None or len(x) <= self.rows:
-            answers = network(*inputs)
-        else:
-            parts = zip(*(torch.split(values, self.rows) for values in inputs), strict=True)
-            answers = tuple(map(torch.cat, zip(*(network(*part) for part in parts), strict=True)))
+        while True:
+            try:
+                if self.rows is None or len(x) <= self.rows:
+                    answers = network(*inputs)
+                else:
+                    parts = zip(*(torch.split(values, self.rows) for values in inputs), strict=True)
+                    answers = tuple(map(torch.cat, zip(*(network(*part) for part in parts), strict=True)))
+                break
+            except torch.OutOfMemoryError:
+                used = min(len(x), self.rows or len(x))
+                if used == 1:
+                    raise
+                self.rows = used // 2  # and so on until the device holds a part
         self.forward_count += len(x)
         self._check_answer(answers[0], x)
         return answers
@@ -271,6 +356,18 @@ class Backbone(ABC):
                 f"{what} of {height}x{width} do not fit this backbone: both sides must be multiples of {multiple}"
             )
 
+    def identity(self) -> dict[str, Any]:
+        """`settings`, with what the encoder and the conditioning add to them."""
+        added: dict[str, Any] = {}
+        if self.encoder is not None:
+            about = getattr(self.encoder, "settings", {"factor": self.factor, "channels": self.network_channels})
+            added |= {"encoder": about, "act_on": self.act_on}
+        if self.conditioning:
+            added["conditioning"] = {
+                name: hashlib.sha256(values.tobytes()).hexdigest()[:16] for name, values in self.conditioning.items()
+            }
+        return {**self.settings(), **added}
+
     def settings(self) -> dict[str, Any]:
         """The choices that change a prediction beside weights and schedule (class label, precision, ...)."""
         return {}
@@ -281,8 +378,12 @@ class Backbone(ABC):
         if self.sha256 is None:
             return None
         digest = hashlib.sha256(self.alphas_cumprod.tobytes())
-        digest.update(json.dumps([self.family, self.sha256, self.settings()], sort_keys=True).encode())
+        digest.update(json.dumps([self.family, self.sha256, self.identity()], sort_keys=True).encode())
         return digest.hexdigest()
+
+    def options_with_embeddings(self) -> dict[str, Any]:
+        """`load_options` with the embeddings, which need no text encoder then."""
+        return {**self.load_options, **({"embeddings": self.conditioning} if self.conditioning else {})}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # a pickle names the weights instead of holding them, and loading checks that they are the same
@@ -290,7 +391,7 @@ class Backbone(ABC):
             return super().__reduce_ex__(protocol)
         from gepc.backbones.load import load_again
 
-        return load_again, (self.source, self.load_options, self.sha256)
+        return load_again, (self.source, self.options_with_embeddings(), self.sha256)
 
     def __deepcopy__(self, memo: object) -> Backbone:
         return self  # copies of a detector, and clones of an estimator, share the network
@@ -310,7 +411,7 @@ class Backbone(ABC):
             "first_abar": float(self.alphas_cumprod[0]),
             "last_abar": float(self.alphas_cumprod[-1]),
             "precision": str(self.dtype).removeprefix("torch."),
-            **self.settings(),
+            **self.identity(),
         }
 
     def __repr__(self) -> str:
@@ -339,7 +440,8 @@ class Backbone(ABC):
         size_multiple : height and width must be multiples of this number.
         device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
         """
-        return CallableBackbone(eps, alphas_cumprod, channels, image_size, size_multiple, device)
+        path = GaussianPath(check_alphas_cumprod(alphas_cumprod))
+        return CallableBackbone("callable", eps, path, channels, image_size, size_multiple, device)
 
     @staticmethod
     def from_denoiser(
@@ -362,18 +464,53 @@ class Backbone(ABC):
         size_multiple : height and width must be multiples of this number.
         device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
         """
-        return DenoiserBackbone(denoiser, sigmas, channels, image_size, size_multiple, device)
+        path = GaussianPath.of_denoiser(sigmas)
+        return CallableBackbone("denoiser", denoiser, path, channels, image_size, size_multiple, device)
+
+    @staticmethod
+    def from_flow(
+        velocity: Denoiser,
+        channels: int = 3,
+        image_size: int | tuple[int, int] | None = None,
+        size_multiple: int = 1,
+        device: str | torch.device | None = None,
+        *,
+        data_time: float = 0.0,
+        noise_time: float = 1.0,
+        levels: npt.ArrayLike | None = None,
+    ) -> Backbone:
+        """Make a backbone of a flow-matching network (rectified flow, conditional flow matching).
+
+        The path is straight, y = (1-s) x_0 + s n, and eps = y + (1-s) (n - x_0). The network predicts n - x_0 if time
+        runs from data to noise, and x_0 - n if it runs from noise to data.
+
+        Parameters
+        ----------
+        velocity : v(y, time) for y (N, C, H, W) and one time per image, (N,).
+        channels : image channels; any positive number.
+        image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
+        size_multiple : height and width must be multiples of this number.
+        device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
+        data_time : the time at which y is an image: 0, or 1 in torchcfm and flow_matching.
+        noise_time : the time at which y is noise: 1, or 0 in torchcfm and flow_matching, or 1000 in diffusers.
+        levels : the shares of noise s to offer, ascending in (0, 1]; None is 1000 levels, even in log s/(1-s), with
+            s/(1-s) from 0.002 to 80.
+        """
+        if levels is None:
+            rho = np.geomspace(0.002, 80.0, 1000)
+            levels = rho / (1.0 + rho)
+        path = GaussianPath.of_flow(levels, data_time, noise_time)
+        return CallableBackbone("flow", velocity, path, channels, image_size, size_multiple, device)
 
 
 class CallableBackbone(Backbone):
-    """eps(x, t) from a function, see `Backbone.from_callable`."""
-
-    family = "callable"
+    """eps(x, t) from a function on a Gaussian path; see `Backbone.from_callable`, `from_denoiser` and `from_flow`."""
 
     def __init__(
         self,
+        family: str,
         function: Denoiser,
-        alphas_cumprod: npt.ArrayLike,
+        path: GaussianPath,
         channels: int,
         image_size: int | tuple[int, int] | None,
         size_multiple: int,
@@ -381,17 +518,23 @@ class CallableBackbone(Backbone):
     ) -> None:
         import torch
 
-        super().__init__(alphas_cumprod, channels, image_size, size_multiple)
+        super().__init__(path.alphas_cumprod, channels, image_size, size_multiple)
         weights: list[torch.nn.Parameter] = []
         if isinstance(function, torch.nn.Module):
             self.net = function
             weights = list(function.eval().parameters())
             self.parameters = sum(weight.numel() for weight in weights)
         self.device = torch.device(device or (weights[0].device if weights else "cpu"))
-        self._function = function
+        self.family = family
+        self._function, self._path = function, path
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return self._function(x, t)
+        def look_up(table: FloatArray) -> torch.Tensor:
+            return self.per_image(table, x, t)
+
+        y, given = self._path.network_input(x, look_up)
+        times = t if self._path.times is None else look_up(self._path.times).flatten()
+        return self._path.eps(self._function(given, times), y, look_up)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise PicklingError(
@@ -399,24 +542,3 @@ class CallableBackbone(Backbone):
             "whether the function is the same when it is loaded. Save the detector with detector.save(folder), and "
             "load it with gepc.load_detector(folder, backbone)"
         )
-
-
-class DenoiserBackbone(CallableBackbone):
-    """A denoiser in variance-exploding coordinates: with y = x_t/sqrt(abar), eps = (y - D(y, sigma))/sigma.
-
-    The level sigma is the method's rho, so abar = 1/(1 + sigma^2).
-    """
-
-    family = "denoiser"
-
-    def __init__(self, denoiser: Denoiser, sigmas: npt.ArrayLike, *geometry: Any) -> None:
-        levels = np.array(sigmas, dtype=np.float64).reshape(-1)
-        if levels.size == 0 or not (np.isfinite(levels).all() and (levels > 0).all() and (np.diff(levels) > 0).all()):
-            raise InputError("sigmas must be positive, finite and ascending")
-        super().__init__(denoiser, 1.0 / (1.0 + levels**2), *geometry)
-        self._sigmas = levels
-
-    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        sigma = self.per_image(self._sigmas, x, t)
-        y = x * (1.0 + sigma**2).sqrt()
-        return (y - self._function(y, sigma.flatten())) / sigma

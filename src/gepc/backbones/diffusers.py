@@ -1,21 +1,23 @@
-"""Diffusers' `UNet2DModel` as a backbone, and where it runs in which precision."""
+"""Diffusers' networks as backbones, and where they run in which precision."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from gepc.backbones.base import Backbone
-from gepc.backbones.schedule import Scheduler, log_variances
-from gepc.backbones.weights import Patches
+from gepc.backbones.latent import AutoencoderEncoder
+from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, fixed_classes
+from gepc.backbones.path import GaussianPath, SigmaScheduler
+from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
+from gepc.backbones.weights import Patches, settle
 from gepc.core.errors import BackboneError, OptionError, check_choice
 
-if TYPE_CHECKING:
-    from diffusers import UNet2DModel
-
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
+LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -25,19 +27,18 @@ DTYPES = {
 
 
 class DiffusersBackbone(Backbone):
-    """eps from a `UNet2DModel` that predicts noise, v or x_0.
+    """eps from a network of diffusers on the Gaussian path of its scheduler; see `gepc.backbones.path`.
 
-    v: eps = sqrt(abar) v + sigma x_t. x_0: eps = (x_t - sqrt(abar) x_0)/sigma. Neither divides by abar, so a schedule
-    that ends at abar = 0 is safe. Of a net with learned variance (2C output channels) the first C are the prediction.
-
-    The network is moved to `device` and `dtype` in place, channels last, and put in eval mode. Inputs are float32
-    whatever the network's own precision, and predictions have the dtype of the input.
+    Of a net with learned variance (2C output channels) the first C are the prediction. The network is moved to `device`
+    and `dtype` in place, channels last, and put in eval mode. Inputs are float32 whatever the network's own precision,
+    and predictions have the dtype of the input.
 
     Parameters
     ----------
-    net : the network.
+    net : the network, of one of `gepc.backbones.networks.CLASSES`.
     scheduler : its noise schedule and what it predicts.
-    class_label : the class a class-conditional network is asked for.
+    class_label : the class a class-conditional network is asked for; None is the null class of a transformer.
+    embeddings : what a text-conditional network is conditioned on, by name, one row each.
     device : "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
     dtype : the precision of the network.
     patches : the changes that were made to the network when it was built.
@@ -47,55 +48,106 @@ class DiffusersBackbone(Backbone):
 
     def __init__(
         self,
-        net: UNet2DModel,
-        scheduler: Scheduler,
+        net: Any,
+        scheduler: Scheduler | SigmaScheduler,
         *,
         class_label: int | None = None,
+        embeddings: Mapping[str, Any] | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "float32",
         patches: Patches | None = None,
     ) -> None:
-        config = net.config
-        channels = int(config.in_channels)
-        downsamplings = sum(getattr(block, "downsamplers", None) is not None for block in net.down_blocks)
-        super().__init__(scheduler.alphas_cumprod(), channels, _fixed_size(net), 2**downsamplings)
-        if config.out_channels not in (channels, 2 * channels):
+        config, cells = net.config, CLASSES[type(net).__name__].cells
+        channels = int(config.in_channels) // cells**2
+        answers = int(config.get("out_channels") or config.in_channels) // cells**2
+        self.path = GaussianPath.of_scheduler(scheduler) if isinstance(scheduler, Scheduler) else scheduler.path()
+        super().__init__(self.path.alphas_cumprod, channels, _fixed_size(net), _multiple(net))
+        if answers not in (channels, 2 * channels):
             raise BackboneError(
-                f"conv_out answers {config.out_channels} channels to {channels}; a noise prediction has {channels}, "
+                f"conv_out answers {answers} channels to {channels}; a noise prediction has {channels}, "
                 f"or {2 * channels} with a learned variance"
             )
-        if config.time_embedding_type == "fourier":
+        if config.get("time_embedding_type") == "fourier" and isinstance(scheduler, Scheduler):
             raise BackboneError("this net takes sigma, not a timestep (Fourier embedding): use Backbone.from_denoiser")
+        check_embeddings(net, embeddings or {})
         self.scheduler = scheduler
-        self.learned_variance = config.out_channels == 2 * channels
+        self.learned_variance = answers == 2 * channels
         self.class_label = _check_label(net, class_label)
+        for name, values in (embeddings or {}).items():
+            self.conditioning[name] = torch.as_tensor(values).detach().float().cpu().numpy()
         self.patches = patches or Patches()
         self.device = choose_device(device)
         self.precision = choose_dtype(dtype, self.device)
-        self.net = _settle(net, self.device, self.precision).eval()
-        self.rows = CPU_ROWS if self.device.type == "cpu" else None
+        self.net = settle(net, self.device, self.precision).eval()
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
-        self._times = _time_table(net, scheduler).to(self.device)
+        if self.device.type == "cpu":
+            self.rows = CPU_ROWS if self.parameters < LARGE else LARGE_ROWS
+        self.offload = False
+        self._times = _time_table(net, self.path.times).to(self.device)
 
-    def _network(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def with_autoencoder(self, autoencoder: Any, act_on: str = "latents", offload: bool = False) -> DiffusersBackbone:
+        """The backbone behind the encoder of a diffusers autoencoder, which is changed in place.
+
+        Parameters
+        ----------
+        autoencoder : the autoencoder.
+        act_on : see `Backbone.with_encoder`.
+        offload : keep the network or the encoder in main memory while the other one runs on the device.
+        """
+        encoder = AutoencoderEncoder(autoencoder, self.device, self.precision)
+        if encoder.latent_channels != self.channels:
+            raise BackboneError(
+                f"the {type(autoencoder).__name__} has {encoder.latent_channels} latent channels and the network takes "
+                f"{self.channels}; they do not belong together"
+            )
+        latent = self.with_encoder(encoder, encoder.factor, encoder.channels, act_on)
+        assert isinstance(latent, DiffusersBackbone)
+        latent.offload = offload and self.device.type != "cpu"
+        if latent.offload:
+            encoder.net.to("cpu")
+        return latent
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """The latents of images, see `Backbone.encode`."""
+        if not self.offload:
+            return super().encode(images)
+        encoder: Any = self.encoder
+        self.net.to("cpu")
+        encoder.net.to(self.device)
+        try:
+            return super().encode(images)
+        finally:
+            encoder.net.to("cpu")
+            self.net.to(self.device)
+
+    def _network(self, given: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The network's whole answer: C channels, or 2C with a learned variance."""
         labels = None
         if self.class_label is not None:
-            labels = torch.full((len(x),), self.class_label, device=x.device)
-        y = x.to(self.precision).contiguous(memory_format=torch.channels_last)
-        answer: torch.Tensor = self.net(y, self._times[t], class_labels=labels, return_dict=False)[0]
-        return answer.to(dtype=x.dtype, memory_format=torch.contiguous_format)
+            labels = torch.full((len(given),), self.class_label, device=given.device)
+        y = given.to(self.precision).contiguous(memory_format=torch.channels_last)
+        embeddings = {
+            name: torch.from_numpy(values).to(y).expand(len(y), *values.shape[1:])
+            for name, values in self.conditioning.items()
+        }
+        size = (y.shape[-2] * self.factor, y.shape[-1] * self.factor)
+        call = CLASSES[type(self.net).__name__].call
+        answer: torch.Tensor = call(self.net, y, self._times[t], Conditions(labels, embeddings, size))[0]
+        return answer.to(dtype=given.dtype, memory_format=torch.contiguous_format)
 
-    def _to_eps(self, answer: torch.Tensor, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        answer = answer[:, : self.channels]
-        if self.scheduler.prediction_type == "epsilon":
-            return answer
-        if self.scheduler.prediction_type == "v_prediction":
-            return self.sqrt_abar(x, t) * answer + self.sigma(x, t) * x
-        return (x - self.sqrt_abar(x, t) * answer) / self.sigma(x, t)
+    def _eps_and_rest(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """eps, and the channels of the answer that follow the prediction."""
+
+        def look_up(table: FloatArray) -> torch.Tensor:
+            return self.per_image(table, x, t)
+
+        y, given = self.path.network_input(x, look_up)
+        answer = self._network(given, t)
+        count = self.network_channels
+        return self.path.eps(answer[:, :count], y, look_up), answer[:, count:]
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return self._to_eps(self._network(x, t), x, t)
+        return self._eps_and_rest(x, t)[0]
 
     def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """eps(x, t) and its Jacobian times `v`, see `Backbone.jvp`."""
@@ -110,8 +162,7 @@ class DiffusersBackbone(Backbone):
 
     def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Learned range: log var = u log beta_t + (1 - u) log btilde_t, u = (v + 1)/2, v the net's last C channels."""
-        answer = self._network(x, t)
-        eps, values = self._to_eps(answer, x, t), answer[:, self.channels :]
+        eps, values = self._eps_and_rest(x, t)
         kind = self.scheduler.variance_type
         if self.learned_variance and kind == "learned":
             return eps, values
@@ -123,10 +174,10 @@ class DiffusersBackbone(Backbone):
 
     def settings(self) -> dict[str, Any]:
         """The choices that change a prediction beside weights and schedule."""
+        kind = type(self.net).__name__
         return {
-            "prediction_type": self.scheduler.prediction_type,
-            "rescale_timesteps": self.scheduler.rescale_timesteps,
-            "timestep_respacing": self.scheduler.timestep_respacing,
+            **({} if kind == "UNet2DModel" else {"network": kind}),
+            **self.scheduler.settings(),
             "class_label": self.class_label,
             "precision": str(self.precision).removeprefix("torch."),
             "patches": self.patches.to_dict(),
@@ -134,13 +185,12 @@ class DiffusersBackbone(Backbone):
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what the backbone is."""
-        named = self.scheduler.trained_betas is None
+        classes = fixed_classes(self.net) or (self.net.config.get("num_class_embeds"),)
         return {
             **super().describe(),
-            "schedule": self.scheduler.beta_schedule if named else "trained_betas",
-            "zero_terminal_snr": self.scheduler.rescale_betas_zero_snr,
+            **self.scheduler.facts(),
             "learned_variance": self.learned_variance,
-            "classes": self.net.config.num_class_embeds,
+            "classes": classes[0],
         }
 
 
@@ -173,48 +223,48 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return chosen
 
 
-def _settle(net: UNet2DModel, device: torch.device, dtype: torch.dtype) -> UNet2DModel:
-    """Give each weight in turn memory of its own: on the device, channels last, independent of a file mapped so far."""
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
-        precision = dtype if tensor.is_floating_point() else tensor.dtype
-        return tensor.to(device=device, dtype=precision, copy=True, memory_format=layout)
-
-    return net._apply(move)
-
-
-def _fixed_size(net: UNet2DModel) -> tuple[int, int] | None:
+def _fixed_size(net: Any) -> tuple[int, int] | None:
     """The size a net with attention was made for; a fully convolutional one takes any."""
     from diffusers.models.attention_processor import Attention
 
-    size = net.config.sample_size
-    if size is None or not any(isinstance(module, Attention) for module in net.modules()):
+    size = net.config.get("sample_size")
+    is_unet = hasattr(net, "down_blocks")
+    if size is None or (is_unet and not any(isinstance(module, Attention) for module in net.modules())):
         return None
     rows, columns = (size, size) if isinstance(size, int) else size
     return int(rows), int(columns)
 
 
-def _check_label(net: UNet2DModel, label: int | None) -> int | None:
-    if net.class_embedding is None:
+def _multiple(net: Any) -> int:
+    """The number that height and width must be multiples of: by downsampling, or by patches."""
+    if hasattr(net, "down_blocks"):
+        return int(2 ** sum(getattr(block, "downsamplers", None) is not None for block in net.down_blocks))
+    return int(net.config.get("patch_size") or 1) * CLASSES[type(net).__name__].cells
+
+
+def _check_label(net: Any, label: int | None) -> int | None:
+    transformer = fixed_classes(net)
+    if transformer is None and getattr(net, "class_embedding", None) is None:
         if label is not None:
             raise OptionError("class_label was given, but this net is not class-conditional")
         return None
-    classes = net.config.num_class_embeds
-    if net.config.class_embed_type == "identity":
+    classes = transformer[0] if transformer else net.config.num_class_embeds
+    if net.config.get("class_embed_type") == "identity":
         raise BackboneError("this net is conditioned on an embedding, not on a class: use Backbone.from_callable")
     if label is None:
+        if transformer:
+            return transformer[1]
         count = f" ({classes} classes)" if classes else ""
         raise OptionError(f"this net is class-conditional{count}: choose a class with `class_label`")
-    if label < 0 or (classes and label >= classes):
+    if label < 0 or (classes and label >= classes + bool(transformer)):
         raise OptionError(f"class_label {label} does not exist: this net knows 0 to {classes - 1}")
     return int(label)
 
 
-def _time_table(net: UNet2DModel, scheduler: Scheduler) -> torch.Tensor:
+def _time_table(net: Any, times: FloatArray | None) -> torch.Tensor:
     """What the network is called with at each index; whole numbers where it looks its embedding up in a table."""
-    times = scheduler.network_times()
-    if net.config.time_embedding_type != "learned":
+    assert times is not None
+    if net.config.get("time_embedding_type") != "learned":
         return torch.from_numpy(times).to(torch.float32)
     if (times != np.round(times)).any():
         raise OptionError("this net has one learned embedding per timestep: rescale_timesteps does not apply to it")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import BackboneError, InputError, OptionError, nearest
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, nearest
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build, read_yaml
 from gepc.core.plugins import plugins
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from diffusers import DiffusionPipeline, SchedulerMixin, UNet2DModel
+    from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
 
     from gepc.backbones.base import Backbone
+    from gepc.backbones.path import SigmaScheduler
     from gepc.backbones.schedule import Scheduler
     from gepc.backbones.weights import Patches
 
@@ -28,7 +29,9 @@ WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 SCHEDULER = "scheduler_config.json"
 TRAINED_ON = "trained_on.safetensors"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-_OTHER_COMPONENTS = ("vae", "vqvae", "movq", "text_encoder", "image_encoder", "transformer", "prior")
+NETWORKS, AUTOENCODERS = ("unet", "transformer"), ("vae", "vqvae")
+_TEXT = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
+_UNUSED = ("scheduler", "safety_checker", "feature_extractor", "image_encoder")
 
 
 def list_backbones() -> list[str]:
@@ -37,30 +40,48 @@ def list_backbones() -> list[str]:
 
 
 def load_backbone(
-    source: str | os.PathLike[str] | Backbone | UNet2DModel | DiffusionPipeline,
+    source: str | os.PathLike[str] | Backbone | ModelMixin | DiffusionPipeline,
     *,
     scheduler: SchedulerMixin | None = None,
+    vae: ModelMixin | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "float32",
     class_label: int | None = None,
+    prompt: str | None = None,
+    embeddings: str | Path | Mapping[str, Any] | None = None,
     rescale_timesteps: bool | None = None,
+    variant: str | None = None,
+    use_safetensors: bool = True,
+    act_on: str = "latents",
+    offload: bool = False,
 ) -> Backbone:
     """Load a network that predicts noise.
 
     Parameters
     ----------
     source : an embedded name (`list_backbones`), a diffusers model or pipeline folder, an OpenAI improved- or
-        guided-diffusion checkpoint (`.pt` or `.safetensors`), a hub id ("org/name"), a diffusers `UNet2DModel` or
-        pixel-space pipeline object (which is copied), or a `Backbone`, which is returned as it is.
-    scheduler : the diffusers scheduler of a `UNet2DModel` object.
+        guided-diffusion checkpoint (`.pt` or `.safetensors`), a hub id ("org/name"), a diffusers network or pipeline
+        object (which is copied), or a `Backbone`, which is returned as it is. A pipeline with an autoencoder becomes a
+        latent backbone.
+    scheduler : the diffusers scheduler of a network object.
+    vae : the diffusers autoencoder of a latent network object.
     config : for a checkpoint, OpenAI's own options as a mapping, a preset's name or a YAML or JSON file
         (`{"preset": name, ...}` changes single options); otherwise, fields of the scheduler to replace, as a mapping
         or a file.
     device : "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
     dtype : the precision of the network: float32, bfloat16, float16 or float64.
-    class_label : the class a class-conditional network is asked for.
+    class_label : the class a class-conditional network is asked for; None is the null class of a DiT.
+    prompt : the text that a text-conditional network is conditioned on; None is the empty text. Its embedding is
+        computed once, by the pipeline's text encoders and the package transformers, and stored with a detector.
+    embeddings : instead of encoding a prompt, `prompt_embeds` (1, tokens, width) and, where the network needs them,
+        `pooled_prompt_embeds` and `prompt_attention_mask`: a mapping or a `.safetensors` file.
     rescale_timesteps : call the network with t*1000/T; None leaves it to the checkpoint's config.
+    variant : load the weights of that variant of a folder, for example "fp16".
+    use_safetensors : False also downloads `.bin` weights, if a hub repository has no others. They are opened without
+        running code, like those of a folder.
+    act_on : what a group acts on with a latent backbone, `latents` or `pixels`; see `Backbone.with_encoder`.
+    offload : on a GPU, keep the encoder of a latent backbone in main memory while the network runs, and vice versa.
     """
     from gepc.backbones.base import Backbone
     from gepc.backbones.diffusers import DiffusersBackbone
@@ -74,23 +95,31 @@ def load_backbone(
             return made
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
+    wanted = Wanted(config, dtype, prompt, _read_embeddings(embeddings), variant, use_safetensors)
     if not isinstance(source, (str, os.PathLike)):
-        network = _from_object(source, scheduler, config)
-    elif scheduler is not None:
-        raise OptionError("scheduler goes with a UNet2DModel object; for a path or a name, give its fields as config")
+        network = _from_object(source, scheduler, vae, wanted)
+    elif scheduler is not None or vae is not None:
+        raise OptionError(
+            "scheduler and vae go with a network object; for a path or a name, give the scheduler's fields as config"
+        )
     else:
-        path = _find(source)
-        network = _from_folder(path, config) if path.is_dir() else _from_checkpoint(path, config)
+        path = _find(source, wanted)
+        network = _from_folder(path, wanted) if path.is_dir() else _from_checkpoint(path, config)
     if rescale_timesteps is not None:
-        network = replace(network, scheduler=replace(network.scheduler, rescale_timesteps=rescale_timesteps))
+        network = replace(network, scheduler=_rescaled(network.scheduler, rescale_timesteps))
     backbone = DiffusersBackbone(
         network.net,
         network.scheduler,
         class_label=class_label,
+        embeddings=network.embeddings,
         device=device,
         dtype=dtype,
         patches=network.patches,
     )
+    if network.autoencoder is not None:
+        backbone = backbone.with_autoencoder(network.autoencoder, act_on, offload)
+    elif act_on != "latents":
+        raise OptionError("`act_on` is for latent backbones, and this network sees the pixels themselves")
     backbone.family, backbone.sha256 = network.family, network.sha256
     backbone.source = str(source) if isinstance(source, (str, os.PathLike)) else None
     backbone.trained_on = network.trained_on
@@ -98,7 +127,12 @@ def load_backbone(
         "config": dict(config) if isinstance(config, Mapping) else config,
         "dtype": None if dtype == "float32" else str(dtype).removeprefix("torch."),
         "class_label": class_label,
+        "prompt": prompt,
         "rescale_timesteps": rescale_timesteps,
+        "variant": variant,
+        "use_safetensors": None if use_safetensors else False,
+        "act_on": None if act_on == "latents" else act_on,
+        "offload": offload or None,
     }
     backbone.load_options = {name: value for name, value in options.items() if value is not None}
     return backbone
@@ -118,15 +152,47 @@ def load_again(
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The options of `load_backbone` that decide what is read."""
+
+    config: str | Mapping[str, Any] | None = None
+    dtype: str | torch.dtype = "float32"
+    prompt: str | None = None
+    embeddings: Mapping[str, Any] | None = None
+    variant: str | None = None
+    use_safetensors: bool = True
+
+
+@dataclass(frozen=True)
 class Network:
     """What every source is read into."""
 
-    net: UNet2DModel
-    scheduler: Scheduler
+    net: Any
+    scheduler: Scheduler | SigmaScheduler
     sha256: str
     family: str = "diffusers"
     patches: Patches | None = None
     trained_on: npt.NDArray[np.uint64] | None = None
+    autoencoder: Any = None
+    embeddings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _rescaled(scheduler: Scheduler | SigmaScheduler, rescale_timesteps: bool) -> Scheduler:
+    from gepc.backbones.schedule import Scheduler
+
+    if not isinstance(scheduler, Scheduler):
+        raise OptionError("rescale_timesteps does not apply to this network: it is not called with a timestep")
+    return replace(scheduler, rescale_timesteps=rescale_timesteps)
+
+
+def _read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    from gepc.backbones.weights import read_tensors
+
+    if given is None or isinstance(given, Mapping):
+        return given
+    if Path(given).suffix != ".safetensors":
+        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}")
+    return read_tensors(Path(given))
 
 
 def _from_checkpoint(path: Path, config: str | Mapping[str, Any] | None) -> Network:
@@ -136,30 +202,113 @@ def _from_checkpoint(path: Path, config: str | Mapping[str, Any] | None) -> Netw
     return Network(converted.build(), converted.scheduler, sha256(path), "openai", converted.patches)
 
 
-def _from_folder(folder: Path, config: str | Mapping[str, Any] | None) -> Network:
-    """A model folder (`config.json`, weights, `scheduler_config.json`) or a pipeline folder (`unet/`, `scheduler/`)."""
+def _from_folder(folder: Path, wanted: Wanted) -> Network:
+    """A model folder (`config.json`, weights, `scheduler_config.json`) or a pipeline folder (`unet/`, `vae/`, ...)."""
+    from gepc.backbones.networks import find_class
     from gepc.backbones.weights import EXTRAS, Patches, build_net, check_shapes, place, read_all, weight_files
 
-    pipeline = folder.parent if folder.name == "unet" else folder
-    _check_components(str(pipeline), _components_in(pipeline))
-    model = folder / "unet" if (folder / "unet" / "config.json").is_file() else folder
+    pipeline = folder.parent if folder.name in NETWORKS else folder
+    components = _components_in(pipeline)
+    _check_components(str(pipeline), components)
+    model = next((folder / name for name in NETWORKS if (folder / name / "config.json").is_file()), folder)
     if not (model / "config.json").is_file():
-        raise InputError(f"{folder} has no config.json (nor unet/config.json): it is not a diffusers model or pipeline")
+        raise InputError(
+            f"{folder} has no config.json (nor unet/config.json or transformer/config.json): it is not a diffusers "
+            "model or pipeline"
+        )
     values = read_json(model / "config.json")
     kind = values.get("_class_name", "UNet2DModel") if isinstance(values, dict) else "something else"
-    _check_class(f"{model / 'config.json'} describes", kind)
+    needs = find_class(kind, f"{model / 'config.json'} describes").needs
     extras = read_json(folder / EXTRAS) if (folder / EXTRAS).is_file() else {}
     patches = build(Patches, extras.get("patches", {}), str(folder / EXTRAS))
-    homes = [folder / "scheduler", folder, *([pipeline / "scheduler"] if folder.name == "unet" else [])]
+    homes = [folder / "scheduler", folder, *([pipeline / "scheduler"] if folder.name in NETWORKS else [])]
     path = next((home / SCHEDULER for home in homes if (home / SCHEDULER).is_file()), None)
     found = {**read_json(path), **extras.get("scheduler", {})} if path is not None else None
-    scheduler = _read_scheduler(found, f"{folder} has no {SCHEDULER}" if path is None else str(path), config)
-    net, files = build_net(values, patches), weight_files(model)
-    tensors = read_all(files)
-    check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
-    place(net, tensors)
-    trained_on = read_trained_on(folder)
-    return Network(net, scheduler, sha256(*files), extras.get("family", "diffusers"), patches, trained_on)
+    where = f"{folder} has no {SCHEDULER}" if path is None else str(path)
+    scheduler = _read_scheduler(found, where, wanted.config)
+    files = weight_files(model, wanted.variant)
+    if kind == "UNet2DModel":
+        net: Any = build_net(values, patches)
+        tensors = read_all(files)
+        check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
+        place(net, tensors)
+    else:
+        net = _pretrained(model, kind, wanted)
+    home = next((pipeline / name for name in AUTOENCODERS if (pipeline / name / "config.json").is_file()), None)
+    autoencoder = None
+    if home is not None:
+        autoencoder = _pretrained(home, read_json(home / "config.json").get("_class_name", "AutoencoderKL"), wanted)
+        files = [*files, *weight_files(home, wanted.variant)]
+    elif set(AUTOENCODERS) & components:
+        raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {_one(components)}/ too")
+    embeddings = wanted.embeddings or {}
+    if needs and wanted.embeddings is None:
+        embeddings = _encode_prompt(pipeline, kind, wanted)
+    elif wanted.prompt is not None and not needs:
+        raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text")
+    trained_on, family = read_trained_on(folder), extras.get("family", "diffusers")
+    return Network(net, scheduler, sha256(*files), family, patches, trained_on, autoencoder, embeddings)
+
+
+def _one(components: Iterable[str]) -> str:
+    return next(name for name in AUTOENCODERS if name in components)
+
+
+def _pretrained(folder: Path, kind: str, wanted: Wanted) -> Any:
+    """The diffusers model in `folder`, whole: a missing tensor is an error, not a random one."""
+    import diffusers
+
+    from gepc.backbones.diffusers import DTYPES
+    from gepc.backbones.weights import weight_files
+
+    cls = getattr(diffusers, kind, None)
+    if cls is None:
+        raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which this version of diffusers lacks")
+    first = weight_files(folder, wanted.variant)[0].name
+    variant = re.search(r"diffusion_pytorch_model\.(\w+)[.-]", first)
+    try:
+        net, info = cls.from_pretrained(
+            folder,
+            variant=variant[1] if variant and variant[1] not in ("safetensors", "bin") else None,
+            use_safetensors=".safetensors" in first,
+            torch_dtype=DTYPES.get(str(wanted.dtype).removeprefix("torch.")),
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise BackboneError(f"{folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(map(str, info.get(problem) or ()))
+        if names:
+            raise BackboneError(f"{folder}: the weights do not fit a {kind}: {problem[:-5]} {', '.join(names[:3])}")
+    return net.requires_grad_(False)
+
+
+def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
+    """The embeddings of the prompt, by the text encoders of a pipeline folder; they are not kept in memory."""
+    from gepc.backbones.networks import encoded_prompt
+
+    index = pipeline / "model_index.json"
+    listed = read_json(index) if index.is_file() else {}
+    texts = [name for name in listed if _TEXT.fullmatch(name) and listed[name][:1] != [None]]
+    missing = [name for name in texts if not (pipeline / name).is_dir()]
+    if not texts or missing:
+        what = f"{', '.join(missing)} missing in {pipeline}" if missing else f"no text encoder in {pipeline}"
+        raise InputError(f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`")
+    try:
+        import transformers  # noqa: F401
+        from diffusers import DiffusionPipeline
+    except ImportError as error:
+        raise OptionError(
+            "encoding a prompt needs the package transformers: pip install 'gepc[text]'; or give `embeddings`"
+        ) from error
+    others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
+    try:
+        encoders = DiffusionPipeline.from_pretrained(pipeline, variant=wanted.variant, local_files_only=True, **others)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BackboneError(f"{pipeline}: its text encoders cannot be loaded: {reason}; give `embeddings`") from error
+    return encoded_prompt(encoders, wanted.prompt or "", kind)
 
 
 def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
@@ -176,68 +325,78 @@ def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
         raise InputError(f"{path} is damaged ({error}); restore it, or delete it to load the backbone") from error
 
 
-def _from_object(source: Any, scheduler: Any, config: str | Mapping[str, Any] | None) -> Network:
+def _from_object(source: Any, scheduler: Any, vae: Any, wanted: Wanted) -> Network:
     """A copy of a network in memory: the caller may go on training or moving the original."""
     from copy import deepcopy
 
     from diffusers import DiffusionPipeline, ModelMixin
 
+    from gepc.backbones.networks import encoded_prompt, find_class
     from gepc.backbones.weights import digest_of
 
-    net, name = source, type(source).__name__
+    net, name, embeddings = source, type(source).__name__, wanted.embeddings
     if isinstance(source, DiffusionPipeline):
-        if scheduler is not None:
-            raise OptionError(f"the {name} has a scheduler of its own; give scheduler only with a UNet2DModel")
+        if scheduler is not None or vae is not None:
+            raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
         components = {part: value for part, value in source.components.items() if value is not None}
         _check_components(f"the {name}", components)
-        net, scheduler = components.get("unet"), components.get("scheduler")
+        net = next((components[part] for part in NETWORKS if part in components), None)
+        vae = next((components[part] for part in AUTOENCODERS if part in components), None)
+        scheduler = components.get("scheduler")
     elif not isinstance(source, ModelMixin):
         raise OptionError(
-            f"load_backbone takes a name, a path, a Backbone, or a diffusers UNet2DModel or pipeline, got a {name}; "
-            "wrap any other network or function with Backbone.from_callable"
+            f"load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline, got a {name}; "
+            "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
         )
-    _check_class("this object is", type(net).__name__)
+    needs = find_class(type(net).__name__, "this object is").needs
     found = getattr(scheduler, "config", None)
     if scheduler is not None and not isinstance(found, Mapping):
         raise OptionError(f"scheduler must be a diffusers scheduler, got a {type(scheduler).__name__}")
     if found is not None:
         found = {"_class_name": type(scheduler).__name__, **found}
-    meaning = _read_scheduler(found, "no scheduler was given" if found is None else "the scheduler", config)
-    return Network(deepcopy(net).requires_grad_(False), meaning, digest_of(net))
-
-
-def _check_class(what: str, kind: str) -> None:
-    if kind != "UNet2DModel":
-        raise BackboneError(f"{what} a {kind}; gepc loads a UNet2DModel. Others: Backbone.from_callable")
+    meaning = _read_scheduler(found, "no scheduler was given" if found is None else "the scheduler", wanted.config)
+    if embeddings is None and needs and isinstance(source, DiffusionPipeline):
+        embeddings = encoded_prompt(source, wanted.prompt or "", type(net).__name__)
+    elif wanted.prompt is not None and embeddings is None:
+        raise OptionError("`prompt` needs a pipeline with a text encoder")
+    digest = digest_of(net) if vae is None else digest_of(net, vae)
+    copies = [None if part is None else deepcopy(part).requires_grad_(False) for part in (net, vae)]
+    return Network(copies[0], meaning, digest, autoencoder=copies[1], embeddings=embeddings or {})
 
 
 def _components_in(folder: Path) -> set[str]:
     """The components of a pipeline folder, by its index and by the names of its folders."""
     listed = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-    found = {name for name in _OTHER_COMPONENTS if (folder / name / "config.json").is_file()}
+    names = (*NETWORKS, *AUTOENCODERS, "movq", "prior", "image_encoder", "text_encoder")
+    found = {name for name in names if (folder / name / "config.json").is_file()}
     return found | {name for name, value in listed.items() if isinstance(value, list) and value[:1] not in ([], [None])}
 
 
 def _check_components(what: str, names: Iterable[str]) -> None:
-    others = sorted(set(names) - {"unet", "scheduler"})
+    known = {*NETWORKS, *AUTOENCODERS, *_UNUSED}
+    others = sorted(name for name in names if name not in known and not _TEXT.fullmatch(name))
     if others:
         raise BackboneError(
-            f"{what} is a pipeline with {', '.join(others)}: its network does not predict noise in pixels. Latent, "
-            "text-conditional and transformer pipelines are not supported yet; load_backbone takes pixel-space ones "
-            "(unet and scheduler), and Backbone.from_callable takes any function that predicts noise in pixels"
+            f"{what} is a pipeline with {', '.join(others)}, which gepc does not know: load its network as an object "
+            "(load_backbone(unet, scheduler=..., vae=...)), or use Backbone.from_callable and with_encoder"
         )
 
 
-def _read_scheduler(found: Mapping[str, Any] | None, where: str, config: str | Mapping[str, Any] | None) -> Scheduler:
+def _read_scheduler(
+    found: Mapping[str, Any] | None, where: str, config: str | Mapping[str, Any] | None
+) -> Scheduler | SigmaScheduler:
     """The scheduler that was found, with fields replaced by `config`, or made of `config` alone."""
+    from gepc.backbones.path import read_scheduler
     from gepc.backbones.schedule import Scheduler
 
     if isinstance(config, str):
         raise InputError(f"{config} does not exist")
     overrides = config or {}
-    given = build(Scheduler, overrides, "config")
     if found is not None:
-        return Scheduler.from_config({**found, **overrides}, where)
+        scheduler = read_scheduler({**found, **overrides}, where)
+        check_names("config", overrides, scheduler.__dataclass_fields__)
+        return scheduler
+    given = build(Scheduler, overrides, "config")
     if {"beta_schedule", "trained_betas"} & set(overrides):
         return given
     raise InputError(
@@ -246,7 +405,7 @@ def _read_scheduler(found: Mapping[str, Any] | None, where: str, config: str | M
     )
 
 
-def _find(source: str | os.PathLike[str]) -> Path:
+def _find(source: str | os.PathLike[str], wanted: Wanted) -> Path:
     """The folder or file of a name, a path or a hub id; what cannot be a hub id is an unknown name."""
     name = str(source)
     if isinstance(source, str) and name in list_backbones():
@@ -258,17 +417,35 @@ def _find(source: str | os.PathLike[str]) -> Path:
         if "/" in name or "\\" in name or name.endswith(SUFFIXES):
             raise InputError(f"{name} does not exist")
         raise OptionError(f"no backbone, file or folder is called {name!r}; {nearest(name, list_backbones())}")
-    from huggingface_hub import snapshot_download
-
-    wanted = [f"{home}{pattern}" for home in ("", "unet/", "scheduler/") for pattern in ("*.json", "*.safetensors")]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=wanted))
-        if not any(folder.rglob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*wanted, "*.bin", "unet/*.bin"]))
+        return _download(name, wanted)
+    except GepcError:
+        raise
     except Exception as error:  # the hub client raises its own, its transport's and OSError
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BackboneError(
             f"there is no folder {name}, and the hub did not give it either ({reason}). Without a connection, download "
             f"it elsewhere (hf download {name} --local-dir FOLDER), copy the folder here and pass its path"
         ) from error
+
+
+def _download(name: str, wanted: Wanted) -> Path:
+    """The snapshot of a hub repository with the files that are needed: first its configs, then weights they name."""
+    from huggingface_hub import snapshot_download
+
+    folder = Path(snapshot_download(name, allow_patterns=["*.json", "tokenizer*/*"]))
+    components = _components_in(folder)
+    mark = f".{wanted.variant}" if wanted.variant else ""
+    homes = [f"{part}/" for part in (*NETWORKS, *AUTOENCODERS) if part in components] or [""]
+    suffixes = ["safetensors"] if wanted.use_safetensors else ["safetensors", "bin"]
+    stems = [f"{home}diffusion_pytorch_model{mark}" for home in homes]
+    if wanted.embeddings is None:
+        texts = [part for part in components if _TEXT.fullmatch(part) and not part.startswith("tokenizer")]
+        stems += [f"{part}/{stem}{mark}" for part in texts for stem in ("model", "pytorch_model")]
+    patterns = [f"{stem}{end}.{suffix}" for stem in stems for end in ("", "-*") for suffix in suffixes]
+    folder = Path(snapshot_download(name, allow_patterns=["*.json", "tokenizer*/*", *patterns]))
+    for home in homes:
+        if not any(folder.glob(f"{home}diffusion_pytorch_model{mark}*")):
+            remedy = "`use_safetensors` False also takes .bin files" if wanted.use_safetensors else "it has none"
+            raise BackboneError(f"{name}: no weights {home}diffusion_pytorch_model{mark}.safetensors; {remedy}")
     return folder

@@ -234,6 +234,21 @@ class Scheduler:
             abar = _zero_terminal_snr(abar)
         return check_alphas_cumprod(abar[self.kept_timesteps()])
 
+    def settings(self) -> dict[str, Any]:
+        """What changes a prediction beside weights and schedule."""
+        return {
+            "prediction_type": self.prediction_type,
+            "rescale_timesteps": self.rescale_timesteps,
+            "timestep_respacing": self.timestep_respacing,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What a description says about the schedule."""
+        return {
+            "schedule": self.beta_schedule if self.trained_betas is None else "trained_betas",
+            "zero_terminal_snr": self.rescale_betas_zero_snr,
+        }
+
     def to_config(self) -> dict[str, Any]:
         """The fields that a `DDPMScheduler` knows, for its config file."""
         ours = ("rescale_timesteps", "timestep_respacing")

@@ -129,16 +129,33 @@ def place(net: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     net.requires_grad_(False)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a diffusers model's weights: one, or the shards that its index lists."""
+def settle(net: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    """Give each weight in turn memory of its own: on the device, channels last, independent of a file mapped so far."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
+        precision = dtype if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=device, dtype=precision, copy=True, memory_format=layout)
+
+    settled: torch.nn.Module = net._apply(move)  # type: ignore[no-untyped-call]
+    return settled
+
+
+def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
+    """The files that hold a diffusers model's weights: one, or the shards that its index lists.
+
+    Without a variant these are the plain ones, or else those of fp16; `.safetensors` before `.bin`.
+    """
+    stem = "diffusion_pytorch_model"
     for suffix in ("safetensors", "bin"):
-        for name in (f"diffusion_pytorch_model.{suffix}", f"diffusion_pytorch_model.fp16.{suffix}"):
-            if (folder / name).is_file():
-                return [folder / name]
-        index = folder / f"diffusion_pytorch_model.{suffix}.index.json"
-        if index.is_file():
-            return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
-    raise InputError(f"{folder} holds no weights: expected diffusion_pytorch_model.safetensors (or .bin)")
+        for mark in ("", ".fp16") if variant is None else (f".{variant}",):
+            if (folder / f"{stem}{mark}.{suffix}").is_file():
+                return [folder / f"{stem}{mark}.{suffix}"]
+            index = folder / f"{stem}.{suffix}.index{mark}.json"
+            if index.is_file():
+                return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
+    name = f"{stem}.safetensors" if variant is None else f"{stem}.{variant}.safetensors"
+    raise InputError(f"{folder} holds no weights: expected {name} (or .bin)")
 
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
@@ -154,10 +171,13 @@ def read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
     return {current(name): tensor for path in files for name, tensor in read_tensors(path).items()}
 
 
-def digest_of(net: torch.nn.Module) -> str:
-    """SHA-256 of the file that `save_pretrained` would write: an object and its saved folder have the same."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    return hashlib.sha256(save(tensors, {"format": "pt"})).hexdigest()
+def digest_of(*nets: torch.nn.Module) -> str:
+    """SHA-256 of the files that `save_pretrained` would write: objects and their saved folders have the same."""
+    digest = hashlib.sha256()
+    for net in nets:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
+        digest.update(save(tensors, {"format": "pt"}))
+    return digest.hexdigest()
 
 
 # Where patches are needed, the config's `attention_head_dim` is a text that begins like this. Plain diffusers fails on

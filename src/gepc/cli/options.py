@@ -151,11 +151,11 @@ def _timed(backbone: Backbone, size: tuple[int, int], count: int, call: Callable
     """Seconds per image of one call on `count` images; its passes are not counted."""
     import torch
 
-    x = torch.rand((count, backbone.channels, *size), generator=torch.Generator().manual_seed(0))
+    x = torch.rand((count, *backbone.network_shape(size)), generator=torch.Generator().manual_seed(0))
     x = x.to(dtype=backbone.dtype, device=backbone.device)
-    counted = backbone.forward_count, backbone.jvp_count
+    counted = backbone.counts
     begun = time.perf_counter()
     call(x)
     seconds = (time.perf_counter() - begun) / count
-    backbone.forward_count, backbone.jvp_count = counted
+    backbone.counts = counted
     return seconds

@@ -16,7 +16,17 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.core.options import coerce
-from gepc.features.base import Batch, Cost, Extractor, Table, as_scored, extract_with_maps, for_fitting
+from gepc.features.base import (
+    Batch,
+    Cost,
+    Extractor,
+    Table,
+    as_scored,
+    cost_of,
+    extract_table,
+    extract_with_maps,
+    for_fitting,
+)
 from gepc.features.extraction import (
     Engine,
     ExtractionSpec,
@@ -160,6 +170,10 @@ class Detector:
             setattr(self, name, coerce(hints[name], getattr(self, name), name))
         self._scorer()
         self._preprocessing()
+        if self.backbone.encoder is not None and self.extractor.pixels_only:
+            raise OptionError(
+                f"the method {self.extractor.name!r} does not run on a latent backbone: {self.extractor.pixels_only}"
+            )
         if self.sequential is not None and for_fitting(self.extractor) != self.extractor:
             raise OptionError("sequential scoring chooses the levels of an image by itself; leave level_samples out")
         if not 0.0 < self.calibration_share < 1.0:
@@ -482,14 +496,15 @@ class Detector:
         if self.sequential_ is None:
             return self.scorer_.score_kept(self._columns(batch, self.kept_))
 
+        seen = batch.encoded(self.backbone)
+
         def columns_at(rows: Rows, position: int) -> Array:
-            part = Batch(batch.images[rows], [batch.keys[int(row)] for row in rows], batch.seed, batch.rows)
-            return self._columns(part, self.kept_[[position]])
+            return self._columns(seen.take(rows), self.kept_[[position]])
 
         return self.scorer_.score_lazily(len(batch), columns_at)
 
     def _columns(self, batch: Batch, timesteps: Rows) -> Array:
-        return self.extractor.columns(self.extractor.extract(self.backbone, batch, tuple(timesteps.tolist())))
+        return self.extractor.columns(extract_table(self.extractor, self.backbone, batch, tuple(timesteps.tolist())))
 
     def _score_with_maps(self, batch: Batch) -> tuple[Array, Map]:
         table, maps = extract_with_maps(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
@@ -524,7 +539,7 @@ class Detector:
         Parameters
         ----------
         images : the images.
-        noise : noise (levels, N, C, H, W) that replaces the drawn noise.
+        noise : noise (levels, N, C, H, W) that replaces the drawn noise; that of latents has the latents' shape.
         """
         levels = self.extractor.timesteps(self.backbone)
         preprocessing = getattr(self, "preprocessing_", None) or self._preprocessing()
@@ -543,7 +558,7 @@ class Detector:
             if fields is not None:
                 part = fields[:, chunk.indices]
                 batch.fixed_noise = {(t, 0): part[position] for position, t in enumerate(levels)}
-            tables.append(self.extractor.extract(self.backbone, batch, levels))
+            tables.append(extract_table(self.extractor, self.backbone, batch, levels))
         return concatenate(tables)
 
     @property
@@ -554,11 +569,12 @@ class Detector:
 
     def cost(self) -> Cost:
         """Network passes per image: at the kept levels once fitted, at `keep` levels before."""
-        return self.extractor.cost(self.backbone, self.input_size, len(self.kept_) if self.is_fitted else self.keep)
+        levels = len(self.kept_) if self.is_fitted else self.keep
+        return cost_of(self.extractor, self.backbone, self.input_size, levels)
 
     def fit_cost(self) -> Cost:
         """Network passes per image while fitting, at every candidate level."""
-        return for_fitting(self.extractor).cost(self.backbone, self.input_size)
+        return cost_of(for_fitting(self.extractor), self.backbone, self.input_size)
 
     def _batch(self, chunk: Chunk) -> Batch:
         images = chunk.stacked()

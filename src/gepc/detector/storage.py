@@ -27,10 +27,13 @@ from gepc.scoring.scorer import Selection
 from gepc.verdicts.conformal import CalibrationScores
 
 if TYPE_CHECKING:
+    import torch
+
     from gepc.detector.detector import Detector
 
 SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
+CONDITIONING = "conditioning/"  # the embeddings of a text-conditional backbone, among the arrays
 STATED_ALPHA = 0.05
 # of a backbone's description: where it lies and runs, and what is compared by itself
 _MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family"}
@@ -78,7 +81,7 @@ def describe(detector: Detector) -> dict[str, Any]:
     """All of a fitted detector that a person may want to read, and what loading needs in addition to the arrays."""
     from gepc.detector.registry import options_of
 
-    guarantee = None
+    guarantee, cost = None, dataclasses.asdict(detector.cost())
     with contextlib.suppress(OptionError):
         guarantee = detector.guarantee(STATED_ALPHA).as_dict()
     return {
@@ -98,7 +101,7 @@ def describe(detector: Detector) -> dict[str, Any]:
             "calibration_images": len(detector.calibration_scores_),
             "groups": list(detector.reference_.by_group),
         },
-        "cost": {"forward": detector.cost().forward, "jvp": detector.cost().jvp},
+        "cost": {name: passes for name, passes in cost.items() if passes or name != "encoder"},
         "guarantee": guarantee,
         "versions": versions(),
     }
@@ -118,16 +121,19 @@ def state_of(detector: Detector) -> dict[str, Any]:
     arrays = detector.scorer_.state()
     for position, scores in enumerate(detector.reference_.by_group.values()):
         arrays[f"reference/{position}"] = scores
-    return arrays
+    return arrays | {f"{CONDITIONING}{name}": values for name, values in detector.backbone.conditioning.items()}
 
 
-def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | None = None) -> Detector:
+def load_detector(
+    folder: str | os.PathLike[str], backbone: Backbone | str | None = None, device: str | torch.device = "auto"
+) -> Detector:
     """Load a saved detector. Its backbone is loaded from where it came from, or given, and must be the same weights.
 
     Parameters
     ----------
     folder : where `save` wrote it, or a repository on the Hugging Face hub ("org/name").
     backbone : used instead of the one that the detector names.
+    device : where a backbone that is loaded runs: "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -146,12 +152,19 @@ def load_detector(folder: str | os.PathLike[str], backbone: Backbone | str | Non
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder / STATE} is missing or damaged: {error}") from error
     try:
-        return _assemble(description, arrays, _find_backbone(description["backbone"], backbone, folder))
+        prompt = {
+            name.removeprefix(CONDITIONING): arrays.pop(name) for name in list(arrays) if name.startswith(CONDITIONING)
+        }
+        stored = description["backbone"]
+        options = {**stored["load_options"], "device": device, **({"embeddings": prompt} if prompt else {})}
+        return _assemble(description, arrays, _find_backbone(stored, backbone, options, folder))
     except KeyError as error:
         raise InputError(f"{folder} is incomplete: {error} is missing") from error
 
 
-def _find_backbone(stored: dict[str, Any], given: Backbone | str | None, folder: Path) -> Backbone:
+def _find_backbone(
+    stored: dict[str, Any], given: Backbone | str | None, options: dict[str, Any], folder: Path
+) -> Backbone:
     from gepc.backbones.load import load_again
 
     if given is None and stored["source"] is None:
@@ -160,7 +173,7 @@ def _find_backbone(stored: dict[str, Any], given: Backbone | str | None, folder:
             "pass it: load_detector(folder, backbone)"
         )
     source = stored["source"] if given is None else given
-    backbone = load_again(source, stored["load_options"], stored["sha256"], str(folder))
+    backbone = load_again(source, options, stored["sha256"], str(folder))
     found = json.loads(json.dumps(backbone.describe()))
     for name, value in stored.items():
         if name not in _MAY_DIFFER and name in found and found[name] != value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pkgutil import iter_modules
@@ -23,6 +23,8 @@ from gepc.images import noise
 if TYPE_CHECKING:
     import torch
 
+    from gepc.features.groups import Action
+
 Table = dict[str, npt.NDArray[np.float64]]
 Columns = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]
@@ -30,13 +32,14 @@ Maps = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Cost:
-    """Network passes per image: F forward evaluations and J Jacobian-vector products."""
+    """Passes per image: F forward evaluations, J Jacobian-vector products, E of the encoder of a latent backbone."""
 
     forward: int = 0
     jvp: int = 0
+    encoder: int = 0
 
     def __str__(self) -> str:
-        return f"{self.forward}F+{self.jvp}J"
+        return f"{self.forward}F+{self.jvp}J" + (f"+{self.encoder}E" if self.encoder else "")
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Batch:
     seed : the noise seed.
     rows : the largest number of images to pass to the network at once.
     fixed_noise : (timestep, draw) -> noise to use instead of drawing it.
+    pixels : the images, where `images` are their latents; None where they are not encoded.
     """
 
     images: npt.NDArray[np.float32]
@@ -57,6 +61,9 @@ class Batch:
     seed: int = 0
     rows: int = 64
     fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None
+    pixels: npt.NDArray[np.float32] | None = None
+    _latents: Batch | None = field(default=None, repr=False, compare=False)
+    _moved: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -65,6 +72,30 @@ class Batch:
     def size(self) -> tuple[int, int]:
         """(H, W)."""
         return self.images.shape[2], self.images.shape[3]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Batch:
+        """Some of the images."""
+        pixels = None if self.pixels is None else self.pixels[rows]
+        return Batch(self.images[rows], [self.keys[int(row)] for row in rows], self.seed, self.rows, pixels=pixels)
+
+    def encoded(self, backbone: Backbone) -> Batch:
+        """The batch that the network sees: with an encoder its latents, encoded once, with the same keys."""
+        if backbone.encoder is None or self.pixels is not None:
+            return self
+        if self._latents is None:
+            latents = backbone.encode(self.clean(backbone)).cpu().numpy()
+            self._latents = Batch(latents, self.keys, self.seed, self.rows, self.fixed_noise, self.images)
+        return self._latents
+
+    def moved(self, backbone: Backbone, action: Action) -> torch.Tensor:
+        """encode(P_g x), the latents of the images moved by an action on their pixels; encoded once."""
+        import torch
+
+        if action.name not in self._moved:
+            assert self.pixels is not None
+            pixels = torch.from_numpy(self.pixels).to(device=backbone.device, dtype=backbone.dtype)
+            self._moved[action.name] = backbone.encode(action.on_pixels(backbone.factor).apply(pixels).contiguous())
+        return self._moved[action.name]
 
     @cached_property
     def _tensor(self) -> torch.Tensor:
@@ -81,10 +112,10 @@ class Batch:
         import torch
 
         if self.fixed_noise is not None:
-            field = self._given_noise(t, draw)
+            values = self._given_noise(t, draw)
         else:
-            field = noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw)
-        return torch.from_numpy(np.ascontiguousarray(field)).to(device=backbone.device, dtype=backbone.dtype)
+            values = noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw)
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device=backbone.device, dtype=backbone.dtype)
 
     def _given_noise(self, t: int, draw: int) -> npt.NDArray[Any]:
         given = self.fixed_noise or {}
@@ -113,8 +144,8 @@ class Extractor(ABC):
     - `by_level`: False where the table at one timestep depends on the others.
 
     Abilities that few methods have are mixins: `HasMaps`, `DerivedExtractor`, `UsesOtherBackbones`, `SamplesLevels`.
-    The functions `extract_with_maps`, `parts_of`, `complete_table`, `other_backbones_of`, `for_fitting` and `as_scored`
-    apply them to any extractor, with or without the mixin.
+    The functions `extract_table`, `extract_with_maps`, `parts_of`, `complete_table`, `other_backbones_of`,
+    `for_fitting` and `as_scored` apply them to any extractor, with or without the mixin.
 
     Attributes
     ----------
@@ -123,6 +154,7 @@ class Extractor(ABC):
     weights : how levels are weighted by default.
     aggregate : how the levels' scores are combined by default.
     presets : named sets of options.
+    pixels_only : why the method cannot work on latents; None if it can.
     revision : increased when the method's numbers change, so that features cached before are not reused.
     """
 
@@ -132,6 +164,7 @@ class Extractor(ABC):
     weights: ClassVar[str] = "uniform"
     aggregate: ClassVar[str] = "wmean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    pixels_only: ClassVar[str | None] = None
     revision: ClassVar[int] = 1
 
     @abstractmethod
@@ -145,6 +178,10 @@ class Extractor(ABC):
     @abstractmethod
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """The features at those timesteps: name -> (N, levels[, ...])."""
+
+    def encoder_passes(self, backbone: Backbone, size: tuple[int, int]) -> int:
+        """Encoder passes for one image of that size: one with a latent backbone, otherwise none."""
+        return int(backbone.encoder is not None)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -230,10 +267,25 @@ class SamplesLevels(ABC):
 def extract_with_maps(
     extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
 ) -> tuple[Table, Maps]:
-    """The table and the maps (N, levels, H, W); an `OptionError` if the method has no maps."""
+    """The table and the maps (N, levels, H, W); an `OptionError` if the method has no maps.
+
+    The map of a latent backbone has one value for each cell of `factor` x `factor` pixels.
+    """
     if not isinstance(extractor, HasMaps) or not extractor.has_maps:
         raise OptionError(f"the method {extractor.name!r} has no maps")
-    return extractor.maps(backbone, batch, timesteps)
+    table, maps = extractor.maps(backbone, batch.encoded(backbone), timesteps)
+    return table, maps.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
+
+
+def extract_table(extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+    """The table of a batch of images, which are encoded first where the backbone is latent."""
+    return extractor.extract(backbone, batch.encoded(backbone), timesteps)
+
+
+def cost_of(extractor: Extractor, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+    """Passes of the network and of the encoder for one image of that size, on all levels or on that many."""
+    passes = extractor.encoder_passes(backbone, size)
+    return replace(extractor.cost(backbone, size, levels), encoder=passes)
 
 
 def parts_of(extractor: Extractor) -> tuple[Extractor, ...]:

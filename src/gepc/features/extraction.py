@@ -29,6 +29,7 @@ from gepc.features.base import (
     Extractor,
     Table,
     complete_table,
+    extract_table,
     extract_with_maps,
     other_backbones_of,
     parts_of,
@@ -80,7 +81,7 @@ class ExtractionSpec:
         """The features of a batch, by network passes."""
         if self.with_maps:
             return extract_with_maps(self.extractor, backbone, batch, self.timesteps)
-        return self.extractor.extract(backbone, batch, self.timesteps), None
+        return extract_table(self.extractor, backbone, batch, self.timesteps), None
 
 
 Engine = Callable[[Backbone, ExtractionSpec, Iterable[Chunk]], Iterator[tuple[Chunk, Extracted | None]]]

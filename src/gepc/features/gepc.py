@@ -134,6 +134,13 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
             moving = 0
         return Cost(forward=count * (1 + moving) * self.mc_samples)
 
+    def encoder_passes(self, backbone: Backbone, size: tuple[int, int]) -> int:
+        """One, and with `act_on="pixels"` one more for every element other than the identity."""
+        passes = super().encoder_passes(backbone, size)
+        if backbone.act_on == "pixels" and self.compares:
+            passes *= len(self.group.for_size(*size))
+        return passes
+
     def paper_cost(self, levels: int) -> Cost:
         """The cost as the paper counts it: (1 + |G|) K m, with the identity evaluated twice."""
         return Cost(forward=(1 + len(self.group)) * levels * self.mc_samples)

@@ -32,6 +32,13 @@ class Action:
     inverse: Transform
     square_only: bool = False
 
+    def on_pixels(self, factor: int) -> Action:
+        """The same action on images with `factor` pixels per side of a cell: shifts are that many times longer."""
+        if isinstance(self.apply, partial) and self.apply.func is torch.roll:
+            down, right = self.apply.keywords["shifts"]
+            return shift(right * factor, down * factor)
+        return self
+
     def __repr__(self) -> str:
         return f"Action({self.name!r})"
 

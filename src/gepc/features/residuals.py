@@ -119,15 +119,22 @@ class LevelPass:
 
     def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         actions: list[Action] = [self.group.moving[position] for position, _ in waiting]
-        whole = len(self.x_t)
-        moved = [
-            action.apply(self.x_t if len(picked) == whole else self.x_t[picked])
-            for action, (_, picked) in zip(actions, waiting, strict=True)
-        ]
+        moved = [self._moved(action, picked) for action, (_, picked) in zip(actions, waiting, strict=True)]
         answers = self.backbone.eps(torch.cat(moved) if len(moved) > 1 else moved[0].contiguous(), self.t)
         parts = torch.split(answers, [len(picked) for _, picked in waiting])
         for action, (position, picked), part in zip(actions, waiting, parts, strict=True):
             yield position, picked, action.inverse(part)
+
+    def _moved(self, action: Action, picked: torch.Tensor) -> torch.Tensor:
+        """P_g x_t; where the action is on pixels, sqrt(abar) encode(P_g x) + sigma P_g noise."""
+        whole = len(picked) == len(self.x_t)
+        if self.batch.pixels is None or self.backbone.act_on == "latents":
+            return action.apply(self.x_t if whole else self.x_t[picked])
+        abar = float(self.backbone.alphas_cumprod[self.t])
+        rows = torch.from_numpy(self.rows).to(picked.device)[picked]
+        latents = self.batch.moved(self.backbone, action)[rows]
+        moved: torch.Tensor = latents * abar**0.5 + action.apply(self.noise[picked]) * (1.0 - abar) ** 0.5
+        return moved
 
     def _compare(self, picked: torch.Tensor, moved: torch.Tensor, gap: torch.Tensor) -> dict[str, torch.Tensor]:
         """s, cos and x0 of one element; `gap` is mean_c r_g^2."""

@@ -296,10 +296,10 @@ class FeatureActor:
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
-    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Extracted | None, int, int]:
-        """The features of a chunk, and the forward and JVP passes that they cost."""
+    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Extracted | None, tuple[int, int, int]]:
+        """The features of a chunk, and the passes that they cost."""
         self.backbone.reset_counts()
-        return work(self.backbone, chunk), self.backbone.forward_count, self.backbone.jvp_count
+        return work(self.backbone, chunk), self.backbone.counts
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class FeaturesOnCluster:
         """Every chunk with its features, in order."""
         with self.cluster.joined() as ray:
             remote = ray.remote(**self.cluster.actor_options)(FeatureActor)
-            source, options = _absolute(backbone.source), _absolute_options(backbone.load_options)
+            source, options = _absolute(backbone.source), _absolute_options(backbone.options_with_embeddings())
             sent = (backbone, {}) if source is None else (source, options)
             actors = [remote.remote(*sent) for _ in range(self.cluster.most_actors(ray))]
             shared = ray.put(work)
@@ -337,9 +337,10 @@ class FeaturesOnCluster:
 
 
 def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Extracted | None]:
-    found, forward, jvp = ray.get(answer)
+    found, (forward, jvp, encoder) = ray.get(answer)
     backbone.forward_count += forward
     backbone.jvp_count += jvp
+    backbone.encoder_count += encoder
     return chunk, found
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import GepcError, OptionError
 from gepc.detector.detector import Detector, Result
-from gepc.features.base import Batch
+from gepc.features.base import Batch, extract_table
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
@@ -168,18 +168,18 @@ def fastest_batch_size(detector: Detector, images: int) -> int:
     """Measure the fastest batch size on random images at the first kept noise level, for a run of `images` images."""
     shape = (detector.backbone.channels, *detector.input_size)
     kept = tuple(detector.kept_[:1])
-    counts = detector.backbone.forward_count, detector.backbone.jvp_count
+    counts = detector.backbone.counts
 
     def seconds_per_image(size: int) -> float:
         noise = np.random.default_rng(0).uniform(-1.0, 1.0, (size, *shape)).astype(np.float32)
         batch = Batch(noise, [image_key(image) for image in noise], detector.seed, size)
         start = time.perf_counter()
-        detector.extractor.extract(detector.backbone, batch, kept)
+        extract_table(detector.extractor, detector.backbone, batch, kept)
         return (time.perf_counter() - start) / size
 
     seconds_per_image(SIZES[0])  # the first call of a network is slower than the others
     best = fastest(seconds_per_image, [size for size in SIZES if size <= images] or SIZES[:1])
-    detector.backbone.forward_count, detector.backbone.jvp_count = counts
+    detector.backbone.counts = counts
     return best
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.load import list_backbones, load_backbone
-from gepc.backbones.schedule import cosine_alphas_cumprod, linear_alphas_cumprod
+from gepc.backbones.schedule import Scheduler, cosine_alphas_cumprod, linear_alphas_cumprod
 from gepc.core.errors import InputError, OptionError, check_choice, nearest
 from gepc.core.files import write_text
 from gepc.core.options import build, read_yaml
@@ -296,7 +296,9 @@ def load_init(init: str) -> DiffusersBackbone:
     backbone = load_backbone(init, device="cpu")
     assert isinstance(backbone, DiffusersBackbone)
     scheduler = backbone.scheduler
-    if scheduler.prediction_type != "epsilon" or backbone.learned_variance:
+    if backbone.encoder is not None or type(backbone.net).__name__ != "UNet2DModel":
+        raise cannot_start_from(init, "it is not a pixel-space UNet2DModel")
+    if not isinstance(scheduler, Scheduler) or scheduler.prediction_type != "epsilon" or backbone.learned_variance:
         raise cannot_start_from(init, "it does not predict noise alone")
     if scheduler.rescale_timesteps or scheduler.timestep_respacing:
         raise cannot_start_from(init, "it is called with rescaled timesteps")

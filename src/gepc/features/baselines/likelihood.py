@@ -107,6 +107,7 @@ class NllVlb(WholeImage):
     """
 
     calibration: ClassVar[str] = "raw"
+    pixels_only: ClassVar[str | None] = "it is a likelihood of 8-bit pixels"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"steps": 1000, "strata": None},
         "light": {"strata": 32},

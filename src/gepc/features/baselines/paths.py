@@ -264,6 +264,7 @@ class DDPMOOD(Extractor):
     """
 
     calibration: ClassVar[str] = "z"
+    pixels_only: ClassVar[str | None] = "it compares pictures with their reconstructions"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"levels": Levels.rho(*original_rho(STARTS)), "steps": 100, "distances": ("mse", "lpips")},
         "light": {},
@@ -365,6 +366,7 @@ class LMD(WholeImage):
     """
 
     calibration: ClassVar[str] = "z"
+    pixels_only: ClassVar[str | None] = "it compares pictures with their reconstructions"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"repetitions": 10, "steps": 1000, "distance": "lpips"},
         "light": {"repetitions": 8, "steps": 13},

@@ -89,6 +89,7 @@ class LikelihoodRatio(UsesOtherBackbones, WholeImage):
     """
 
     calibration: ClassVar[str] = "kde"
+    pixels_only: ClassVar[str | None] = "it is a ratio of likelihoods of pixels"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())},
         "light": {},
