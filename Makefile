@@ -1,11 +1,16 @@
 # A handful of verbs. Each does all of the set-up it needs, inside this folder.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 
-.PHONY: demo test lint types check bench docs clean
+PIP := -m pip install --quiet --disable-pip-version-check
+# what data flows through: everything below the applications
+CORE := core images backbones features scoring verdicts detector
+
+.PHONY: demo test lint types check bench docs coverage mutants wheel clean
 
 demo: $(READY)
 	$(BIN)/gepc demo --out demo
@@ -28,17 +33,36 @@ bench: $(READY)
 
 # strict: a warning is an error, and the code blocks of the pages are run
 docs: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+# branches of the core that its own tests take; fails below 95 %
+coverage: $(READY)
+	$(BIN)/python -m pytest -n auto --cov --cov-report= $(CORE:%=tests/%) tests/test_conformance.py tests/test_pinned.py
+	$(BIN)/python -m coverage report | tee coverage.txt
+	$(BIN)/python -m coverage report --fail-under=95 >/dev/null
+
+# change the core one operator at a time: do the tests notice? A fixed sample; ARGS=--all for every change
+mutants: $(READY)
+	$(BIN)/python benchmarks/mutants.py $(ARGS)
+
+# the wheel, installed in a clean environment
+wheel:
+	rm -rf dist build/wheel
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python $(PIP) --constraint $(CONSTRAINTS) build torch
+	build/wheel/bin/python -m build --outdir dist .
+	build/wheel/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
+	cd build && wheel/bin/gepc --version && wheel/bin/gepc selfcheck
+
 clean:
-	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist .coverage coverage.txt
 
 # torch first and by its exact version: a looser request may bring gigabytes of GPU libraries
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) torch
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[all,dev]'
 	touch $(READY)

@@ -11,6 +11,7 @@ from toys import as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.core.errors import OptionError
 from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.metrics import auroc
 from gepc.scoring.sequential import TOLERANCE, Sequential, by_agreement
 from gepc.verdicts.conformal import p_values
 
@@ -97,7 +98,7 @@ def test_a_shifted_image_is_found() -> None:
     rule = fitted()
     inside, _ = rule.score_columns(columns(200, 5))
     outside, _ = rule.score_columns(columns(200, 6, shift=3.0))
-    assert gepc.scoring.metrics.auroc(inside, outside) > 0.95
+    assert auroc(inside, outside) > 0.95
 
 
 def test_state_and_back() -> None:
