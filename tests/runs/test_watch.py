@@ -164,3 +164,17 @@ def test_the_log_starts_with_its_columns(detector, tmp_path):
     (tmp_path / "in").mkdir()
     _watch(detector, tmp_path / "in", tmp_path / "log.csv")
     assert (tmp_path / "log.csv").read_text().strip() == ",".join(COLUMNS)
+
+
+def test_every_row_says_when_the_file_was_scored(detector, tmp_path):
+    from datetime import datetime, timedelta, timezone
+
+    _drop(tmp_path / "in", 2)
+    (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
+    list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step())
+    rows = _rows(tmp_path / "log.csv")
+    assert len(rows) == 3
+    for row in rows:
+        scored = datetime.fromisoformat(row["time"])
+        assert scored.utcoffset() == timedelta(0)
+        assert abs(datetime.now(timezone.utc) - scored) < timedelta(minutes=5)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from gepc.core.errors import InputError
@@ -20,7 +21,7 @@ from gepc.images.decoder import DecoderProcess
 from gepc.images.sources import FileImages, file_stamp, image_files
 from gepc.verdicts.monitor import Monitor, Verdict
 
-COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp")
+COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp", "time")
 
 
 @dataclass(frozen=True)
@@ -35,30 +36,14 @@ class WatchedFile:
     stamp: str
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the CSV file."""
-        if self.verdict is None:
-            return (
-                escape_cell(self.result.name),
-                "",
-                "",
-                "",
-                escape_cell(self.result.error or ""),
-                "",
-                "",
-                "",
-                self.stamp,
-            )
-        return (
-            escape_cell(self.result.name),
-            repr(self.result.score),
-            f"{self.verdict.p_value:.9g}",
-            str(self.verdict.alarm).lower(),
-            "",
-            f"{self.verdict.alarm_rate:.6g}",
-            f"{self.verdict.log10_capital:.6g}",
-            str(self.verdict.drifted).lower(),
-            self.stamp,
-        )
+        """The row of the CSV file; the time is that of scoring, in UTC."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        name, error, verdict = escape_cell(self.result.name), escape_cell(self.result.error or ""), self.verdict
+        if verdict is None:
+            return (name, "", "", "", error, "", "", "", self.stamp, now)
+        judged = (f"{verdict.p_value:.9g}", str(verdict.alarm).lower())
+        stream = (f"{verdict.alarm_rate:.6g}", f"{verdict.log10_capital:.6g}", str(verdict.drifted).lower())
+        return (name, repr(self.result.score), *judged, error, *stream, self.stamp, now)
 
 
 class Watch:
