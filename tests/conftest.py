@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))  # toys.py and literal_gepc.py, which are imported by name
 torch.set_num_threads(1)
+os.environ.setdefault("GEPC_TRUST", "1")  # the detectors of the tests are their own; tests/hostile does without it
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=30)
 settings.load_profile("repeatable")
 

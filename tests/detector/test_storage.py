@@ -238,7 +238,7 @@ def damage(folder: Path, how: str) -> None:
         ("description cut short", InputError, r"detector\.json is not a readable JSON file"),
         ("description is a list", InputError, "schema None"),
         ("other schema", InputError, "schema 99; this version reads 1"),
-        ("a part missing", InputError, "is incomplete: 'weights' is missing"),
+        ("a part missing", OptionError, "fitted needs weights"),
         ("an unknown method", OptionError, "did you mean 'gepc'"),
         ("an unknown option", OptionError, "did you mean 'seed'"),
         ("an unknown group element", OptionError, "unknown group element 'my own'.*register_action"),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
+import re
 import shutil
 import uuid
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +20,13 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
-from gepc.core.files import digest, read_json, write_arrays, write_json
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, StorageError
+from gepc.core.files import digest, open_regular, read_json, write_arrays, write_json
 from gepc.core.options import build
 from gepc.detector.hub import download, is_hub_id
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring.calibrators import create_calibrator
-from gepc.scoring.scorer import Selection
+from gepc.scoring.scorer import Scorer, Selection
 from gepc.verdicts.conformal import CalibrationScores
 
 if TYPE_CHECKING:
@@ -35,6 +38,12 @@ SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
 CONDITIONING = "conditioning/"  # the embeddings of a text-conditional backbone, among the arrays
 STATED_ALPHA = 0.05
+# what a folder may ask for
+MAX_DEPTH, MAX_LENGTH, MAX_OPTION, MAX_NUMBER, MAX_STATE = 8, 10_000, 100_000, 10**12, 1 << 30
+MAX_BATCH, MAX_PASSES, MAX_PIXELS, MIN_WIDTH = 4096, 1_000_000, 1 << 24, 64
+_PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dict, "fitted": dict}
+_LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
+_LOAD_OPTIONS |= {"act_on", "offload"}
 # of a backbone's description: where it lies and runs, and what is compared by itself
 _MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family"}
 
@@ -125,41 +134,123 @@ def state_of(detector: Detector) -> dict[str, Any]:
 
 
 def load_detector(
-    folder: str | os.PathLike[str], backbone: Backbone | str | None = None, device: str | torch.device = "auto"
+    folder: str | os.PathLike[str],
+    backbone: Backbone | str | None = None,
+    device: str | torch.device = "auto",
+    trust: bool | None = None,
 ) -> Detector:
     """Load a saved detector. Its backbone is loaded from where it came from, or given, and must be the same weights.
+
+    The folder may come from anyone: everything in it is checked before it is used, and no code in it is run.
 
     Parameters
     ----------
     folder : where `save` wrote it, or a repository on the Hugging Face hub ("org/name").
     backbone : used instead of the one that the detector names.
     device : where a backbone that is loaded runs: "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
+    trust : follow the paths and hub ids of networks that the folder names. Otherwise only networks that ship with the
+        package are loaded by name, and any other must be given. None trusts if the environment variable GEPC_TRUST
+        is 1.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     folder = Path(folder)
     if not folder.exists() and is_hub_id(folder.as_posix()):
         folder = download(folder.as_posix())
-    if not is_detector(folder):
-        raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
-    description = read_json(folder / DESCRIPTION)
-    schema = description.get("schema") if isinstance(description, dict) else None
-    if schema != SCHEMA:
-        raise InputError(f"{folder} has schema {schema!r}; this version reads {SCHEMA}")
+    description = read_description(folder)
+    trust = os.environ.get("GEPC_TRUST") == "1" if trust is None else trust
     try:
-        arrays = load_file(folder / STATE)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{folder / STATE} is missing or damaged: {error}") from error
-    try:
+        if not trust:
+            _check_sources(description, backbone is None, folder)
+        arrays, stored = _read_state(folder / STATE), description["backbone"]
         prompt = {
             name.removeprefix(CONDITIONING): arrays.pop(name) for name in list(arrays) if name.startswith(CONDITIONING)
         }
-        stored = description["backbone"]
         options = {**stored["load_options"], "device": device, **({"embeddings": prompt} if prompt else {})}
         return _assemble(description, arrays, _find_backbone(stored, backbone, options, folder))
+    except GepcError as error:
+        raise type(error)(str(error) if str(folder) in str(error) else f"{folder}: {error}") from error
     except KeyError as error:
         raise InputError(f"{folder} is incomplete: {error} is missing") from error
+    except Exception as error:  # what is restored may be wrong in any way
+        raise InputError(f"{folder} does not describe a detector: {error}") from error
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The checked content of `detector.json`: parts of the right kinds, and no number or list out of bounds."""
+    if not (folder / DESCRIPTION).exists():
+        raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
+    description: dict[str, Any] = read_json(folder / DESCRIPTION)
+    schema = description.get("schema") if isinstance(description, dict) else None
+    if schema != SCHEMA or isinstance(schema, bool):
+        raise InputError(f"{folder} has schema {str(schema)[:40]}; this version reads {SCHEMA}")
+    for name, kind in _PARTS.items():
+        if name not in description:
+            raise InputError(f"{folder} is incomplete: {name!r} is missing")
+        if not isinstance(description[name], kind):
+            raise InputError(f"{folder / DESCRIPTION}: {name} must be {'text' if kind is str else 'a mapping'}")
+        largest = MAX_OPTION if name == "options" else MAX_NUMBER
+        _check_bounds(description[name], f"{folder / DESCRIPTION}: {name}", largest)
+    backbone = description["backbone"]
+    for name in ("source", "sha256"):
+        if not isinstance(backbone.get(name), (str, type(None))):
+            raise InputError(f"{folder / DESCRIPTION}: backbone {name} must be text")
+    if backbone.get("source") is not None and not re.fullmatch("[0-9a-f]{64}", backbone.get("sha256") or ""):
+        raise InputError(f"{folder / DESCRIPTION}: the SHA-256 of the backbone's weights is missing")
+    options = backbone.get("load_options")
+    if not isinstance(options, dict) or not set(options) <= _LOAD_OPTIONS:
+        raise InputError(f"{folder / DESCRIPTION}: load_options may hold {', '.join(sorted(_LOAD_OPTIONS))}")
+    paths = [str(options.get(name, "")) for name in ("config", "variant") if not isinstance(options.get(name), dict)]
+    if any("/" in text or "\\" in text or Path(text).is_file() for text in paths):
+        raise InputError(f"{folder / DESCRIPTION}: load_options must not name a path")
+    return description
+
+
+def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
+    """Refuse values that no detector has, before anything is computed from them."""
+    if isinstance(value, (dict, list)) and (depth > MAX_DEPTH or len(value) > MAX_LENGTH):
+        raise InputError(f"{where} is nested too deeply or too long")
+    if isinstance(value, str) and len(value) > MAX_LENGTH:
+        raise InputError(f"{where} is too long")
+    if isinstance(value, int) and abs(value) > (2**63 if where.endswith(": seed") else largest):
+        raise InputError(f"{where} is {value:.3g}, beyond the largest number that makes sense")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        _check_bounds(item, f"{where}: {str(name)[:40]}", largest, depth + 1)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """The arrays, each of finite float64 numbers; only the limits of sequential scoring may be infinite."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        with open_regular(path) as handle:
+            if os.fstat(handle.fileno()).st_size > MAX_STATE:
+                raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
+            arrays = load(handle.read())
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is missing or damaged: {error}") from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fV" if name.startswith(CONDITIONING) else array.dtype != np.float64:
+            raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}, not float64")
+        if np.isnan(array).any() or (np.isinf(array).any() and name != "sequential/borders"):
+            raise InputError(f"{path}: {name} holds numbers that are not finite; fit the detector again")
+    return arrays
+
+
+def _check_sources(description: dict[str, Any], follow: bool, folder: Path) -> None:
+    """Refuse a folder that names a network by a path or hub id, which `follow` or its method would load."""
+    from gepc.backbones.load import list_backbones
+
+    others, stored = description["options"], description["backbone"]
+    named = [*([others.get("background")]), *(others.get("checkpoints") or ()), *([stored["source"]] if follow else ())]
+    for source in named:
+        if source is not None and source not in list_backbones():
+            raise BackboneError(
+                f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
+                "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)"
+            )
 
 
 def _find_backbone(
@@ -184,23 +275,101 @@ def _find_backbone(
     return backbone
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """The part `fitted` of a description; `describe` says where each value comes from."""
+
+    timesteps: tuple[int, ...]
+    cv: tuple[float, ...]
+    kept: tuple[int, ...]
+    weights: tuple[float, ...]
+    map_scale: float | None
+    fit_images: int
+    calibration_images: int
+    groups: tuple[str, ...]
+    mean_levels: float | None = None
+
+    def check(self, detector: Detector, arrays: dict[str, Any]) -> None:
+        """Refuse values that contradict each other, the detector's options or the arrays."""
+        levels, kept, scale = detector.extractor.timesteps(detector.backbone), len(self.kept), self.map_scale
+        scores = [arrays[f"reference/{place}"] for place in range(len(self.groups))]
+        mean_levels = float(kept) if self.mean_levels is None else self.mean_levels
+        rules = {
+            f"timesteps must be {list(levels)[:8]}, as the options say": self.timesteps == tuple(levels),
+            "kept must be some of the timesteps, ascending": kept
+            and list(self.kept) == sorted(set(self.kept) & set(self.timesteps)),
+            "cv and weights must have a number for each level": (len(self.cv), len(self.weights))
+            == (len(self.timesteps), kept),
+            "weights must be shares that sum to 1": min(self.weights, default=-1.0) >= 0.0
+            and abs(sum(self.weights) - 1.0) < 1e-6,
+            "map_scale must be positive for a method with maps, and null otherwise": 0.0 < scale < math.inf
+            if scale is not None
+            else not detector.extractor.has_maps,
+            "mean_levels must be between 0 and the number of kept levels": 0.0 < mean_levels <= kept,
+            "fit_images must be positive": self.fit_images > 0,
+            "groups must differ, with calibration scores for each": scores
+            and len(set(self.groups)) == len(scores)
+            and all(len(each) for each in scores)
+            and sum(each.size for each in scores) == self.calibration_images,
+            "calibration scores must be sorted": all(each.ndim == 1 and (np.diff(each) >= 0).all() for each in scores),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise InputError(f"fitted: {rule}")
+
+
 def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Backbone) -> Detector:
     from gepc.detector.registry import create_detector
 
-    fitted = description["fitted"]
     detector = create_detector(description["method"], backbone, **_usable(description["options"]))
-    detector.preprocessing_ = build(Preprocessing, description["preprocessing"], "preprocessing")
-    detector.levels_ = np.asarray(fitted["timesteps"])
-    detector.kept_ = np.asarray(fitted["kept"])
-    detector.map_scale_ = fitted["map_scale"]
-    detector.n_fit_ = fitted["fit_images"]
-    detector.mean_levels_ = fitted.get("mean_levels", float(len(detector.kept_)))
-    kept = tuple(fitted["timesteps"].index(t) for t in fitted["kept"])
-    selection = Selection(kept, np.asarray(fitted["weights"]), np.asarray(fitted["cv"]))
-    detector.scorer_ = detector._scorer().restore(selection, arrays)
-    groups = fitted["groups"]
-    detector.reference_ = CalibrationScores({label: arrays[f"reference/{place}"] for place, label in enumerate(groups)})
+    detector.preprocessing_ = _stored_preprocessing(detector, description["preprocessing"])
+    fitted = build(Fitted, description["fitted"], "fitted")
+    fitted.check(detector, arrays)
+    if detector.batch_size > MAX_BATCH:
+        raise InputError(f"batch_size is {detector.batch_size}, more than {MAX_BATCH}")
+    detector.levels_, detector.kept_ = np.asarray(fitted.timesteps), np.asarray(fitted.kept)
+    detector.map_scale_, detector.n_fit_ = fitted.map_scale, fitted.fit_images
+    detector.mean_levels_ = float(len(fitted.kept)) if fitted.mean_levels is None else fitted.mean_levels
+    kept = tuple(fitted.timesteps.index(t) for t in fitted.kept)
+    selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
+    state = {name: array for name, array in arrays.items() if not name.startswith("reference/")}
+    detector.scorer_ = _restored(detector, selection, state)
+    scores = {label: arrays[f"reference/{place}"] for place, label in enumerate(fitted.groups)}
+    detector.reference_ = CalibrationScores(scores)
+    cost = detector.cost()
+    if cost.forward + cost.jvp > MAX_PASSES:
+        raise InputError(f"an image would take {cost}, more than {MAX_PASSES:,} network passes")
     return detector
+
+
+def _stored_preprocessing(detector: Detector, stored: dict[str, Any]) -> Preprocessing:
+    """As stored; it must be what the options and the backbone give, up to a size that the first image decided."""
+    found, expected = build(Preprocessing, stored, "preprocessing"), detector._preprocessing()
+    if expected.size is None and found.size is not None:
+        detector.backbone.check_size(*found.size)
+        expected = dataclasses.replace(expected, size=found.size, resize="exact")
+    if found != expected:
+        raise InputError("preprocessing is not what the options and the backbone give; fit the detector again")
+    if found.size is not None and math.prod(found.size) > MAX_PIXELS:
+        raise InputError(f"preprocessing: size is {found.size}, too large")
+    return found
+
+
+def _restored(detector: Detector, selection: Selection, state: dict[str, Any]) -> Scorer:
+    """The scorer of a state whose arrays fit each other: they come back by name and shape, and give a finite score."""
+    shape = (2, len(selection.kept), len(detector.extractor.column_names))
+    widest = max(MIN_WIDTH, shape[1] * shape[2])
+    for name, array in state.items():
+        if any(side > widest for side in (array.shape if array.ndim == 1 else array.shape[1:])):
+            raise InputError(f"{STATE}: {name} has shape {array.shape}, with more than {widest} columns")
+    if state["calibrator/bounds"].shape != shape:
+        raise InputError(f"{STATE}: calibrator/bounds has shape {state['calibrator/bounds'].shape}, not {shape}")
+    scorer = detector._scorer().restore(selection, state)
+    if {name: array.shape for name, array in scorer.state().items()} != {n: a.shape for n, a in state.items()}:
+        raise InputError(f"{STATE} holds other arrays than its calibrator has")
+    if not scorer.gives_finite_scores():
+        raise InputError(f"{STATE} does not give a finite score; fit the detector again")
+    return scorer
 
 
 def _usable(options: dict[str, Any]) -> dict[str, Any]:

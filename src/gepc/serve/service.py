@@ -21,15 +21,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gepc._version import __version__
 from gepc.core.errors import GepcError, InputError, OptionError
-from gepc.core.files import read_json, sha256
+from gepc.core.files import sha256
 from gepc.detector.detector import Detector
-from gepc.detector.storage import DESCRIPTION, STATE, load_detector
+from gepc.detector.storage import DESCRIPTION, STATE, load_detector, read_description
 from gepc.features.pooling import Map
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
 from gepc.images.sources import Image
 from gepc.serve import codec, messages
-from gepc.serve.batching import Capacity, MicroBatcher
+from gepc.serve.batching import Capacity, FullError, MicroBatcher
 from gepc.serve.messages import GuaranteeAt, Rate, ScoreRequest, Upload
 from gepc.serve.server import Settings
 from gepc.verdicts.decision import DecisionRule
@@ -180,8 +180,12 @@ class Service:
             former = self.model
             try:
                 model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former)
-                await asyncio.wrap_future(self._batcher.submit([Job(model, model.blank(), with_map=False)])[0])
-            except (GepcError, OSError, RuntimeError) as error:
+                trial = self._batcher.submit([Job(model, model.blank(), with_map=model.detector.extractor.has_maps)])
+                if not math.isfinite((await asyncio.wrap_future(trial[0])).score):
+                    raise InputError("the detector gives no finite score")
+            except FullError:
+                raise
+            except Exception as error:  # a folder may be wrong in any way
                 self.metrics.reloads.labels("failed").inc()
                 log.warning("reload failed: %s", error)
                 reason = "the detector on disk cannot be loaded (see the service's log); the current one stays in use"
@@ -303,11 +307,13 @@ class Model:
     def warm_up(self) -> None:
         """Score a grey image, so that setting up the network does not delay the first request."""
         try:
-            self.score_batch([self.blank()], with_maps=False)
+            (found,) = self.score_batch([self.blank()], with_maps=False)
         except GepcError:
             raise
         except RuntimeError as error:
             raise GepcError(f"the detector cannot score an image: {error}") from error
+        if not math.isfinite(found.score):
+            raise GepcError("the detector gives no finite score; fit it again")
 
     def alpha(self, asked: float | None) -> float:
         """The false-alarm rate asked for; the default is 0.05, or the smallest possible rate if larger."""
@@ -362,6 +368,5 @@ def _known_backbone(folder: Path, given: str | None, former: Model | None) -> An
     if former is None:
         return given
     known = former.detector.backbone
-    stored = read_json(folder / DESCRIPTION)
-    wanted = stored.get("backbone", {}).get("sha256") if isinstance(stored, dict) else None
+    wanted = read_description(folder)["backbone"].get("sha256")
     return known if given is not None or (wanted is not None and wanted == known.sha256) else given
