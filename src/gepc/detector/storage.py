@@ -189,19 +189,22 @@ def read_description(folder: Path) -> dict[str, Any]:
             raise InputError(f"{folder / DESCRIPTION}: {name} must be {'text' if kind is str else 'a mapping'}")
         largest = MAX_OPTION if name == "options" else MAX_NUMBER
         _check_bounds(description[name], f"{folder / DESCRIPTION}: {name}", largest)
-    backbone = description["backbone"]
+    _check_network(description["backbone"], str(folder / DESCRIPTION))
+    return description
+
+
+def _check_network(backbone: dict[str, Any], where: str) -> None:
     for name in ("source", "sha256"):
         if not isinstance(backbone.get(name), (str, type(None))):
-            raise InputError(f"{folder / DESCRIPTION}: backbone {name} must be text")
+            raise InputError(f"{where}: backbone {name} must be text")
     if backbone.get("source") is not None and not re.fullmatch("[0-9a-f]{64}", backbone.get("sha256") or ""):
-        raise InputError(f"{folder / DESCRIPTION}: the SHA-256 of the backbone's weights is missing")
+        raise InputError(f"{where}: the SHA-256 of the backbone's weights is missing")
     options = backbone.get("load_options")
     if not isinstance(options, dict) or not set(options) <= _LOAD_OPTIONS:
-        raise InputError(f"{folder / DESCRIPTION}: load_options may hold {', '.join(sorted(_LOAD_OPTIONS))}")
+        raise InputError(f"{where}: load_options may hold {', '.join(sorted(_LOAD_OPTIONS))}")
     paths = [str(options.get(name, "")) for name in ("config", "variant") if not isinstance(options.get(name), dict)]
     if any("/" in text or "\\" in text or Path(text).is_file() for text in paths):
-        raise InputError(f"{folder / DESCRIPTION}: load_options must not name a path")
-    return description
+        raise InputError(f"{where}: load_options must not name a path")
 
 
 def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
