@@ -30,6 +30,7 @@ SCHEDULER = "scheduler_config.json"
 TRAINED_ON = "trained_on.safetensors"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 NETWORKS, AUTOENCODERS = ("unet", "transformer"), ("vae", "vqvae")
+MAX_LAYERS, MAX_WIDTH = 200, 1_000_000
 _TEXT = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
 _UNUSED = ("scheduler", "safety_checker", "feature_extractor", "image_encoder")
 
@@ -103,8 +104,7 @@ def load_backbone(
             "scheduler and vae go with a network object; for a path or a name, give the scheduler's fields as config"
         )
     else:
-        path = _find(source, wanted)
-        network = _from_folder(path, wanted) if path.is_dir() else _from_checkpoint(path, config)
+        network = _from_path(_find(source, wanted), wanted)
     if rescale_timesteps is not None:
         network = replace(network, scheduler=_rescaled(network.scheduler, rescale_timesteps))
     backbone = DiffusersBackbone(
@@ -195,6 +195,15 @@ def _read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[st
     return read_tensors(Path(given))
 
 
+def _from_path(path: Path, wanted: Wanted) -> Network:
+    try:
+        return _from_folder(path, wanted) if path.is_dir() else _from_checkpoint(path, wanted.config)
+    except GepcError:
+        raise
+    except Exception as error:  # files of others may be wrong in any way
+        raise BackboneError(f"{path} does not describe a network: {type(error).__name__}: {error}") from error
+
+
 def _from_checkpoint(path: Path, config: str | Mapping[str, Any] | None) -> Network:
     from gepc.backbones.openai.convert import convert
 
@@ -217,6 +226,7 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
             "model or pipeline"
         )
     values = read_json(model / "config.json")
+    _check_config(values, str(model / "config.json"))
     kind = values.get("_class_name", "UNet2DModel") if isinstance(values, dict) else "something else"
     needs = find_class(kind, f"{model / 'config.json'} describes").needs
     extras = read_json(folder / EXTRAS) if (folder / EXTRAS).is_file() else {}
@@ -248,6 +258,16 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
         raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text")
     trained_on, family = read_trained_on(folder), extras.get("family", "diffusers")
     return Network(net, scheduler, sha256(*files), family, patches, trained_on, autoencoder, embeddings)
+
+
+def _check_config(values: Any, where: str) -> None:
+    """Refuse sizes that no network has before layers are made: every block and layer takes time to make."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        items = value if isinstance(value, list) else [value]
+        numbers = [item for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)]
+        most = MAX_LAYERS if "layers" in name or "num_blocks" in name else MAX_WIDTH
+        if len(items) > MAX_LAYERS or any(not abs(number) <= most for number in numbers):
+            raise BackboneError(f"{where}: {name} is {str(value)[:60]}, beyond any network")
 
 
 def _one(components: Iterable[str]) -> str:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import pickle
+import pickletools
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from gepc.core.errors import BackboneError, InputError
-from gepc.core.files import read_json
+from gepc.core.files import open_regular, read_json
 
 if TYPE_CHECKING:
     from diffusers import UNet2DModel
 
 Shape = tuple[int, ...]
+MAX_PICKLE = 4 << 20  # names and shapes of a checkpoint; a thousand tensors take some 200 kB
 WRAPPERS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict", "model", "model_state_dict", "net")
 
 
@@ -32,34 +35,65 @@ def read_tensors(path: Path) -> dict[str, Any]:
 
     PyTorch files are opened with `weights_only=True`: one that carries code is refused before anything runs.
     """
-    if not path.is_file():
-        raise InputError(f"{path} does not exist")
-    if path.stat().st_size == 0:
-        raise BackboneError(f"{path} is empty")
+    check_file(path)
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     except SafetensorError as error:
         raise BackboneError(f"{path} is cut short or is not a safetensors file: {error}") from error
     if not isinstance(content, Mapping):
         raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict (names and tensors)")
+    _check_sizes(content, path, path.stat().st_size)
     return dict(content)
 
 
-def _read_torch(path: Path) -> Any:
-    with open(path, "rb") as handle:
+def check_file(path: Path) -> None:
+    """Refuse a file that is no checkpoint, or whose reading takes more memory or time than its size allows."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    with open_regular(path) as handle:
         start = handle.read(64)
-    is_zip, is_pickle = start.startswith(b"PK"), start.startswith(b"\x80")
-    if not (is_zip or is_pickle):
-        raise BackboneError(f"{path} is not a PyTorch checkpoint: it begins with {start[:24]!r}")
-    if is_zip:
-        _check_archive(path)
+        handle.seek(0)
+        if not start:
+            raise BackboneError(f"{path} is empty")
+        if path.suffix == ".safetensors":
+            if int.from_bytes(start[:8], "little") > MAX_PICKLE and not start.startswith(b"PK"):
+                raise BackboneError(f"{path} is cut short or is not a safetensors file: its header is too large")
+        elif start.startswith(b"PK"):
+            _check_archive(path)
+        elif start.startswith(b"\x80"):
+            _check_pickles(path, handle)
+        else:
+            raise BackboneError(f"{path} is not a PyTorch checkpoint: it begins with {start[:24]!r}")
+
+
+def _check_pickles(path: Path, handle: IO[bytes]) -> None:
+    """The five pickles at the start of a file of torch before 1.6 may not be long; what follows them is raw data."""
+    with contextlib.suppress(Exception):  # what is damaged, torch will say
+        for _ in range(5):
+            for _ in pickletools.genops(handle):
+                if handle.tell() > MAX_PICKLE:
+                    break
+    if handle.tell() > MAX_PICKLE:
+        raise BackboneError(f"{path} has a pickle of more than {MAX_PICKLE:,} bytes, too large for names and shapes")
+
+
+def _check_sizes(content: Any, path: Path, most: int, depth: int = 0) -> None:
+    """A tensor cannot hold more than the file: a view repeats elements, and takes memory when it is copied."""
+    for name, value in content.items() if isinstance(content, Mapping) and depth < 4 else ():
+        if isinstance(value, torch.Tensor) and value.numel() * value.element_size() > most:
+            raise BackboneError(f"{path}: tensor {name} of shape {tuple(value.shape)} is larger than the file")
+        _check_sizes(value, path, most, depth + 1)
+
+
+def _read_torch(path: Path) -> Any:
+    is_zip = zipfile.is_zipfile(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise BackboneError(_refusal(path, str(error))) from error
-    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, IndexError) as error:
+    except Exception as error:  # a pickle may be wrong in any way
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BackboneError(f"{path} is cut short or damaged: {reason}; copy or download it again") from error
 
@@ -68,7 +102,10 @@ def _check_archive(path: Path) -> None:
     if not zipfile.is_zipfile(path):
         raise BackboneError(f"{path} is cut short: its table of contents, at the end, is missing; download it again")
     with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
+        names, entries = archive.namelist(), archive.infolist()
+    pickles = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
+    if sum(entry.file_size for entry in entries) > path.stat().st_size or pickles > MAX_PICKLE:
+        raise BackboneError(f"{path} unpacks to much more than it holds; torch.save does not write such files")
     if any(name.endswith("/constants.pkl") for name in names):
         raise BackboneError(f"{path} is a TorchScript program, which carries code; gepc takes only a state dict")
 
@@ -149,11 +186,16 @@ def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
     stem = "diffusion_pytorch_model"
     for suffix in ("safetensors", "bin"):
         for mark in ("", ".fp16") if variant is None else (f".{variant}",):
-            if (folder / f"{stem}{mark}.{suffix}").is_file():
-                return [folder / f"{stem}{mark}.{suffix}"]
             index = folder / f"{stem}.{suffix}.index{mark}.json"
-            if index.is_file():
-                return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
+            names = {f"{stem}{mark}.{suffix}"}
+            if not (folder / f"{stem}{mark}.{suffix}").is_file():
+                names = set(read_json(index)["weight_map"].values()) if index.is_file() else set()
+            if any(Path(name).name != name for name in names):
+                raise InputError(f"{index} names a file in another folder")
+            for name in names:
+                check_file(folder / name)
+            if names:
+                return [folder / name for name in sorted(names)]
     name = f"{stem}.safetensors" if variant is None else f"{stem}.{variant}.safetensors"
     raise InputError(f"{folder} holds no weights: expected {name} (or .bin)")
 

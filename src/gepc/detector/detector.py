@@ -247,7 +247,8 @@ class Detector:
             source = open_images(calibration_images)
             spec = replace(spec, extractor=self.extractor, timesteps=timesteps, with_maps=False)
             again = self._extract(source, found.preprocessing, spec, on_progress, engine, calibrating=True)
-            reference, indices = again.columns, again.indices
+            once = self._split(again.keys, hold_out=False)[0]
+            reference, indices = again.columns[once], again.indices[once]
             _check_disjoint(found.keys, again.keys)
 
         self.scorer_ = scorer
@@ -276,6 +277,10 @@ class Detector:
             images = observed = ObservedImages(images, Record.content_hash)
         found = extract_all(images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress)
         warn_about_skipped(found)
+        copies = len(found.keys) - len(set(found.keys))
+        if copies:
+            message = f"{copies} of {len(found.keys)} images are copies of others; equal images count once"
+            warnings.warn(message, UserWarning, stacklevel=4)
         if trained_on is not None:
             _warn_about_trained_on([observed.seen[index] for index in found.indices.tolist()], trained_on)
         return found
@@ -299,9 +304,10 @@ class Detector:
 
     def _split(self, keys: Sequence[bytes], hold_out: bool) -> tuple[Rows, Rows]:
         """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""
-        rank = [(generator(self.seed, key, "split").random(), key) for key in keys]
-        order = sorted(range(len(keys)), key=rank.__getitem__)
-        held_out = max(1, round(len(keys) * self.calibration_share)) if hold_out else 0
+        first = {key: place for place, key in reversed(list(enumerate(keys)))}  # equal images count once
+        rank = sorted((generator(self.seed, key, "split").random(), key) for key in first)
+        order = [first[key] for _, key in rank]
+        held_out = max(1, round(len(order) * self.calibration_share)) if hold_out else 0
         return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
     def _check_enough(self, count: int, keys: Sequence[bytes]) -> None:

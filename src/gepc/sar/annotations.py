@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -24,12 +25,13 @@ Mask = npt.NDArray[np.bool_]
 
 SPLITS = ("train", "test")
 BOX_COLUMNS = ("file", "x", "y", "width", "height")
+_NAMES = {"id", "image_id", "file_name"}
 LAYOUTS = {
     "hrsid": "JPEGImages/ with the images, annotations/train2017.json and annotations/test2017.json (COCO)",
     "ssdd": "JPEGImages/ with the images and Annotations/NAME.xml (VOC) for each",
     "folder": f"image files, and optionally a boxes.csv with the columns {', '.join(BOX_COLUMNS)}",
 }
-LARGEST_XML = 1 << 20
+LARGEST_XML, LARGEST_SIDE = 1 << 20, 1_000_000
 # HRSID files are crops of panoramas: P0049_2400_3200_3600_4400 is P0049, rows 2400 to 3200, columns 3600 to 4400
 CROP = re.compile(r"(P\d+)_(\d+)_\d+_(\d+)_\d+$")
 
@@ -196,7 +198,8 @@ def read_hrsid(root: Path, split: str) -> SceneSet:
     for entry in sorted(content["images"], key=lambda entry: str(entry["file_name"])):
         path, crop = files[entry["file_name"]], CROP.match(Path(entry["file_name"]).stem)
         place = None if crop is None else (crop[1], int(crop[3]), int(crop[2]))
-        scenes.append(AnnotatedScene(path, int(entry["width"]), int(entry["height"]), tuple(ships[entry["id"]]), place))
+        width, height = (_side(entry[name], f"{annotations}: {entry['file_name']}") for name in ("width", "height"))
+        scenes.append(AnnotatedScene(path, width, height, tuple(ships[entry["id"]]), place))
     return _scene_set(f"{root}, {split}", scenes)
 
 
@@ -263,11 +266,23 @@ def _check_pairs(name: str, annotated: set[str], known: set[str], files: dict[st
         )
 
 
-def _box(values: Iterable[Any], where: str) -> Box:
+def _box(values: Any, where: str) -> Box:
     try:
-        return Box(*(float(value) for value in values))
+        numbers = [float(value) for value in values]
+        if isinstance(values, str) or not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return Box(*numbers)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where}: a box is four numbers x, y, width, height; got {values}") from error
+        raise InputError(f"{where}: a box is four numbers x, y, width, height; got {str(values)[:80]}") from error
+
+
+def _side(value: Any, where: str) -> int:
+    try:
+        if 1 <= float(value) <= LARGEST_SIDE:
+            return int(value)
+    except (TypeError, ValueError):
+        pass
+    raise InputError(f"{where}: a width or height is a number from 1 to {LARGEST_SIDE:,}; got {str(value)[:80]!r}")
 
 
 def _coco(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -277,6 +292,8 @@ def _coco(path: Path) -> dict[str, list[dict[str, Any]]]:
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or any(not isinstance(entry, dict) or keys - set(entry) for entry in entries):
             raise InputError(f"{path} is not a COCO file: {part!r} must be a list of entries with {sorted(keys)}")
+        if any(not isinstance(entry[name], (int, str)) for entry in entries for name in keys & _NAMES):
+            raise InputError(f"{path} is not a COCO file: {', '.join(sorted(keys & _NAMES))} must be numbers or text")
     return content  # type: ignore[no-any-return]
 
 
@@ -294,8 +311,9 @@ def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:
     for item in tree.iter("object"):
         left, top, right, bottom = (number(item, f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax"))
         # VOC coordinates start at 1 and include the last pixel
-        ships.append(Box(left - 1.0, top - 1.0, right - left + 1.0, bottom - top + 1.0))
-    return AnnotatedScene(image, int(number(tree, "size/width")), int(number(tree, "size/height")), tuple(ships))
+        ships.append(_box([left - 1.0, top - 1.0, right - left + 1.0, bottom - top + 1.0], str(annotation)))
+    width, height = (_side(number(tree, f"size/{name}"), str(annotation)) for name in ("width", "height"))
+    return AnnotatedScene(image, width, height, tuple(ships))
 
 
 def _parse_xml(path: Path) -> ET.Element:

@@ -53,10 +53,16 @@ def images_needed(alpha: float) -> int:
     return math.ceil(Fraction(1) / Fraction(alpha) - Fraction(1, 10**9)) - 1
 
 
+def is_rate(value: object) -> bool:
+    """Whether this is a number between 0 and 1; text and None are none."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return is_number and 0.0 < float(value) < 1.0  # type: ignore[arg-type]
+
+
 def check_alpha(alpha: float, n_calibration: int) -> None:
     """Refuse a false-alarm rate that cannot be held with so few calibration images, or only by never alarming."""
-    if not 0.0 < alpha < 1.0:
-        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha}")
+    if not is_rate(alpha):
+        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha!r}")
     if alpha * (n_calibration + 1) * SLACK < 1.0:
         raise OptionError(
             f"alpha={alpha:g} needs at least {images_needed(alpha)} calibration images, there are {n_calibration}; "
@@ -104,9 +110,9 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     """
     from scipy.stats import beta
 
-    if not 0.0 < alpha < 1.0:
-        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha}")
-    if not 0.0 < confidence < 1.0:
+    if not is_rate(alpha):
+        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha!r}")
+    if not is_rate(confidence):
         raise OptionError(f"confidence must be between 0 and 1, got {confidence}")
     ranks = np.arange(1, n + 1)
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
@@ -120,7 +126,7 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
 
 def images_for_width(alpha: float, width: float, probability: float = 0.9) -> int:
     """How many calibration images bring the realised rate into a central range of that width around alpha."""
-    if not 0.0 < width < 1.0:
+    if not is_rate(width):
         raise OptionError(f"width must be between 0 and 1, got {width}")
     check_alpha(alpha, 10**9)
 

@@ -22,6 +22,7 @@ from gepc.verdicts.conformal import (
     Labels,
     check_alpha,
     images_needed,
+    is_rate,
     pac_rank,
 )
 
@@ -50,6 +51,8 @@ class DecisionRule:
 
     def __post_init__(self) -> None:
         if self.fdr is None:
+            if not is_rate(self.alpha):
+                raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {self.alpha!r}")
             return
         check_rate(self.fdr, self.procedure)
         if self.confidence is not None:
@@ -127,7 +130,7 @@ def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
     conformal p-values Bates et al. 2023, theorem 3, with this estimate of pi_0).
     """
     p = _check(p_values, fdr)
-    if not 0.0 < cutoff < 1.0:
+    if not is_rate(cutoff):
         raise OptionError(f"cutoff must be between 0 and 1, got {cutoff}")
     if len(p) == 0:
         return np.zeros(0, dtype=bool)
@@ -145,8 +148,8 @@ def discoveries(p_values: npt.ArrayLike, fdr: float, procedure: str = "bh") -> F
 def check_rate(fdr: float, procedure: str = "bh") -> None:
     """Refuse what is not a false-discovery rate, or an unknown procedure."""
     check_choice("procedure", procedure, PROCEDURES)
-    if not 0.0 < fdr < 1.0:
-        raise OptionError(f"fdr must be between 0 and 1, got {fdr}")
+    if not is_rate(fdr):
+        raise OptionError(f"fdr must be between 0 and 1, got {fdr!r}")
 
 
 def _check(p_values: npt.ArrayLike, fdr: float) -> Array:
@@ -196,8 +199,8 @@ class Control:
 
     def __post_init__(self) -> None:
         check_choice("control", self.name, CONTROLS)
-        if not 0.0 < self.alpha < 1.0:
-            raise OptionError(f"alpha is a rate of false alarms between 0 and 1, got {self.alpha}")
+        if not is_rate(self.alpha):
+            raise OptionError(f"alpha is a rate of false alarms between 0 and 1, got {self.alpha!r}")
 
     def check(self, n: int) -> None:
         """Refuse a rate for single tiles that `n` calibration images cannot serve."""

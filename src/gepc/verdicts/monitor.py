@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import read_json, write_json
-from gepc.verdicts.conformal import UNGROUPED, CalibrationScores
+from gepc.verdicts.conformal import UNGROUPED, CalibrationScores, is_rate
 from gepc.verdicts.decision import DecisionRule
 
 BETS = np.array([-1.0, 0.0, 1.0])
@@ -68,8 +68,8 @@ class Monitor:
         group: str | None = None,
     ) -> None:
         for name, value in (("delta", delta), ("jump", jump)):
-            if not 0.0 < value < 1.0:
-                raise OptionError(f"{name} must be between 0 and 1, got {value}")
+            if not is_rate(value):
+                raise OptionError(f"{name} must be between 0 and 1, got {value!r}")
         if window < 1:
             raise OptionError(f"window must be at least 1, got {window}")
         self.calibration = _scores_of(calibration, group)
