@@ -236,6 +236,7 @@ class Detector:
         columns, stability = found.columns, found.stability
         fitting, held_out = self._split(found.keys, calibration_images is None)
         self._check_enough(len(fitting), found.keys)
+        _warn_about_copies(found.keys)
         scorer = self._scorer().fit(columns[fitting], stability[fitting])
         kept = list(scorer.selection_.kept)
         timesteps = tuple(levels[position] for position in kept)
@@ -247,6 +248,7 @@ class Detector:
             source = open_images(calibration_images)
             spec = replace(spec, extractor=self.extractor, timesteps=timesteps, with_maps=False)
             again = self._extract(source, found.preprocessing, spec, on_progress, engine, calibrating=True)
+            _warn_about_copies(again.keys)
             once = self._split(again.keys, hold_out=False)[0]
             reference, indices = again.columns[once], again.indices[once]
             _check_disjoint(found.keys, again.keys)
@@ -277,10 +279,6 @@ class Detector:
             images = observed = ObservedImages(images, Record.content_hash)
         found = extract_all(images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress)
         warn_about_skipped(found)
-        copies = len(found.keys) - len(set(found.keys))
-        if copies:
-            message = f"{copies} of {len(found.keys)} images are copies of others; equal images count once"
-            warnings.warn(message, UserWarning, stacklevel=4)
         if trained_on is not None:
             _warn_about_trained_on([observed.seen[index] for index in found.indices.tolist()], trained_on)
         return found
@@ -311,13 +309,13 @@ class Detector:
         return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
     def _check_enough(self, count: int, keys: Sequence[bytes]) -> None:
+        if len(keys) > 1 and len(set(keys)) == 1:
+            raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
         if count < MINIMUM_FIT:
             raise InputError(
                 f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
                 "(some hundreds for a useful false-alarm rate)"
             )
-        if len(set(keys)) == 1:
-            raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
 
     # --- scoring -------------------------------------------------------------------------------------------------
 
@@ -667,6 +665,14 @@ def _renamed(results: Iterable[Result], names: Iterator[str]) -> Iterator[Result
         if name is None:
             raise InputError(f"`paths` has {result.index} names, but there are more images")
         yield replace(result, name=name)
+
+
+def _warn_about_copies(keys: Sequence[bytes]) -> None:
+    """Copies are not exchangeable with other images, so they must not count several times."""
+    copies = len(keys) - len(set(keys))
+    if copies:
+        message = f"{copies} of {len(keys)} images are copies of others; equal images count once"
+        warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _check_disjoint(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:
