@@ -111,7 +111,7 @@ def test_an_option_of_the_library_is_named_as_the_command_line_spells_it(
     [
         ("give the `groups`", ["score", "det", "x"], " (on the command line: --groups)"),
         ("set `alpha` or `size`", ["fit", "x"], " (on the command line: --set size=...)"),
-        ("choose a class with `class_label`", ["fit", "x"], ""),
+        ("choose a class with `class_label`", ["score", "x"], ""),
         ("choose a class with `class_label`", ["info", "x"], " (on the command line: --class-label)"),
         ("the `images` are bad", ["fit", "images"], ""),
         ("the `ships` are missing", ["sar", "simulate"], " (on the command line: --ships)"),

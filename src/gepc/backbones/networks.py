@@ -170,9 +170,9 @@ def encoded_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Ten
     if encode is None or places is None:
         raise OptionError(f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`")
     takes = inspect.signature(encode).parameters
-    options: dict[str, Any] = {"prompt": prompt, "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
-    options |= {name: None for name, one in takes.items() if name != "prompt" and one.default is one.empty}
-    options |= {"device": torch.device("cpu"), "prompt_2": prompt, "prompt_3": prompt}
+    options: dict[str, Any] = {name: None for name, one in takes.items() if one.default is one.empty}
+    options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}
+    options |= {"prompt": prompt, "prompt_2": prompt, "prompt_3": prompt}
     with torch.no_grad():
         answer: Sequence[Any] = encode(**{name: value for name, value in options.items() if name in takes})
     found = {name: answer[place] for name, place in places.items() if place < len(answer)}

@@ -15,7 +15,7 @@ from gepc.bench.detector_tables import CALIBRATIONS
 from gepc.bench.evaluate import Benchmark, GepcBench, Sizes
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
-from gepc.features.base import Batch, Cost, Extractor, for_fitting, parts_of
+from gepc.features.base import Batch, Cost, Extractor, extract_table, for_fitting, parts_of
 from gepc.features.extraction import plain_options
 from gepc.scoring.scorer import Scorer
 
@@ -136,7 +136,7 @@ def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: S
     forward, jvp = backbone.forward_count, backbone.jvp_count
     for _ in range(repeats):
         begun = clock()
-        extractor.extract(backbone, batch, timesteps)
+        extract_table(extractor, backbone, batch, timesteps)
         times.append(clock() - begun)
     images = repeats * len(batch)
     counted = (backbone.forward_count - forward) / images, (backbone.jvp_count - jvp) / images
@@ -150,8 +150,8 @@ def runtime_table(bench: GepcBench) -> ResultTable:
     method, kept = bench.scoring_extractor, bench.scores(name, seed).kept
     batch = bench.read_rows((name, "test"), range(bench.protocol.batch_size))
     bare = _seconds(lambda: _bare_pass(backbone, batch)) / len(batch)
-    extraction = _seconds(lambda: method.extract(backbone, batch, kept)) / len(batch)
-    columns = method.columns(method.extract(backbone, batch, kept))
+    extraction = _seconds(lambda: extract_table(method, backbone, batch, kept)) / len(batch)
+    columns = method.columns(extract_table(method, backbone, batch, kept))
     passes = method.cost(backbone, batch.size, len(kept)).forward
     train = bench.columns(name, "train", seed, bench.main, kept)
     rows: list[tuple[Cell, ...]] = []

@@ -12,6 +12,7 @@ from gepc.bench.detector_tables import feature_variants, id_p_values, kept_raw
 from gepc.bench.evaluate import GepcBench, Variant
 from gepc.bench.protocol import Pair
 from gepc.core.palette import LIGHT, line_style
+from gepc.features.base import extract_with_maps
 from gepc.features.pooling import MapSample, combine
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing, place_labels
@@ -69,7 +70,8 @@ def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
     weights, kept = scores.selection.weights, scores.kept
     sample = MapSample()
     reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
-    for key, levels in zip(reference.keys, bench.extractor.maps(bench.backbone, reference, kept)[1], strict=True):
+    _, fields = extract_with_maps(bench.extractor, bench.backbone, reference, kept)
+    for key, levels in zip(reference.keys, fields, strict=True):
         sample.add(key, levels)
     scale = sample.v_global(tuple(range(len(kept))), weights)
     found = {}
@@ -77,7 +79,7 @@ def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
         order = np.argsort(values)
         picked = [*order[: SHOWN // 2], *order[-(SHOWN // 2) :]]
         batch = bench.read_rows((other, "test"), picked)
-        fields = combine(bench.extractor.maps(bench.backbone, batch, kept)[1], weights)
+        fields = combine(extract_with_maps(bench.extractor, bench.backbone, batch, kept)[1], weights)
         images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
         figure = figures.maps(images, list(fields), [f"{values[index]:.1f}" for index in picked], scale)
         label = bench.protocol.label(other)

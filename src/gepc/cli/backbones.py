@@ -16,7 +16,7 @@ from typer import Argument, Option
 from gepc.backbones.openai.options import PRESETS
 from gepc.cli import options as opt
 from gepc.cli.app import note, say, text_table, typed_command
-from gepc.cli.options import duration, seconds_per_pass
+from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
 from gepc.core.errors import OptionError, StorageError
 from gepc.core.files import read_json
 from gepc.training.recipe import builtin_recipes
@@ -39,6 +39,7 @@ CheckpointSettings = Annotated[
 ]
 
 
+@opt.loads_backbone
 def info(
     source: Annotated[
         str | None,
@@ -48,9 +49,7 @@ def info(
     preset: Preset = None,
     config: Config = None,
     settings: CheckpointSettings = None,
-    class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None,
-    device: Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")] = "auto",
-    dtype: Annotated[str, Option(help="Floating-point type: float32, bfloat16 or float16.")] = "float32",
+    loading: opt.Loading = opt.DEFAULT_LOADING,
     as_json: opt.AsJson = False,
 ) -> None:
     """Describe a detector or a backbone, or list the detection methods.
@@ -62,7 +61,6 @@ def info(
 
     An OpenAI checkpoint: `gepc info celeba_ema.pt --preset diffpath-celeba32`
     """
-    from gepc.backbones.load import load_backbone
     from gepc.detector.storage import DESCRIPTION, is_detector
 
     facts: Any
@@ -77,9 +75,7 @@ def info(
         text = detector_text(facts)
     else:
         options = checkpoint_options(preset, config, settings)
-        facts = backbone_facts(
-            load_backbone(source, config=options, class_label=class_label, device=device, dtype=dtype)
-        )
+        facts = backbone_facts(loading.load(source, config=options))
         text = backbone_text(facts)
     say(json.dumps(facts, indent=2) if as_json else text)
 
@@ -136,6 +132,7 @@ def method_facts() -> list[dict[str, Any]]:
 
 def detector_text(facts: dict[str, Any]) -> str:
     """A saved detector's description; its backbone is not loaded."""
+    from gepc.features.base import Cost
     from gepc.verdicts.conformal import Guarantee, images_for_width
 
     fitted, backbone = facts["fitted"], facts["backbone"]
@@ -149,8 +146,8 @@ def detector_text(facts: dict[str, Any]) -> str:
         "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates),
         "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept),
         "map scale": fitted["map_scale"],
-        "cost": f"{facts['cost']['forward']}F+{facts['cost']['jvp']}J per image "
-        "(F: forward passes, J: Jacobian-vector products)",
+        "cost": f"{Cost(**facts['cost'])} per image (F: forward passes, J: Jacobian-vector products"
+        + (", E: encoder passes)" if facts["cost"].get("encoder") else ")"),
         "groups": ", ".join(filter(None, fitted["groups"])) or None,
         "guarantee": "none at alpha 0.05: too few calibration images",
     }
@@ -167,12 +164,14 @@ def _facts_table(named: Mapping[str, object]) -> str:
 
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
+    from gepc.features.base import cost_of
     from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 
     size = backbone.image_size or (_default_side(backbone),) * 2
     method = GepcExtractor()
-    passes = method.cost(backbone, size).forward
+    cost = cost_of(method, backbone, size)
     seconds = seconds_per_pass(backbone, size)
+    encoding = seconds_per_encoding(backbone, size) if cost.encoder else 0.0
     return {
         **backbone.describe(),
         "device": str(backbone.device),
@@ -183,9 +182,11 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
         "cost": {
             "size": list(size),
             "seconds_per_pass": seconds,
-            "passes_per_image": passes,
+            "per_image": str(cost),
+            "seconds_per_encoding": encoding or None,
+            "passes_per_image": cost.forward,
             "passes_in_paper": method.paper_cost(len(method.timesteps(backbone))).forward,
-            "seconds_per_image": passes * seconds,
+            "seconds_per_image": cost.forward * seconds + cost.encoder * encoding,
         },
     }
 
@@ -212,6 +213,8 @@ def backbone_text(facts: dict[str, Any]) -> str:
     cost = facts["cost"]
     about = {
         "family": facts["family"],
+        "network": facts.get("network"),
+        "encoder": _encoder_text(facts.get("encoder")),
         "source": facts["source"],
         "sha256": facts["sha256"],
         "parameters": "unknown" if facts["parameters"] is None else f"{facts['parameters']:,}",
@@ -219,7 +222,8 @@ def backbone_text(facts: dict[str, Any]) -> str:
         "size": _size_text(facts),
         "predicts": _prediction_text(facts),
         "schedule": _schedule_text(facts),
-        **{option: facts.get(option) for option in ("class_label", "device", "precision")},
+        "conditioning": ", ".join(facts.get("conditioning", ())) or None,
+        **{option: facts.get(option) for option in ("class_label", "act_on", "device", "precision")},
     }
     tables = [_facts_table(about)]
     for name, rows in facts["levels"].items():
@@ -227,10 +231,22 @@ def backbone_text(facts: dict[str, Any]) -> str:
         tables.append(f"levels ({name})\n{text_table(cells, ('sqrt(abar)', 'timestep', 'found', 'rho'))}")
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
+        "encoder": cost["seconds_per_encoding"]
+        and f"{duration(cost['seconds_per_encoding'])} per image; GEPC costs {cost['per_image']} (E: encoder passes)",
         "GEPC": f"{cost['passes_per_image']} passes per image (the paper counts {cost['passes_in_paper']}), "
         f"about {duration(cost['seconds_per_image'])}; fewer once fitted, on the kept levels only",
     }
     return "\n\n".join([*tables, _facts_table(spent)])
+
+
+def _encoder_text(encoder: dict[str, Any] | None) -> str | None:
+    if encoder is None:
+        return None
+    kind = encoder.get("class", "a function")
+    cells = f"{encoder['factor']}x{encoder['factor']} pixels per cell of {encoder['channels']} channels"
+    return (
+        f"{kind}, {cells}, scaling factor {encoder['scaling_factor']:g}" if "class" in encoder else f"{kind}, {cells}"
+    )
 
 
 def _shape(sides: Iterable[object]) -> str:

@@ -31,6 +31,7 @@ Control = Annotated[
 ]
 
 
+@opt.loads_backbone
 def fit(
     images: Annotated[str, Argument(help="In-distribution images: a folder, or an array: data.npz:train_x.")],
     out: opt.DetectorOut,
@@ -43,6 +44,7 @@ def fit(
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
     budget: Annotated[int | None, Option(min=2, help="Maximum passes per image (gepc and gepc+ only).")] = None,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
     engine: opt.Engine = "local",
     address: opt.Address = None,
     actors: opt.Actors = None,
@@ -57,7 +59,7 @@ def fit(
     import gepc
     from gepc.images.sources import open_images
 
-    detector = gepc.create_detector(method, gepc.load_backbone(backbone), preset, **opt.parse_settings(settings))
+    detector = gepc.create_detector(method, loading.load(backbone), preset, **opt.parse_settings(settings))
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
     if budget is not None:
@@ -100,6 +102,7 @@ def map_(
     scale: Annotated[str, Option(help="Colour scale: `global` (one for all images) or `image` (one each).")] = "global",
     part: Annotated[str | None, Option(help="Part of the map (gepc+ only): sum, residual or error.")] = None,
     backbone: opt.OtherBackbone = None,
+    device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
 ) -> None:
     """Write a heat map per image: an overlay with a colour bar (PNG) and the raw map (NPY).
@@ -109,7 +112,7 @@ def map_(
     from gepc.detector.maps import with_map_part, write_maps
     from gepc.images.sources import open_images
 
-    loaded, collection = opt.open_detector(detector, backbone, batch_size), open_images(images)
+    loaded, collection = opt.open_detector(detector, backbone, batch_size, device), open_images(images)
     if part is not None:
         loaded = with_map_part(loaded, part)
     check_free(out, "metadata.json", "maps")
@@ -137,6 +140,7 @@ def scene(
     group: Annotated[str | None, Option(help="Calibration group, if the detector was fitted with groups.")] = None,
     map_format: Annotated[str, Option(help="Map format: tif, npy, or auto (TIFF if rasterio is installed).")] = "auto",
     backbone: opt.OtherBackbone = None,
+    device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
 ) -> None:
     """Score an image of any size: overlapping tiles, one seamless map, flagged regions and an error rate for the scene.
@@ -148,7 +152,7 @@ def scene(
     """
     from gepc.scenes import plan_scan, scan
 
-    loaded = opt.open_detector(detector, backbone, batch_size)
+    loaded = opt.open_detector(detector, backbone, batch_size, device)
     options: dict[str, Any] = {
         "tile": _pixels("--tile", tile),
         "stride": _pixels("--stride", stride),
@@ -218,6 +222,7 @@ def watch(
     interval: Annotated[float, Option(min=0.05, help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, Option("--once", help="Score the files that are there and exit.")] = False,
     backbone: opt.OtherBackbone = None,
+    device: opt.Device = "auto",
 ) -> None:
     """Score files as they appear in a folder; report every alarm and the moment the stream drifts.
 
@@ -228,7 +233,7 @@ def watch(
     from gepc.runs.watch import Watch
     from gepc.verdicts.monitor import Monitor
 
-    loaded = opt.open_detector(detector, backbone)
+    loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
     watcher = Watch(folder, loaded, Monitor(loaded, alpha, delta, window), out, *((0.0, 0.0) if once else (1.0, 10.0)))
     resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
@@ -265,6 +270,7 @@ def serve(
         bool, Option("--insecure-no-token", help="Accept requests from other machines without a token.")
     ] = False,
     backbone: opt.OtherBackbone = None,
+    device: opt.Device = "auto",
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
@@ -297,6 +303,7 @@ def serve(
         queue=queue,
         max_batch=max_batch,
         timeout=timeout,
+        device=device,
     )
     serve_detector(detector, settings, host, port, backbone, access_log)
 

@@ -44,10 +44,12 @@ ProtocolSettings = Annotated[list[str] | None, opt.setting("Option of the protoc
 NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")]
 
 
+@opt.loads_backbone
 def demo(
     out: Annotated[Path, Option(help="Folder for the report; an earlier demo in it is overwritten.")] = Path("demo"),
     quick: Annotated[bool, Option("--quick", help="Use a third of the patches, for a third of the time.")] = False,
     backbone: opt.NewBackbone = DEMO_BACKBONE,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
     serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
 ) -> None:
     """Fit on patches of one photograph, score patches of others, and write a report. Nothing is downloaded.
@@ -60,12 +62,11 @@ def demo(
     _check_demo(out)
     if serve:
         check_serving()
-    import gepc
     from gepc.detector.storage import describe
     from gepc.report import demo as demonstration
     from gepc.report.demo import render_demo
 
-    detector = demonstration.build_detector(gepc.load_backbone(backbone))
+    detector = demonstration.build_detector(loading.load(backbone))
     data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
     try:  # before minutes of work
         out.mkdir(parents=True, exist_ok=True)
@@ -149,6 +150,7 @@ def selfcheck(as_json: opt.AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+@opt.loads_backbone
 def bench(
     config: ProtocolArgument,
     out: ResultsOut,
@@ -171,6 +173,7 @@ def bench(
     ] = None,
     cache: opt.Cache = opt.DEFAULT_CACHE,
     no_cache: NoCache = False,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
     engine: opt.Engine = "local",
     address: opt.Address = None,
     actors: opt.Actors = None,
@@ -188,9 +191,10 @@ def bench(
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
     elsewhere = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
-    _run(config, out, data, settings, None if no_cache else cache, methods, budget_minutes, elsewhere)
+    _run(loading, config, out, data, settings, None if no_cache else cache, methods, budget_minutes, elsewhere)
 
 
+@opt.loads_backbone
 def ablate(
     config: ProtocolArgument,
     out: ResultsOut,
@@ -198,15 +202,17 @@ def ablate(
     settings: ProtocolSettings = None,
     cache: opt.Cache = opt.DEFAULT_CACHE,
     no_cache: NoCache = False,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Run only the ablations: number of timesteps, weights, transforms, calibrations, features, single timesteps.
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    _run(config, out, data, settings, None if no_cache else cache, only_ablations=True)
+    _run(loading, config, out, data, settings, None if no_cache else cache, only_ablations=True)
 
 
 def _run(
+    loading: opt.Loading,
     config: str,
     out: Path,
     data: Path | None,
@@ -217,7 +223,6 @@ def _run(
     engine: Engine | None = None,
     only_ablations: bool = False,
 ) -> None:
-    import gepc
     from gepc.bench.baselines import choose_baselines, method_names
     from gepc.bench.evaluate import Benchmark
     from gepc.bench.protocol import load_protocol
@@ -228,7 +233,7 @@ def _run(
     check_free(out, "results.json", "benchmark")
     protocol = load_protocol(config, opt.parse_settings(settings))
     names = method_names(methods) if methods is not None else []
-    backbone = gepc.load_backbone(protocol.backbone)
+    backbone = loading.load(protocol.backbone)
     baselines = choose_baselines(names, protocol, backbone)
     benchmark = Benchmark.open(protocol, backbone, folder, FeatureCache(cache_folder), engine)
     passes, minutes = _estimate(benchmark, baselines)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Argument, Option
 
@@ -24,8 +27,11 @@ ImagesArgument = Annotated[
     str, Argument(help="Folder of images, image file, URL such as s3://bucket/photos, or array: data.npz:test_x.")
 ]
 DetectorOut = Annotated[Path, Option(help="Folder to save the detector in.")]
-NewBackbone = Annotated[str, Option(help="Name of an embedded backbone, diffusers folder, or OpenAI checkpoint (.pt).")]
+NewBackbone = Annotated[
+    str, Option(help="Name of an embedded backbone, diffusers folder, hub id (org/name), or OpenAI checkpoint (.pt).")
+]
 OtherBackbone = Annotated[str | None, Option(help="Backbone to use instead of the one the detector was fitted with.")]
+Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of images per network call.")]
 Groups = Annotated[
     str | None,
@@ -84,11 +90,59 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     return labels
 
 
-def open_detector(folder: Path, backbone: str | None, batch_size: int | None = None) -> Detector:
+@dataclass(frozen=True)
+class Loading:
+    """How a command loads a backbone: the options of `gepc.load_backbone`. A detector stores all but the device."""
+
+    device: Device = "auto"
+    dtype: Annotated[str, Option(help="Floating-point type: float32, bfloat16 or float16.")] = "float32"
+    class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
+    prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
+    embeddings: Annotated[Path | None, Option(help="Safetensors file with text embeddings, instead of --prompt.")] = (
+        None
+    )
+    variant: Annotated[str | None, Option(help="Variant of a folder's weights, for example fp16.")] = None
+    act_on: Annotated[str, Option(help="What a group acts on, for a latent backbone: latents or pixels.")] = "latents"
+    offload: Annotated[
+        bool, Option("--offload", help="On a GPU, hold only one of encoder and network of a latent backbone.")
+    ] = False
+
+    def load(self, source: str, **more: Any) -> Backbone:
+        """The backbone at `source`."""
+        from gepc.backbones.load import load_backbone
+
+        return load_backbone(source, **vars(self), **more)
+
+
+DEFAULT_LOADING = Loading()
+
+
+def loads_backbone(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the command's parameter `loading` becomes the options of `Loading`, in its place."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        loading = Loading(**{field.name: given.pop(field.name) for field in fields(Loading)})
+        command(**given, loading=loading)
+
+    ours, theirs = (get_type_hints(one, include_extras=True) for one in (Loading, command))
+    kind = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(one.name, kind, default=one.default, annotation=ours[one.name]) for one in fields(Loading)
+    ]
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        parameters += added if name == "loading" else [parameter.replace(kind=kind, annotation=theirs[name])]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def open_detector(folder: Path, backbone: str | None, batch_size: int | None = None, device: str = "auto") -> Detector:
     """The saved detector, with another backbone or batch size if one is given."""
     from gepc import load_detector
 
-    detector = load_detector(folder, backbone)
+    detector = load_detector(folder, backbone, device)
     if batch_size is not None:
         detector.batch_size = batch_size
     return detector
@@ -115,6 +169,8 @@ def estimate(detector: Detector, count: int, cost: Cost, what: str = "{:,} image
     if passes < QUICK:
         return
     seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
+    if cost.encoder:
+        seconds += count * cost.encoder * seconds_per_encoding(detector.backbone, detector.input_size)
     each = cost.forward + cost.jvp
     note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}")
 
@@ -130,7 +186,7 @@ def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float 
     """Seconds per image and forward pass: the best of batches of 1 to 32 that should take under `patience` seconds."""
 
     def measure(count: int) -> float:
-        return _timed(backbone, size, count, lambda x: backbone.eps(x, 0))
+        return _timed(backbone, backbone.network_shape(size), count, lambda x: backbone.eps(x, 0))
 
     best = measure(1)
     if best < patience:
@@ -141,17 +197,25 @@ def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float 
     return best
 
 
-def seconds_per_jvp(backbone: Backbone, size: tuple[int, int], count: int = 8) -> float:
-    """Seconds per image of a Jacobian-vector product together with its forward pass."""
-    seconds = [_timed(backbone, size, count, lambda x: backbone.jvp(x, 0, x)) for _ in range(2)]
+def seconds_per_encoding(backbone: Backbone, size: tuple[int, int]) -> float:
+    """Seconds per image of the encoder of a latent backbone."""
+    shape = (backbone.channels, *size)
+    seconds = [_timed(backbone, shape, 1, backbone.encode) for _ in range(2)]
     return seconds[-1]  # the first one was a warm-up
 
 
-def _timed(backbone: Backbone, size: tuple[int, int], count: int, call: Callable[[Any], object]) -> float:
+def seconds_per_jvp(backbone: Backbone, size: tuple[int, int], count: int = 8) -> float:
+    """Seconds per image of a Jacobian-vector product together with its forward pass."""
+    shape = backbone.network_shape(size)
+    seconds = [_timed(backbone, shape, count, lambda x: backbone.jvp(x, 0, x)) for _ in range(2)]
+    return seconds[-1]  # the first one was a warm-up
+
+
+def _timed(backbone: Backbone, shape: tuple[int, int, int], count: int, call: Callable[[Any], object]) -> float:
     """Seconds per image of one call on `count` images; its passes are not counted."""
     import torch
 
-    x = torch.rand((count, *backbone.network_shape(size)), generator=torch.Generator().manual_seed(0))
+    x = torch.rand((count, *shape), generator=torch.Generator().manual_seed(0))
     x = x.to(dtype=backbone.dtype, device=backbone.device)
     counted = backbone.counts
     begun = time.perf_counter()

@@ -107,6 +107,7 @@ def simulate(
 
 
 @sar.command()
+@opt.loads_backbone
 def fit(
     patches: Annotated[str, Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
     out: opt.DetectorOut,
@@ -120,6 +121,7 @@ def fit(
     ] = "fixed",
     white: White = None,
     settings: opt.MethodSettings = None,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Fit a radar detector on patches without targets, with options derived from the size of a target.
 
@@ -137,7 +139,7 @@ def fit(
         raise InputError(f"{patches} contains no readable image")
     options = sar_options(target_pixels, min(first.pixels.shape[:2]), sides, normalise)
     options["value_range"] = None if white is None else (0.0, white)
-    detector = gepc.create_detector("gepc", gepc.load_backbone(backbone), **{**options, **opt.parse_settings(settings)})
+    detector = gepc.create_detector("gepc", loading.load(backbone), **{**options, **opt.parse_settings(settings)})
     with progress("fitting", len(collection)) as advance:
         detector.fit(collection, on_progress=advance)
     detector.save(out)
@@ -145,6 +147,7 @@ def fit(
 
 
 @sar.command()
+@opt.loads_backbone
 def bench(
     data: Annotated[Path, Argument(help="HRSID in its original layout.")],
     out: Annotated[Path, Option(help="Folder for tables and the figure.")],
@@ -165,6 +168,7 @@ def bench(
     draws: Annotated[int, Option(min=10, help="Number of bootstrap samples per confidence interval.")] = 300,
     cache: opt.Cache = opt.DEFAULT_CACHE,
     seed: Annotated[int, Option(help="Random seed for the noise and the selection of patches.")] = 0,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Measure how well ships are distinguished from sea clutter, and where the maps point.
 
@@ -173,7 +177,6 @@ def bench(
 
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
     """
-    import gepc
     from gepc.sar.bench import SarProtocol, gather, measure
     from gepc.sar.patches import PatchRules
     from gepc.sar.results import draw, tables, write_results
@@ -192,7 +195,7 @@ def bench(
         draws=draws,
         seed=seed,
     )
-    loaded, sets = gepc.load_backbone(backbone), gather(protocol, data, ood or [])
+    loaded, sets = loading.load(backbone), gather(protocol, data, ood or [])
     extractor = next(iter(protocol.extractors().values()))
     total = sets.total * len(protocol.normalisations)
     passes = total * extractor.cost(loaded, (size, size)).forward

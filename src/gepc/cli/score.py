@@ -35,6 +35,7 @@ class Request:
     detector: Path
     images: str
     backbone: str | None
+    device: str
     batch_size: str | None
     shard_size: int
     restart: bool
@@ -53,6 +54,7 @@ def score(
     procedure: Annotated[str, Option(help="Procedure for --fdr: bh (Benjamini-Hochberg) or storey.")] = "bh",
     groups: opt.Groups = None,
     backbone: opt.OtherBackbone = None,
+    device: opt.Device = "auto",
     batch_size: Annotated[
         str | None, Option(metavar="N|auto", help="Number of images per network call; `auto` finds the fastest.")
     ] = None,
@@ -86,7 +88,7 @@ def score(
     if "parquet" in (kind, format_of(out, None)):
         arrow()
     cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
-    request = Request(detector, images, backbone, batch_size, shard_size, restart, dedup, workers, cluster)
+    request = Request(detector, images, backbone, device, batch_size, shard_size, restart, dedup, workers, cluster)
     _run(request, DecisionRule(alpha, confidence, fdr, procedure), out, shards, kind, groups)
 
 
@@ -101,7 +103,8 @@ def _run(
     us = process_group()
     if us.size > 1 and (request.cluster is not None or (out is None and shards is None)):
         raise OptionError("several processes need --engine local and --out or --shards")
-    detector, images = opt.open_detector(request.detector, request.backbone), open_images(request.images)
+    detector = opt.open_detector(request.detector, request.backbone, device=request.device)
+    images = open_images(request.images)
     if out is not None and us.is_first:
         _check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held() if us.is_first else contextlib.nullcontext():

@@ -159,6 +159,8 @@ class MemoizedBackbone(Backbone):
         super().__init__(inner.alphas_cumprod, inner.channels, inner.image_size, inner.size_multiple)
         self.inner = inner
         self.device, self.dtype = inner.device, inner.dtype
+        self.encoder, self.factor, self.act_on = inner.encoder, inner.factor, inner.act_on
+        self.network_channels = inner.network_channels
         self._known: dict[tuple[Any, ...], torch.Tensor] = {}
 
     @property

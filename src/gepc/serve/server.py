@@ -45,6 +45,7 @@ class Settings:
     max_batch : largest number of images in one network batch, also limited by the detector's `batch_size`.
     gap : seconds without a new image after which an incomplete batch starts.
     timeout : seconds from the first byte of a request to its answer.
+    device : where the detector runs, see `gepc.load_detector`.
     """
 
     token: str | None = None
@@ -57,6 +58,7 @@ class Settings:
     max_batch: int = 32
     gap: float = 0.004
     timeout: float = 60.0
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:

@@ -74,7 +74,7 @@ class Service:
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
         self.folder, self.settings, self.backbone = folder, settings, backbone
-        self.model = Model.load(folder, backbone)
+        self.model = Model.load(folder, backbone, device=settings.device)
         self.model.warm_up()
         self.metrics = Metrics()
         self.metrics.detector.labels(self.model.identity).set(1)
@@ -179,7 +179,7 @@ class Service:
         async with self._reloading:
             former = self.model
             try:
-                model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former)
+                model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former, self.settings.device)
                 trial = self._batcher.submit([Job(model, model.blank(), with_map=model.detector.extractor.has_maps)])
                 if not math.isfinite((await asyncio.wrap_future(trial[0])).score):
                     raise InputError("the detector gives no finite score")
@@ -285,11 +285,13 @@ class Model:
     identity: str
 
     @classmethod
-    def load(cls, folder: Path, backbone: str | None = None, former: Model | None = None) -> Model:
+    def load(
+        cls, folder: Path, backbone: str | None = None, former: Model | None = None, device: str = "auto"
+    ) -> Model:
         """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
         for _ in range(ATTEMPTS):
             before = _identity(folder)
-            detector = load_detector(folder, _known_backbone(folder, backbone, former))
+            detector = load_detector(folder, _known_backbone(folder, backbone, former), device)
             if _identity(folder) == before:
                 return cls(detector, before)
         raise InputError("the detector's files change while they are read; try again")
