@@ -133,6 +133,26 @@ def write_tiff(path: Path, array: npt.NDArray[Any], **options: str) -> None:
             file.write(array.transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_the_pages_of_a_tiff_are_bands(tmp_path: Path, dtype: type) -> None:
+    """All of them, in order; the preview that GeoTIFF writers add is not one."""
+    pages = np.random.default_rng(0).integers(0, 255, (5, 6, 7)).astype(dtype)
+    first, *rest = [PILImage.fromarray(page) for page in pages]
+    first.save(tmp_path / "pages.tif", save_all=True, append_images=rest)
+    np.testing.assert_array_equal(read_pixels(tmp_path / "pages.tif"), pages.transpose(1, 2, 0))
+    small = PILImage.fromarray(pages[0, ::2, ::2])
+    small.encoderinfo = {"tiffinfo": {254: 1}}
+    first.save(tmp_path / "preview.tif", save_all=True, append_images=[small])
+    np.testing.assert_array_equal(read_pixels(tmp_path / "preview.tif"), pages[0])
+
+
+def test_pages_that_are_not_bands(tmp_path: Path) -> None:
+    for others in ([PILImage.fromarray(GREY8[:3])], [PILImage.fromarray(BYTES[0])], [PILImage.fromarray(GREY16)]):
+        PILImage.fromarray(GREY8).save(tmp_path / "pages.tif", save_all=True, append_images=others)
+        with pytest.raises(InputError, match=r"pages.tif has 2 pages that are not grey bands of one size"):
+            read_pixels(tmp_path / "pages.tif")
+
+
 @pytest.mark.parametrize("kind", TIFFS)
 def test_a_tiff_keeps_all_bands_but_alpha(tmp_path: Path, kind: str) -> None:
     """Bands after the third used to be dropped, or the file could not be read."""

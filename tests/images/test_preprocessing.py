@@ -176,6 +176,15 @@ def test_the_picture_of_an_image_is_rgb() -> None:
         np.testing.assert_allclose(rgb_picture(image), (image[shown].transpose(1, 2, 0) + 1) / 2, atol=1e-6)
 
 
+def test_the_bands_that_are_shown() -> None:
+    image = pictures(1, channels=5)[0]
+    for bands, shown in (((4, 3, 2), [3, 2, 1]), ((5,), [4, 4, 4])):
+        np.testing.assert_allclose(rgb_picture(image, bands), (image[shown].transpose(1, 2, 0) + 1) / 2, atol=1e-6)
+    for bands in ((0, 1, 2), (4, 5, 6), (1, 2), ()):
+        with pytest.raises(OptionError, match="one or three bands to show, from 1 to 5"):
+            rgb_picture(image, bands)
+
+
 def test_mixed_sizes_are_an_error_that_says_what_to_give() -> None:
     mixed = [np.zeros((6, 5), dtype=np.uint8), np.zeros((6, 7), dtype=np.uint8)]
     with pytest.raises(InputError, match=r"1 is 6x7 but 6x5 is expected; set `size`"):

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families import make
 from PIL import Image
+from safetensors.numpy import save_file
 from toys import as_uint8, pictures
 
 import gepc
@@ -133,7 +135,10 @@ def test_the_command_line_on_a_cluster(place: Path, nodes: Any) -> None:
     lines = [
         f"score det new --out far.parquet --shard-size 10 {cluster}",
         f"fit new --out far --backbone net --set levels=0.99,0.9 {cluster}",
+        f"fit new --out latent --backbone sd --embeddings text.safetensors --set levels=0.99,0.9 {cluster}",
+        f"score latent new --out latent.parquet --alpha 0.2 {cluster}",
     ]
+    save_file(make("Stable Diffusion", place / "sd")["embeddings"], place / "text.safetensors")
     done = subprocess.run(
         [sys.executable, "-c", program],
         input="\n".join(lines),
@@ -150,6 +155,10 @@ def test_the_command_line_on_a_cluster(place: Path, nodes: Any) -> None:
     assert table[5]["error"] == "new/05.png is not an image that can be decoded"
     scores = [np.nan if row["score"] is None else row["score"] for row in table]
     np.testing.assert_allclose(scores, [result.score for result in expected], atol=1e-5)
+
+    latent = list(gepc.load_detector(place / "latent", str(place / "sd")).results(place / "new"))
+    scores = pq.read_table(place / "latent.parquet")["score"].to_numpy(zero_copy_only=False)
+    np.testing.assert_allclose(scores, [result.score for result in latent], atol=1e-4)
 
     far = gepc.load_detector(place / "far", str(place / "net"))
     with pytest.warns(UserWarning, match="1 of 24 images left out"):

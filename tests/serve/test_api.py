@@ -362,3 +362,32 @@ def test_the_openapi_document_is_whole(client):
     }
     bodies = schema["paths"]["/v1/score"]["post"]["requestBody"]["content"]
     assert set(bodies) == {"multipart/form-data", "application/json"}
+
+
+def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
+    """Uploads of TIFF and .npy files with further bands, with the bands to show chosen; E is counted."""
+    import io
+
+    from families import SIDE, make
+    from PIL import Image
+    from toys import as_uint8, pictures
+
+    import gepc
+
+    for family, channels, cost in (("LDM", 3, "1E"), ("five bands", 5, "0J")):
+        folder = tmp_path / family
+        backbone = gepc.load_backbone(folder / "net", device="cpu", **make(family, folder / "net"))
+        detector = gepc.create_detector("gepc+", backbone, "fast", size=SIDE)
+        detector.fit(as_uint8(pictures(24, SIDE, channels))).save(folder / "det")
+        picture = as_uint8(pictures(1, SIDE, channels, seed=1))[0]
+        first, *rest = [Image.fromarray(picture[..., band]) for band in range(channels)]
+        tiff, npy = io.BytesIO(), io.BytesIO()
+        first.save(tiff, format="TIFF", save_all=True, append_images=rest)
+        np.save(npy, picture.transpose(2, 0, 1))
+        client = serve(folder / "det", bands=(3, 2, 1))
+        assert client.get("/v1/detector").json()["passes_per_image"].endswith(cost)
+        forms = [("images", (name, data.getvalue(), "image/tiff")) for name, data in (("a.tif", tiff), ("a.npy", npy))]
+        answer = client.post("/v1/score", files=forms).json()["results"]
+        np.testing.assert_allclose([one["score"] for one in answer], detector.score(picture[None])[0], rtol=1e-4)
+        drawn = client.post("/v1/map?style=overlay", files=forms[:1])
+        assert drawn.headers["content-type"] == "image/png"

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gepc.serve import Settings
 
 SHOWN_REGIONS = 10
+ShownBands = Annotated[
+    str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
+]
 Control = Annotated[
     str,
     Option(
@@ -101,6 +104,7 @@ def map_(
     out: Annotated[Path, Option(help="Folder for pictures, arrays and metadata.json.")],
     scale: Annotated[str, Option(help="Colour scale: `global` (one for all images) or `image` (one each).")] = "global",
     part: Annotated[str | None, Option(help="Part of the map (gepc+ only): sum, residual or error.")] = None,
+    show_bands: ShownBands = None,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
@@ -118,7 +122,8 @@ def map_(
     check_free(out, "metadata.json", "maps")
     estimate(loaded, len(collection), loaded.cost())
     with progress("mapping", len(collection)) as advance:
-        entries = write_maps(loaded, collection, out, scale, advance)
+        bands = None if show_bands is None else _numbers("--show-bands", show_bands, ",")
+        entries = write_maps(loaded, collection, out, scale, bands, advance)
     shown = {"scale": loaded.map_scale_, "part": getattr(loaded.extractor, "map_part", None)}
     write_json(out / "metadata.json", {**shown, "detector": str(detector), "images": entries})
     failures = sum(entry["error"] is not None for entry in entries)
@@ -277,6 +282,7 @@ def serve(
     queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,
     max_batch: Annotated[int, Option(min=1, help="Maximum number of images per network call.")] = 32,
     timeout: Annotated[float, Option(help="Seconds after which a request is given up.")] = 60,
+    show_bands: ShownBands = None,
     access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
 ) -> None:
     """Serve a detector over HTTP: a web page for uploading images, and an API.
@@ -304,6 +310,7 @@ def serve(
         max_batch=max_batch,
         timeout=timeout,
         device=device,
+        bands=None if show_bands is None else _numbers("--show-bands", show_bands, ","),
     )
     serve_detector(detector, settings, host, port, backbone, access_log)
 

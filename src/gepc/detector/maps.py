@@ -39,13 +39,14 @@ def write_maps(
     images: Images,
     out: Path,
     scale: str = "global",
+    bands: tuple[int, ...] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """For every image `NAME.npy` (the raw map) and `NAME.png` (image, overlay, colour bar) in `out`.
 
     With the scale `global` all pictures go from 0 to map_scale_ (v_global) and can be compared. With `image` each goes
-    to its own 0.99 quantile: structure shows in every picture, also in those of usual images. Returns one entry per
-    image for `metadata.json`.
+    to its own 0.99 quantile: structure shows in every picture, also in those of usual images. `bands` are those shown,
+    see `rgb_picture`. Returns one entry per image for `metadata.json`.
     """
     check_choice("scale", scale, SCALES)
     warn_about_range(images, detector.value_range)
@@ -64,7 +65,7 @@ def write_maps(
                 stem = f"{index:06d}_{_safe(Path(record.name).stem)}"
                 shown = detector.preprocessing_.prepare(record)
                 top = (detector.map_scale_ if scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
-                _write_map(out, stem, field, shown, top)
+                _write_map(out, stem, field, rgb_picture(shown, bands), top)
                 entry |= {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean()), "scale": top}
         entries.append(entry)
         if on_progress is not None:
@@ -81,14 +82,13 @@ def _make_folder(out: Path) -> None:
         raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
-def _write_map(out: Path, stem: str, field: Map, image: Image, scale: float) -> None:
+def _write_map(out: Path, stem: str, field: Map, picture: Image, scale: float) -> None:
     from PIL import Image as PILImage
 
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
-    picture = rgb_picture(image)
     both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
-    enlarge = max(1, 256 // image.shape[1])
+    enlarge = max(1, 256 // len(picture))
     pixels = (both * 255.0).round().astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
     pixels = np.concatenate([pixels, colour_bar(len(pixels), scale)], axis=1)
     with replacing(out / f"{stem}.png") as draft:

@@ -36,8 +36,10 @@ DAMAGED_ARRAY = (
     *(zipfile.BadZipFile, zlib.error, TokenError),
 )
 _COMMON_COUNTS = (1, 3)
-_TIFF = (".tif", ".tiff")
-_PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 262, 277, 338  # TIFF tags
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+NPY_START = b"\x93NUMPY"
+_SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 254, 262, 277, 338  # TIFF tags
+_PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
 _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
 
 
@@ -113,13 +115,15 @@ def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pix
     Parameters
     ----------
     content : the file.
-    suffix : the suffix of its name; only `.npy` and TIFF with further bands depend on it.
+    suffix : the suffix of its name; a file is an array if it is `.npy`, or if its first bytes say so.
     max_pixels : larger images are refused before they are decoded.
     """
     from PIL import Image as PILImage
     from PIL import UnidentifiedImageError
 
-    if suffix.lower() == ".npy":
+    start = content.read(6)
+    content.seek(0)
+    if suffix.lower() == ".npy" or start == NPY_START:
         return _read_npy(content, max_pixels)
     try:
         with PILImage.open(content, formats=FORMATS) as picture:
@@ -129,12 +133,11 @@ def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pix
             if _data_bands(picture) in _COMMON_COUNTS:
                 if picture.format in ("JPEG", "MPO"):
                     _check_scans(content)
-                picture.load()
-                return decode_picture(picture)
+                return _read_pages(picture, max_pixels)
     except InputError:
         raise
     except UnidentifiedImageError as error:
-        if suffix.lower() not in _TIFF:
+        if start[:4] not in _TIFF_STARTS:
             raise InputError("is not an image that can be decoded") from error
     except PILImage.DecompressionBombError as error:
         raise InputError(f"has more than the {max_pixels:,} pixels allowed") from error
@@ -223,6 +226,24 @@ def _data_bands(picture: Any) -> int:
     if tags is None or tags.get(_PHOTOMETRIC) not in _GREY_OR_RGB:
         return 3
     return int(tags.get(_SAMPLES, 1)) - sum(kind in _ALPHA for kind in tags.get(_EXTRA_SAMPLES, ()))
+
+
+def _read_pages(picture: Any, max_pixels: int) -> Pixels:
+    """The pages of a TIFF as bands, (H, W, pages), where previews and masks are no bands; any other picture itself."""
+    if picture.format != "TIFF" or picture.n_frames == 1:
+        return decode_picture(picture)
+    pages: list[Pixels] = []
+    for number in range(picture.n_frames):
+        picture.seek(number)
+        if not picture.tag_v2.get(_SUBFILE, 0) & _PREVIEW_OR_MASK:
+            pages.append(decode_picture(picture))
+        if sum(page.size for page in pages) > max_pixels:
+            raise InputError(f"has more than the {max_pixels:,} values allowed")
+    if len(pages) == 1:
+        return pages[0]
+    if len({(page.shape, page.dtype) for page in pages}) != 1 or pages[0].ndim != 2:
+        raise InputError(f"has {len(pages)} pages that are not grey bands of one size; save one image per file")
+    return np.stack(pages, axis=2)
 
 
 def _read_bands(content: IO[bytes], max_pixels: int) -> Pixels:

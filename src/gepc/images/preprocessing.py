@@ -186,9 +186,20 @@ def log_magnitude(
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
 
-def rgb_picture(image: Image) -> Image:
-    """A preprocessed image (C, H, W) as (H, W, 3) in [0, 1] for display: three channels, or the first one as grey."""
-    shown = image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, axis=0)
+def rgb_picture(image: Image, bands: tuple[int, ...] | None = None) -> Image:
+    """A preprocessed image (C, H, W) as (H, W, 3) in [0, 1] for display.
+
+    Parameters
+    ----------
+    image : the image.
+    bands : the bands shown as red, green and blue, or one as grey, counted from 1; None shows the first three, or the
+        first one of an image with fewer.
+    """
+    if bands is None:
+        bands = (1, 2, 3) if len(image) >= 3 else (1,)
+    if len(bands) not in (1, 3) or not all(1 <= band <= len(image) for band in bands):
+        raise OptionError(f"choose one or three bands to show, from 1 to {len(image)}; got {bands}")
+    shown = image[[band - 1 for band in (bands if len(bands) == 3 else bands * 3)]]
     return np.asarray(((shown.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0), dtype=np.float32)
 
 

@@ -13,8 +13,9 @@ from gepc.core.errors import InputError
 from gepc.detector.maps import overlay
 from gepc.features.pooling import Map
 from gepc.images.decoder import DecoderProcess
+from gepc.images.formats import NPY_START
 from gepc.images.preprocessing import Preprocessing, rgb_picture
-from gepc.images.sources import Image
+from gepc.images.sources import Image, Record
 
 LARGE = 2_000_000
 STRENGTH = 0.75
@@ -33,6 +34,8 @@ def network_input(data: bytes, decoder: DecoderProcess, max_pixels: int, preproc
         pixels = decoder.decode(data, max_pixels)
     except InputError as error:
         raise InputError(f"the file {str(error).partition(':')[0]}") from error
+    if data[: len(NPY_START)] == NPY_START:
+        pixels = Record.of_array("the image", pixels, "the image").pixels_for(preprocessing.channels)
     if pixels.size < LARGE:
         return preprocessing(pixels, "the image")
     with _one_large_at_a_time:
@@ -47,15 +50,15 @@ def heat(field: Map, scale: float) -> bytes:
     return _png(np.concatenate([colour, STRENGTH * level], axis=2))
 
 
-def overlaid(image: Image, field: Map, scale: float) -> bytes:
+def overlaid(image: Image, field: Map, bands: tuple[int, ...] | None, scale: float) -> bytes:
     """The network's view of the image under its map, enlarged to about 256 pixels."""
-    enlarge = max(1, SHOWN_SIZE // image.shape[1])
-    return _png(overlay(rgb_picture(image), field, scale, STRENGTH).repeat(enlarge, axis=0).repeat(enlarge, axis=1))
+    enlarge, shown = max(1, SHOWN_SIZE // image.shape[1]), rgb_picture(image, bands)
+    return _png(overlay(shown, field, scale, STRENGTH).repeat(enlarge, axis=0).repeat(enlarge, axis=1))
 
 
-def network_view(image: Image) -> bytes:
+def network_view(image: Image, bands: tuple[int, ...] | None = None) -> bytes:
     """The image as the network sees it: cropped or resized, in the network's channels."""
-    return _png(rgb_picture(image))
+    return _png(rgb_picture(image, bands))
 
 
 def data_uri(png: bytes) -> str:

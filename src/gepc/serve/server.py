@@ -46,6 +46,7 @@ class Settings:
     gap : seconds without a new image after which an incomplete batch starts.
     timeout : seconds from the first byte of a request to its answer.
     device : where the detector runs, see `gepc.load_detector`.
+    bands : the bands of an image that are shown, see `gepc.images.preprocessing.rgb_picture`.
     """
 
     token: str | None = None
@@ -59,6 +60,7 @@ class Settings:
     gap: float = 0.004
     timeout: float = 60.0
     device: str = "auto"
+    bands: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:

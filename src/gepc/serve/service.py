@@ -130,7 +130,7 @@ class Service:
         guarantee = str(model.detector.guarantee(alpha))
         with_maps = options.map and model.detector.extractor.has_maps
         findings = await self._findings(model, request.uploads, with_maps)
-        results = await self._in_thread(lambda: _results(model, request, alpha, findings))
+        results = await self._in_thread(lambda: _results(model, request, alpha, findings, self.settings.bands))
         for result in results:
             self.metrics.images.labels("failed" if result.error else "alarm" if result.alarm else "normal").inc()
         scale = model.detector.map_scale_
@@ -149,7 +149,8 @@ class Service:
         if isinstance(finding, str) or finding.field is None:
             raise HTTPException(422, finding if isinstance(finding, str) else NOT_SCORED)
         scale = model.detector.map_scale_ or 1.0
-        heat, overlaid = partial(codec.heat, finding.field), partial(codec.overlaid, finding.image, finding.field)
+        heat = partial(codec.heat, finding.field)
+        overlaid = partial(codec.overlaid, finding.image, finding.field, self.settings.bands)
         draw = heat if request.options.style == "heat" else overlaid
         return await self._in_thread(lambda: draw(scale)), scale
 
@@ -243,7 +244,11 @@ def _checked(found: Finding | BaseException) -> Finding | str:
 
 
 def _results(
-    model: Model, request: ScoreRequest[messages.ScoreOptions], alpha: float, findings: Sequence[Finding | str]
+    model: Model,
+    request: ScoreRequest[messages.ScoreOptions],
+    alpha: float,
+    findings: Sequence[Finding | str],
+    bands: tuple[int, ...] | None,
 ) -> list[messages.ImageResult]:
     options, scale = request.options, model.detector.map_scale_ or 1.0
     scores = [finding.score for finding in findings if isinstance(finding, Finding)]
@@ -259,7 +264,7 @@ def _results(
             if options.map and finding.field is not None:
                 result.map = codec.data_uri(codec.heat(finding.field, scale))
             if options.seen:
-                result.seen = codec.data_uri(codec.network_view(finding.image))
+                result.seen = codec.data_uri(codec.network_view(finding.image, bands))
         results.append(result)
     return results
 
