@@ -174,6 +174,7 @@ _Bytes = npt.NDArray[np.uint8]
 _HEADER = 128
 _ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
 _UINT8, _MATRIX, _COMPRESSED = 2, 14, 15
+MAX_UNPACKED = 4 << 30  # four times the largest split of SVHN
 
 
 def read_matlab_bytes(path: Path, name: str) -> _Bytes:
@@ -203,7 +204,7 @@ def _variables(content: _Bytes, order: str) -> Iterator[list[tuple[int, _Bytes]]
     """The elements of each variable."""
     for kind, element in _elements(content, order):
         if kind == _COMPRESSED:
-            unpacked = np.frombuffer(zlib.decompress(element.data), np.uint8)
+            unpacked = np.frombuffer(zlib.decompressobj().decompress(element.data, MAX_UNPACKED), np.uint8)
             kind, element = next(_elements(unpacked, order), (0, element))
         if kind == _MATRIX:
             yield list(_elements(element, order))

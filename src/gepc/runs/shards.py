@@ -1,7 +1,7 @@
 """A scoring run: `run.json` identifies it, and `shard-00012.csv` holds the rows of one range of the list of images.
 
-Shards are whole or absent, so a run that was killed continues with those that are absent. `files-00012` tells
-whether the files are still those that were scored; a shard with another file is scored again.
+Shards are whole or absent, so a run that was killed continues with those that are absent. `files.txt`
+tells whether the files are still those that were scored; a shard with another file is scored again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gepc.detector.storage import detector_digest, versions
 from gepc.images.sources import FileImages, Images, file_stamp
 from gepc.runs.score_tables import read_shard, write_shard
 
-PIECES = r"shard-\d{5,}\.(csv|parquet)|files-\d{5,}|images\.json"  # images.json: written by earlier versions
-SHARD_SIZE = 1024
+PIECES = r"shard-\d{5,}\.(csv|parquet)|files\.txt|images\.json"  # images.json: written by earlier versions
+SHARD_SIZE, FILES = 1024, "files.txt"
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,18 @@ class ScoreRun:
     def begin(self, shard: Shard) -> None:
         """Note the state of a shard's files; call it before they are read."""
         if self.names:
-            with storage_errors(self.folder):  # one that is cut short says that the files have changed
-                self._noted(shard).write_text(self._state(shard))
-
-    def _noted(self, shard: Shard) -> Path:
-        return self.folder / f"files-{shard.number:05d}"
+            with storage_errors(self.folder), open(self.folder / FILES, "a") as handle:
+                handle.write(f"\n{shard.number} {self._state(shard)}")  # cut short, it says that the files have changed
 
     def _state(self, shard: Shard) -> str:
         return _digest(file_stamp(name) for name in self.names[shard.start : shard.stop])
 
     def drop_outdated(self) -> None:
         """Remove the finished shards whose files are not those that were read."""
+        lines = (self.folder / FILES).read_text().splitlines() if (self.folder / FILES).exists() else []
+        noted = dict(line.partition(" ")[::2] for line in lines)
         for shard in self.shards if self.names else ():
-            noted = self._noted(shard)
-            if self.path(shard).exists() and not (noted.exists() and noted.read_text() == self._state(shard)):
+            if self.path(shard).exists() and noted.get(str(shard.number)) != self._state(shard):
                 self.path(shard).unlink()
                 self.outdated += 1
 
