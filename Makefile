@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # what data flows through: everything below the applications
 CORE := core images backbones features scoring verdicts detector
 
-.PHONY: demo test lint types check bench docs coverage mutants wheel clean
+.PHONY: demo test lint types check bench docs notebooks coverage mutants wheel clean
 
 demo: $(READY)
 	$(BIN)/gepc demo --out demo
@@ -37,6 +37,11 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# run the notebooks of the documentation; they must give what is stored in them
+notebooks: $(READY)
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(BIN)/python docs/notebooks/run.py --check
 
 # branches of the core that its own tests take; fails below 95 %
 coverage: $(READY)

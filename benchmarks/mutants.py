@@ -231,12 +231,13 @@ def main() -> int:
         if broken:
             print(f"the tests of {', '.join(broken)} fail without any change")
             return 2
-        verdicts = list(pool.map(lambda mutant: survives(mutant, mutant.module), sample))
-    survivors = sorted(
-        (m for m, alive in zip(sample, verdicts, strict=True) if alive), key=lambda m: (m.module, m.line)
-    )
-    for mutant in survivors:
-        print(f"survived  src/gepc/{mutant.module}.py:{mutant.line}: {mutant.text}\n          {mutant.change}")
+        survivors = []
+        verdicts = pool.map(lambda mutant: survives(mutant, mutant.module), sample)
+        for mutant, alive in zip(sample, verdicts, strict=True):
+            if alive:
+                survivors.append(mutant)
+                place = f"src/gepc/{mutant.module}.py:{mutant.line}"
+                print(f"survived  {place}: {mutant.text}\n          {mutant.change}", flush=True)
     killed = len(sample) - len(survivors)
     print(f"{killed} of {len(sample)} mutants killed ({killed / max(1, len(sample)):.1%}); {len(everyone)} in all, "
           f"{len(everyone) - len(living)} of them equivalent")  # fmt: skip

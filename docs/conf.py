@@ -14,8 +14,9 @@ author = "the gepc authors"
 release = __version__
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
+nb_execution_mode = "off"  # notebooks are stored with their outputs; `make notebooks` runs them
 html_theme = "furo"
 html_title = "gepc"
 html_show_copyright = False

@@ -1,0 +1,49 @@
+"""Run the notebooks of this folder and store their outputs.
+
+    python docs/notebooks/run.py [--check]
+
+With --check nothing is written: a notebook that raises, or whose tables differ from the stored ones, is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).parent
+
+
+def texts(notebook: nbformat.NotebookNode) -> list[str]:
+    """What the cells print and show as text; pictures and their sizes are left out."""
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        str(o.get("text") or o.get("data", {}).get("text/plain", ""))
+        for o in outputs
+        if "image/png" not in o.get("data", {})
+    ]
+
+
+def main() -> int:
+    """0 if all notebooks run, and with --check give what they gave before."""
+    failed = 0
+    for path in sorted(HERE.glob("*.ipynb")):
+        stored = nbformat.read(path, 4)
+        fresh = nbformat.from_dict(stored)
+        NotebookClient(fresh, timeout=900, kernel_name="python3", record_timing=False).execute()
+        if "--check" not in sys.argv:
+            fresh.metadata.pop("widgets", None)
+            fresh.metadata["language_info"] = {"name": "python"}
+            nbformat.write(fresh, path)
+        elif texts(fresh) != texts(stored):
+            failed += 1
+            print(f"{path.name} gives other results than the stored ones; run {Path(__file__).name} and look at them")
+        else:
+            print(f"{path.name}: as stored")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
