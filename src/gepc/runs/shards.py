@@ -91,7 +91,7 @@ class ScoreRun:
                 handle.write(f"\n{shard.number} {self._state(shard)}")  # cut short, it says that the files have changed
 
     def _state(self, shard: Shard) -> str:
-        return _digest(file_stamp(name) for name in self.names[shard.start : shard.stop])
+        return _digest(file_stamp(name) for name in self.names[shard.start : shard.stop])[:16]
 
     def drop_outdated(self) -> None:
         """Remove the finished shards whose files are not those that were read."""
