@@ -19,6 +19,7 @@ from toys import pictures
 
 import gepc
 from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.features.base import methods
 
 every_family = pytest.mark.parametrize("family", list(FAMILIES))
 ID = {channels: pictures(24, SIDE, channels) for channels in (3, 5)}
@@ -45,6 +46,37 @@ def load(home: Path) -> Load:
 def detector_of(backbone: gepc.Backbone, **options: Any) -> gepc.Detector:
     given = {"levels": (0.99, 0.9), "keep": None, "size": SIDE, **options}
     return gepc.create_detector("gepc+", backbone, **given).fit(ID[backbone.channels])
+
+
+# --- every method on every family ------------------------------------------------------------------------------------
+
+CHEAP: dict[str, dict[str, Any]] = {
+    "ddpm_ood": {"steps": 6},
+    "diffpath": {"steps": 4},
+    "eigenscore": {"k": 1, "iterations": 1, "draws": 1},
+    "lmd": {"repetitions": 1, "steps": 4},
+    "nll_ode": {"steps": 3},
+    "waic": {"strata": 2, "draws": 2},
+    **{name: {"strata": 2} for name in ("nll_vlb", "typicality", "ic")},
+}
+
+
+@every_family
+def test_every_method_runs_or_says_why_not(family: str, load: Load) -> None:
+    """With finite features and the passes that it states, those of the encoder included."""
+    backbone = load(family)
+    for method, kind in methods().items():
+        options = {"size": SIDE, **CHEAP.get(method, {})}
+        if family in LATENT and kind.pixels_only:
+            with pytest.raises(OptionError, match=f"'{method}' does not run on a latent backbone: {kind.pixels_only}"):
+                gepc.create_detector(method, backbone, **options)
+            continue
+        detector = gepc.create_detector(method, backbone, **options)
+        backbone.reset_counts()
+        table = detector.features(NEW[backbone.channels][:2])
+        cost = detector.fit_cost()
+        assert backbone.counts == (2 * cost.forward, 2 * cost.jvp, 2 * cost.encoder), method
+        assert all(np.isfinite(values).all() for values in table.values()), method
 
 
 # --- what the network sees, computed without gepc --------------------------------------------------------------------

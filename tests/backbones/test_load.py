@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from families import embeddings, make
 
 import gepc
 from gepc.backbones import load
@@ -107,6 +110,69 @@ def test_a_hub_id_with_a_connection(make_folder: Maker, monkeypatch: pytest.Monk
     assert torch.equal(backbone.eps(torch.ones(1, 3, 8, 8), 3), expected)
     assert backbone.source == "someone/net"
     assert ("diffusion_pytorch_model.bin" in asked[-1]) == (weights == "bin")
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], Path]:
+    """Put a folder into a cache of the hub's own layout, without a connection; gives the snapshot."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: True, raising=False)
+
+    def put(name: str, folder: Path) -> Path:
+        home, commit = cache / f"models--{name.replace('/', '--')}", "a" * 40
+        (home / "refs").mkdir(parents=True)
+        (home / "refs" / "main").write_text(commit)
+        return Path(shutil.copytree(folder, home / "snapshots" / commit))
+
+    return put
+
+
+def test_a_pipeline_in_the_cache_needs_no_connection(hub_cache: Callable[[str, Path], Path], tmp_path: Path) -> None:
+    options = make("Stable Diffusion", tmp_path / "sd")
+    snapshot = hub_cache("someone/sd", tmp_path / "sd")
+    backbone = gepc.load_backbone("someone/sd", device="cpu", **options)
+    assert backbone.source == "someone/sd"
+    assert backbone.fingerprint == gepc.load_backbone(tmp_path / "sd", device="cpu", **options).fingerprint
+    shutil.rmtree(snapshot / "vae")
+    with pytest.raises(BackboneError, match=r"someone/sd: no weights vae/diffusion_pytorch_model.safetensors"):
+        gepc.load_backbone("someone/sd", **options)
+    with pytest.raises(BackboneError, match=r"hf download someone/other --local-dir FOLDER"):
+        gepc.load_backbone("someone/other")
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"), [({}, True), ({"embeddings": embeddings("prompt_embeds")}, False)], ids=["prompt", "embeddings"]
+)
+def test_only_the_files_that_are_needed_are_downloaded(
+    given: dict[str, Any], texts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the single-file checkpoints at the root, other variants, .bin files or the safety checker."""
+    from fnmatch import fnmatch
+
+    make("Stable Diffusion", tmp_path)
+    index = {
+        **json.loads((tmp_path / "model_index.json").read_text()),
+        "text_encoder": ["transformers", "CLIPTextModel"],
+    }
+    (tmp_path / "model_index.json").write_text(json.dumps({**index, "safety_checker": ["stable_diffusion", "Checker"]}))
+    weights = "diffusion_pytorch_model"
+    wanted = {f"unet/{weights}.safetensors", f"vae/{weights}.safetensors", f"unet/{weights}-00001-of-2.safetensors"}
+    others = {"v1-5-pruned.safetensors", f"unet/{weights}.fp16.safetensors", f"unet/{weights}.bin", "unet/flax.msgpack"}
+    others |= {"safety_checker/model.safetensors", "text_encoder/model.fp16.safetensors", f"unet/{weights}.non_ema.bin"}
+    text = {"text_encoder/model.safetensors"}
+    asked: list[list[str]] = []
+
+    def download(_: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with contextlib.suppress(InputError):  # there is no text encoder to load
+        gepc.load_backbone("someone/sd", **given)
+    taken = {name for name in wanted | others | text if any(fnmatch(name, pattern) for pattern in asked[-1])}
+    assert taken == wanted | (text if texts else set())
 
 
 def test_scheduler_fields_from_a_file(make_folder: Maker, tmp_path: Path) -> None:
