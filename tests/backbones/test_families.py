@@ -55,7 +55,7 @@ CHEAP: dict[str, dict[str, Any]] = {
     "diffpath": {"steps": 4},
     "eigenscore": {"k": 1, "iterations": 1, "draws": 1},
     "lmd": {"repetitions": 1, "steps": 4},
-    "nll_ode": {"steps": 3},
+    "nll_ode": {"steps": 2},
     "waic": {"strata": 2, "draws": 2},
     **{name: {"strata": 2} for name in ("nll_vlb", "typicality", "ic")},
 }
