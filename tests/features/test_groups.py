@@ -170,3 +170,13 @@ def test_a_group_made_by_hand_must_begin_with_the_identity() -> None:
     assert len(Group((IDENTITY, flip)).moving) == 1
     with pytest.raises(OptionError, match=r"Group\.of"):
         Group((flip, IDENTITY))
+
+
+@pytest.mark.parametrize("name", DESTINATION)
+def test_an_action_is_on_the_last_two_axes_whatever_is_in_front(name: str) -> None:
+    x = torch.arange(2 * 3 * 16.0).reshape(2, 3, 4, 4)
+    for transform in (find_action(name).apply, find_action(name).inverse):
+        moved = transform(x)
+        assert torch.equal(transform(x[0, 0]), moved[0, 0])
+        assert torch.equal(transform(x[0]), moved[0])
+        assert torch.equal(transform(x[None]), moved[None])

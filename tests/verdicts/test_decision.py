@@ -115,3 +115,29 @@ def test_every_group_has_its_own_limit():
 )
 def test_the_guarantee_in_words(rule: DecisionRule, words: str):
     assert words in rule.statement(NINE)
+
+
+@pytest.mark.parametrize("n", [9, 10, 19, 99])
+def test_bh_counts_a_p_value_that_meets_its_limit_up_to_rounding(n):
+    """p = k/(n + 1) as p-values are computed, against the limit fdr k/m in floating point; never a real difference."""
+    for m in range(1, 12):
+        for k in range(1, m + 1):
+            p = np.r_[np.full(k, k / (n + 1.0)), np.ones(m - k)]
+            fdr = m / (n + 1.0)
+            if fdr < 1.0:
+                assert benjamini_hochberg(p, fdr)[:k].all()
+    assert not benjamini_hochberg([0.1 * (1 + 1e-9)], 0.1).any()
+
+
+def test_bh_by_hand():
+    assert benjamini_hochberg([0.01, 0.04, 0.03, 0.9], 0.06).tolist() == [True, True, True, False]
+    assert benjamini_hochberg([0.02, 0.9, 0.9, 0.9], 0.06).tolist() == [False] * 4
+
+
+def test_storey_by_hand():
+    """pi_0 = (1 + 2)/(6 x 1/2) = 1 for two large p-values of six; with none it is 1/3, and the limits triple."""
+    p = [0.01, 0.02, 0.03, 0.04, 0.9, 0.8]
+    assert storey(p, 0.06).tolist() == benjamini_hochberg(p, 0.06).tolist()
+    few = [0.01, 0.1, 0.11, 0.12, 0.13, 0.5]
+    assert storey(few, 0.06).tolist() == [True, True, True, True, True, False]
+    assert benjamini_hochberg(few, 0.06).tolist() == [True] + [False] * 5
