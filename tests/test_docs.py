@@ -51,6 +51,18 @@ def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str
     assert used <= options, f"{page}: {line}"
 
 
+def test_the_badges_are_true() -> None:
+    """A badge is a claim: each is compared with what it is about, and there is no other."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    badges = re.findall(r"img\.shields\.io/badge/(\S+?)-blue", (ROOT / "README.md").read_text(encoding="utf-8"))
+    (oldest,) = re.findall(r'^requires-python = ">=([\d.]+)"$', project, re.MULTILINE)
+    (licence,) = re.findall(r'^license = "(.+)"$', project, re.MULTILINE)
+    (types,) = re.findall(r"^\[tool\.mypy\]\nstrict = (true|false)$", project, re.MULTILINE)
+    expected = [f"python-{oldest}%2B", f"licence-{licence.replace('-', '--')}", "types-mypy%20strict"]
+    assert badges == expected
+    assert types == "true"
+
+
 def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == gepc.__version__
