@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # what data flows through: everything below the applications
 CORE := core images backbones features scoring verdicts detector
 
-.PHONY: demo test lint types check bench docs notebooks coverage mutants wheel clean
+.PHONY: demo test lint types check bench docs notebooks coverage mutants wheel hostile clean
 
 demo: $(READY)
 	$(BIN)/gepc demo --out demo
@@ -61,6 +61,10 @@ wheel:
 	build/wheel/bin/python -m build --outdir dist .
 	build/wheel/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
 	cd build && wheel/bin/gepc --version && wheel/bin/gepc selfcheck
+
+# damaged files, fuzzed requests and killed processes in large numbers; ARGS="--scale 0.02" for a few minutes
+hostile: $(READY)
+	$(BIN)/python -W ignore benchmarks/hostile.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist .coverage coverage.txt

@@ -179,8 +179,6 @@ class Cluster:
             yield ray
             return
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
-        if own:  # how long its agents look for a driver that was killed; a minute by default
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
         try:
             # `local`: without an address, Ray looks for a cluster that runs or ran on this machine
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 from gepc.core.files import read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
+from gepc.core.tables import escape_cell
 from gepc.detector.detector import Detector
 from gepc.features.extraction import OnProgress
 from gepc.features.pooling import Map
@@ -55,7 +56,7 @@ class TileResult:
         numbers = ("", "") if self.error is not None else (repr(self.score), repr(self.p_value))
         missing = "" if np.isnan(self.missing) else f"{self.missing:.6g}"
         place = (self.tile.row, self.tile.column, self.tile.top, self.tile.left)
-        return (*place, missing, *numbers, "true" if self.left_out else "", self.error or "")
+        return (*place, missing, *numbers, "true" if self.left_out else "", escape_cell(self.error or ""))
 
 
 @dataclass(frozen=True)
