@@ -106,7 +106,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     if way == 0:
         del data[start:]
     elif way == 1:
-        data[start:start] = data[: rng.randrange(1, len(data))]
+        data[start:start] = data[: rng.randint(1, len(data))]
     elif way == 2:
         data[start:start] = rng.randbytes(rng.randrange(1, 100))
     return bytes(data) or b"\0"
@@ -123,7 +123,7 @@ def damaged_json(value: Any, rng: random.Random) -> Any:
         if rng.random() < 0.3:
             del parent[name]
         else:
-            parent[name] = rng.choice(WRONG)
+            parent[name] = copy.deepcopy(rng.choice(WRONG))
         if not value:
             break
     return value
@@ -365,12 +365,11 @@ def jobs() -> dict[str, tuple[list[str], str, Callable[[Path], Any]]]:
     }  # fmt: skip
 
 
-def kills(place: Path, count: int, commands: tuple[str, ...] = COMMANDS) -> dict[str, Outcomes]:
+def kills(place: Path, count: int, commands: list[str]) -> Iterator[tuple[str, Outcomes]]:
     """Kill each command again and again and give it again; what it completes must be what it gives uninterrupted."""
-    found = {}
     for name in commands:
         arguments, suffix, read = jobs()[name]
-        seen = found[f"kill -9 of {name}"] = Outcomes()
+        seen = Outcomes()
         start = real if name == "ray" else started
         begun = time.monotonic()
         if ended(start([part.replace("OUT", f"{name}-whole") for part in arguments], place)) != 0:
@@ -393,7 +392,7 @@ def kills(place: Path, count: int, commands: tuple[str, ...] = COMMANDS) -> dict
         if ended(start([part.replace("OUT", f"{name}-{runs}") for part in arguments], place)) != 0:
             seen["FAILED: not resumed"] += 1
         compare(seen, read, place / f"{name}-{runs}{suffix}", expected)
-    return found
+        yield f"kill -9 of {name}", seen
 
 
 def compare(seen: Outcomes, read: Callable[[Path], Any], path: Path, expected: Any) -> None:
@@ -438,8 +437,8 @@ def main() -> int:
         prepare(place)
         for name in sorted(options.only, key=lambda name: name != "kills"):
             count, begun = max(1, round(COUNTS[name] * options.scale)), time.monotonic()
-            work = kills(place, count, tuple(options.commands)) if name == "kills" else parts[name](place, count)
-            for what, seen in work.items():
+            work = kills(place, count, options.commands) if name == "kills" else parts[name](place, count).items()
+            for what, seen in work:
                 told = ", ".join(
                     text if text.startswith("memory") else f"{text} {n}" for text, n in sorted(seen.items())
                 )

@@ -90,7 +90,7 @@ WRONG: list[Any] = [None, -1, 0, 10**9, 1e308, "x", [], [10**9] * 2, {"a": 1}, [
 
 
 @pytest.mark.parametrize(
-    "name", ["layers_per_block", "block_out_channels", "norm_num_groups", "down_block_types", "act_fn"]
+    "name", ["layers_per_block", "block_out_channels", "norm_num_groups", "down_block_types", "act_fn", "sample_size"]
 )
 def test_a_config_with_anything_in_it(saved: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(saved.parent / "net", tmp_path / "net")

@@ -268,6 +268,8 @@ def _check_config(values: Any, where: str) -> None:
         most = MAX_LAYERS if "layers" in name or "num_blocks" in name else MAX_WIDTH
         if len(items) > MAX_LAYERS or any(not abs(number) <= most for number in numbers):
             raise BackboneError(f"{where}: {name} is {str(value)[:60]}, beyond any network")
+        if name == "sample_size" and not isinstance(value, (int, type(None))) and len(numbers) != 2:
+            raise BackboneError(f"{where}: sample_size must be a number or two, got {str(value)[:60]}")
 
 
 def _one(components: Iterable[str]) -> str:
