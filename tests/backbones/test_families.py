@@ -284,6 +284,22 @@ def test_a_prompt_is_encoded_once_and_stored_with_the_detector(pipeline: Any, ho
         gepc.load_backbone(folder)
 
 
+def test_code_in_a_pipeline_folder_is_not_run(pipeline: Any, tmp_path: Path) -> None:
+    pipeline.save_pretrained(tmp_path)
+    index = json.loads((tmp_path / "model_index.json").read_text())
+    (tmp_path / "own.py").write_text("raise AssertionError('this code was run')")
+    (tmp_path / "text_encoder" / "own.py").write_text("raise AssertionError('this code was run')")
+    for name, message in (("_class_name", "which gepc does not know"), ("text_encoder", "code of its own.*not run")):
+        (tmp_path / "model_index.json").write_text(json.dumps({**index, name: ["own", "Own"]}))
+        with pytest.raises(BackboneError, match=message):
+            gepc.load_backbone(tmp_path)
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    config = json.loads((tmp_path / "vae" / "config.json").read_text())
+    (tmp_path / "vae" / "config.json").write_text(json.dumps({**config, "_class_name": "DiffusionPipeline"}))
+    with pytest.raises(BackboneError, match="DiffusionPipeline, which is no network of this diffusers"):
+        gepc.load_backbone(tmp_path)
+
+
 # --- objects, variants -----------------------------------------------------------------------------------------------
 
 

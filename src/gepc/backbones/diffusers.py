@@ -10,7 +10,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.latent import AutoencoderEncoder
-from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, fixed_classes
+from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, null_class
 from gepc.backbones.path import GaussianPath, SigmaScheduler
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
@@ -185,12 +185,11 @@ class DiffusersBackbone(Backbone):
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what the backbone is."""
-        classes = fixed_classes(self.net) or (self.net.config.get("num_class_embeds"),)
         return {
             **super().describe(),
             **self.scheduler.facts(),
             "learned_variance": self.learned_variance,
-            "classes": classes[0],
+            "classes": null_class(self.net) or self.net.config.get("num_class_embeds"),
         }
 
 
@@ -243,20 +242,20 @@ def _multiple(net: Any) -> int:
 
 
 def _check_label(net: Any, label: int | None) -> int | None:
-    transformer = fixed_classes(net)
-    if transformer is None and getattr(net, "class_embedding", None) is None:
+    null = null_class(net)
+    if null is None and getattr(net, "class_embedding", None) is None:
         if label is not None:
             raise OptionError("class_label was given, but this net is not class-conditional")
         return None
-    classes = transformer[0] if transformer else net.config.num_class_embeds
+    classes = null or net.config.num_class_embeds
     if net.config.get("class_embed_type") == "identity":
         raise BackboneError("this net is conditioned on an embedding, not on a class: use Backbone.from_callable")
     if label is None:
-        if transformer:
-            return transformer[1]
+        if null is not None:
+            return null
         count = f" ({classes} classes)" if classes else ""
         raise OptionError(f"this net is class-conditional{count}: choose a class with `class_label`")
-    if label < 0 or (classes and label >= classes + bool(transformer)):
+    if label < 0 or (classes and label >= classes + (null is not None)):
         raise OptionError(f"class_label {label} does not exist: this net knows 0 to {classes - 1}")
     return int(label)
 

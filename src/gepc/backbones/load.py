@@ -249,8 +249,8 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
     if home is not None:
         autoencoder = _pretrained(home, read_json(home / "config.json").get("_class_name", "AutoencoderKL"), wanted)
         files = [*files, *weight_files(home, wanted.variant)]
-    elif set(AUTOENCODERS) & components:
-        raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {_one(components)}/ too")
+    elif lost := sorted(components & set(AUTOENCODERS)):
+        raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {lost[0]}/ too")
     embeddings = wanted.embeddings or {}
     if needs and wanted.embeddings is None:
         embeddings = _encode_prompt(pipeline, kind, wanted)
@@ -272,10 +272,6 @@ def _check_config(values: Any, where: str) -> None:
             raise BackboneError(f"{where}: sample_size must be a number or two, got {str(value)[:60]}")
 
 
-def _one(components: Iterable[str]) -> str:
-    return next(name for name in AUTOENCODERS if name in components)
-
-
 def _pretrained(folder: Path, kind: str, wanted: Wanted) -> Any:
     """The diffusers model in `folder`, whole: a missing tensor is an error, not a random one."""
     import diffusers
@@ -283,9 +279,9 @@ def _pretrained(folder: Path, kind: str, wanted: Wanted) -> Any:
     from gepc.backbones.diffusers import DTYPES
     from gepc.backbones.weights import weight_files
 
-    cls = getattr(diffusers, kind, None)
-    if cls is None:
-        raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which this version of diffusers lacks")
+    cls: Any = getattr(diffusers, kind, None)
+    if diffusers.ModelMixin not in getattr(cls, "__mro__", ()):
+        raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which is no network of this diffusers")
     first = weight_files(folder, wanted.variant)[0].name
     variant = re.search(r"diffusion_pytorch_model\.(\w+)[.-]", first)
     try:
@@ -317,6 +313,8 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
     if not texts or missing:
         what = f"{', '.join(missing)} missing in {pipeline}" if missing else f"no text encoder in {pipeline}"
         raise InputError(f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`")
+    if any(listed[name][0] != "transformers" for name in texts):
+        raise BackboneError(f"{index} names code of its own, which is not run; give `embeddings`")
     try:
         import transformers  # noqa: F401
         from diffusers import DiffusionPipeline
@@ -326,7 +324,13 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
         ) from error
     others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
     try:
-        encoders = DiffusionPipeline.from_pretrained(pipeline, variant=wanted.variant, local_files_only=True, **others)
+        encoders = DiffusionPipeline.from_pretrained(
+            pipeline,
+            variant=wanted.variant,
+            use_safetensors=wanted.use_safetensors or None,
+            local_files_only=True,
+            **others,
+        )
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise BackboneError(f"{pipeline}: its text encoders cannot be loaded: {reason}; give `embeddings`") from error

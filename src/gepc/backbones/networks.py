@@ -153,12 +153,10 @@ def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
             raise OptionError(f"embeddings: {name} must be {wanted}, got {tuple(values.shape)}")
 
 
-def fixed_classes(net: Any) -> tuple[int, int] | None:
-    """(number of classes, index of the null class) of a transformer that is conditioned on a class; None otherwise."""
-    if CLASSES[type(net).__name__].call is not _dit or not net.config.num_embeds_ada_norm:
-        return None
-    classes = int(net.config.num_embeds_ada_norm)
-    return classes, classes
+def null_class(net: Any) -> int | None:
+    """The null class of a transformer that is conditioned on a class, the one after its classes; None otherwise."""
+    is_dit = CLASSES[type(net).__name__].call is _dit and net.config.num_embeds_ada_norm
+    return int(net.config.num_embeds_ada_norm) if is_dit else None
 
 
 def encoded_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tensor]:
