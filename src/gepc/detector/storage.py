@@ -235,7 +235,7 @@ def _read_state(path: Path) -> dict[str, Any]:
             raise
         raise InputError(f"{path} is missing or damaged: {error}") from error
     for name, array in arrays.items():
-        if array.dtype.kind not in "fV" if name.startswith(CONDITIONING) else array.dtype != np.float64:
+        if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != np.float64:
             raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}, not float64")
         if np.isnan(array).any() or (np.isinf(array).any() and name != "sequential/borders"):
             raise InputError(f"{path}: {name} holds numbers that are not finite; fit the detector again")
