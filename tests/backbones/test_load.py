@@ -343,3 +343,12 @@ def test_imports_are_light() -> None:
     code = "import sys, gepc, gepc.cli; gepc.list_backbones(); print({'torch', 'diffusers'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "set()"
+
+
+def test_an_edm_pickle_is_refused_and_its_network_wrapped(tmp_path: Path) -> None:
+    import pickle
+
+    with open(tmp_path / "network-snapshot.pkl", "wb") as file:
+        pickle.dump({"ema": torch.nn.Conv2d(3, 3, 1)}, file)
+    with pytest.raises(BackboneError, match=r"with its own code, as EDM.*Backbone.from_denoiser"):
+        gepc.load_backbone(tmp_path / "network-snapshot.pkl")

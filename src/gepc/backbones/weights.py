@@ -113,7 +113,10 @@ def _check_archive(path: Path) -> None:
 def _refusal(path: Path, message: str) -> str:
     found = re.search(r"GLOBAL (\S+)", message)
     if found is None:
-        return f"{path} is a pickle, but not one that torch.save wrote"
+        return (
+            f"{path} is a pickle, but not one that torch.save wrote. Load it with its own code, as EDM's networks are, "
+            "and pass the network to Backbone.from_denoiser or from_callable"
+        )
     return (
         f"{path} was refused before anything ran: it is a pickle that carries code ({found[1].rstrip('.')}), not only "
         "tensors. Ask its author for torch.save(model.state_dict(), ...) or a safetensors file"
