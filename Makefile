@@ -7,8 +7,6 @@ READY := $(VENV)/.ready
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 
 PIP := -m pip install --quiet --disable-pip-version-check
-# what data flows through: everything below the applications
-CORE := core images backbones features scoring verdicts detector
 
 .PHONY: demo test lint types check bench docs notebooks coverage mutants wheel hostile clean
 
@@ -43,9 +41,9 @@ notebooks: $(READY)
 	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	$(BIN)/python docs/notebooks/run.py --check
 
-# branches of the core that its own tests take; fails below 95 %
+# branches of the core that the tests take; fails below 95 %
 coverage: $(READY)
-	$(BIN)/python -m pytest -n auto --cov --cov-report= $(CORE:%=tests/%) tests/test_conformance.py tests/test_pinned.py
+	$(BIN)/python -m pytest -n auto --cov --cov-report= $(ARGS)
 	$(BIN)/python -m coverage report | tee coverage.txt
 	$(BIN)/python -m coverage report --fail-under=95 >/dev/null
 

@@ -161,3 +161,15 @@ def test_the_colour_bar_has_the_overlays_colours() -> None:
     ends = (overlay(np.full((2, 1, 3), 0.5), field, 0.02) * 255).round()
     np.testing.assert_array_equal(bar[[0, -1], 5], ends[:, 0])
     assert bar.shape == (100, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("level", "heat"),
+    [(0.1, (0.3, 0.0, 0.01)), (0.4, (0.8, 0.0, 0.04)), (0.5, (1.0, 0.2, 0.05)), (1.0, (1.0, 1.0, 0.1))],
+)
+def test_the_colours_of_an_overlay(level: float, heat: tuple[float, ...]) -> None:
+    """Dark red, red, orange, yellow, over the picture with three quarters of the level as opacity."""
+    picture = np.full((1, 1, 3), 0.5)
+    found = overlay(picture, np.full((1, 1), 2.0 * level, dtype=np.float32), scale=2.0)
+    opacity = 0.75 * level
+    np.testing.assert_allclose(found[0, 0], 0.5 * (1 - opacity) + opacity * np.array(heat), atol=1e-6)

@@ -17,7 +17,7 @@ from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import InputError, OptionError
 from gepc.features.base import Batch
 from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_all
-from gepc.features.gepc import FEATURES, GepcExtractor
+from gepc.features.gepc import FEATURES, PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 from gepc.images import noise
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
@@ -347,3 +347,23 @@ def test_given_noise_must_fit() -> None:
     batch.fixed_noise = {(t, 0): np.zeros((2, 3, 8, 8), dtype=np.float32)}
     with pytest.raises(InputError, match="draw 1"):
         method(levels=Levels(LEVELS[:1]), mc_samples=2).extract(backbone, batch, (t,))
+
+
+def test_the_defaults_are_the_papers() -> None:
+    assert PAPER_LEVELS == (0.99997, 0.9999, 0.9979, 0.9969)
+    assert PAPER_LEVELS_CELEBA == (0.99997, 0.99, 0.999, 0.9969)
+    method = GepcExtractor()
+    assert (method.features, method.pool, method.topk, method.window) == (("s",), "topk", 0.3, 9)
+    assert (method.mc_samples, method.group_samples, method.level_samples) == (1, None, None)
+    assert (GepcExtractor.keep, GepcExtractor.calibration) == (2, "kde")
+
+
+@pytest.mark.parametrize("feature", ["s", "cos", "x0"])
+def test_an_average_over_the_group_counts_the_identity(feature: str) -> None:
+    """Its residual is zero and is not evaluated: the mean over G is (|G| - 1)/|G| times the mean over the others."""
+    values = np.concatenate([np.zeros((2, 3, 1)), np.random.default_rng(0).random((2, 3, 6))], axis=2)
+    np.testing.assert_allclose(GepcExtractor().reduce(feature, values), values.mean(axis=2), rtol=1e-12)
+    sampled = values.copy()
+    sampled[:, :, [2, 5]] = np.nan  # elements that were not drawn
+    others = np.nanmean(sampled[:, :, 1:], axis=2)
+    np.testing.assert_allclose(GepcExtractor().reduce(feature, sampled), others * 6 / 7, rtol=1e-12)

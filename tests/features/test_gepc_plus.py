@@ -385,3 +385,12 @@ def test_the_autocorrelations_see_structure_that_energies_do_not() -> None:
 
     assert found(("d", "ax")) > 0.99
     assert found(("d",)) < 0.7
+
+
+def test_one_pair_of_pixels_is_enough_for_an_autocorrelation() -> None:
+    """A shift by one less than the side leaves one row or column; a shift by the side leaves nothing: 0."""
+    field = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]], dtype=torch.float64)
+    assert autocorrelation(field, [(1, 0)]).item() == pytest.approx((1 * 3 + 2 * 4) / 2 / 7.5)
+    assert autocorrelation(field, [(0, 1)]).item() == pytest.approx((1 * 2 + 3 * 4) / 2 / 7.5)
+    assert autocorrelation(field, [(1, -1)]).item() == pytest.approx(2 * 3 / 7.5)
+    assert autocorrelation(field, [(2, 0)]).item() == autocorrelation(field, [(0, 2)]).item() == 0.0

@@ -199,3 +199,18 @@ def test_unknown_names() -> None:
         Aggregation("sum", "trimed")
     with pytest.raises(OptionError, match="unknown fuse 'product'"):
         Aggregation("product", "mean")
+
+
+def test_defaults_go_with_every_calibrator_and_choices_with_those_that_use_them() -> None:
+    for name in list_calibrators():
+        calibrator = create_calibrator(name)
+        Aggregation().check_used_by(calibrator)
+        for choice, used in (
+            (Aggregation("mean"), calibrator.uses_fuse),
+            (Aggregation("sum", "max"), calibrator.uses_aggregate),
+        ):
+            if used:
+                choice.check_used_by(calibrator)
+            else:
+                with pytest.raises(OptionError, match="has no effect"):
+                    choice.check_used_by(calibrator)

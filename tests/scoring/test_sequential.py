@@ -12,7 +12,7 @@ import gepc
 from gepc.core.errors import OptionError
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.metrics import auroc
-from gepc.scoring.sequential import TOLERANCE, Sequential, by_agreement
+from gepc.scoring.sequential import TOLERANCE, Sequential, _limit, by_agreement
 from gepc.verdicts.conformal import p_values
 
 Array = npt.NDArray[np.float64]
@@ -162,3 +162,25 @@ def test_rounding_moves_no_fitted_image_over_a_border(count: int, calibration: s
 def test_levels_cannot_be_left_out_at_random_as_well() -> None:
     with pytest.raises(OptionError, match="leave level_samples out"):
         toy_detector(keep=3, sequential=0.1, level_samples=1)
+
+
+def test_the_borders_follow_from_the_images_that_alarm_in_the_end() -> None:
+    """An alarm is T > 1 at the last stage, which one image in ten reaches; the borders keep nine tenths of those."""
+    rule, seen = fitted(alpha=0.1), columns(400, 0)
+
+    def standard(position: int) -> Array:
+        looked, stage = list(rule.order[: position + 1]), rule.stages[position]
+        return stage.standardise(stage.calibrator.score(seen[:, looked], WEIGHTS[looked], Aggregation()))
+
+    alarm = standard(2) > 1.0
+    assert alarm.sum() == 40
+    early, stage = standard(0), rule.stages[0]
+    assert (early[alarm] < stage.low).sum() <= TOLERANCE * 40
+    assert (early[~alarm] > stage.high).sum() <= TOLERANCE * 40
+    assert (early < stage.low).any()
+    assert stage.low <= np.sort(early[alarm])[5]
+
+
+def test_a_limit_is_above_the_median_where_all_scores_tie() -> None:
+    for value in (-5.0, 0.0, 3.0):
+        assert _limit(np.full(9, value), 0.1) > value

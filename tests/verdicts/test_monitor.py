@@ -1,5 +1,6 @@
 """The conformal test martingale: its false-alarm bound, its power, and a state that survives."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,3 +105,31 @@ def test_a_grouped_detector_is_watched_one_group_at_a_time():
         Monitor(detector, group="dusk")
     assert Monitor(detector, group="day").update(50.0).alarm
     assert not Monitor(detector, group="night").update(50.0).alarm
+
+
+def test_the_defaults_and_the_version_of_the_file_stay(tmp_path):
+    """Files that were written before must be read as they were meant."""
+    monitor = Monitor(range(99))
+    assert (monitor.alpha, monitor.delta, monitor.window, monitor.jump, monitor.seed) == (0.05, 0.01, 200, 0.01, 0)
+    monitor.save(tmp_path / "monitor.json")
+    assert json.loads((tmp_path / "monitor.json").read_text())["schema"] == 1
+
+
+def test_the_limit_counts_as_an_alarm():
+    """p = 5/100 at alpha 0.05: an alarm is p <= alpha, not p < alpha; the next larger p is none."""
+    monitor = Monitor(np.arange(99.0), alpha=0.05)
+    at_the_limit, above = monitor.update(94.5), monitor.update(93.5)
+    assert (at_the_limit.p_value, at_the_limit.alarm) == (pytest.approx(0.05), True)
+    assert (above.p_value, above.alarm) == (pytest.approx(0.06), False)
+
+
+def test_the_first_bets_by_hand():
+    """After one score, capital = mean over bets e of 1 + e (p - 1/2) = 1, since the bets -1, 0, 1 cancel."""
+    monitor = Monitor(np.arange(99.0), seed=3)
+    assert monitor.update(200.0).log10_capital == pytest.approx(0.0, abs=1e-12)
+    uniform = [np.random.default_rng([3, step]).random() for step in range(2)]
+    first, second = (u / 100 for u in (uniform[0], uniform[1] * 100 / 101))  # larger than all before: p = U/(n + 1)
+    shares = (1 + np.array([-1, 0, 1]) * (first - 0.5)) / 3
+    moved = 0.99 * shares / shares.sum() + 0.01 / 3
+    capital = (moved * (1 + np.array([-1, 0, 1]) * (second - 0.5))).sum()
+    assert monitor.update(300.0).log10_capital == pytest.approx(np.log10(capital), rel=1e-9)

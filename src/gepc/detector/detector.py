@@ -272,7 +272,7 @@ class Detector:
         engine: Engine | None,
         calibrating: bool,
     ) -> FeatureTable:
-        if not images.first(1):
+        if next(images.first(1), None) is None:
             raise InputError("there are no in-distribution images to fit on")
         trained_on = self.backbone.trained_on if calibrating else None
         if trained_on is not None:
@@ -548,7 +548,7 @@ class Detector:
         levels = self.extractor.timesteps(self.backbone)
         preprocessing = getattr(self, "preprocessing_", None) or self._preprocessing()
         opened = open_images(images)
-        if not opened.first(1):
+        if next(opened.first(1), None) is None:
             raise InputError("there are no images")
         warn_about_range(opened, self.value_range)
         fields = None if noise is None else np.asarray(noise)

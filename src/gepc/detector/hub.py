@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from gepc._version import __version__
 from gepc.core.errors import InputError, StorageError
 from gepc.core.files import read_json, write_json, write_text
 from gepc.core.tables import markdown_table
+from gepc.verdicts.conformal import Guarantee
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
@@ -48,28 +50,20 @@ def model_card(
     """The card of a detector from its description, with the metadata of huggingface_hub's `ModelCardData`."""
     from huggingface_hub import ModelCardData
 
-    backbone, fitted, guarantee = facts["backbone"], facts["fitted"], facts["guarantee"]
+    backbone, fitted, cost, promise = facts["backbone"], facts["fitted"], facts["cost"], facts["guarantee"]
     about = {
         "method": facts["method"],
         "fitted on": f"{fitted_on} ({fitted['fit_images']} images)",
         "calibrated on": f"{fitted['calibration_images']} further images",
         "backbone": f"{backbone['source'] or backbone['family']}, SHA-256 `{backbone['sha256']}`",
-        "cost": f"{facts['cost']['forward']} forward passes, {facts['cost']['jvp']} Jacobian-vector products per image",
-        "guarantee": "none: too few calibration images for alpha 0.05"
-        if guarantee is None
-        else f"on average over calibration sets, at most {guarantee['alpha']:.0%} of in-distribution images raise an "
-        f"alarm at alpha {guarantee['alpha']:g}; with these calibration images the rate lies between "
-        f"{guarantee['low']:.3g} and {guarantee['high']:.3g} with probability 0.9",
+        "cost": f"{cost['forward']} forward passes, {cost['jvp']} Jacobian-vector products per image",
+        "guarantee": "none: too few calibration images for alpha 0.05" if promise is None else Guarantee(**promise),
         **figures,
     }
     data = ModelCardData(library_name="gepc", license=licence, tags=_TAGS, pipeline_tag="image-classification")
-    return (
-        f"---\n{data.to_yaml()}\n---\n\n# {repo_id}\n\nAn out-of-distribution detector for images, made with gepc "
-        f"{facts['versions']['gepc']}.\n\n{markdown_table(('', ''), [(k, str(v)) for k, v in about.items()])}\n\n"
-        f'```python\nimport gepc\n\ndetector = gepc.load_detector("{repo_id}")  # or with backbone=..., the same '
-        'weights\ndetector.p_value("photos/new")\n```\n\nThe guarantee holds for images that are exchangeable with the '
-        "calibration images: the same camera, the same processing, not seen by fitting or by the backbone.\n"
-    )
+    table = markdown_table(("", ""), [(name, str(value)) for name, value in about.items()])
+    template = Template((Path(__file__).parent / "model_card.md").read_text(encoding="utf-8"))
+    return template.substitute(repo_id=repo_id, metadata=data.to_yaml(), version=__version__, table=table)
 
 
 def download(repo_id: str) -> Path:

@@ -97,9 +97,9 @@ class Images(ABC):
         for index in range(len(self)):
             yield self[index]
 
-    def first(self, count: int) -> list[Record]:
-        """The first images, at most `count`; they are still part of the next iteration."""
-        return [self[index] for index in range(min(count, len(self)))]
+    def first(self, count: int) -> Iterator[Record]:
+        """The first images, at most `count`, one at a time; they are still part of the next iteration."""
+        return (self[index] for index in range(min(count, len(self))))
 
 
 class ObservedImages(Images):
@@ -129,7 +129,7 @@ class ObservedImages(Images):
     def __iter__(self) -> Iterator[Record]:
         return itertools.starmap(self._observed, enumerate(self._images))
 
-    def first(self, count: int) -> list[Record]:
+    def first(self, count: int) -> Iterator[Record]:
         """The first images, not passed to the function."""
         return self._images.first(count)
 
@@ -270,12 +270,12 @@ class StreamImages(Images):
         yield from head
         yield from rest
 
-    def first(self, count: int) -> list[Record]:
+    def first(self, count: int) -> Iterator[Record]:
         """The first images, kept for the iteration that follows."""
         if self._rest is None:
             self._rest = self._read()
         self._head += itertools.islice(self._rest, max(0, count - len(self._head)))
-        return self._head[:count]
+        return iter(self._head[:count])
 
     def _read(self) -> Iterator[Record]:
         images = itertools.chain.from_iterable(map(self._split, self._source))
