@@ -81,11 +81,11 @@ import gepc.cli
 folder = {str(tmp_path)!r}
 assert run(["fit", folder + "/images.npy", "--out", folder + "/det", "--method", "tiny_norm",
             "--backbone", "tiny-gaussian"]) == 0
-detector = gepc.load_detector(folder + "/det")
+detector = gepc.load_detector(folder + "/det", gepc.load_backbone("tiny-gaussian"))
 scores = detector.score(folder + "/images.npy")
 print(json.dumps({{
     "names": [n for n in gepc.list_detectors() + gepc.list_backbones() if n.startswith("tiny")],
-    "backbone": detector.backbone.source,
+    "backbone": detector.backbone.family,
     "scores": len(scores),
     "folder": gepc.load_backbone("tiny-folder").source,
 }}))
@@ -94,7 +94,7 @@ print(json.dumps({{
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
         "names": ["tiny_norm", "tiny-folder", "tiny-gaussian"],
-        "backbone": "tiny-gaussian",
+        "backbone": "gaussian",
         "scores": 30,
         "folder": "tiny-folder",
     }

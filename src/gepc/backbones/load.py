@@ -92,7 +92,7 @@ def load_backbone(
     if isinstance(source, str) and source in plugins("gepc.backbones"):
         made = plugins("gepc.backbones")[source]()
         if isinstance(made, Backbone):
-            made.source = source
+            made.source = None if made.sha256 is None else source  # a saved detector names only weights it can check
             return made
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
