@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from passes import PassesBench
 from PIL import Image
-from plus_designs import Design, PlusBench, collect_plus, fast, plain_gepc, plus
+from plus_designs import OUTPUT, Design, PlusBench, collect_plus, fast, full, plain_gepc
 
 import gepc
 from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
@@ -32,8 +32,8 @@ from gepc.bench.protocol import BenchmarkDataset, Pair, Protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.features.extraction import FeatureCache
+from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import Group
-from gepc.features.residuals import LAGS
 from gepc.images.formats import read_npz
 from gepc.report.demo import Photograph, load_photograph
 from gepc.sar.annotations import read_hrsid, read_ssdd
@@ -156,14 +156,15 @@ def protocol(backbone: str) -> Protocol:
 def shown() -> list[Design]:
     """What is compared: the presets, what they would be without some of their parts, and GEPC."""
     return [
-        plus("gepc+ full"),
+        full("gepc+ full"),
         fast("gepc+ fast"),
-        plus("full with level_mahalanobis", calibration="level_mahalanobis"),
-        fast("fast with level_mahalanobis", calibration="level_mahalanobis"),
+        fast("gepc+ single", **GepcPlus.presets["single"]),
+        full("full without inner layers", features=OUTPUT),
+        fast("fast without inner layers", features=OUTPUT),
+        fast("fast without inner", features=(*OUTPUT, "h")),
+        fast("fast without h", features=(*OUTPUT, "inner")),
+        fast("fast, inner layers alone", features=("inner", "h")),
         fast("fast with rot180", group=Group.of("rot180")),
-        fast("fast without ac", features=("s", "d", *LAGS)),
-        plus("full without correlations", features=("s", "d")),
-        fast("s, b, d", features=("s", "b", "d")),
         fast("s", features=("s",)),
         plain_gepc("GEPC, K=2 of four levels, KDE"),
     ]
@@ -189,7 +190,7 @@ class Line:
 def own_lines(bench: PlusBench) -> list[Line]:
     """gepc+, its variants and GEPC."""
     lines = []
-    for design in shown():
+    for design in filter(bench.seeds, shown()):
         passes = design.passes(bench.backbone, SIDE, len(bench.timesteps(design)))
         lines.append(Line(design.label, f"{passes}F+0J", pair_aurocs(bench.all_scores(design)[0])))
     return lines
@@ -226,6 +227,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--backbone", default="celeba32-tiny")
     parser.add_argument("--methods", help="baselines to compare with, as for gepc bench")
+    parser.add_argument("--lean", action="store_true", help="only the transforms of the presets, without GEPC's others")
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
     options = parser.parse_args()
     keep_freed_memory()
@@ -234,11 +236,11 @@ def main() -> None:
     write_sets(options.data, folder)
     settings = protocol(options.backbone)
     benchmark = Benchmark.open(settings, gepc.load_backbone(settings.backbone), folder, FeatureCache(options.cache))
-    bench = collect_plus(benchmark)
+    bench = collect_plus(benchmark, lean=options.lean)
     lines = own_lines(bench)
     if options.methods:
         lines += baseline_lines(options.methods, benchmark)
-    found = [*tables(lines), PassesBench(bench).table()]
+    found = tables(lines) if options.lean else [*tables(lines), PassesBench(bench).table()]
     print(write_tables(options.out, "fresh", found, {"protocol": settings.as_dict()}))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from plus_designs import WIDE, Design, PlusBench, fast, plus
+from plus_designs import WIDE, Design, PlusBench, fast, full
 
 from gepc.bench.published import MAIN
 from gepc.core.palette import LIGHT
@@ -64,8 +64,8 @@ def economies() -> list[Economy]:
         if keep > 1:
             rows.append(Economy(f"GEPC, budget {passes}, K={keep}, sequential", keep, passes, ALPHA))
     rows.append(Economy("gepc+ fast", design=fast("fast")))
-    rows.append(Economy("gepc+ full", design=plus("full")))
-    rows.append(Economy("gepc+ full, sequential", sequential=ALPHA, design=plus("full")))
+    rows.append(Economy("gepc+ full", design=full("full")))
+    rows.append(Economy("gepc+ full, sequential", sequential=ALPHA, design=full("full")))
     return rows
 
 
@@ -90,14 +90,18 @@ class PassesBench:
     def _measure(self, economy: Economy, name: str, seed: int) -> tuple[Array, float, float, float]:
         """AUROCs against every OOD set, passes of ID and of OOD images, share of false alarms."""
         found, others = self.bench.found, self.bench.protocol.pairs[name]
+        parts: dict[str, int] | None = None
         if economy.design is None:
             columns_of, per_level = self._gepc(economy, found[name, "train", seed])
         else:
             columns_of, per_level = self._plus(economy.design)
+            timesteps = self.bench.timesteps(economy.design)
+            parts = economy.design.method.parts(economy.design.table(found[name, "train", seed], timesteps))
         fitting, rest = np.split(columns_of(found[name, "train", seed]), [_fitting(len(found[name, "train", seed]))])
         calibration = "kde" if economy.design is None else economy.design.calibration
         weights = "inv_cv" if economy.design is None else "uniform"
-        scorer = Scorer(calibration, weights=weights, sequential=economy.sequential).fit(fitting)
+        scorer = Scorer(calibration, weights=weights, sequential=economy.sequential)
+        scorer.fit(fitting, parts=parts)
         inside, *outside = (columns_of(found[one, "test", seed]) for one in (name, *others))
         scores = scorer.score(inside)
         reference = CalibrationScores.of(scorer.score(rest), None)

@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="noise seeds, separated by commas")
     parser.add_argument("--train", type=int, help="ID-train images, instead of the protocol's number")
     parser.add_argument("--test", type=int, help="test images of each set, instead of the protocol's number")
+    parser.add_argument("--lean", action="store_true", help="only the transforms of the presets, without GEPC's others")
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
     options = parser.parse_args()
     keep_freed_memory()
@@ -41,21 +42,22 @@ def main() -> None:
     protocol = load_protocol(options.protocol, {**overrides, "seeds": seeds})
     backbone = gepc.load_backbone(protocol.backbone)
     benchmark = Benchmark.open(protocol, backbone, options.data, FeatureCache(options.cache))
-    total, done = passes_needed(benchmark), 0
+    total, done = passes_needed(benchmark, options.lean), 0
 
     def report(passes: int) -> None:
         nonlocal done
         done += passes
         print(f"\r{done:,} of {total:,} passes", end="", flush=True)
 
-    bench = collect_plus(benchmark, report)
+    bench = collect_plus(benchmark, report, options.lean)
     print()
-    passes = PassesBench(bench).table()
-    found = [*tables(bench), passes]
-    text = write_tables(options.out, "plus", found, {"protocol": protocol.as_dict()})
-    with replacing(options.out / "passes.png") as draft:
-        auroc_over_passes(passes).savefig(draft, format="png", dpi=200)
-    print(text)
+    found = tables(bench)
+    if not options.lean:
+        passes = PassesBench(bench).table()
+        found.append(passes)
+        with replacing(options.out / "passes.png") as draft:
+            auroc_over_passes(passes).savefig(draft, format="png", dpi=200)
+    print(write_tables(options.out, "plus", found, {"protocol": protocol.as_dict()}))
 
 
 if __name__ == "__main__":

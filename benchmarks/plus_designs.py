@@ -24,16 +24,20 @@ from gepc.features.base import Table
 from gepc.features.extraction import FeatureTable
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import FULL_LEVELS, GepcPlus
-from gepc.features.groups import Group
-from gepc.features.residuals import CORRELATIONS, LAGS, PER_ELEMENT
+from gepc.features.groups import SQUARE_SYMMETRIES, Group
+from gepc.features.residuals import ACTIVATIONS, CORRELATIONS, LAGS, PER_ELEMENT
 from gepc.scoring import Scorer
 from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
 
-TERMS = ("s", "cos", "b", "d", *CORRELATIONS)
+OUTPUT = ("s", "d", *CORRELATIONS)
+TERMS = ("s", "cos", "b", "d", *CORRELATIONS, *ACTIVATIONS)
 WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
-LEAN = replace(WIDE, group=GepcPlus.group)
+LEAN = replace(WIDE, group=GepcPlus.presets["full"]["group"])
+OUTPUT_CALIBRATIONS = (GepcPlus.calibration, "level_mahalanobis", "mahalanobis", "gmm", "knn", "kde")
+LEVEL_CALIBRATIONS = (GepcPlus.calibration, "level_mahalanobis", "kde")
+RANKS = (16, 64, 96, 256)
 ELEMENTS = tuple(action.name for action in WIDE.group.moving)
 NOTE = (
     "Same backbone, images and noise in every row; everything is fitted on ID-train alone. Values are means over the "
@@ -55,9 +59,14 @@ class Design:
 
     def table(self, found: FeatureTable, timesteps: Sequence[int], group: Group = WIDE.group) -> Table:
         """The method's table, from one that was extracted with `group`."""
+        table = {name: values for name, values in found.at(timesteps).table.items() if name in self.method.features}
         places = [0, *(group.names.index(action.name) for action in self.method.group.moving)]
-        wanted = {name: values for name, values in found.at(timesteps).table.items() if name in self.method.features}
-        return {name: values[:, :, places] if name in PER_ELEMENT else values for name, values in wanted.items()}
+        table.update({name: table[name][:, :, places] for name in PER_ELEMENT if name in table})
+        if "inner" in table:
+            turning = [name for name in group.names if name in SQUARE_SYMMETRIES]
+            kept = [turning.index(name) for name in self.method.group.names if name in turning]
+            table["inner"] = table["inner"][:, :, kept]
+        return table
 
     def columns(self, found: FeatureTable, timesteps: Sequence[int], group: Group = WIDE.group) -> Array:
         """(N, levels, features) of a table that was extracted with `group`."""
@@ -69,14 +78,15 @@ class Design:
         return self.method.cost(backbone, (size, size), kept).forward
 
 
-def plus(label: str, calibration: str = GepcPlus.calibration, **options: object) -> Design:
-    """A design of `gepc+`; options as for the method."""
-    return Design(label, GepcPlus(**options), calibration)  # type: ignore[arg-type]
-
-
-def fast(label: str, **options: object) -> Design:
+def fast(label: str, calibration: str | None = None, **options: object) -> Design:
     """A design of `gepc+` that differs from the preset `fast` in these options alone."""
-    return plus(label, **{**GepcPlus.presets["fast"], **options})
+    method = GepcPlus(**options)  # type: ignore[arg-type]
+    return Design(label, method, calibration or method.calibration_name)
+
+
+def full(label: str, **options: object) -> Design:
+    """A design of `gepc+` that differs from the preset `full` in these options alone."""
+    return fast(label, **{**GepcPlus.presets["full"], **options})
 
 
 def plain_gepc(label: str) -> Design:
@@ -90,8 +100,12 @@ def designs() -> dict[str, list[Design]]:
     paper = Group.of("paper")
     return {
         "gepc+ and GEPC": [
-            plus("gepc+ full *"),
+            full("gepc+ full *"),
             fast("gepc+ fast *"),
+            fast("gepc+ single *", **GepcPlus.presets["single"]),
+            full("full without inner layers", features=OUTPUT),
+            fast("fast without inner layers", features=OUTPUT),
+            Design("GEPC with inner, 0.998", GepcExtractor(Levels((0.998,)), ("inner",), group=LEAN.group), "parts"),
             plain_gepc("GEPC, K=2 of these levels, 1/CV, KDE"),
         ],
         "Terms, at the level and transform of the preset fast": [
@@ -108,17 +122,23 @@ def designs() -> dict[str, list[Design]]:
                 ("d", *CORRELATIONS),
                 ("s", "d", "ac"),
                 ("s", "d", *LAGS),
-                ("s", "d", *CORRELATIONS),
+                OUTPUT,
                 ("s", "b", "d", *CORRELATIONS),
                 ("s", "cos", "b", "d", *CORRELATIONS),
+                ("inner",),
+                ("h",),
+                ("inner", "h"),
+                (*OUTPUT, "inner"),
+                (*OUTPUT, "h"),
+                (*OUTPUT, "inner", "h"),
             )
         ],
-        "Transforms, at the level of the preset fast": [
-            *(fast(name, group=Group.of(name)) for name in ELEMENTS),
-            fast("rot90, flip_x", group=Group.of(("rot90", "flip_x"))),
-            fast("rot90, rot180, flip_x", group=Group.of(("rot90", "rot180", "flip_x"))),
-            fast("all six", group=paper),
-            fast("all six, their mean", group=paper, elements="mean"),
+        "Transforms, at the level of the preset fast, without inner layers": [
+            *(fast(name, group=Group.of(name), features=OUTPUT) for name in ELEMENTS),
+            fast("rot90, flip_x", group=Group.of(("rot90", "flip_x")), features=OUTPUT),
+            fast("rot90, rot180, flip_x", group=Group.of(("rot90", "rot180", "flip_x")), features=OUTPUT),
+            fast("all six", group=paper, features=OUTPUT),
+            fast("all six, their mean", group=paper, elements="mean", features=OUTPUT),
         ],
         "Levels, with the transform of the preset fast": [
             *(fast(f"{level:g}", levels=Levels((level,))) for level in FULL_LEVELS),
@@ -126,17 +146,22 @@ def designs() -> dict[str, list[Design]]:
             fast("all four", levels=Levels(FULL_LEVELS)),
         ],
         "Calibrations of the preset full": [
-            plus(name, calibration=name)
-            for name in (GepcPlus.calibration, "level_mahalanobis", "mahalanobis", "gmm", "knn", "kde")
+            *(full(f"output: {name}", calibration=name, features=OUTPUT) for name in OUTPUT_CALIBRATIONS),
+            *(full(f"parts, output: {name}", calibration=f"parts:narrow={name}") for name in LEVEL_CALIBRATIONS),
+            *(fast(f"fast, {rank} components", calibration=f"parts:wide=level_pca:rank={rank}") for rank in RANKS),
         ],
     }
 
 
 class PlusBench:
-    """A benchmark and the table of every split and seed: wide for the first seed, lean for the others."""
+    """A benchmark and the table of every split and seed."""
 
     def __init__(self, benchmark: Benchmark, found: Mapping[tuple[str, str, int], FeatureTable]) -> None:
         self.protocol, self.backbone, self.found = benchmark.protocol, benchmark.backbone, found
+
+    def group(self, seed: int) -> Group:
+        """The transforms of the tables of a seed."""
+        return next(table.spec.extractor.group for place, table in self.found.items() if place[2] == seed)
 
     def timesteps(self, design: Design) -> tuple[int, ...]:
         """The design's candidate levels on this backbone."""
@@ -145,14 +170,14 @@ class PlusBench:
     def seeds(self, design: Design) -> list[int]:
         """The noise seeds whose tables have all transforms of the design."""
         wanted = set(design.method.group.names)
-        return [seed for seed in self.protocol.seeds if wanted <= set(_method(self.protocol, seed).group.names)]
+        return [seed for seed in self.protocol.seeds if wanted <= set(self.group(seed).names)]
 
     def scores(self, design: Design, name: str, seed: int) -> Scores:
         """Fit on ID-train alone, score ID-test and every OOD-test set."""
-        timesteps, group = self.timesteps(design), _method(self.protocol, seed).group
+        timesteps, group = self.timesteps(design), self.group(seed)
         train = design.table(self.found[name, "train", seed], timesteps, group)
         scorer = Scorer(design.calibration, design.keep, design.weights)
-        scorer.fit(design.method.columns(train), design.method.stability(train))
+        scorer.fit(design.method.columns(train), design.method.stability(train), design.method.parts(train))
 
         def score(other: str) -> Array:
             return scorer.score(design.columns(self.found[other, "test", seed], timesteps, group))
@@ -188,40 +213,42 @@ class PlusBench:
         return by_violation(self.found[name, "train", seed].table["s"], WIDE.group)[0].element
 
 
-def collect_plus(benchmark: Benchmark, on_progress: Callable[[int], None] | None = None) -> PlusBench:
+def extracted(protocol: Protocol, lean: bool) -> dict[int, GepcPlus]:
+    """Seed -> the method whose table is extracted: lean for all seeds or for those after the first."""
+    return {seed: LEAN if lean or place else WIDE for place, seed in enumerate(protocol.seeds)}
+
+
+def collect_plus(
+    benchmark: Benchmark, on_progress: Callable[[int], None] | None = None, lean: bool = False
+) -> PlusBench:
     """The table of every split that the pairs need."""
     found: dict[tuple[str, str, int], FeatureTable] = {}
-    for seed in benchmark.protocol.seeds:
+    for seed, method in extracted(benchmark.protocol, lean).items():
         alone = replace(benchmark, protocol=replace(benchmark.protocol, seeds=(seed,)))
-        found |= alone.collect(_method(benchmark.protocol, seed), on_progress=on_progress).tables
+        found |= alone.collect(method, on_progress=on_progress).tables
     return PlusBench(benchmark, found)
 
 
-def passes_needed(benchmark: Benchmark) -> int:
+def passes_needed(benchmark: Benchmark, lean: bool = False) -> int:
     """Network passes of `collect_plus` with an empty cache."""
-    protocol = benchmark.protocol
-    size = (protocol.size, protocol.size)
-    per_image = sum(_method(protocol, seed).cost(benchmark.backbone, size).forward for seed in protocol.seeds)
-    return sum(benchmark.sizes.values()) * per_image
-
-
-def _method(protocol: Protocol, seed: int) -> GepcPlus:
-    """The method whose table is extracted with that seed."""
-    return WIDE if seed == protocol.seeds[0] else LEAN
+    size = (benchmark.protocol.size, benchmark.protocol.size)
+    methods = extracted(benchmark.protocol, lean).values()
+    return sum(benchmark.sizes.values()) * sum(method.cost(benchmark.backbone, size).forward for method in methods)
 
 
 def tables(bench: PlusBench) -> list[ResultTable]:
     """Every table of `designs`, and the choice of the ID-only rule."""
-    groups = designs()
+    groups = {title: [row for row in rows if bench.seeds(row)] for title, rows in designs().items()}
     first = next(iter(groups.values()))[0]
     full = bench.all_scores(first)
     found = [bench.table(f"plus-{place}", title, rows, full) for place, (title, rows) in enumerate(groups.items())]
-    return [*found, _rule_table(bench)]
+    wide = bench.group(bench.protocol.seeds[0]) == WIDE.group
+    return [*found, _rule_table(bench)] if wide else found
 
 
 def _rule_table(bench: PlusBench) -> ResultTable:
     """Rule, fixed default and oracle, on each ID set, for the preset fast."""
-    singles = {name: fast(name, group=Group.of(name)) for name in ELEMENTS}
+    singles = {name: fast(name, group=Group.of(name), features=OUTPUT) for name in ELEMENTS}
     default = fast("default").method.group.moving[0].name
     seed = bench.protocol.seeds[0]
     rows: list[tuple[Cell, ...]] = []
@@ -234,5 +261,5 @@ def _rule_table(bench: PlusBench) -> ResultTable:
         label = bench.protocol.label(name)
         rows.append((label, default, value[default], chosen, value[chosen], best, value[best]))
     header = ("ID", "default", "average", "rule: violation", "average ", "oracle", "average  ")
-    note = "Preset fast, first seed. The oracle is the best single transform, found with OOD data."
+    note = "Preset fast without inner layers, first seed. The oracle is the best single transform, found with OOD data."
     return ResultTable("plus-rule", "Choosing the transform", header, tuple(rows), note)

@@ -12,12 +12,12 @@ from literal_gepc import Literal
 from toys import pictures
 
 import gepc
-from gepc.features.gepc import FEATURES
 from gepc.features.pooling import KINDS
 from gepc.scoring import AGGREGATIONS, FUSIONS, Aggregation, create_calibrator
 from gepc.scoring.scorer import WEIGHTINGS, select
 
 LEVELS = (0.9999, 0.9979)
+FEATURES = ("s", "cos", "pair", "walk", "x0", "b", "d")
 COUNT = 2
 
 

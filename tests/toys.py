@@ -24,6 +24,36 @@ def toy_backbone(channels: int = 3, image_size: int | tuple[int, int] | None = 8
     return gepc.Backbone.from_callable(eps, cosine_alphas_cumprod(1000), channels, image_size)
 
 
+class ResBlock(torch.nn.Module):
+    """tanh of a fixed random convolution to more channels, stronger to the right."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        weights = np.random.default_rng(6).standard_normal((inner, channels, 3, 3)) / 3.0
+        self.kernel = torch.nn.Parameter(torch.from_numpy(weights).float(), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        strength = torch.linspace(0.7, 1.3, x.shape[-1])
+        return torch.tanh(torch.nn.functional.conv2d(x, self.kernel, padding=1) * strength)
+
+
+class ToyNet(torch.nn.Module):
+    """A block of 12 channels, mixed down to the image's."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.block, self.channels = ResBlock(channels, 4 * channels), channels
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        strength = 1.0 + t[:, None, None, None] / 1000.0
+        return self.block(x * strength).unflatten(1, (4, self.channels)).mean(1)
+
+
+def toy_network(channels: int = 3, image_size: int | tuple[int, int] | None = 8) -> gepc.Backbone:
+    """A network whose inner layer can be recorded."""
+    return gepc.Backbone.from_callable(ToyNet(channels), cosine_alphas_cumprod(1000), channels, image_size)
+
+
 def toy_detector(backbone: gepc.Backbone | None = None, **options: object) -> gepc.GEPC:
     """GEPC on the toy network, at levels that its schedule tells apart."""
     return gepc.GEPC(toy_backbone() if backbone is None else backbone, **{"levels": LEVELS, **options})  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ N = 150
     ("name", "options"),
     [
         ("gepc+", {"features": ("d", "ax", "ay", "ad")}),
+        ("pixel_stats", {}),
         ("score_norm", {}),
         ("msma", {}),
         ("diffpath", {"clip": False}),
@@ -37,7 +38,7 @@ def test_chance_level(name: str, options: dict[str, object]) -> None:
     """AUROC within .5 +- 3/sqrt(6 N), and the same again with the same seed."""
     extractor = method(name, **options)
     train, one, other = (extractor.columns(run(extractor, sample(N, S, seed))) for seed in (10, 11, 12))
-    calibrator = create_calibrator(extractor.calibration).fit(train)
+    calibrator = create_calibrator(extractor.calibration_name).fit(train)
     weights, aggregation = np.full(train.shape[1], 1 / train.shape[1]), Aggregation("sum", extractor.aggregate)
     scores = [calibrator.score(columns, weights, aggregation) for columns in (one, other)]
     assert abs(auroc(*scores) - 0.5) < 3 / np.sqrt(6 * N)
@@ -45,6 +46,6 @@ def test_chance_level(name: str, options: dict[str, object]) -> None:
 
 
 def test_every_method_with_features_that_vary_on_a_gaussian_is_here() -> None:
-    """EigenScore is constant on a Gaussian, iDECODe zero, and IC's PNG of 48 values is all header."""
+    """EigenScore is constant on a Gaussian, iDECODe zero, IC's PNG of 48 values all header, and CFS needs layers."""
     tested = {item[0] for item in test_chance_level.pytestmark[0].args[1]}  # type: ignore[attr-defined]
-    assert set(gepc.list_detectors()) - tested == {"gepc", "eigenscore", "idecode", "ic"}
+    assert set(gepc.list_detectors()) - tested == {"gepc", "eigenscore", "idecode", "ic", "cfs"}

@@ -17,13 +17,15 @@ from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import InputError, OptionError
 from gepc.features.base import Batch
 from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_all
-from gepc.features.gepc import FEATURES, PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
+from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 from gepc.images import noise
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 
-WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "cycle": 7, "b": None, "d": None}
+WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "walk": 7, "b": None, "d": None, "cycle": None, "var_g": 7}
+FEATURES = tuple(WIDTHS)
+"""Those of any function; inner layers and a learned variance are tested in test_inner.py."""
 
 
 def batch_of(images: np.ndarray, seed: int = 0, rows: int = 64) -> Batch:
@@ -159,10 +161,10 @@ def test_a_perfect_denoiser_has_no_denoising_error() -> None:
 
 @pytest.mark.parametrize("pool", ["mean", "topk"])
 def test_features_do_not_depend_on_the_units_of_the_answer(pool: str) -> None:
-    """All but b and d are ratios: ten times the prediction changes none of s, cos, pair, cycle."""
+    """All but b and d are ratios: ten times the prediction changes none of s, cos, pair, walk."""
     plain = toy_backbone()
     loud = gepc.Backbone.from_callable(lambda x, t: 10 * plain.eps(x, t), plain.alphas_cumprod, 3, 8)
-    extractor = method(features=("s", "cos", "pair", "cycle"), pool=pool)
+    extractor = method(features=("s", "cos", "pair", "walk"), pool=pool)
     timesteps = extractor.timesteps(plain)
     tables = [extractor.extract(backbone, batch_of(pictures(3)), timesteps) for backbone in (plain, loud)]
     for name in tables[0]:
@@ -319,7 +321,7 @@ def test_one_channel() -> None:
         ({"mc_samples": 0}, "mc_samples must be at least 1"),
         ({"group_samples": 0}, "group_samples must be between 1 and 6"),
         ({"group_samples": 7}, "group_samples must be between 1 and 6"),
-        ({"group_samples": 2, "features": ("cycle",)}, "'cycle' needs the whole group"),
+        ({"group_samples": 2, "features": ("walk",)}, "'walk' needs the whole group"),
         ({"group_samples": 1, "features": ("pair",)}, "'pair' needs group_samples of at least 2"),
         ({"level_samples": 0}, "level_samples must be at least 1"),
         ({"pool": "median"}, "unknown pool"),

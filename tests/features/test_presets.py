@@ -11,8 +11,8 @@ import gepc
 from gepc.core.errors import OptionError
 from gepc.features.base import find_method
 
-OURS = "gepc+"
-RIVALS = [name for name in gepc.list_detectors() if find_method(name).presets and name != OURS]
+OURS = ("gepc", "gepc+")
+RIVALS = [name for name in gepc.list_detectors() if find_method(name).presets and name not in OURS]
 NO_LPIPS = importlib.util.find_spec("lpips") is None
 LIGHT = {
     "score_norm": (3, 0),
@@ -28,6 +28,7 @@ LIGHT = {
     "spr": (3, 0),
     "lmd": (104, 0),
     "idecode": (6, 0),
+    "cfs": (1, 0),
 }
 PAPER = {
     "score_norm": (1, 0),

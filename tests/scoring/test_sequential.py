@@ -27,7 +27,9 @@ def columns(count: int, seed: int, shift: float = 0.0) -> Array:
 
 
 def fitted(calibration: str = "z", alpha: float = 0.1, seed: int = 0) -> Sequential:
-    return Sequential.fit(columns(400, seed), WEIGHTS, calibration, Aggregation(), alpha)
+    return Sequential.fit(
+        columns(400, seed), WEIGHTS, lambda part: create_calibrator(calibration).fit(part), Aggregation(), alpha
+    )
 
 
 @pytest.mark.parametrize("calibration", ["z", "kde"])
@@ -151,7 +153,7 @@ def test_one_level_cannot_be_sequential() -> None:
 def test_rounding_moves_no_fitted_image_over_a_border(count: int, calibration: str) -> None:
     """Another batch size changes the last digits of a feature; no image may stop elsewhere because of them."""
     seen = columns(count, count)
-    rule = Sequential.fit(seen, WEIGHTS, calibration, Aggregation(), 0.05)
+    rule = Sequential.fit(seen, WEIGHTS, lambda part: create_calibrator(calibration).fit(part), Aggregation(), 0.05)
     scores, levels = rule.score_columns(seen)
     for factor in (1.0 - 1e-9, 1.0 + 1e-9):
         again, other = rule.score_columns(seen * factor)

@@ -136,7 +136,8 @@ class BaselineBench(MethodBench):
     def _fit_and_score(self, name: str, seed: int) -> Scores:
         extractor, tables = self.baseline.extractor, self.collection.tables
         train, levels = tables[name, "train", seed].table, extractor.timesteps(self.backbone)
-        scorer = self.baseline.scorer(len(levels)).fit(extractor.columns(train), extractor.stability(train))
+        scorer = self.baseline.scorer(len(levels))
+        scorer.fit(extractor.columns(train), extractor.stability(train), extractor.parts(train))
 
         def columns(other: str, kept: list[int]) -> Array:
             found = tables[other, "test", seed]

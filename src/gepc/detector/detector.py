@@ -189,7 +189,7 @@ class Detector:
     @property
     def calibration_name(self) -> str:
         """The calibrator in use."""
-        return self.extractor.calibration if self.calibration is None else self.calibration
+        return self.extractor.calibration_name if self.calibration is None else self.calibration
 
     def _scorer(self) -> Scorer:
         return Scorer(self.calibration_name, self.keep, self.weights, self.aggregate, self.fuse, self.sequential)
@@ -233,28 +233,28 @@ class Detector:
         spec = ExtractionSpec(for_fitting(self.extractor), levels, self.seed, self.batch_size, self.extractor.has_maps)
         opened = open_images(images)
         found = self._extract(opened, self._preprocessing(), spec, on_progress, engine, calibration_images is None)
-        columns, stability = found.columns, found.stability
         fitting, held_out = self._split(found.keys, calibration_images is None)
         self._check_enough(len(fitting), found.keys)
         _warn_about_copies(found.keys)
-        scorer = self._scorer().fit(columns[fitting], stability[fitting])
+        scorer = self._scorer().fit(found.rows(fitting))
         kept = list(scorer.selection_.kept)
         timesteps = tuple(levels[position] for position in kept)
         if calibration_images is None:
-            source, indices = opened, found.indices[held_out]
-            keys = [found.keys[position] for position in held_out]
-            reference = as_scored(self.extractor, columns[held_out][:, kept], keys, self.seed)
+            source, again = opened, found.rows(held_out)
+            reference = as_scored(self.extractor, again.columns[:, kept], again.keys, self.seed)
         else:
             source = open_images(calibration_images)
             spec = replace(spec, extractor=self.extractor, timesteps=timesteps, with_maps=False)
             again = self._extract(source, found.preprocessing, spec, on_progress, engine, calibrating=True)
             _warn_about_copies(again.keys)
-            once = self._split(again.keys, hold_out=False)[0]
-            reference, indices = again.columns[once], again.indices[once]
+            again = again.rows(self._split(again.keys, hold_out=False)[0])
+            reference = again.columns
             _check_disjoint(found.keys, again.keys)
 
         self.scorer_ = scorer
-        self.reference_ = CalibrationScores.of(scorer.score_kept(reference), group_labels(groups, source, indices))
+        self.reference_ = CalibrationScores.of(
+            scorer.score_kept(reference), group_labels(groups, source, again.indices)
+        )
         self.mean_levels_ = scorer.mean_levels(reference)
         self.preprocessing_ = found.preprocessing
         self.levels_, self.kept_ = np.asarray(levels), np.asarray(timesteps)

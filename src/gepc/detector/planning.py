@@ -37,7 +37,7 @@ from gepc.features.extraction import ExtractionSpec, concatenate, extract_chunks
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import Group
-from gepc.features.residuals import PER_ELEMENT
+from gepc.features.residuals import ACTIVATIONS, PER_ELEMENT
 from gepc.images.batches import Chunk
 from gepc.images.sources import Image
 from gepc.images.synthetic import KINDS, synthetic_outlier
@@ -160,7 +160,10 @@ def choose(
         raise OptionError(f"count must be at least {MINIMUM_TO_CHOOSE}, two images per kind of outlier; got {count}")
     chosen = _fitting_images(detector, images, count, MINIMUM_TO_CHOOSE)
     group = Group.of(elements).for_size(*chosen[0].shape[1:])
-    wide = replace(method, group=group, elements="each", mc_samples=1, group_samples=None, level_samples=None)
+    # features of inner layers are means over the group: they say nothing about single elements
+    features = tuple(name for name in method.features if name not in ACTIVATIONS)
+    wide = replace(method, group=group, elements="each", features=features, mc_samples=1)
+    wide = replace(wide, group_samples=None, level_samples=None)
     before = detector.backbone.forward_count
     if rule == "violation":
         found = _table(detector, replace(wide, features=("s",), map_part="sum"), chosen)
@@ -168,7 +171,7 @@ def choose(
     else:
         changed = [synthetic_outlier(image, KINDS[place % len(KINDS)]) for place, image in enumerate(chosen)]
         inside, outside = (_table(detector, wide, part) for part in (chosen, changed))
-        trials = by_separation(inside, outside, wide, detector.calibration_name, wide.timesteps(detector.backbone))
+        trials = by_separation(inside, outside, wide, wide.calibration_name, wide.timesteps(detector.backbone))
     best = trials[0]
     timesteps = None if best.timestep is None else (best.timestep,)
     return Plan((best.element,), timesteps, detector.backbone.forward_count - before, trials)

@@ -14,7 +14,7 @@ from gepc.core.options import coerce, is_scalar
 from gepc.detector.detector import Detector, detector_options
 from gepc.features.base import Extractor, find_method, methods
 from gepc.features.extraction import plain_options
-from gepc.features.gepc import PAPER_LEVELS, GepcExtractor
+from gepc.features.gepc import DEFAULT_LEVELS, GepcExtractor
 from gepc.features.groups import Action, Group
 
 DEFAULT_METHOD = "gepc"
@@ -28,8 +28,8 @@ class GEPC(Detector):
     backbone : the network that predicts noise.
     levels : noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
     keep : how many of the levels to keep; None keeps all.
-    features : any of s, cos, pair, cycle, x0, b, d; see `gepc.features.gepc` for the formulas.
-    calibration : name of the calibrator.
+    features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; see `gepc.features.gepc` for the formulas.
+    calibration : name of the calibrator; None is `kde`, or `parts` with the feature `inner`.
     pool : pooling over pixels: `mean`, `topk` or `local`.
     topk : the share of the largest pixels, for `topk` and `local`.
     window : side of the box filter, for `local`.
@@ -37,6 +37,7 @@ class GEPC(Detector):
     mc_samples : noise draws to average.
     group_samples : a random subset of this many elements per image; None uses all.
     level_samples : a random subset of this many levels per image; None uses all.
+    layers : names of the layers that `inner` compares, with wildcards; None chooses them.
     **options : Any
         The other parameters of `gepc.Detector`.
     """
@@ -44,10 +45,10 @@ class GEPC(Detector):
     def __init__(
         self,
         backbone: Backbone,
-        levels: Levels | str | float | Iterable[float] = PAPER_LEVELS,
+        levels: Levels | str | float | Iterable[float] = DEFAULT_LEVELS,
         keep: int | None = 2,
         features: Iterable[str] | str = ("s",),
-        calibration: str = "kde",
+        calibration: str | None = None,
         pool: str = "topk",
         topk: float = 0.3,
         window: int = 9,
@@ -55,6 +56,7 @@ class GEPC(Detector):
         mc_samples: int = 1,
         group_samples: int | None = None,
         level_samples: int | None = None,
+        layers: Iterable[str] | None = None,
         **options: Any,
     ) -> None:
         check_names("GEPC", options, [*extractor_options(GepcExtractor), *detector_options()])
@@ -68,6 +70,7 @@ class GEPC(Detector):
             "mc_samples": mc_samples,
             "group_samples": group_samples,
             "level_samples": level_samples,
+            "layers": None if layers is None else tuple(layers),
         }
         extractor = GepcExtractor(**_checked(GepcExtractor, own))
         super().__init__(backbone, extractor, keep=keep, calibration=calibration, **options)
@@ -122,4 +125,5 @@ def extractor_options(extractor_class: type[Extractor]) -> list[str]:
 def options_of(detector: Detector) -> dict[str, Any]:
     """All parameters as plain JSON values: `create_detector(method, backbone, **these)` builds the detector again."""
     own = {name: getattr(detector, name) for name in detector_options()}
+    own["calibration"] = detector.calibration_name
     return plain_options({**detector.extractor.options(), **own})

@@ -40,6 +40,7 @@ CONDITIONING = "conditioning/"  # the embeddings of a text-conditional backbone,
 STATED_ALPHA = 0.05
 # what a folder may ask for
 MAX_DEPTH, MAX_LENGTH, MAX_OPTION, MAX_NUMBER, MAX_STATE = 8, 10_000, 100_000, 10**12, 1 << 30
+MAX_COLUMNS = 1 << 17  # features of inner layers have some columns for every channel
 MAX_BATCH, MAX_PASSES, MAX_PIXELS, MIN_WIDTH = 4096, 1_000_000, 1 << 24, 64
 _PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dict, "fitted": dict}
 _LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
@@ -360,13 +361,13 @@ def _stored_preprocessing(detector: Detector, stored: dict[str, Any]) -> Preproc
 
 def _restored(detector: Detector, selection: Selection, state: dict[str, Any]) -> Scorer:
     """The scorer of a state whose arrays fit each other: they come back by name and shape, and give a finite score."""
-    shape = (2, len(selection.kept), len(detector.extractor.column_names))
-    widest = max(MIN_WIDTH, shape[1] * shape[2])
+    bounds = state["calibrator/bounds"].shape
+    if len(bounds) != 3 or bounds[:2] != (2, len(selection.kept)) or not 1 <= bounds[2] <= MAX_COLUMNS:
+        raise InputError(f"{STATE}: calibrator/bounds has shape {bounds}, not (2, {len(selection.kept)}, columns)")
+    widest = max(MIN_WIDTH, bounds[1] * bounds[2])
     for name, array in state.items():
         if any(side > widest for side in (array.shape if array.ndim == 1 else array.shape[1:])):
             raise InputError(f"{STATE}: {name} has shape {array.shape}, with more than {widest} columns")
-    if state["calibrator/bounds"].shape != shape:
-        raise InputError(f"{STATE}: calibrator/bounds has shape {state['calibrator/bounds'].shape}, not {shape}")
     scorer = detector._scorer().restore(selection, state)
     if {name: array.shape for name, array in scorer.state().items()} != {n: a.shape for n, a in state.items()}:
         raise InputError(f"{STATE} holds other arrays than its calibrator has")

@@ -139,6 +139,7 @@ class Extractor(ABC):
     A method implements `timesteps`, `cost` and `extract`. It may override
 
     - `column_names` and `columns`: what calibration sees of the table,
+    - `parts` and `calibration_name`: columns that are calibrated apart, and the calibrator,
     - `label`: its name in result tables,
     - `stability`: the feature whose variation selects noise levels,
     - `by_level`: False where the table at one timestep depends on the others.
@@ -191,6 +192,15 @@ class Extractor(ABC):
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
         return np.stack([table[name] for name in self.column_names], axis=2)
+
+    def parts(self, table: Table) -> dict[str, int]:
+        """Name -> number of columns that are calibrated together, in the order of the columns; empty: all of them."""
+        return {}
+
+    @property
+    def calibration_name(self) -> str:
+        """The calibrator to use where none is named; `calibration` unless it depends on the options."""
+        return self.calibration
 
     @property
     def label(self) -> str:

@@ -154,6 +154,17 @@ class FeatureTable:
         """The feature whose coefficient of variation selects levels: (N, levels)."""
         return self.spec.extractor.stability(self.table)
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """Name -> number of columns that are calibrated together; empty: all of them."""
+        return self.spec.extractor.parts(self.table)
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> FeatureTable:
+        """The table of some of the images."""
+        table = {name: values[positions] for name, values in self.table.items()}
+        keys = tuple(self.keys[int(position)] for position in positions)
+        return replace(self, table=table, keys=keys, indices=self.indices[positions])
+
     def at(self, timesteps: Sequence[int]) -> FeatureTable:
         """The same images at some of the timesteps, in that order."""
         positions = [self.timesteps.index(t) for t in timesteps]
@@ -163,9 +174,7 @@ class FeatureTable:
     def of(self, keys: Sequence[bytes]) -> FeatureTable:
         """The rows of the images with those keys, in that order; equal images have equal rows."""
         place = {key: row for row, key in enumerate(self.keys)}
-        rows = [place[key] for key in keys]
-        table = {name: values[rows] for name, values in self.table.items()}
-        return replace(self, table=table, keys=tuple(keys), indices=self.indices[rows])
+        return self.rows(np.array([place[key] for key in keys], dtype=np.int64))
 
 
 def extract_all(
@@ -339,11 +348,15 @@ class FeatureCache:
         options = plain_options(extractor.options())
         if extractor.by_level:
             options.pop("levels", None)  # the timestep says it
+        if options.get("layers") is None:  # an option since 0.2; its default leaves the names of older files valid
+            options.pop("layers", None)
         facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed]
         facts += [where[0] if extractor.by_level else where, list(batch.size)]
         facts += [other.fingerprint for other in other_backbones_of(extractor)]
         if extractor.revision > 1:  # the first has no mark, so that files from before there were revisions stay valid
             facts.append({"revision": extractor.revision})
+        if "cycle" in options.get("features", ()):  # before 0.2 the name of what is now `walk`
+            facts.append({"cycle": 2})
         if spec.with_maps:
             facts.append({"maps": True})
         name = digest(facts, keys=batch.keys)

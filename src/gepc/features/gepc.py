@@ -5,22 +5,31 @@ With r_g = P_g^-1 s(P_g x_t) - s(x_t), the transported scores s_g = s + r_g and 
     s     mean_g       pool(r_g^2) / b                        residual energy (the paper's default)
     cos   mean_g       1 - <s_g, s> / (|s_g| |s|)             over channels and pixels together
     pair  mean_{g<g'}  pool((s_g - s_g')^2) / b               dispersion of the transported scores
-    cycle mean_i       pool((s_{g_i} - s_{g_{i+1}})^2) / b    once around the group in its order, closed
+    walk  mean_i       pool((s_{g_i} - s_{g_{i+1}})^2) / b    once around the group in its order, closed
     x0    mean_g       pool((x0_g - x0)^2) / pool(x0^2)       the same as s for x0 = (x_t - sigma eps)/sqrt(abar)
     b     pool(s^2)                                           score energy
     d     pool((eps - noise)^2)                               denoising error, known because we drew the noise
+    inner mean_g       mean_p (A - P_g^-1 A_g)^2 / mean_p A^2 the residual of inner layers, for each of their channels
+
+and as the authors' code defines them, with x_t' the estimate x0 under fresh noise of the same level, and v the log of
+the learned variance:
+
+    cycle pool((x_t' - x_t)^2 / (x_t^2 + 1e-8))               does the image survive denoising and noising again?
+    var   mean_g       |pool(v_g) - pool(v)|                  the same as s for the learned variance
+    var_g var_g        pool(r_g^2) / b                        variance over the group
 
 The means include the identity, whose residual is zero and is never evaluated: |G| passes per level, not 1 + |G|.
-The paper names cycle consistency without a formula; this one needs no further pass, as the paper requires of all.
+In `inner` A are the activations for x_t and A_g those for P_g x_t; the mean is over flips, rotations and
+transpositions without the identity.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +38,18 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, Maps, SamplesLevels, Table, register
-from gepc.features.groups import Group
+from gepc.features.groups import SQUARE_SYMMETRIES, Group
 from gepc.features.pooling import Pooling
-from gepc.features.residuals import PER_ELEMENT, WITHOUT_GROUP, LevelPass
+from gepc.features.residuals import ACTIVATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
 from gepc.images import noise
 
-FEATURES = ("s", "cos", "pair", "cycle", "x0", "b", "d")
+FEATURES = ("s", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_g")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
 PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
+DEFAULT_LEVELS = (0.9999, 0.998, 0.99, 0.97, 0.9)
+"""A wider range than the paper's, for networks of any size; selection keeps the most stable ones."""
+
+TINY = 1e-30  # an exactly equivariant network has residuals of 0: constant columns, which calibration reports
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +64,7 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     Parameters
     ----------
     levels : noise levels; see `Levels.of`.
-    features : any of s, cos, pair, cycle, x0, b, d; only these are computed.
+    features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; only these are computed.
     pool : `mean`, `topk` or `local`; see `gepc.features.pooling.Pooling`.
     topk : share of the pixels that `topk` and `local` average over.
     window : side of the box filter of `local`, in pixels.
@@ -59,14 +72,22 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     mc_samples : noise draws to average over.
     group_samples : number of random non-identity elements to evaluate per image and level; None evaluates all.
     level_samples : number of random levels to evaluate per image when scoring; None evaluates all, as fitting does.
+    layers : names of the layers that `inner` compares, with wildcards; None chooses them, see
+        `gepc.backbones.activations.find_layers`. On a backbone that is a plain function, without layers, `inner` is
+        left out.
     """
 
     calibration: ClassVar[str] = "kde"
     keep: ClassVar[int | None] = 2
     known_features: ClassVar[tuple[str, ...]] = FEATURES
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"levels": Levels(PAPER_LEVELS)},
+        "paper-celeba": {"levels": Levels(PAPER_LEVELS_CELEBA)},
+        "inner": {"features": ("inner",)},
+    }
     level_pass: ClassVar[type[LevelPass]] = LevelPass
 
-    levels: Levels = Levels(PAPER_LEVELS)
+    levels: Levels = Levels(DEFAULT_LEVELS)
     features: tuple[str, ...] = ("s",)
     pool: str = "topk"
     topk: float = 0.3
@@ -75,6 +96,7 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     mc_samples: int = 1
     group_samples: int | None = None
     level_samples: int | None = None
+    layers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", Levels.of(self.levels))
@@ -87,6 +109,12 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
             check_choice("feature", name, self.known_features)
         if len(set(self.features)) != len(self.features):
             raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
+        if isinstance(self.layers, str):
+            object.__setattr__(self, "layers", (self.layers,))
+        if "inner" in self.features and not set(self.group.names) & set(SQUARE_SYMMETRIES):
+            raise OptionError("the feature 'inner' needs a group with a flip or a rotation")
+        if "var" in self.features and set(self.features) & set(ACTIVATIONS):
+            raise OptionError("the feature 'var' cannot be combined with inner and h; leave one of them out")
         if self.mc_samples < 1:
             raise OptionError(f"mc_samples must be at least 1, got {self.mc_samples}")
         self._check_samples()
@@ -96,8 +124,8 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         if self.group_samples is not None:
             if not 1 <= self.group_samples <= moving:
                 raise OptionError(f"group_samples must be between 1 and {moving}, got {self.group_samples}")
-            if "cycle" in self.features:
-                raise OptionError("the feature 'cycle' needs the whole group; leave group_samples out")
+            if "walk" in self.features:
+                raise OptionError("the feature 'walk' needs the whole group; leave group_samples out")
             if "pair" in self.features and self.group_samples < 2:
                 raise OptionError("the feature 'pair' needs group_samples of at least 2")
         if self.level_samples is not None and self.level_samples < 1:
@@ -109,13 +137,33 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         return Pooling(self.pool, self.topk, self.window)
 
     @property
+    def calibration_name(self) -> str:
+        """The default calibrator: parts calibrated apart and added up, if one of the features has many columns."""
+        return f"parts:narrow={self.calibration}" if set(self.features) & set(ACTIVATIONS) else self.calibration
+
+    @property
+    def _ordered(self) -> tuple[str, ...]:
+        """The features in the order of the columns: as asked, those of inner layers last."""
+        return tuple(sorted(self.features, key=ACTIVATIONS.__contains__))
+
+    @property
     def column_names(self) -> tuple[str, ...]:
-        """The features asked for, in the order asked."""
-        return self.features
+        """The features in the order of the columns; those of inner layers have a column for each channel."""
+        return self._ordered
+
+    def _present(self, table: Table) -> list[str]:
+        """The features in the order of the columns, without those that this backbone does not have."""
+        present = [name for name in self._ordered if name in table]
+        if not present:
+            raise OptionError(f"this backbone has no feature {', '.join(self.features)}; name another feature")
+        return present
 
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
-        """The paper's u_t: s where it is computed, otherwise the first feature."""
-        name = "s" if "s" in self.features else self.features[0]
+        """The paper's u_t: s where it is computed, otherwise the first feature; a mean over the channels of `inner`."""
+        present = self._present(table)
+        name = "s" if "s" in present else present[0]
+        if name in ACTIVATIONS:
+            return _nanmean(table[name].reshape(*table[name].shape[:2], -1))
         return self.reduce(name, table[name])
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
@@ -127,7 +175,7 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         count = len(self.timesteps(backbone)) if levels is None else levels
         if self.level_samples is not None:
             count = min(count, self.level_samples)
-        moving = len(self.group.for_size(*size).moving)
+        moving = len(self.acting(size).moving)
         if self.group_samples is not None:
             moving = min(moving, self.group_samples)
         if not self.compares:
@@ -178,8 +226,24 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         return np.where(self._level_masks(keys, seed, columns.shape[1])[:, :, None], columns, np.nan)
 
     def columns(self, table: Table) -> Columns:
-        """The features side by side, each averaged over the group."""
-        return np.stack([self.reduce(name, table[name]) for name in self.features], axis=2)
+        """The features side by side: each averaged over the group, features of inner layers channel by channel."""
+        return np.concatenate([self._columns_of(name, table[name]) for name in self._present(table)], axis=2)
+
+    def parts(self, table: Table) -> dict[str, int]:
+        """Columns that are calibrated together: those of the network's output, and those of its inner layers."""
+        widths = {"output": 0, "layers": 0}
+        for name in self._present(table):
+            part = "layers" if name in ACTIVATIONS else "output"
+            widths[part] += self._columns_of(name, table[name][:1]).shape[2]
+        return {part: width for part, width in widths.items() if width}
+
+    def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
+        if feature == "h":  # means, and standard deviations, which are positive with a long tail
+            means, deviations = np.split(values, 2, axis=2)
+            return np.concatenate([means, np.log(np.maximum(deviations, TINY))], axis=2)
+        if feature == "inner":
+            return np.log(np.maximum(_nanmean(np.moveaxis(values, 2, 3)), TINY))
+        return self.reduce(feature, values)[:, :, None]
 
     def reduce(self, feature: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The paper's scalar from table values: the mean over g (or over pairs), identity included.
@@ -189,6 +253,8 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         """
         if feature in WITHOUT_GROUP:
             return values
+        if feature == "var_g":
+            return _nanvar(values)
         if feature in PER_ELEMENT:
             size = values.shape[2]
             return np.asarray(_nanmean(values[:, :, 1:]) * ((size - 1) / size))
@@ -203,6 +269,8 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     def _run(
         self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
     ) -> tuple[Table, list[npt.NDArray[np.float32]]]:
+        if "var" in self.features and not backbone.learned_variance:
+            raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
         group = self._group_for(batch.size)
         used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
@@ -217,8 +285,12 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
                 maps.append(np.mean([field for _, field in draws], axis=0, dtype=np.float32))
         return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}, maps
 
+    def acting(self, size: tuple[int, int]) -> Group:
+        """The group on images of that size: rotations by a quarter turn need square ones."""
+        return self.group.for_size(*size)
+
     def _group_for(self, size: tuple[int, int]) -> Group:
-        group = self.group.for_size(*size)
+        group = self.acting(size)
         if len(group) < len(self.group):
             dropped = sorted(set(self.group.names) - set(group.names))
             log.info("images of %dx%d are not square: %s left out", *size, ", ".join(dropped))
@@ -233,6 +305,11 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
 def _group_size(pairs: int) -> int:
     """|G| from |G| (|G| - 1)/2."""
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
+
+
+def _nanvar(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Variance over the last axis of what was evaluated."""
+    return _nanmean((values - _nanmean(values)[..., None]) ** 2)
 
 
 def _nanmean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,19 +1,22 @@
-"""GEPC+: further features from the passes of GEPC, with the denoising error.
+"""GEPC+: all that the passes of GEPC know: symmetry, denoising error, and the activations of inner layers.
 
-The passes of one noise level give the residuals r_g and also the denoising error e = eps(x_t) - noise, known because
-we drew the noise. With pool and the features of `gepc.features.gepc`, the columns at each level are
+The passes of one noise level give the residuals r_g, the denoising error e = eps(x_t) - noise, known because we drew
+the noise, and the activations A of the network's inner layers. With pool and the features of `gepc.features.gepc`, the
+columns at each level are, in two parts,
 
-    log s_g   pool(r_g^2) / b              symmetry: does the network know which way up the image is?
-    log d     pool(e^2)                    likelihood: how much of the noise does the network miss?
-    ax, ay    <e(p), e(p + 1 pixel)>       whiteness: is the error structured? Autocorrelations of e along x and y,
-    ad        the same on the diagonals    on both diagonals, and at two pixels, each divided by <e, e>
-    ax2, ay2  the same at two pixels
-    ac        <e_c, e_c'>                  the same between channels: is the error coloured?
+    output  log s_g   pool(r_g^2) / b              symmetry: does the network know which way up the image is?
+            log d     pool(e^2)                    likelihood: how much of the noise does the network miss?
+            ax, ay    <e(p), e(p + 1 pixel)>       whiteness: is the error structured? Autocorrelations of e along x
+            ad        the same on the diagonals    and y, on both diagonals, and at two pixels, each divided by <e, e>
+            ax2, ay2  the same at two pixels
+            ac        <e_c, e_c'>                  the same between channels: is the error coloured?
+    layers  log inner mean_p (A - P_g^-1 A_g)^2 / mean_p A^2, for every channel: symmetry of the inner layers
+            h         mean_p A and log std_p A, for every channel: what the network sees in the image
 
-and on request log cos, log b and the logarithms of GEPC's other features. At each level a shrunk covariance of the ID
-columns gives the metric, and the score is the squared distance to the fifth nearest ID image in it, averaged over
-levels. Energies are positive with long right tails, hence the logarithms. Every residual costs a pass; d and the
-autocorrelations cost none.
+and on request log cos, log b and the logarithms of GEPC's other features. Each part is calibrated by itself and their
+standardised scores are added (`gepc.scoring.Parts`): of the output the squared distance to the fifth nearest ID image
+in the metric of a shrunk covariance, of the layers the Mahalanobis distance in their principal components. Energies are
+positive with long right tails, hence the logarithms. Every residual costs a pass; all other features cost none.
 
 Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|,
 so an image upside down scores the same as the upright one. A quarter turn is not its own inverse, and with the mirror
@@ -33,16 +36,17 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Batch, Columns, Maps, Table, register
-from gepc.features.gepc import FEATURES, GepcExtractor
+from gepc.features.gepc import FEATURES, TINY, GepcExtractor
 from gepc.features.groups import Group
-from gepc.features.residuals import CORRELATIONS, PER_ELEMENT, LevelPass
+from gepc.features.residuals import ACTIVATIONS, CORRELATIONS, PER_ELEMENT, LevelPass
 
 MapParts = dict[str, npt.NDArray[np.float32]]
 
 FAST_LEVELS = (0.99,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
+ALONE = ("d", *CORRELATIONS, "h")
+"""Features of a single pass."""
 MAP_PARTS = ("sum", "residual", "error")
-TINY = 1e-30  # an exactly equivariant network has s = 0: a constant column, which calibration reports
 
 
 class PlusPass(LevelPass):
@@ -60,33 +64,35 @@ class PlusPass(LevelPass):
 @register("gepc+")
 @dataclass(frozen=True)
 class GepcPlus(GepcExtractor):
-    """GEPC plus the denoising error and its autocorrelations, from the same network passes.
+    """GEPC plus the denoising error and the activations of inner layers, from the same network passes.
 
     Parameters
     ----------
-    features : any of s, cos, b, d, pair, cycle, x0 (in logarithms) and ax, ay, ad, ax2, ay2, ac (without).
-        A network of one channel has no ac, and no column for it.
+    features : any of s, cos, b, d, pair, walk, x0, cycle, var, var_g (in logarithms), ax, ay, ad, ax2, ay2, ac
+        (without), inner and h. A network of one channel has no ac, a plain function no inner and no h: their columns
+        are left out.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
     map_part : `sum`, or one of its two parts: `residual` (where the transported scores disagree) and `error` (where the
         network misses the noise). Both are in units of b, so that they can be added.
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
-    passes; `full`, four levels and two transforms, costs 12. On images that are not square rot90 drops out of `full`;
-    give `fast` another element there, such as rot180.
+    passes and is the default; `full`, four levels and two transforms, costs 12; `single`, one level and no transform,
+    costs 1. On images that are not square, where rot90 does not act, rot180 replaces it if no other element is left.
     """
 
     calibration: ClassVar[str] = "level_knn"
     keep: ClassVar[int | None] = None
-    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS)
+    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h")
     level_pass: ClassVar[type[LevelPass]] = PlusPass
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "fast": {"levels": Levels(FAST_LEVELS), "group": Group.of("rot90")},
+        "fast": {},
         "full": {"levels": Levels(FULL_LEVELS), "group": Group.of(("rot90", "flip_x"))},
+        "single": {"features": ALONE},
     }
 
-    levels: Levels = Levels(FULL_LEVELS)
-    features: tuple[str, ...] = ("s", "d", *CORRELATIONS)
-    group: Group = Group.of(("rot90", "flip_x"))
+    levels: Levels = Levels(FAST_LEVELS)
+    features: tuple[str, ...] = ("s", "inner", *ALONE)
+    group: Group = Group.of("rot90")
     elements: str = "each"
     map_part: str = "sum"
 
@@ -99,10 +105,16 @@ class GepcPlus(GepcExtractor):
         if self.elements == "each" and self.group_samples is not None:
             raise OptionError("`group_samples` leaves elements out at random, so `elements` must be 'mean'")
 
+    def acting(self, size: tuple[int, int]) -> Group:
+        """The group on images of that size; rot180 where none of its elements acts on images that are not square."""
+        if size[0] != size[1] and all(action.square_only for action in self.group.moving):
+            return Group.of("rot180")
+        return super().acting(size)
+
     @property
     def _ordered(self) -> tuple[str, ...]:
-        """The features with s first."""
-        return tuple(sorted(self.features, key=lambda name: name != "s"))
+        """As in GEPC, with s first."""
+        return tuple(sorted(super()._ordered, key=lambda name: name != "s"))
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -113,25 +125,11 @@ class GepcPlus(GepcExtractor):
             names += [f"{feature}:{action.name}" for action in self.group.moving] if spread else [feature]
         return tuple(names)
 
-    def stability(self, table: Table) -> npt.NDArray[np.float64]:
-        """s where it is computed, otherwise the first feature; not its logarithm, which the columns hold."""
-        name = self._present(table)[0]
-        return self.reduce(name, table[name])
-
-    def _present(self, table: Table) -> list[str]:
-        """The features with s first; a network of one channel has no ac."""
-        present = [name for name in self._ordered if name in table]
-        if not present:
-            raise OptionError("ac compares channels and the backbone has one; name another feature")
-        return present
-
-    def columns(self, table: Table) -> Columns:
-        """The features side by side, energies as logarithms."""
-        return np.concatenate([self._columns_of(name, table[name]) for name in self._present(table)], axis=2)
-
     def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
         if feature in CORRELATIONS:
             return values[:, :, None]
+        if feature in ACTIVATIONS:
+            return super()._columns_of(feature, values)
         if feature in PER_ELEMENT and self.elements == "each":
             return np.log(np.maximum(values[:, :, 1:], TINY))
         return np.log(np.maximum(self.reduce(feature, values), TINY))[:, :, None]

@@ -95,6 +95,9 @@ _ACTIONS: dict[str, Action] = {
     )
 }
 
+SQUARE_SYMMETRIES = ("flip_x", "flip_y", "rot90", "rot180", "rot270", "transpose", "antitranspose")
+"""Elements that act alike on a grid of any resolution, and so on the layers of a network, unlike shifts by a pixel."""
+
 _GROUPS: dict[str, tuple[str, ...]] = {
     "paper": ("id", "flip_x", "flip_y", "rot90", "rot180", "shift_x", "shift_y"),
     "c4": ("id", "rot90", "rot180", "rot270"),

@@ -5,11 +5,11 @@ Computed from eps = -sigma s: sigma cancels in every feature but b. The formulas
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
-from typing import TYPE_CHECKING
+from itertools import accumulate, combinations
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,13 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.features.base import Batch, Table
-from gepc.features.groups import Action, Group
+from gepc.features.groups import SQUARE_SYMMETRIES, Action, Group
 from gepc.images import noise
 
 if TYPE_CHECKING:
     from gepc.features.gepc import GepcExtractor
 
-PER_ELEMENT = ("s", "cos", "x0")
+PER_ELEMENT = ("s", "cos", "x0", "var", "var_g")
 LAGS: dict[str, tuple[tuple[int, int], ...]] = {
     "ax": ((0, 1),),
     "ay": ((1, 0),),
@@ -34,7 +34,27 @@ LAGS: dict[str, tuple[tuple[int, int], ...]] = {
 """Autocorrelations of the denoising error: name -> shifts (down, right) in pixels, averaged."""
 CORRELATIONS = (*LAGS, "ac")
 """These, and the correlation between channels, which a network of one channel does not have."""
-WITHOUT_GROUP = ("b", "d", *CORRELATIONS)
+ACTIVATIONS = ("inner", "h")
+"""Features of inner layers, one number or two per channel: they need a network whose layers can be recorded."""
+WITHOUT_GROUP = ("b", "d", "cycle", "h", *CORRELATIONS)
+FRESH = 1 << 16
+"""The number of the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image."""
+
+
+@dataclass
+class Answer:
+    """What the network returns for a batch: eps, the log-variance for `var`, the activations for `inner` and `h`."""
+
+    eps: torch.Tensor
+    log_variance: torch.Tensor | None = None
+    maps: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def split(self, sizes: Sequence[int]) -> Iterator[Answer]:
+        """The answers for consecutive parts of the batch."""
+        for end, size in zip(accumulate(sizes), sizes, strict=True):
+            part = slice(end - size, end)
+            log_variance = None if self.log_variance is None else self.log_variance[part]
+            yield Answer(self.eps[part], log_variance, {name: maps[part] for name, maps in self.maps.items()})
 
 
 @dataclass
@@ -82,7 +102,8 @@ class LevelPass:
 
     def run(self) -> tuple[Table, npt.NDArray[np.float32]]:
         """This level's row of the table, and the map (empty without `with_maps`)."""
-        self.base = self.backbone.eps(self.x_t, self.t)
+        self.answer = self._network(self.x_t, bool(self.wanted & set(ACTIVATIONS)))
+        self.base = self.answer.eps
         self.energy = self.method.pooling(self.base.square())
         row = self._without_group()
         transported: list[tuple[int, torch.Tensor, torch.Tensor]] = []
@@ -91,20 +112,56 @@ class LevelPass:
             if name in self.wanted:
                 row[name] = self.base.new_full((len(self.rows), len(self.group)), torch.nan, dtype=torch.float64)
                 row[name][:, 0] = 0.0
-        for position, picked, moved in self._transport():
+        turning = [action.name for action in self.group.moving if action.name in SQUARE_SYMMETRIES]
+        for position, picked, answer in self._transport():
+            action = self.group.moving[position]
+            moved = action.inverse(answer.eps)
             gap = (moved - self.base[picked]).square().mean(1)
             for name, values in self._compare(picked, moved, gap).items():
                 row[name][picked, position + 1] = values.double()
+            if "var" in self.wanted:
+                change = self._pooled_variance(answer) - self._pooled_variance(self.answer)[picked]
+                row["var"][picked, position + 1] = change.abs()
+            if self._grids and "inner" in self.wanted and action.name in turning:
+                ratios = self._inner(picked, answer, action)
+                if "inner" not in row:
+                    row["inner"] = ratios.new_full((len(self.rows), len(turning), ratios.shape[1]), torch.nan)
+                row["inner"][picked, turning.index(action.name)] = ratios
             if self.with_maps:
                 field[picked] += gap / self.energy[picked, None, None]
-            if self.wanted & {"pair", "cycle"}:
+            if self.wanted & {"pair", "walk"}:
                 transported.append((position + 1, picked, moved))
         row.update(self._between(transported))
         table = {name: self._spread(values) for name, values in row.items()}
         return table, self._finish_map(field)
 
-    def _transport(self) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """(element, images, P_g^-1 eps(P_g x_t)), with as many elements in one network call as `rows` allows."""
+    def _network(self, x: torch.Tensor, record: bool) -> Answer:
+        """One network call with what the features need of it."""
+        if record and self.backbone.net is not None:
+            eps, maps = self.backbone.eps_and_activations(x, self.t, self.method.layers)
+            return Answer(eps, maps=maps)
+        if "var" in self.wanted:
+            return Answer(*self.backbone.eps_and_log_variance(x, self.t))
+        return Answer(self.backbone.eps(x, self.t))
+
+    def _inner(self, picked: torch.Tensor, answer: Answer, action: Action) -> torch.Tensor:
+        """The residual of every channel of the inner layers under one element, for some of the images."""
+        whole = len(picked) == len(self.rows)
+        here = self._grids if whole else {name: maps[picked] for name, maps in self._grids.items()}
+        return inner_residual(here, answer.maps, action)
+
+    @cached_property
+    def _grids(self) -> dict[str, torch.Tensor]:
+        """The activations for x_t that have the image's two dimensions; tokens that form no grid are left out."""
+        return {name: maps for name, maps in self.answer.maps.items() if maps.shape[3] > 1 or maps.shape[2] == 1}
+
+    def _pooled_variance(self, answer: Answer) -> torch.Tensor:
+        """pool(log variance of the reverse step), (N,)."""
+        assert answer.log_variance is not None
+        return self.method.pooling(answer.log_variance).double()
+
+    def _transport(self) -> Iterator[tuple[int, torch.Tensor, Answer]]:
+        """(element, images, answer to P_g x_t), with as many elements in one network call as `rows` allows."""
         waiting: list[tuple[int, torch.Tensor]] = []
         for position in range(len(self.group.moving)):
             picked = torch.from_numpy(np.flatnonzero(self.chosen[:, position])).to(self.x_t.device)
@@ -117,13 +174,12 @@ class LevelPass:
         if waiting:
             yield from self._evaluate(waiting)
 
-    def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        actions: list[Action] = [self.group.moving[position] for position, _ in waiting]
-        moved = [self._moved(action, picked) for action, (_, picked) in zip(actions, waiting, strict=True)]
-        answers = self.backbone.eps(torch.cat(moved) if len(moved) > 1 else moved[0].contiguous(), self.t)
-        parts = torch.split(answers, [len(picked) for _, picked in waiting])
-        for action, (position, picked), part in zip(actions, waiting, parts, strict=True):
-            yield position, picked, action.inverse(part)
+    def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, Answer]]:
+        moved = [self._moved(self.group.moving[position], picked) for position, picked in waiting]
+        together = torch.cat(moved) if len(moved) > 1 else moved[0].contiguous()
+        answers = self._network(together, "inner" in self.wanted).split([len(picked) for _, picked in waiting])
+        for (position, picked), answer in zip(waiting, answers, strict=True):
+            yield position, picked, answer
 
     def _moved(self, action: Action, picked: torch.Tensor) -> torch.Tensor:
         """P_g x_t; where the action is on pixels, sqrt(abar) encode(P_g x) + sigma P_g noise."""
@@ -138,9 +194,10 @@ class LevelPass:
 
     def _compare(self, picked: torch.Tensor, moved: torch.Tensor, gap: torch.Tensor) -> dict[str, torch.Tensor]:
         """s, cos and x0 of one element; `gap` is mean_c r_g^2."""
-        found = {}
-        if "s" in self.wanted:
-            found["s"] = self.method.pooling.pixels(gap) / self.energy[picked]
+        found: dict[str, torch.Tensor] = {}
+        for name in ("s", "var_g"):  # the variance over g of s is taken when the table is reduced
+            if name in self.wanted:
+                found[name] = self.method.pooling.pixels(gap) / self.energy[picked]
         if "cos" in self.wanted:
             a, b = moved.flatten(1), self.base[picked].flatten(1)
             norms = (a.square().sum(1) * b.square().sum(1)).sqrt()
@@ -162,6 +219,10 @@ class LevelPass:
         row: dict[str, torch.Tensor] = {}
         if "b" in self.wanted:
             row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
+        if "h" in self.wanted and self.answer.maps:
+            row["h"] = channel_statistics(self.answer.maps)
+        if "cycle" in self.wanted:
+            row["cycle"] = self._renoised().double()
         if not self.wanted & {"d", *CORRELATIONS}:
             return row
         error = self.base - self.noise
@@ -172,10 +233,16 @@ class LevelPass:
             row["ac"] = channel_correlation(error)
         return row
 
+    def _renoised(self) -> torch.Tensor:
+        """pool((x_t' - x_t)^2/(x_t^2 + 1e-8)), x_t' the estimate of x_0 under fresh noise of the same level."""
+        fresh = self.batch.noise(self.backbone, self.t, FRESH + self.draw)[torch.from_numpy(self.rows)]
+        variance = 1.0 - float(self.backbone.alphas_cumprod[self.t])
+        return self.method.pooling(variance * (fresh - self.base).square() / (self.x_t.square() + 1e-8))
+
     def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """pair and cycle: differences between transported scores; NaN where one of the two was not evaluated."""
+        """pair and walk: differences between transported scores; NaN where one of the two was not evaluated."""
         size = len(self.group)
-        pairs = {"pair": list(combinations(range(size), 2)), "cycle": [(i, (i + 1) % size) for i in range(size)]}
+        pairs = {"pair": list(combinations(range(size), 2)), "walk": [(i, (i + 1) % size) for i in range(size)]}
         wanted = sorted(self.wanted & set(pairs))
         if not wanted:
             return {}
@@ -189,10 +256,11 @@ class LevelPass:
             row[name] = torch.stack(gaps, 1).double()
         return row
 
-    def _spread(self, values: torch.Tensor) -> npt.NDArray[np.float64]:
-        """From the rows of the images used at this level to all images; NaN for the others."""
-        out = np.full((len(self.batch), *values.shape[1:]), np.nan)
-        out[self.rows] = values.double().cpu().numpy()
+    def _spread(self, values: torch.Tensor) -> npt.NDArray[Any]:
+        """From the rows of the images used at this level to all images, in float32 or float64; NaN for the others."""
+        numbers = (values if values.dtype == torch.float64 else values.float()).cpu().numpy()
+        out = np.full((len(self.batch), *numbers.shape[1:]), np.nan, dtype=numbers.dtype)
+        out[self.rows] = numbers
         return out
 
     def _finish_map(self, field: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -202,6 +270,28 @@ class LevelPass:
         evaluated = max(1, int(self.chosen[0].sum())) if len(self.chosen) else 1
         size = len(self.group)
         return self._spread(field * ((size - 1) / size / evaluated)).astype(np.float32)
+
+
+def channel_statistics(maps: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Mean and standard deviation over pixels of every channel of the recorded layers, (N, 2 C): all means first."""
+    moments = [torch.var_mean(field.float(), dim=(2, 3), correction=0) for field in maps.values()]
+    return torch.cat([mean for _, mean in moments] + [variance.sqrt() for variance, _ in moments], 1)
+
+
+def inner_residual(maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], action: Action) -> torch.Tensor:
+    """mean_pixels (A - P_g^-1 A_g)^2 / mean_pixels A^2 for every channel of the recorded layers, (N, C).
+
+    Parameters
+    ----------
+    maps : the activations A for x_t, layer by layer.
+    moved : the activations A_g for P_g x_t.
+    action : g.
+    """
+    ratios = []
+    for name, here in maps.items():
+        gap = (here - action.inverse(moved[name])).float().square().mean((2, 3))
+        ratios.append(gap / here.float().square().mean((2, 3)).clamp_min(1e-30))
+    return torch.cat(ratios, 1)
 
 
 def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """From features to one score per image, fitted on in-distribution features. Higher means more out of distribution.
 
 A column calibrator models each (level, feature) by itself; the results are aggregated over features, then over levels.
-A vector calibrator models all of them together.
+A vector calibrator models all of them together. The calibrator `parts` combines calibrators of several parts.
 """
 
 from gepc.scoring.calibrators import (
@@ -14,8 +14,9 @@ from gepc.scoring.calibrators import (
     register,
 )
 from gepc.scoring.columns import KDE, AbsZ, ColumnCalibrator, Raw, Z, ZScore, log_density, silverman
+from gepc.scoring.parts import Parts
 from gepc.scoring.scorer import Scorer, Selection, select
-from gepc.scoring.vectors import GMM, KNN, MVN, LevelMahalanobis, Mahalanobis, VectorCalibrator
+from gepc.scoring.vectors import GMM, KNN, MVN, LevelMahalanobis, LevelPCA, Mahalanobis, VectorCalibrator
 
 __all__ = [
     "AGGREGATIONS",
@@ -29,7 +30,9 @@ __all__ = [
     "Calibrator",
     "ColumnCalibrator",
     "LevelMahalanobis",
+    "LevelPCA",
     "Mahalanobis",
+    "Parts",
     "Raw",
     "Scorer",
     "Selection",

@@ -6,9 +6,10 @@ import inspect
 import typing
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Array = npt.NDArray[np.float64]
-State = dict[str, Array]
+State = dict[str, npt.NDArray[Any]]
 
 BEYOND = 10.0
 FUSIONS = ("sum", "mean")
@@ -85,17 +86,34 @@ class Calibrator(ABC):
     replaced by the largest in-distribution value plus `BEYOND` standard deviations (for minus infinity, by the
     smallest minus as many), with a warning; `replaced` counts them. In in-distribution columns it is an error.
 
-    A subclass gives `_fit`, `_score`, `_state` and `_restore`; the arguments of its constructor are its options.
+    A subclass gives `_fit`, `_score`, `_state` and `_restore`, and `per_level` if it calibrates levels one by one; the
+    arguments of its constructor are its options.
+
+    Attributes
+    ----------
+    uses_fuse : whether scores of single features are combined afterwards.
+    uses_aggregate : whether scores of single levels are combined afterwards.
+    is_distance : whether scores are positive, with a long tail.
+    parts : name -> number of columns that belong together, in their order; empty: all of them.
     """
 
     name: ClassVar[str]
     uses_fuse: ClassVar[bool] = True
     uses_aggregate: ClassVar[bool] = True
+    is_distance: ClassVar[bool] = False
     bounds_: Array
     replaced = 0
+    parts: Mapping[str, int] = MappingProxyType({})
 
-    def fit(self, columns: Array) -> Self:
-        """Learn from in-distribution columns; returns self."""
+    def fit(self, columns: Array, parts: Mapping[str, int] | None = None) -> Self:
+        """Learn from in-distribution columns; returns self.
+
+        Parameters
+        ----------
+        columns : (N, levels, features).
+        parts : name -> number of columns that belong together, for the calibrator `parts`.
+        """
+        self.parts = parts or {}
         if np.isinf(columns).any():
             raise InputError("a feature of the in-distribution images is not finite; check the backbone and the images")
         beyond = BEYOND * np.nanstd(columns, axis=0)
@@ -105,7 +123,21 @@ class Calibrator(ABC):
 
     def score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
         """(N, levels, features) -> (N,), higher = more OOD."""
+        if columns.shape[2] != self.bounds_.shape[2]:
+            raise InputError(
+                f"the images have {columns.shape[2]} feature columns, but the calibrator was fitted on "
+                f"{self.bounds_.shape[2]}; fit the detector again on this backbone"
+            )
         return self._score(self._finite(columns), weights, aggregation)
+
+    def per_level(self, columns: Array) -> Array:
+        """The score of each level by itself, (N, levels)."""
+        raise OptionError(f"the calibrator {self.name!r} looks at all levels together")
+
+    @property
+    def by_level(self) -> bool:
+        """Whether the calibrator has a score for each level by itself."""
+        return type(self).per_level is not Calibrator.per_level
 
     def state(self) -> State:
         """The fitted numbers by name."""

@@ -17,6 +17,10 @@ class ColumnCalibrator(Calibrator):
     def surprise(self, columns: Array) -> Array:
         """How unusual every entry is for ID images, (N, levels, features)."""
 
+    def per_level(self, columns: Array) -> Array:
+        """The sum over the features of each level."""
+        return np.asarray(self.surprise(columns).sum(axis=2))
+
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
         return aggregation(self.surprise(columns), weights)
 

@@ -6,7 +6,7 @@ variation over in-distribution images, CV(t) = std/|mean|, weighted by 1/CV(t).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,7 @@ class Scorer:
         self._aggregation = Aggregation(fuse, aggregate)
         self._aggregation.check_used_by(create_calibrator(calibration))
 
-    def fit(self, table: Any, stability: Array | None = None) -> Self:
+    def fit(self, table: Any, stability: Array | None = None, parts: Mapping[str, int] | None = None) -> Self:
         """Select levels and fit the calibrator on in-distribution features; returns self.
 
         Parameters
@@ -76,15 +76,20 @@ class Scorer:
         table : the features of in-distribution images at every candidate level.
         stability : the feature (N, levels) whose coefficient of variation selects levels; by default that of the
             table's method, or the first column of an array.
+        parts : name -> number of columns that are calibrated together; by default those of the table's method.
         """
         columns = _columns(table)
         if stability is None:
             stability = getattr(table, "stability", columns[:, :, 0])
+        self._parts = getattr(table, "parts", None) if parts is None else parts
         self.selection_ = select(stability, self.keep, self.weights)
         kept = columns[:, list(self.selection_.kept)]
-        self.calibrator_ = create_calibrator(self.calibration).fit(kept)
+        self.calibrator_ = self._fitted(kept)
         self.sequential_ = self._fit_stages(kept)
         return self
+
+    def _fitted(self, columns: Array) -> Calibrator:
+        return create_calibrator(self.calibration).fit(columns, self._parts)
 
     def _fit_stages(self, columns: Array) -> Sequential | None:
         if self.sequential is None:
@@ -92,7 +97,7 @@ class Scorer:
         if columns.shape[1] < 2:
             raise OptionError("sequential scoring needs at least two kept levels; give more levels or raise keep")
         weights = self.selection_.weights
-        return Sequential.fit(columns, weights, self.calibration, self._aggregation, self.sequential)
+        return Sequential.fit(columns, weights, self._fitted, self._aggregation, self.sequential)
 
     def score(self, table: Any) -> Array:
         """One number per image, higher = more out of distribution, from features at every candidate level."""

@@ -59,12 +59,26 @@ class Sequential:
 
     @classmethod
     def fit(
-        cls, columns: Array, weights: Array, calibration: str, aggregation: Aggregation, alpha: float
+        cls,
+        columns: Array,
+        weights: Array,
+        calibrate: Callable[[Array], Calibrator],
+        aggregation: Aggregation,
+        alpha: float,
     ) -> Sequential:
-        """Stages from the columns (N, levels, features) of in-distribution images alone."""
+        """Stages from the columns (N, levels, features) of in-distribution images alone.
+
+        Parameters
+        ----------
+        columns : the features of the images at the kept levels.
+        weights : the weights of the levels.
+        calibrate : returns a calibrator fitted on columns of some of the levels.
+        aggregation : how scores are combined.
+        alpha : the false-alarm rate to stop for.
+        """
 
         def fitted(seen: list[int]) -> tuple[Calibrator, Array]:
-            calibrator = create_calibrator(calibration).fit(columns[:, seen])
+            calibrator = calibrate(columns[:, seen])
             return calibrator, calibrator.score(columns[:, seen], weights[seen], aggregation)
 
         positions = range(columns.shape[1])

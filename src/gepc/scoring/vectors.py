@@ -98,15 +98,39 @@ class Mahalanobis(_Gaussian):
         return self.squared_distance(vectors)
 
 
-@register("level_mahalanobis")
-class LevelMahalanobis(Calibrator):
-    """`mahalanobis` for each level by itself; the squared distances are aggregated over levels.
+class LevelCalibrator(Calibrator):
+    """A squared distance for each level by itself; the distances are aggregated over levels.
 
-    Features of one level are fused with their correlations, levels without theirs: with L levels of F features it
-    learns L F^2 numbers instead of (L F)^2, and a level that an image was not evaluated at (NaN) is left out.
+    A level that an image was not evaluated at (NaN) is left out.
     """
 
     uses_fuse: ClassVar[bool] = False
+    is_distance: ClassVar[bool] = True
+
+    @abstractmethod
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """d^2 of the features (N, F) of one level."""
+
+    def per_level(self, columns: Array) -> Array:
+        """d^2 of each level, (N, levels)."""
+        found = np.full(columns.shape[:2], np.nan)
+        for level in range(columns.shape[1]):
+            seen = _looked_at(columns[:, level])
+            found[seen, level] = self.distance_at(level, columns[seen, level])
+        return found
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return aggregation(self.per_level(columns)[:, :, None], weights)
+
+
+@register("level_mahalanobis")
+class LevelMahalanobis(LevelCalibrator):
+    """`mahalanobis` for each level by itself; the squared distances are aggregated over levels.
+
+    Features of one level are fused with their correlations, levels without theirs: with L levels of F features it
+    learns L F^2 numbers instead of (L F)^2.
+    """
+
     mean_: Array
     factor_: Array
 
@@ -121,17 +145,6 @@ class LevelMahalanobis(Calibrator):
         model = Mahalanobis()
         model.learn(vectors[_looked_at(vectors)])
         return model
-
-    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
-        return aggregation(self.distances(columns)[:, :, None], weights)
-
-    def distances(self, columns: Array) -> Array:
-        """d^2 of each level, (N, levels)."""
-        found = np.full(columns.shape[:2], np.nan)
-        for level in range(columns.shape[1]):
-            seen = _looked_at(columns[:, level])
-            found[seen, level] = self.distance_at(level, columns[seen, level])
-        return found
 
     def distance_at(self, level: int, vectors: Array) -> Array:
         """d^2 of the features (N, F) of one level."""
@@ -188,6 +201,85 @@ class LevelKNN(LevelMahalanobis):
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self._keep(state["samples"])
+
+
+@register("level_pca")
+class LevelPCA(LevelCalibrator):
+    """`level_mahalanobis` for many columns: principal components, and one variance for all other directions.
+
+    Of the standardised columns z, with the eigenvalues l_i of their covariance shrunk as by Ledoit and Wolf,
+
+        d^2 = sum_{i <= k} (v_i.z)^2 / l_i + (|z|^2 - sum_{i <= k} (v_i.z)^2) / r,
+
+    where r is the mean of the other eigenvalues. It learns k F numbers per level instead of F^2.
+
+    Options
+    -------
+    rank : k, the number of components; at most one for every two ID images.
+    """
+
+    LEAST_SPREAD = (
+        0.01  # of the median over columns: a channel that is silent on the ID images must not be all that counts
+    )
+
+    mean_: Array
+    scale_: Array
+    axes_: npt.NDArray[np.float32]
+    variances_: Array
+
+    def __init__(self, rank: int = 96) -> None:
+        if rank < 1:
+            raise OptionError(f"level_pca: rank must be at least 1, got {rank}")
+        self.rank = rank
+
+    def _fit(self, columns: Array) -> None:
+        models = [self._learn(columns[_looked_at(columns[:, level]), level]) for level in range(columns.shape[1])]
+        self.mean_, self.scale_, self.axes_, self.variances_ = (np.stack(part) for part in zip(*models, strict=True))
+
+    def _learn(self, vectors: Array) -> tuple[Array, Array, npt.NDArray[np.float32], Array]:
+        """Mean, scale, v (k, F), and the variances l_1 ... l_k, r of one level."""
+        from sklearn.covariance import ledoit_wolf_shrinkage
+
+        mean, spread = vectors.mean(axis=0), vectors.std(axis=0)
+        scale = np.maximum(spread, self.LEAST_SPREAD * np.median(spread))
+        check_varies(scale[None] * np.array([[-1.0], [1.0]]))
+        z = (vectors - mean) / scale
+        count, width = z.shape
+        rank = min(self.rank, count // 2, width - 1)
+        axes, values = _principal(z, rank)
+        shrinkage = float(ledoit_wolf_shrinkage(z, assume_centered=True))
+        total = float((z**2).sum()) / count
+        rest = max(total - values.sum(), 0.0) / (width - rank)
+        variances = (1.0 - shrinkage) * np.append(values, rest) + shrinkage * total / width
+        return mean, scale, axes.astype(np.float32), variances
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """d^2 of the features (N, F) of one level."""
+        z = (vectors - self.mean_[level]) / self.scale_[level]
+        along = (z @ self.axes_[level].T.astype(np.float64)) ** 2
+        rest = np.maximum((z**2).sum(axis=1) - along.sum(axis=1), 0.0)
+        return np.asarray(along @ (1.0 / self.variances_[level, :-1]) + rest / self.variances_[level, -1])
+
+    def _state(self) -> State:
+        return {"mean": self.mean_, "scale": self.scale_, "axes": self.axes_, "variances": self.variances_}
+
+    def _restore(self, state: State) -> None:
+        self.mean_, self.scale_ = state["mean"], state["scale"]
+        self.axes_, self.variances_ = state["axes"], state["variances"]
+
+
+def _principal(z: Array, rank: int) -> tuple[Array, Array]:
+    """The first `rank` principal axes (rank, F) of centred rows, and their variances, largest first."""
+    from scipy.linalg import eigh
+
+    count, width = z.shape
+    if count < width:  # the Gram matrix is the smaller one; v = z^T u / |z^T u|
+        values, vectors = eigh(z @ z.T / count, subset_by_index=[count - rank, count - 1])
+        vectors = z.T @ vectors
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=0), 1e-300)
+    else:
+        values, vectors = eigh(z.T @ z / count, subset_by_index=[width - rank, width - 1])
+    return vectors.T[::-1], np.maximum(values[::-1], 0.0)
 
 
 @register("knn")

@@ -19,15 +19,17 @@ from diffusers import DDPMScheduler, UNet2DModel
 import gepc
 
 HERE = Path(__file__).parent
+PLUS = ("s", "d", "ax", "ay", "ad", "ax2", "ay2", "ac")  # gepc+ before it had features of inner layers
+PAPER = {"preset": "paper"}
 CASES = {
-    "gepc": ("gepc", {"features": ("s", "cos", "pair", "x0"), "keep": 3}),
-    "gepc-mvn": ("gepc", {"calibration": "mvn", "pool": "mean", "group": "d4", "mc_samples": 2}),
-    "gepc+fast": ("gepc+", {"preset": "fast"}),
-    "gepc+full": ("gepc+", {"preset": "full"}),
+    "gepc": ("gepc", {**PAPER, "features": ("s", "cos", "pair", "x0"), "keep": 3}),
+    "gepc-mvn": ("gepc", {**PAPER, "calibration": "mvn", "pool": "mean", "group": "d4", "mc_samples": 2}),
+    "gepc+fast": ("gepc+", {"preset": "fast", "features": PLUS}),
+    "gepc+full": ("gepc+", {"preset": "full", "features": PLUS}),
     "msma": ("msma", {}),
     "diffpath": ("diffpath", {}),
-    "sequential": ("gepc", {"keep": 4, "sequential": 0.1}),
-    "grouped": ("gepc", {}),
+    "sequential": ("gepc", {**PAPER, "keep": 4, "sequential": 0.1}),
+    "grouped": ("gepc", PAPER),
 }
 GROUPS = ("a", "b")
 

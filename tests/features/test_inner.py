@@ -1,0 +1,206 @@
+"""Features of inner layers, and those that the authors' code defines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import LEVELS, pictures, toy_backbone
+
+import gepc
+from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
+from gepc.core.errors import OptionError
+from gepc.features.base import Batch
+from gepc.features.gepc import GepcExtractor
+from gepc.features.gepc_plus import GepcPlus
+from gepc.features.groups import find_action
+from gepc.images.noise import image_key
+
+IMAGES = pictures(6)
+
+
+class Net(nn.Module):
+    """Two convolutions, the second at half resolution; with symmetric kernels it is equivariant under the square."""
+
+    def __init__(self, symmetric: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 5, 3, padding=1)
+        self.second = nn.Conv2d(5, 4, 3, padding=1)
+        self.last = nn.Conv2d(4, 3, 1)
+        if symmetric:
+            for layer in (self.first, self.second):
+                weight = layer.weight.data
+                turned = [weight.rot90(turns, (2, 3)) for turns in range(4)]
+                layer.weight.data = sum(turned + [one.flip(-1) for one in turned]) / 8.0
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        half = nn.functional.avg_pool2d(torch.tanh(self.first(x)), 2)
+        up = nn.functional.interpolate(torch.tanh(self.second(half)), scale_factor=2.0)
+        return x + self.last(up) * (1.0 + t.reshape(-1, 1, 1, 1) / 1000.0)
+
+
+def network(symmetric: bool = False) -> gepc.Backbone:
+    torch.manual_seed(3)
+    return gepc.Backbone.from_callable(Net(symmetric), cosine_alphas_cumprod(1000), 3, 8)
+
+
+def batch(images: np.ndarray = IMAGES) -> Batch:
+    return Batch(images, [image_key(image) for image in images])
+
+
+def extract(method: GepcExtractor, backbone: gepc.Backbone) -> dict[str, np.ndarray]:
+    return method.extract(backbone, batch(), method.timesteps(backbone))
+
+
+LAYERS = ("first", "second")
+
+
+def test_inner_is_the_literal_residual_of_every_channel() -> None:
+    """mean_pixels (A - P_g^-1 A_g)^2 / mean_pixels A^2, by a loop over images, elements and channels."""
+    backbone = network()
+    method = GepcExtractor(levels=Levels((0.99,)), features=("inner",), group=("rot90", "flip_y"), layers=LAYERS)
+    found = extract(method, backbone)["inner"]
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    _, base = backbone.eps_and_activations(x_t, t, LAYERS)
+    expected = np.zeros((6, 1, 2, 9))
+    for place, name in enumerate(("rot90", "flip_y")):
+        action = find_action(name)
+        _, moved = backbone.eps_and_activations(action.apply(x_t), t, LAYERS)
+        column = 0
+        for layer in LAYERS:
+            for channel in range(base[layer].shape[1]):
+                here, there = base[layer][:, channel], action.inverse(moved[layer][:, channel])
+                ratio = (here - there).square().mean((1, 2)) / here.square().mean((1, 2))
+                expected[:, 0, place, column] = ratio.numpy()
+                column += 1
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    columns = method.columns({"inner": found})
+    np.testing.assert_allclose(columns, np.log(expected.mean(axis=2)), rtol=1e-5)
+
+
+def test_activation_statistics_are_mean_and_deviation_of_every_channel() -> None:
+    backbone = network()
+    method = GepcPlus(levels=Levels((0.99,)), features=("h",), layers=LAYERS)
+    found = extract(method, backbone)["h"]
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    _, maps = backbone.eps_and_activations(x_t, t, LAYERS)
+    both = [field.flatten(2).double() for field in maps.values()]
+    expected = torch.cat([one.mean(2) for one in both] + [one.std(2, correction=0) for one in both], 1)
+    np.testing.assert_allclose(found[:, 0], expected.numpy(), rtol=1e-4, atol=1e-6)
+    assert found.dtype == np.float32
+
+
+def test_the_residual_of_an_equivariant_network_vanishes_in_every_layer() -> None:
+    found = {
+        symmetric: extract(
+            GepcExtractor(levels=Levels(LEVELS), features=("s", "inner"), group="d4", layers=LAYERS), network(symmetric)
+        )
+        for symmetric in (False, True)
+    }
+    assert found[True]["s"][:, :, 1:].max() < 1e-10 < 1e-3 < found[False]["s"][:, :, 1:].min()
+    assert found[True]["inner"].max() < 1e-10 < 1e-3 < found[False]["inner"].min()
+
+
+def test_shifts_by_a_pixel_do_not_act_on_layers_of_lower_resolution() -> None:
+    backbone = network()
+    options = {"levels": Levels((0.99,)), "features": ("inner",), "layers": LAYERS}
+    with_shift = GepcExtractor(group=("flip_x", "shift_x"), **options)  # type: ignore[arg-type]
+    without = GepcExtractor(group=("flip_x",), **options)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(extract(with_shift, backbone)["inner"], extract(without, backbone)["inner"])
+    with pytest.raises(OptionError, match="a flip or a rotation"):
+        GepcExtractor(group="shifts", features=("inner",))
+
+
+@pytest.mark.parametrize("name", ["gepc", "gepc+"])
+def test_inner_features_cost_no_pass(name: str) -> None:
+    backbone = network()
+    plain = gepc.create_detector(name, backbone, levels=LEVELS, features=("s",)).extractor
+    rich = gepc.create_detector(name, backbone, levels=LEVELS, features=("s", "inner"), layers=LAYERS).extractor
+    for method in (plain, rich):
+        backbone.reset_counts()
+        method.extract(backbone, batch(), method.timesteps(backbone))
+        assert backbone.forward_count == len(IMAGES) * plain.cost(backbone, (8, 8)).forward
+
+
+def test_a_plain_function_has_no_inner_features_and_everything_else_works() -> None:
+    backbone, images = toy_backbone(), pictures(40)
+    rich = gepc.create_detector("gepc+", backbone, levels=LEVELS, features=("s", "d", "inner", "h")).fit(images)
+    assert set(rich.features(images[:2])) == {"s", "d"}
+    assert np.isfinite(rich.score(images)).all()
+    with pytest.raises(OptionError, match="no feature inner"):
+        gepc.GEPC(backbone, levels=LEVELS, features="inner").fit(images)
+
+
+def test_random_elements_are_averaged_over_those_evaluated() -> None:
+    backbone = network()
+    method = GepcExtractor(levels=Levels((0.99,)), features=("inner",), group="d4", group_samples=2, layers=LAYERS)
+    found = extract(method, backbone)["inner"]
+    assert (np.isfinite(found).all(axis=3).sum(axis=2) == 2).all()
+    np.testing.assert_allclose(method.columns({"inner": found}), np.log(np.nanmean(found, axis=2)), rtol=1e-5)
+
+
+def test_a_detector_with_inner_features_survives_saving(tmp_path: Path) -> None:
+    backbone, images = network(), pictures(60)
+    detector = gepc.GEPC(backbone, levels=LEVELS, features=("s", "inner"), layers=LAYERS, keep=None).fit(images)
+    assert detector.calibration_name == "parts:narrow=kde"
+    detector.save(tmp_path / "detector")
+    again = gepc.load_detector(tmp_path / "detector", backbone)
+    np.testing.assert_array_equal(again.score(images[:5]), detector.score(images[:5]))
+
+
+# --- as the authors' code defines them -------------------------------------------------------------------------------
+
+
+def test_cycle_is_the_change_under_denoising_and_noising_again() -> None:
+    """x_t' = sqrt(abar) x0 + sigma n' with fresh noise n', pooled relative to x_t^2; without a group pass."""
+    backbone = toy_backbone()
+    method = GepcExtractor(levels=Levels((0.97,)), features=("cycle",), pool="mean")
+    found = extract(method, backbone)["cycle"]
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    abar = float(backbone.alphas_cumprod[t])
+    x0 = (x_t - (1 - abar) ** 0.5 * backbone.eps(x_t, t)) / abar**0.5
+    again = abar**0.5 * x0 + (1 - abar) ** 0.5 * batch().noise(backbone, t, draw=1 << 16)
+    expected = ((again - x_t).square() / (x_t.square() + 1e-8)).mean((1, 2, 3))
+    np.testing.assert_allclose(found[:, 0], expected.numpy(), rtol=1e-4)
+    assert method.cost(backbone, (8, 8)).forward == 1
+
+
+def test_var_g_is_the_variance_of_s_over_the_group() -> None:
+    backbone = toy_backbone()
+    method = GepcExtractor(levels=Levels(LEVELS), features=("s", "var_g"))
+    table = extract(method, backbone)
+    np.testing.assert_allclose(method.columns(table)[:, :, 1], table["s"].var(axis=2), rtol=1e-12)
+
+
+class WithVariance(gepc.Backbone):
+    """A noise prediction, and a log-variance that depends on where a pixel is."""
+
+    learned_variance = True
+
+    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x)
+
+    def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(x), x * torch.linspace(0.0, 1.0, x.shape[-1])
+
+
+def test_var_compares_the_learned_variance_under_the_group() -> None:
+    backbone = WithVariance(cosine_alphas_cumprod(1000), 3, 8)
+    method = GepcExtractor(levels=Levels((0.97,)), features=("var",), group=("flip_x",), pool="mean")
+    found = extract(method, backbone)["var"]
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    ramp = torch.linspace(0.0, 1.0, 8)
+    expected = ((x_t.flip(-1) * ramp).mean((1, 2, 3)) - (x_t * ramp).mean((1, 2, 3))).abs()
+    np.testing.assert_allclose(found[:, 0, 1], expected.numpy(), rtol=1e-4)
+    assert (found[:, 0, 0] == 0).all()
+    with pytest.raises(OptionError, match="learned variance"):
+        extract(method, toy_backbone())
+    with pytest.raises(OptionError, match="cannot be combined"):
+        GepcExtractor(features=("var", "inner"))
