@@ -3,7 +3,7 @@
     import gepc
 
     backbone = gepc.load_backbone("celeba32-tiny")
-    detector = gepc.GEPC(backbone).fit(id_images)
+    detector = gepc.create_detector(backbone).fit(id_images)
     detector.score(images), detector.p_value(images), detector.score_map(images)
 
 Everything below is loaded on first use, so that `import gepc` is fast.

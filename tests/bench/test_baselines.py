@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import as_uint8, pictures, toy_backbone
+from toys import as_uint8, pictures, toy_backbone, toy_network
 
 import gepc
 from gepc.bench import detector_tables, published
@@ -205,7 +205,7 @@ def test_every_method_scores_as_its_detector_does(name, data, protocol):
     options = BRIEFER.get(name, {})
     small = replace(protocol, seeds=(3,), pairs={"set0": ("set1",)}, train_images=24, test_images=20)
     small = replace(small, methods={name: MethodChoice(options=options)})
-    backbone = toy_backbone()
+    backbone = toy_network() if name == "cfs" else toy_backbone()
     (baseline,) = choose_baselines([name], small, backbone)
     (found,) = collect_baselines([baseline], opened(small, data, backbone))
     scores = found.scores("set0", seed=3)

@@ -102,7 +102,7 @@ def test_the_tables_are_whole(bench: PlusBench) -> None:
         2,
         2,
         1,
-    ]  # GEPC needs transforms that the second seed has not seen
+    ]  # GEPC needs more transforms
     assert first[-2:] == (0.0, None)  # nobody is ahead of himself
     rule = found["plus-rule"]
     assert [row[0] for row in rule.rows] == ["A", "B"]

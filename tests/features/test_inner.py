@@ -106,6 +106,27 @@ def test_the_residual_of_an_equivariant_network_vanishes_in_every_layer() -> Non
     assert found[True]["inner"].max() < 1e-10 < 1e-3 < found[False]["inner"].min()
 
 
+class Paired(nn.Module):
+    """A kernel and its mirror image, their outputs added: equivariant under flip_x, which swaps the two channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kernel = torch.randn(1, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+        self.pair = nn.Conv2d(3, 2, 3, padding=1, bias=False)
+        self.pair.weight.data = torch.cat([kernel, kernel.flip(-1)])
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.pair(x)).sum(1, keepdim=True)
+
+
+def test_an_equivariant_network_may_have_inner_layers_that_are_not() -> None:
+    backbone = gepc.Backbone.from_callable(Paired(), cosine_alphas_cumprod(1000), 3, 8)
+    method = GepcExtractor(levels=Levels(LEVELS), features=("s", "inner"), group=("flip_x",), layers=("pair",))
+    found = extract(method, backbone)
+    assert found["s"].max() < 1e-10
+    assert found["inner"].min() > 1e-2
+
+
 def test_shifts_by_a_pixel_do_not_act_on_layers_of_lower_resolution() -> None:
     backbone = network()
     options = {"levels": Levels((0.99,)), "features": ("inner",), "layers": LAYERS}

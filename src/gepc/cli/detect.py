@@ -34,13 +34,25 @@ Control = Annotated[
 ]
 
 
+METHOD_HELP = (
+    "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. Baselines: "
+    "cfs, ddpm_ood, diffpath, dos, eigenscore, ic, idecode, lmd, lr, msma, nll_ode, nll_vlb, pixel_stats, scoped, "
+    "score_norm, spr, typicality, waic; `gepc info --methods` describes them."
+)
+PRESET_HELP = (
+    "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
+    "pass, no transform). gepc: paper and paper-celeba (the paper's noise levels), inner (symmetry of inner layers). "
+    "Baselines: light and paper."
+)
+
+
 @opt.loads_backbone
 def fit(
     images: Annotated[str, Argument(help="In-distribution images: a folder, or an array: data.npz:train_x.")],
     out: opt.DetectorOut,
     backbone: opt.NewBackbone = "celeba32-tiny",
-    method: Annotated[str, Option(help="Detection method; `gepc info --methods` lists them.")] = "gepc",
-    preset: Annotated[str | None, Option(help="Preset of the method; `gepc info --methods` lists them.")] = None,
+    method: Annotated[str, Option(help=METHOD_HELP)] = "gepc+",
+    preset: Annotated[str | None, Option(help=PRESET_HELP)] = None,
     calibration_images: Annotated[
         str | None, Option(help="Separate in-distribution images used only for calibration.")
     ] = None,
@@ -77,7 +89,8 @@ def fit(
     if as_json:
         say((out / "detector.json").read_text(encoding="utf-8"))
         return
-    say(f"{out}: {method} fitted on {detector.n_fit_} images, calibrated on {len(detector.calibration_scores_)}")
+    name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
+    say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {detector.cost()} per image")
     if detector.sequential is not None:

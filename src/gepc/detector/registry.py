@@ -17,7 +17,7 @@ from gepc.features.extraction import plain_options
 from gepc.features.gepc import DEFAULT_LEVELS, GepcExtractor
 from gepc.features.groups import Action, Group
 
-DEFAULT_METHOD = "gepc"
+DEFAULT_METHOD = "gepc+"
 
 
 class GEPC(Detector):
@@ -81,18 +81,26 @@ def list_detectors() -> list[str]:
     return list(methods())
 
 
-def create_detector(method: str | None, backbone: Backbone, preset: str | None = None, **options: Any) -> Detector:
-    """Create an unfitted detector by name.
+def create_detector(
+    method: str | Backbone | None, backbone: Backbone | None = None, preset: str | None = None, **options: Any
+) -> Detector:
+    """Create an unfitted detector by name: `create_detector(backbone)` or `create_detector("msma", backbone)`.
 
     Parameters
     ----------
-    method : name of the method; see `list_detectors`. None is the default method.
+    method : name of the method; see `list_detectors`. None, or the backbone in its place, is the default, `gepc+`.
     backbone : the network that predicts noise.
     preset : a named set of options of the method.
     **options : parameters of the method and of `gepc.Detector`; they take precedence over the preset.
     """
-    method = DEFAULT_METHOD if method is None else method
-    extractor_class = find_method(method)
+    if isinstance(method, Backbone):
+        if backbone is not None:
+            raise OptionError("create_detector takes the name of a method before the backbone")
+        method, backbone = None, method
+    if backbone is None:
+        raise OptionError("create_detector needs a backbone; see gepc.load_backbone")
+    extractor_class = find_method(DEFAULT_METHOD if method is None else method)
+    method = extractor_class.name
     if preset is not None:
         if preset not in extractor_class.presets:
             raise OptionError(f"method {method!r} has no preset {preset!r}; {nearest(preset, extractor_class.presets)}")

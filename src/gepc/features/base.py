@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -354,8 +355,9 @@ def methods() -> dict[str, type[Extractor]]:
 
 
 def find_method(name: str) -> type[Extractor]:
-    """The extractor class of that name."""
+    """The extractor class of that name; `plus` at its end is understood as +."""
     known = methods()
+    name = re.sub(r"[ _-]?plus$", "+", name)
     if name not in known:
         raise OptionError(f"unknown method {name!r}; {nearest(name, known)}")
     return known[name]

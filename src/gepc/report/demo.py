@@ -20,7 +20,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import GepcError
 from gepc.core.tables import ResultTable
 from gepc.detector.detector import Detector
-from gepc.detector.registry import GEPC
+from gepc.detector.registry import create_detector
 from gepc.features.gepc import GepcExtractor
 from gepc.report import figures
 from gepc.report.page import FOLDER, Picture, render
@@ -271,9 +271,9 @@ def expected_alarms(alpha: float, calibration: int, count: int) -> tuple[int, in
     return int(low), int(high)
 
 
-def build_detector(backbone: Backbone) -> GEPC:
-    """GEPC with the library's defaults: nothing is chosen for these photographs."""
-    return GEPC(backbone, batch_size=BATCH_SIZE)
+def build_detector(backbone: Backbone) -> Detector:
+    """The library's defaults: nothing is chosen for these photographs."""
+    return create_detector(backbone, batch_size=BATCH_SIZE)
 
 
 def passes_needed(detector: Detector, data: DemoData) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gepc.core.errors import OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, register
 
 FOLDS = 3
@@ -47,6 +47,8 @@ class Parts(Calibrator):
 
     def _fit(self, columns: Array) -> None:
         self.widths_ = list(self.parts.values()) or [columns.shape[2]]
+        if sum(self.widths_) != columns.shape[2]:
+            raise InputError(f"the parts have {sum(self.widths_)} columns in all, the features {columns.shape[2]}")
         # folds by content rather than by position: the order of the images does not matter
         fold = np.empty(len(columns), dtype=np.int64)
         fold[np.argsort(columns[:, 0, 0], kind="stable")] = np.arange(len(columns)) % FOLDS
