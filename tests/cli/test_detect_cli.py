@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from toys import as_uint8, pictures
+
+PAPER = ("--backbone", "net", "--method", "gepc", "--set", "levels=0.99,0.97,0.9")
 
 
 def fresh_gepc(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -40,7 +43,7 @@ def place(tmp_path_factory, tiny_net):
         for index, picture in enumerate(as_uint8(pictures(count, 16, seed=seed))):
             Image.fromarray(picture).save(root / folder / f"{index:02d}.png")
     (root / "new" / "broken.png").write_bytes((root / "new" / "00.png").read_bytes()[:60])
-    fitted = fresh_gepc("fit", "normal", "--out", "det", "--backbone", "net", "--set", "levels=0.99,0.97,0.9", cwd=root)
+    fitted = fresh_gepc("fit", "normal", "--out", "det", *PAPER, cwd=root)
     assert fitted.returncode == 0, fitted.stderr
     assert "14F+0J per image" in fitted.stdout
     assert "guarantee" in fitted.stdout
@@ -212,6 +215,30 @@ def test_scripts_can_read_json(gepc, place):
     assert {"name", "found", "expected", "tolerance"} < set(checks[0])
     fitted = gepc("fit", "normal", "--out", "again", "--backbone", "net", "--method", "msma", "--json")
     assert json.loads(fitted.stdout) == json.loads((place / "again" / "detector.json").read_text())
+
+
+def test_the_default_method_is_the_strongest_at_two_passes(gepc, place):
+    """gepc+ with its preset fast, also where it is spelt out; help names every method and preset."""
+    fitted = gepc("fit", "normal", "--out", "default", "--backbone", "net")
+    assert fitted.returncode == 0, fitted.stderr
+    spelt = gepc("fit", "normal", "--out", "spelt", "--backbone", "net", "--method", "gepcplus", "--preset", "fast")
+    assert spelt.returncode == 0, spelt.stderr
+    for run in (fitted, spelt):
+        assert "gepc+ fitted on 44 images" in run.stdout
+        assert "2F+0J per image" in run.stdout
+    said = [json.loads((place / name / "detector.json").read_text()) for name in ("default", "spelt")]
+    assert said[0]["options"] == said[1]["options"]
+    assert {"s", "b", "d", "inner", "h"} <= set(said[0]["options"]["features"])
+
+
+def test_help_names_every_method_and_preset():
+    from gepc.cli.detect import METHOD_HELP, PRESET_HELP
+    from gepc.features.base import methods
+
+    words = set(re.findall(r"[\w+-]+", METHOD_HELP))
+    assert set(methods()) <= words
+    presets = {name for method in methods().values() for name in method.presets}
+    assert presets - {"knn", "unsigned"} <= set(re.findall(r"[\w-]+", PRESET_HELP))
 
 
 @pytest.mark.parametrize("command", ["fit", "score", "map", "watch", "selfcheck", "info", "convert", "train"])

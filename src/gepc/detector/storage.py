@@ -222,7 +222,7 @@ def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """The arrays, each of finite float64 numbers; only the limits of sequential scoring may be infinite."""
+    """The arrays, each of finite numbers in double precision; only the limits of sequential scoring may be infinite."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -236,8 +236,9 @@ def _read_state(path: Path) -> dict[str, Any]:
             raise
         raise InputError(f"{path} is missing or damaged: {error}") from error
     for name, array in arrays.items():
-        if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != np.float64:
-            raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}, not float64")
+        expected = np.float32 if name.endswith("/axes") else np.float64  # principal axes are by far the largest arrays
+        if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != expected:
+            raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}, not {expected.__name__}")
         if np.isnan(array).any() or (np.isinf(array).any() and name != "sequential/borders"):
             raise InputError(f"{path}: {name} holds numbers that are not finite; fit the detector again")
     return arrays
