@@ -52,7 +52,7 @@ def test_fit_score_map_and_info(family: str, place: Path, gepc: Any) -> None:
         "fit", images[0], "--out", det, *options, "--method", "gepc+", "--set", f"size={SIDE}", "--device", "cpu"
     )
     assert fit.returncode == 0, fit.stderr
-    assert ("12F+0J+1E per image" if family in LATENT else "12F+0J per image") in fit.stdout
+    assert ("2F+0J+1E per image" if family in LATENT else "2F+0J per image") in fit.stdout
     score = gepc("score", det, images[1], "--device", "cpu", "--alpha", 0.2)
     assert score.returncode == 0, score.stderr
     assert len(score.stdout.splitlines()) == 4
@@ -68,7 +68,7 @@ def test_info_of_a_latent_backbone(place: Path, gepc: Any) -> None:
     about = gepc("info", *backbone(place, "Stable Diffusion")[1:], "--act-on", "pixels").stdout
     assert "UNet2DConditionModel" in about
     assert "AutoencoderKL, 4x4 pixels per cell of 4 channels, scaling factor 0.18215" in about
-    assert "+7E (E: encoder passes)" in about
+    assert "+1E (E: encoder passes)" in about
 
 
 def test_a_class_is_chosen_at_fitting_and_stored(place: Path, gepc: Any) -> None:

@@ -165,10 +165,11 @@ def _facts_table(named: Mapping[str, object]) -> str:
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
     from gepc.features.base import cost_of
-    from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
+    from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
+    from gepc.features.gepc_plus import GepcPlus
 
     size = backbone.image_size or (_default_side(backbone),) * 2
-    method = GepcExtractor()
+    method = GepcPlus()
     cost = cost_of(method, backbone, size)
     seconds = seconds_per_pass(backbone, size)
     encoding = seconds_per_encoding(backbone, size) if cost.encoder else 0.0
@@ -185,7 +186,6 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
             "per_image": str(cost),
             "seconds_per_encoding": encoding or None,
             "passes_per_image": cost.forward,
-            "passes_in_paper": method.paper_cost(len(method.timesteps(backbone))).forward,
             "seconds_per_image": cost.forward * seconds + cost.encoder * encoding,
         },
     }
@@ -232,9 +232,9 @@ def backbone_text(facts: dict[str, Any]) -> str:
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
         "encoder": cost["seconds_per_encoding"]
-        and f"{duration(cost['seconds_per_encoding'])} per image; GEPC costs {cost['per_image']} (E: encoder passes)",
-        "GEPC": f"{cost['passes_per_image']} passes per image (the paper counts {cost['passes_in_paper']}), "
-        f"about {duration(cost['seconds_per_image'])}; fewer once fitted, on the kept levels only",
+        and f"{duration(cost['seconds_per_encoding'])} per image; gepc+ costs {cost['per_image']} (E: encoder passes)",
+        "gepc+": f"{cost['passes_per_image']} passes per image, "
+        f"about {duration(cost['seconds_per_image'])}",
     }
     return "\n\n".join([*tables, _facts_table(spent)])
 

@@ -224,11 +224,6 @@ class Demo:
         span = expected_alarms(self.alpha, len(self.detector.calibration_scores_), count)
         return AlarmCheck(self.alpha, self.held_out.alarms, count, *span)
 
-    @property
-    def paper_passes(self) -> int:
-        """Passes of the run as the paper counts them: 1 + |G| per level, with the identity evaluated."""
-        return self.passes * (1 + len(self.method.group)) // len(self.method.group)
-
     def as_dict(self) -> dict[str, Any]:
         """Everything but pixels and maps, as plain values."""
         return {
@@ -239,7 +234,7 @@ class Demo:
                 for other in self.others
             ],
             "false_alarms": vars(self.false_alarms),
-            "passes": {"counted": self.passes, "paper": self.paper_passes},
+            "passes": self.passes,
             "seconds": round(self.seconds, 1),
             "scores": {
                 scored.name: {
