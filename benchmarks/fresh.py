@@ -34,7 +34,6 @@ from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.features.extraction import FeatureCache
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import Group
-from gepc.features.residuals import CORRELATIONS
 from gepc.images.formats import read_npz
 from gepc.report.demo import Photograph, load_photograph
 from gepc.sar.annotations import read_hrsid, read_ssdd
@@ -162,7 +161,7 @@ def shown() -> list[Design]:
         fast("gepc+ single", **GepcPlus.presets["single"]),
         full("full without inner layers", features=OUTPUT),
         fast("fast without inner layers", features=OUTPUT),
-        fast("fast without b", features=("s", "d", *CORRELATIONS, "inner", "h")),
+        fast("fast with b", features=(*OUTPUT, "b", "inner", "h")),
         fast("fast without inner", features=(*OUTPUT, "h")),
         fast("fast without h", features=(*OUTPUT, "inner")),
         fast("fast, inner layers alone", features=("inner", "h")),

@@ -31,7 +31,7 @@ from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
 
-OUTPUT = ("s", "b", "d", *CORRELATIONS)
+OUTPUT = ("s", "d", *CORRELATIONS)
 TERMS = ("s", "cos", "b", "d", *CORRELATIONS, *ACTIVATIONS)
 WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
 LEAN = replace(WIDE, group=GepcPlus.presets["full"]["group"])
@@ -122,13 +122,13 @@ def designs() -> dict[str, list[Design]]:
                 ("d", *CORRELATIONS),
                 ("s", "d", "ac"),
                 ("s", "d", *LAGS),
-                ("s", "d", *CORRELATIONS),
                 OUTPUT,
+                ("s", "b", "d", *CORRELATIONS),
                 ("s", "cos", "b", "d", *CORRELATIONS),
                 ("inner",),
                 ("h",),
                 ("inner", "h"),
-                ("s", "d", *CORRELATIONS, "inner", "h"),
+                (*OUTPUT, "b", "inner", "h"),
                 (*OUTPUT, "inner"),
                 (*OUTPUT, "h"),
                 (*OUTPUT, "inner", "h"),

@@ -96,7 +96,7 @@ def test_scores_p_values_maps_and_costs(family: str, load: Load) -> None:
     maps = detector.score_map(images)
     assert maps.shape == (4, SIDE, SIDE)
     assert np.isfinite(maps).all()
-    assert str(detector.cost()) == ("6F+0J+1E" if family in LATENT else "6F+0J")
+    assert str(detector.cost()) == ("4F+0J+1E" if family in LATENT else "4F+0J")
     alone = np.concatenate([detector.score(images[i : i + 1]) for i in range(4)])
     np.testing.assert_allclose(alone, scores, rtol=1e-3)
 

@@ -228,7 +228,7 @@ def test_the_default_method_is_the_strongest_at_two_passes(gepc, place):
         assert "2F+0J per image" in run.stdout
     said = [json.loads((place / name / "detector.json").read_text()) for name in ("default", "spelt")]
     assert said[0]["options"] == said[1]["options"]
-    assert {"s", "b", "d", "inner", "h"} <= set(said[0]["options"]["features"])
+    assert {"s", "d", "inner", "h"} <= set(said[0]["options"]["features"])
 
 
 def test_help_names_every_method_and_preset():

@@ -233,8 +233,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
         "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
         "encoder": cost["seconds_per_encoding"]
         and f"{duration(cost['seconds_per_encoding'])} per image; gepc+ costs {cost['per_image']} (E: encoder passes)",
-        "gepc+": f"{cost['passes_per_image']} passes per image, "
-        f"about {duration(cost['seconds_per_image'])}",
+        "gepc+": f"{cost['passes_per_image']} passes per image, about {duration(cost['seconds_per_image'])}",
     }
     return "\n\n".join([*tables, _facts_table(spent)])
 

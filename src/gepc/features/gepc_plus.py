@@ -5,7 +5,6 @@ the noise, and the activations A of the network's inner layers. With pool and th
 columns at each level are, in two parts,
 
     output  log s_g   pool(r_g^2) / b              symmetry: does the network know which way up the image is?
-            log b     pool(s^2)                    magnitude: how large is the score?
             log d     pool(e^2)                    likelihood: how much of the noise does the network miss?
             ax, ay    <e(p), e(p + 1 pixel)>       whiteness: is the error structured? Autocorrelations of e along x
             ad        the same on the diagonals    and y, on both diagonals, and at two pixels, each divided by <e, e>
@@ -14,7 +13,7 @@ columns at each level are, in two parts,
     layers  log inner mean_p (A - P_g^-1 A_g)^2 / mean_p A^2, for every channel: symmetry of the inner layers
             h         mean_p A and log std_p A, for every channel: what the network sees in the image
 
-and on request log cos and the logarithms of GEPC's other features. Each part is calibrated by itself and their
+and on request log b, log cos and the logarithms of GEPC's other features. Each part is calibrated by itself and their
 standardised scores are added (`gepc.scoring.Parts`): of the output the squared distance to the fifth nearest ID image
 in the metric of a shrunk covariance, of the layers the Mahalanobis distance in their principal components. Energies are
 positive with long right tails, hence the logarithms. Every residual costs a pass; all other features cost none.
@@ -45,7 +44,7 @@ MapParts = dict[str, npt.NDArray[np.float32]]
 
 FAST_LEVELS = (0.99,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
-ALONE = ("b", "d", *CORRELATIONS, "h")
+ALONE = ("d", *CORRELATIONS, "h")
 """Features of a single pass."""
 MAP_PARTS = ("sum", "residual", "error")
 
