@@ -68,7 +68,7 @@ def test_info_of_a_latent_backbone(place: Path, gepc: Any) -> None:
     about = gepc("info", *backbone(place, "Stable Diffusion")[1:], "--act-on", "pixels").stdout
     assert "UNet2DConditionModel" in about
     assert "AutoencoderKL, 4x4 pixels per cell of 4 channels, scaling factor 0.18215" in about
-    assert "+1E (E: encoder passes)" in about
+    assert "+2E (E: encoder passes)" in about
 
 
 def test_a_class_is_chosen_at_fitting_and_stored(place: Path, gepc: Any) -> None:

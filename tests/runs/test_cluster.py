@@ -162,7 +162,7 @@ def test_the_command_line_on_a_cluster(place: Path, nodes: Any) -> None:
 
     far = gepc.load_detector(place / "far", str(place / "net"))
     with pytest.warns(UserWarning, match="1 of 24 images left out"):
-        near = gepc.GEPC(gepc.load_backbone(place / "net"), levels=(0.99, 0.9)).fit(place / "new")
+        near = gepc.create_detector(gepc.load_backbone(place / "net"), levels=(0.99, 0.9)).fit(place / "new")
     assert far.kept_.tolist() == near.kept_.tolist()
     np.testing.assert_allclose(far.calibration_scores_, near.calibration_scores_, atol=1e-5)
     np.testing.assert_allclose(far.map_scale_, near.map_scale_, rtol=1e-5)
