@@ -179,6 +179,12 @@ class Calibrator(ABC):
         """Take it back."""
 
 
+def under(prefix: object, state: State) -> State:
+    """The arrays stored as `prefix/name`, by name: the state of a part."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
+
+
 C_ = TypeVar("C_", bound=type[Calibrator])
 _CALIBRATORS: dict[str, type[Calibrator]] = {}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, register
+from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, register, under
 
 FOLDS = 3
 LEAST_DISTANCE = 0.01
@@ -64,8 +64,10 @@ class Parts(Calibrator):
 
     def _models(self, columns: Array) -> list[Calibrator]:
         """A fitted calibrator for each part."""
-        names = [self.narrow if width < WIDE else self.wide for width in self.widths_]
-        return [create_calibrator(name).fit(part) for name, part in zip(names, self._split(columns), strict=True)]
+        return [self._new(part.shape[2]).fit(part) for part in self._split(columns)]
+
+    def _new(self, width: int) -> Calibrator:
+        return create_calibrator(self.narrow if width < WIDE else self.wide)
 
     def _split(self, columns: Array) -> list[Array]:
         return np.split(columns, np.cumsum(self.widths_)[:-1], axis=2)
@@ -98,7 +100,4 @@ class Parts(Calibrator):
     def _restore(self, state: State) -> None:
         self.widths_ = [int(width) for width in state["widths"]]
         self.least_, self.mean_, self.std_ = state["least"], state["mean"], state["std"]
-        self.models_ = []
-        for place, width in enumerate(self.widths_):
-            own = {name.partition("/")[2]: value for name, value in state.items() if name.startswith(f"{place}/")}
-            self.models_.append(create_calibrator(self.narrow if width < WIDE else self.wide).restore(own))
+        self.models_ = [self._new(width).restore(under(place, state)) for place, width in enumerate(self.widths_)]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.scoring.calibrators import Aggregation, Calibrator, State, create_calibrator
+from gepc.scoring.calibrators import Aggregation, Calibrator, State, create_calibrator, under
 from gepc.scoring.sequential import Sequential, check_alpha
 
 if TYPE_CHECKING:
@@ -140,21 +140,16 @@ class Scorer:
     def restore(self, selection: Selection, state: State) -> Self:
         """Take a selection and a `state` back; returns self."""
         self.selection_ = selection
-        self.calibrator_ = create_calibrator(self.calibration).restore(_under("calibrator", state))
+        self.calibrator_ = create_calibrator(self.calibration).restore(under("calibrator", state))
         self.sequential_ = None
         if self.sequential is not None:
-            stages = _under("sequential", state)
+            stages = under("sequential", state)
             self.sequential_ = Sequential.restore(stages, selection.weights, self.calibration, self._aggregation)
         return self
 
 
 def _columns(table: Any) -> Array:
     return np.asarray(getattr(table, "columns", table), dtype=np.float64)
-
-
-def _under(prefix: str, state: State) -> State:
-    start = f"{prefix}/"
-    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
 
 
 @dataclass(frozen=True)

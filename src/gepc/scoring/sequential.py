@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scoring.calibrators import Aggregation, Calibrator, create_calibrator
+from gepc.scoring.calibrators import Aggregation, Calibrator, create_calibrator, under
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -143,9 +143,7 @@ class Sequential:
             raise InputError("sequential: each median must be below its limit")
         stages = []
         for position, borders in enumerate(state["borders"]):
-            prefix = f"{position}/"
-            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            calibrator = create_calibrator(calibration).restore(own)
+            calibrator = create_calibrator(calibration).restore(under(position, state))
             stages.append(Stage(calibrator, *(float(value) for value in borders)))
         return cls(tuple(stages), tuple(int(position) for position in state["order"]), weights, aggregation)
 

@@ -218,9 +218,7 @@ class LevelPCA(LevelCalibrator):
     rank : k, the number of components; at most one for every two ID images.
     """
 
-    LEAST_SPREAD = (
-        0.01  # of the median over columns: a channel that is silent on the ID images must not be all that counts
-    )
+    LEAST_SPREAD = 0.01  # of the median over columns: a channel that is silent on ID images must not dominate
 
     mean_: Array
     scale_: Array
