@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import BackboneError
 from gepc.features.base import Batch, Columns, Cost, Features, PerLevel, Table, WholeImage, register
 from gepc.features.residuals import channel_statistics
 
@@ -61,8 +60,6 @@ class CFS(PerLevel):
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """`cfs` (N, 2 C)."""
-        if backbone.net is None:
-            raise BackboneError("CFS reads inner layers, and this backbone is a plain function; use another method")
         x_t, _ = batch.noised(backbone, t)
         _, maps = backbone.eps_and_activations(x_t, t, self.layers)
         if self.layers is None:
