@@ -3,8 +3,8 @@
     GEPC_DATA=data python benchmarks/fresh.py --out results/fresh [--methods diffpath,msma:knn]
 
 `--data` holds celeba32.npz, cifar10.npz, svhn32.npz, tinyimagenet32.npz and the folders HRSID and SSDD; the photographs
-are scikit-image's own. The sets are written to OUT/sets as npz files, the tables to OUT/fresh.md; the last one, AUROC
-against passes, is over all pairs. There are two blocks of pairs:
+are scikit-image's own. The sets are written to OUT/sets as npz files, the tables to OUT/fresh.md.
+There are two blocks of pairs:
 
 * FIRST: the terms and levels of gepc+ were not chosen on it, but after it the transforms were changed (rot90 and flip_x
   instead of rot180) and the column `ac` was added;
@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from passes import PassesBench
 from PIL import Image
 from plus_designs import OUTPUT, Design, PlusBench, collect_plus, fast, full, plain_gepc
 
@@ -241,8 +240,7 @@ def main() -> None:
     lines = own_lines(bench)
     if options.methods:
         lines += baseline_lines(options.methods, benchmark)
-    found = tables(lines) if options.lean else [*tables(lines), PassesBench(bench).table()]
-    print(write_tables(options.out, "fresh", found, {"protocol": settings.as_dict()}))
+    print(write_tables(options.out, "fresh", tables(lines), {"protocol": settings.as_dict()}))
 
 
 if __name__ == "__main__":

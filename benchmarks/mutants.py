@@ -51,7 +51,6 @@ TESTS = {
     ],
     "scoring/metrics": ["tests/scoring/test_metrics.py"],
     "scoring/scorer": ["tests/scoring/test_scorer.py"],
-    "scoring/sequential": ["tests/scoring/test_sequential.py"],
     "scoring/calibrators": ["tests/scoring/test_calibrators.py", "tests/scoring/test_calibrators_more.py"],
     "verdicts/conformal": ["tests/verdicts/test_conformal.py", "tests/verdicts/test_reference.py"],
     "verdicts/decision": ["tests/verdicts/test_decision.py", "tests/verdicts/test_control.py"],

@@ -1,4 +1,4 @@
-"""gepc+ against GEPC and its own ablations, and AUROC against passes, on every pair of a protocol.
+"""gepc+ against GEPC and its own ablations on every pair of a protocol.
 
     python benchmarks/plus.py small32 --data data/ --out results/plus --seeds 0,1,2,3,4
 
@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from passes import PassesBench, auroc_over_passes
 from plus_designs import collect_plus, passes_needed, tables
 
 import gepc
 from gepc.bench.evaluate import Benchmark
 from gepc.bench.protocol import load_protocol
 from gepc.core.allocator import keep_freed_memory
-from gepc.core.files import replacing
 from gepc.core.tables import write_tables
 from gepc.features.extraction import FeatureCache
 
@@ -51,13 +49,7 @@ def main() -> None:
 
     bench = collect_plus(benchmark, report, options.lean)
     print()
-    found = tables(bench)
-    if not options.lean:
-        passes = PassesBench(bench).table()
-        found.append(passes)
-        with replacing(options.out / "passes.png") as draft:
-            auroc_over_passes(passes).savefig(draft, format="png", dpi=200)
-    print(write_tables(options.out, "plus", found, {"protocol": protocol.as_dict()}))
+    print(write_tables(options.out, "plus", tables(bench), {"protocol": protocol.as_dict()}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from gepc.bench.comparison import advantage
 from gepc.bench.evaluate import Benchmark, Scores, SeedScores, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
-from gepc.detector.planning import by_violation
 from gepc.features.base import Table
 from gepc.features.extraction import FeatureTable
 from gepc.features.gepc import GepcExtractor
@@ -27,7 +26,6 @@ from gepc.features.gepc_plus import FULL_LEVELS, GepcPlus
 from gepc.features.groups import SQUARE_SYMMETRIES, Group
 from gepc.features.residuals import ACTIVATIONS, CORRELATIONS, LAGS, PER_ELEMENT
 from gepc.scoring import Scorer
-from gepc.scoring.metrics import auroc
 
 Array = npt.NDArray[np.float64]
 
@@ -209,10 +207,6 @@ class PlusBench:
         values = [float(value) for value in mean]
         return (design.label, *values, float(mean.mean()), len(runs), spread, float(mean.min()), passes, lead, p)
 
-    def chosen(self, name: str, seed: int) -> str:
-        """The element that the rule `violation` of `gepc.detector.planning` chooses for this ID set, on ID-train."""
-        return by_violation(self.found[name, "train", seed].table["s"], WIDE.group)[0].element
-
 
 def extracted(protocol: Protocol, lean: bool) -> dict[int, GepcPlus]:
     """Seed -> the method whose table is extracted: lean for all seeds or for those after the first."""
@@ -238,29 +232,8 @@ def passes_needed(benchmark: Benchmark, lean: bool = False) -> int:
 
 
 def tables(bench: PlusBench) -> list[ResultTable]:
-    """Every table of `designs`, and the choice of the ID-only rule."""
+    """Every table of `designs`."""
     groups = {title: [row for row in rows if bench.seeds(row)] for title, rows in designs().items()}
     first = next(iter(groups.values()))[0]
     full = bench.all_scores(first)
-    found = [bench.table(f"plus-{place}", title, rows, full) for place, (title, rows) in enumerate(groups.items())]
-    wide = bench.group(bench.protocol.seeds[0]) == WIDE.group
-    return [*found, _rule_table(bench)] if wide else found
-
-
-def _rule_table(bench: PlusBench) -> ResultTable:
-    """Rule, fixed default and oracle, on each ID set, for the preset fast."""
-    singles = {name: fast(name, group=Group.of(name), features=OUTPUT) for name in ELEMENTS}
-    default = fast("default").method.group.moving[0].name
-    seed = bench.protocol.seeds[0]
-    rows: list[tuple[Cell, ...]] = []
-    for name in bench.protocol.pairs:
-        value = {
-            element: float(np.mean([auroc(found.inside, other) for other in found.outside.values()]))
-            for element, found in ((element, bench.scores(design, name, seed)) for element, design in singles.items())
-        }
-        best, chosen = max(value, key=value.__getitem__), bench.chosen(name, seed)
-        label = bench.protocol.label(name)
-        rows.append((label, default, value[default], chosen, value[chosen], best, value[best]))
-    header = ("ID", "default", "average", "rule: violation", "average ", "oracle", "average  ")
-    note = "Preset fast without inner layers, first seed. The oracle is the best single transform, found with OOD data."
-    return ResultTable("plus-rule", "Choosing the transform", header, tuple(rows), note)
+    return [bench.table(f"plus-{place}", title, rows, full) for place, (title, rows) in enumerate(groups.items())]

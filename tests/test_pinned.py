@@ -60,3 +60,8 @@ def test_fitting_again_gives_the_same_detector(name: str, backbone: gepc.Backbon
 
 def test_the_cache_finds_features_under_the_same_names(backbone: gepc.Backbone) -> None:
     assert make.cache_keys(backbone) == json.loads((FOLDER / "cache_keys.json").read_text())
+
+
+def test_a_detector_with_sequential_scoring_says_that_it_must_be_fitted_again(backbone: gepc.Backbone) -> None:
+    with pytest.raises(gepc.GepcError, match=r"sequential scoring, which gepc 0\.2 no longer has"):
+        gepc.load_detector(FOLDER / "sequential", backbone)

@@ -120,14 +120,6 @@ def test_maps_come_back_at_the_resolution_of_the_images() -> None:
     assert len(np.unique(maps[0])) == 16
 
 
-def test_sequential_scoring_encodes_once() -> None:
-    backbone = in_latents(toy_backbone())
-    detector = gepc.GEPC(backbone, levels=LEVELS, keep=None, sequential=0.2).fit(pictures(60))
-    backbone.reset_counts()
-    detector.score(IMAGES)
-    assert backbone.encoder_count == 12
-
-
 @pytest.mark.parametrize("method", ["nll_vlb", "ic", "typicality", "lr", "waic", "lmd", "ddpm_ood"])
 def test_methods_that_need_pixels_say_why(method: str) -> None:
     with pytest.raises(OptionError, match=f"'{method}' does not run on a latent backbone: it .*"):

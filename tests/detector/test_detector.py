@@ -438,13 +438,11 @@ def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
     [
         ("gepc", {}),
         ("gepc", {"keep": 3, "level_samples": 2}),
-        ("gepc", {"keep": 3, "sequential": 0.2}),
         ("gepc", {"keep": 3, "group_samples": 2}),
-        ("gepc+", {"preset": "full", "sequential": 0.2}),
+        ("gepc+", {"preset": "full"}),
         ("gepc+", {"preset": "full", "elements": "mean", "level_samples": 2}),
         ("ddpm_ood", {"compat": True, "keep": 1, "steps": 8, "distances": "mse"}),
-        ("ddpm_ood", {"compat": True, "sequential": 0.2, "steps": 8, "distances": "mse"}),
-        ("msma", {"keep": 4, "sequential": 0.2, "calibration": "kde"}),
+        ("msma", {"keep": 4, "calibration": "kde"}),
     ],
 )
 def test_the_reference_is_scored_by_the_rule_that_scores_images(method: str, options: dict[str, object]) -> None:

@@ -32,12 +32,12 @@ def backbone(saved: Path) -> gepc.Backbone:
 
 
 @pytest.fixture(scope="module")
-def sequential(saved: Path, backbone: gepc.Backbone) -> Path:
-    """A detector with more arrays: stages, groups, a calibrator of vectors."""
-    detector = gepc.GEPC(backbone, levels=(0.99, 0.9), keep=None, size=16, calibration="knn", sequential=0.1)
+def grouped(saved: Path, backbone: gepc.Backbone) -> Path:
+    """A detector with more arrays: groups, a calibrator of vectors."""
+    detector = gepc.GEPC(backbone, levels=(0.99, 0.9), keep=None, size=16, calibration="knn")
     images, others = as_uint8(pictures(40, 16)), as_uint8(pictures(40, 16, seed=3))
-    detector.fit(images, others, groups=["day", "night"] * 20).save(saved.parent / "sequential")
-    return saved.parent / "sequential"
+    detector.fit(images, others, groups=["day", "night"] * 20).save(saved.parent / "grouped")
+    return saved.parent / "grouped"
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -73,10 +73,10 @@ def works_or_explains(folder: Path, backbone: gepc.Backbone | str) -> None:
 COMMON = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
-@pytest.mark.parametrize("kind", ["det", "sequential"])
+@pytest.mark.parametrize("kind", ["det", "grouped"])
 @settings(max_examples=80, **COMMON)
 @given(data=st.data())
-def test_a_description_with_anything_in_it(kind: str, saved, sequential, backbone, tmp_path: Path, data) -> None:
+def test_a_description_with_anything_in_it(kind: str, saved, grouped, backbone, tmp_path: Path, data) -> None:
     folder = tmp_path / "folder"
     shutil.copytree(saved.parent / kind, folder, dirs_exist_ok=True)
     value = json.loads((saved.parent / kind / DESCRIPTION).read_text())
@@ -87,10 +87,10 @@ def test_a_description_with_anything_in_it(kind: str, saved, sequential, backbon
     works_or_explains(folder, backbone)
 
 
-@pytest.mark.parametrize("kind", ["det", "sequential"])
+@pytest.mark.parametrize("kind", ["det", "grouped"])
 @settings(max_examples=60, **COMMON)
 @given(data=st.data())
-def test_a_state_with_anything_in_it(kind: str, saved, sequential, backbone, tmp_path: Path, data) -> None:
+def test_a_state_with_anything_in_it(kind: str, saved, grouped, backbone, tmp_path: Path, data) -> None:
     folder = tmp_path / "folder"
     shutil.copytree(saved.parent / kind, folder, dirs_exist_ok=True)
     arrays = dict(load_file(saved.parent / kind / STATE))

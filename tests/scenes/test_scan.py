@@ -1,7 +1,6 @@
 """A scene from file to folder: scores, map, regions, masks, interruption, refusals."""
 
 import csv
-import dataclasses
 import json
 import tracemalloc
 import warnings
@@ -292,17 +291,6 @@ def test_a_scan_begun_on_one_device_resumes_on_another(tmp_path, landscape, tiny
         before = digest_of(detector, tmp_path / "s.npy")
         monkeypatch.setattr(backbone, "device", torch.device("cuda"))
         assert digest_of(detector, tmp_path / "s.npy") == before
-
-
-def test_the_state_of_sequential_stages_is_part_of_the_identity(tmp_path, landscape):
-    np.save(tmp_path / "s.npy", landscape)
-    detector = toy_detector(toy_backbone(3, 16), levels=(0.99, 0.9), keep=2, sequential=0.2)
-    detector.fit(as_uint8(pictures(60, 16, seed=1)))
-    before = digest_of(detector, tmp_path / "s.npy")
-    stages = detector.scorer_.sequential_
-    first = dataclasses.replace(stages.stages[0], limit=stages.stages[0].limit + 1.0)
-    detector.scorer_.sequential_ = dataclasses.replace(stages, stages=(first, *stages.stages[1:]))
-    assert digest_of(detector, tmp_path / "s.npy") != before
 
 
 def test_a_group_may_have_the_name_of_a_number_of_the_calibrator(tmp_path, landscape):

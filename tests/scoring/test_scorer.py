@@ -116,16 +116,3 @@ def test_a_registered_name_is_not_replaced() -> None:
     with pytest.raises(OptionError, match="a calibrator named 'kde' exists already"):
         register("kde")(type("Other", (create_calibrator("kde").__class__,), {}))
     assert create_calibrator("kde").__class__.__name__ == "KDE"
-
-
-def test_a_sequential_scorer_gives_the_scores_of_its_stages() -> None:
-    rng = np.random.default_rng(3)
-    columns = rng.normal(5.0, 1.0, (200, 4, 1))
-    scorer = Scorer("zscore", keep=3, sequential=0.1).fit(columns)
-    assert scorer.sequential_ is not None
-    kept = columns[:, list(scorer.selection_.kept)]
-    scores, levels = scorer.sequential_.score_columns(kept)
-    np.testing.assert_array_equal(scorer.score(columns), scores)
-    np.testing.assert_array_equal(scorer.score_kept(kept), scores)
-    assert set(levels) <= {1, 2, 3}
-    assert not np.array_equal(scores, levels)

@@ -16,8 +16,6 @@ from gepc.core.errors import GepcError, OptionError
 from gepc.core.files import check_free, write_json
 
 if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
-    from gepc.images.sources import Images
     from gepc.scenes import SceneReport
     from gepc.serve import Settings
 
@@ -58,7 +56,6 @@ def fit(
     ] = None,
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
-    budget: Annotated[int | None, Option(min=2, help="Maximum passes per image (gepc and gepc+ only).")] = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
     engine: opt.Engine = "local",
     address: opt.Address = None,
@@ -77,8 +74,6 @@ def fit(
     detector = gepc.create_detector(method, loading.load(backbone), preset, **opt.parse_settings(settings))
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
-    if budget is not None:
-        detector = _within_budget(detector, collection, budget)
     total = len(collection) + (0 if calibration is None else len(calibration))
     estimate(detector, total, detector.fit_cost())
     with progress("fitting", total) as advance:
@@ -93,22 +88,10 @@ def fit(
     say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {detector.cost()} per image")
-    if detector.sequential is not None:
-        share = detector.mean_levels_ / len(detector.kept_)
-        say(f"sequential: an in-distribution image needs {share:.0%} of these passes on average")
     try:
         say(f"guarantee: {detector.guarantee()}")
     except OptionError as error:
         say(f"no guarantee at alpha 0.05: {error}")
-
-
-def _within_budget(detector: Detector, images: Images, passes: int) -> Detector:
-    from gepc.detector.planning import within_budget
-
-    plan = within_budget(detector, images, passes)
-    levels, elements = ", ".join(map(str, plan.timesteps or ())), ", ".join(plan.elements)
-    note(f"{passes} passes: timesteps {levels}, group elements {elements}; the search took {plan.passes:,} passes")
-    return plan.apply(detector)
 
 
 def map_(

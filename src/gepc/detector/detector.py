@@ -43,7 +43,6 @@ from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.scoring.calibrators import Calibrator
 from gepc.scoring.scorer import Scorer
-from gepc.scoring.sequential import Sequential
 from gepc.verdicts.conformal import CalibrationScores, Guarantee, Labels, group_labels
 from gepc.verdicts.decision import DecisionRule
 
@@ -88,8 +87,6 @@ class Detector:
     weights : weights of the kept levels: `inv_cv` or `uniform`.
     aggregate : how levels are combined; see `gepc.scoring.Aggregation`.
     fuse : how features are combined; see `gepc.scoring.Aggregation`.
-    sequential : evaluate the kept levels one by one and stop once the decision at this false-alarm rate is clear;
-        the guarantee is unaffected. None evaluates all of them.
     value_range : the values that mean black and white in float images; see `gepc.Preprocessing`.
     size : size of the images that the network sees; defaults to the backbone's.
     resize : how images of another size are brought to `size`; see `gepc.Preprocessing`.
@@ -107,7 +104,6 @@ class Detector:
     cv_ : coefficient of variation at every candidate.
     scorer_ : the fitted `gepc.scoring.Scorer`.
     reference_ : the calibration scores, by group.
-    mean_levels_ : how many levels an in-distribution image needs on average.
     map_scale_ : v_global, the common scale of maps; None for a method without maps.
     n_fit_ : how many images levels and calibrator were fitted on.
     preprocessing_ : how images are prepared.
@@ -117,7 +113,6 @@ class Detector:
     kept_: npt.NDArray[np.int64]
     scorer_: Scorer
     reference_: CalibrationScores
-    mean_levels_: float
     map_scale_: float | None
     n_fit_: int
     preprocessing_: Preprocessing
@@ -132,7 +127,6 @@ class Detector:
         weights: str = "inv_cv",
         aggregate: str = "wmean",
         fuse: str = "sum",
-        sequential: float | None = None,
         value_range: tuple[float, float] | None = None,
         size: int | tuple[int, int] | None = None,
         resize: str = "stretch",
@@ -153,7 +147,6 @@ class Detector:
         self.weights = weights
         self.aggregate = aggregate
         self.fuse = fuse
-        self.sequential = sequential
         self.value_range = value_range
         self.size = size
         self.resize = resize
@@ -174,8 +167,6 @@ class Detector:
             raise OptionError(
                 f"the method {self.extractor.name!r} does not run on a latent backbone: {self.extractor.pixels_only}"
             )
-        if self.sequential is not None and for_fitting(self.extractor) != self.extractor:
-            raise OptionError("sequential scoring chooses the levels of an image by itself; leave level_samples out")
         if not 0.0 < self.calibration_share < 1.0:
             raise OptionError(f"calibration_share must be between 0 and 1, got {self.calibration_share}")
         if self.batch_size < 1:
@@ -192,7 +183,7 @@ class Detector:
         return self.extractor.calibration_name if self.calibration is None else self.calibration
 
     def _scorer(self) -> Scorer:
-        return Scorer(self.calibration_name, self.keep, self.weights, self.aggregate, self.fuse, self.sequential)
+        return Scorer(self.calibration_name, self.keep, self.weights, self.aggregate, self.fuse)
 
     def _preprocessing(self) -> Preprocessing:
         size = self.backbone.image_size if self.size is None else self.size
@@ -255,7 +246,6 @@ class Detector:
         self.reference_ = CalibrationScores.of(
             scorer.score_kept(reference), group_labels(groups, source, again.indices)
         )
-        self.mean_levels_ = scorer.mean_levels(reference)
         self.preprocessing_ = found.preprocessing
         self.levels_, self.kept_ = np.asarray(levels), np.asarray(timesteps)
         self.n_fit_ = len(fitting)
@@ -282,23 +272,6 @@ class Detector:
         if trained_on is not None:
             _warn_about_trained_on([observed.seen[index] for index in found.indices.tolist()], trained_on)
         return found
-
-    def fitting_images(self, images: Any, count: int) -> list[Image]:
-        """At most `count` of the images that `fit(images)` fits on, preprocessed; none that it holds out.
-
-        They are those with the smallest keys, whatever their order. Equal images count once.
-        """
-        opened, preprocessing = open_images(images), self._preprocessing()
-        keys: list[bytes] = []
-        indices: list[int] = []
-        for chunk in chunks(opened, preprocessing, self.batch_size, OnBadImage.UNREADABLE):
-            keys += chunk.keys
-            indices += chunk.indices
-            if chunk.indices:
-                preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
-        fitting, _ = self._split(keys, hold_out=True)
-        first = sorted({keys[place]: indices[place] for place in fitting}.items())[:count]
-        return [preprocessing.prepare(opened[index]) for _, index in first]
 
     def _split(self, keys: Sequence[bytes], hold_out: bool) -> tuple[Rows, Rows]:
         """Positions to fit on and to hold out, ranked by a hash of each image: shuffling the images changes nothing."""
@@ -497,18 +470,8 @@ class Detector:
         return self._score_with_maps(batch) if with_maps else (self._score(batch), None)
 
     def _score(self, batch: Batch) -> Array:
-        if self.sequential_ is None:
-            return self.scorer_.score_kept(self._columns(batch, self.kept_))
-
-        seen = batch.encoded(self.backbone)
-
-        def columns_at(rows: Rows, position: int) -> Array:
-            return self._columns(seen.take(rows), self.kept_[[position]])
-
-        return self.scorer_.score_lazily(len(batch), columns_at)
-
-    def _columns(self, batch: Batch, timesteps: Rows) -> Array:
-        return self.extractor.columns(extract_table(self.extractor, self.backbone, batch, tuple(timesteps.tolist())))
+        table = extract_table(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
+        return self.scorer_.score_kept(self.extractor.columns(table))
 
     def _score_with_maps(self, batch: Batch) -> tuple[Array, Map]:
         table, maps = extract_with_maps(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
@@ -606,11 +569,6 @@ class Detector:
     def calibrator_(self) -> Calibrator:
         """The fitted calibrator."""
         return self.scorer_.calibrator_
-
-    @property
-    def sequential_(self) -> Sequential | None:
-        """The stages of sequential scoring, or None."""
-        return self.scorer_.sequential_
 
     def _reference(self) -> CalibrationScores:
         self._check_fitted()

@@ -105,7 +105,6 @@ def describe(detector: Detector) -> dict[str, Any]:
             "cv": detector.cv_.tolist(),
             "kept": detector.kept_.tolist(),
             "weights": detector.weights_.tolist(),
-            "mean_levels": detector.mean_levels_,
             "map_scale": detector.map_scale_,
             "fit_images": detector.n_fit_,
             "calibration_images": len(detector.calibration_scores_),
@@ -191,6 +190,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         largest = MAX_OPTION if name == "options" else MAX_NUMBER
         _check_bounds(description[name], f"{folder / DESCRIPTION}: {name}", largest)
     _check_network(description["backbone"], str(folder / DESCRIPTION))
+    if description["options"].get("sequential") is not None:
+        raise InputError(f"{folder} uses sequential scoring, which gepc 0.2 no longer has; fit the detector again")
     return description
 
 
@@ -222,7 +223,7 @@ def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """The arrays, each of finite numbers in double precision; only the limits of sequential scoring may be infinite."""
+    """The arrays, each of finite numbers in double precision."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -239,7 +240,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         expected = np.float32 if name.endswith("/axes") else np.float64  # principal axes are by far the largest arrays
         if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != expected:
             raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}, not {expected.__name__}")
-        if np.isnan(array).any() or (np.isinf(array).any() and name != "sequential/borders"):
+        if not np.isfinite(array).all():
             raise InputError(f"{path}: {name} holds numbers that are not finite; fit the detector again")
     return arrays
 
@@ -292,13 +293,12 @@ class Fitted:
     fit_images: int
     calibration_images: int
     groups: tuple[str, ...]
-    mean_levels: float | None = None
+    mean_levels: float | None = None  # written by 0.1
 
     def check(self, detector: Detector, arrays: dict[str, Any]) -> None:
         """Refuse values that contradict each other, the detector's options or the arrays."""
         levels, kept, scale = detector.extractor.timesteps(detector.backbone), len(self.kept), self.map_scale
         scores = [arrays[f"reference/{place}"] for place in range(len(self.groups))]
-        mean_levels = float(kept) if self.mean_levels is None else self.mean_levels
         rules = {
             f"timesteps must be {list(levels)[:8]}, as the options say": self.timesteps == tuple(levels),
             "kept must be some of the timesteps, ascending": kept
@@ -310,7 +310,6 @@ class Fitted:
             "map_scale must be positive for a method with maps, and null otherwise": 0.0 < scale < math.inf
             if scale is not None
             else not detector.extractor.has_maps,
-            "mean_levels must be between 0 and the number of kept levels": 0.0 < mean_levels <= kept,
             "fit_images must be positive": self.fit_images > 0,
             "groups must differ, with calibration scores for each": scores
             and len(set(self.groups)) == len(scores)
@@ -334,7 +333,6 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
         raise InputError(f"batch_size is {detector.batch_size}, more than {MAX_BATCH}")
     detector.levels_, detector.kept_ = np.asarray(fitted.timesteps), np.asarray(fitted.kept)
     detector.map_scale_, detector.n_fit_ = fitted.map_scale, fitted.fit_images
-    detector.mean_levels_ = float(len(fitted.kept)) if fitted.mean_levels is None else fitted.mean_levels
     kept = tuple(fitted.timesteps.index(t) for t in fitted.kept)
     selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
     state = {name: array for name, array in arrays.items() if not name.startswith("reference/")}
@@ -378,7 +376,8 @@ def _restored(detector: Detector, selection: Selection, state: dict[str, Any]) -
 
 
 def _usable(options: dict[str, Any]) -> dict[str, Any]:
-    """Options without those that older versions stored although the calibrator ignores them."""
+    """Options without those that only older versions have, or stored although the calibrator ignores them."""
+    options = {name: value for name, value in options.items() if name != "sequential"}
     calibration = options.get("calibration")
     if calibration is None:
         return options

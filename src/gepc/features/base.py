@@ -74,11 +74,6 @@ class Batch:
         """(H, W)."""
         return self.images.shape[2], self.images.shape[3]
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Batch:
-        """Some of the images."""
-        pixels = None if self.pixels is None else self.pixels[rows]
-        return Batch(self.images[rows], [self.keys[int(row)] for row in rows], self.seed, self.rows, pixels=pixels)
-
     def encoded(self, backbone: Backbone) -> Batch:
         """The batch that the network sees: with an encoder its latents, encoded once, with the same keys."""
         if backbone.encoder is None or self.pixels is not None:

@@ -6,7 +6,7 @@ variation over in-distribution images, CV(t) = std/|mean|, weighted by 1/CV(t).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,12 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.scoring.calibrators import Aggregation, Calibrator, State, create_calibrator, under
-from gepc.scoring.sequential import Sequential, check_alpha
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Array = npt.NDArray[np.float64]
 WEIGHTINGS = ("inv_cv", "uniform")
-ColumnsAt = Callable[[npt.NDArray[np.int64], int], Array]
-"""(rows, position among the kept levels) -> the columns of those images at that level, (rows, 1, features)."""
 
 
 class Scorer:
@@ -38,19 +35,15 @@ class Scorer:
     weights : weights of the kept levels: `inv_cv` (proportional to 1/CV) or `uniform`.
     aggregate : how levels are combined; see `Aggregation`.
     fuse : how features are combined; see `Aggregation`.
-    sequential : evaluate the kept levels one by one, and stop once the decision at this false-alarm rate is clear;
-        None evaluates all of them.
 
     Attributes
     ----------
     selection_ : the kept levels, their weights, and the coefficient of variation of every candidate.
     calibrator_ : the fitted calibrator of all kept levels.
-    sequential_ : the stages of sequential scoring, or None.
     """
 
     selection_: Selection
     calibrator_: Calibrator
-    sequential_: Sequential | None
 
     def __init__(
         self,
@@ -59,12 +52,10 @@ class Scorer:
         weights: str = "inv_cv",
         aggregate: str = "wmean",
         fuse: str = "sum",
-        sequential: float | None = None,
     ) -> None:
         self.calibration, self.keep, self.weights = calibration, keep, weights
-        self.aggregate, self.fuse, self.sequential = aggregate, fuse, sequential
+        self.aggregate, self.fuse = aggregate, fuse
         check_choice("weights", weights, WEIGHTINGS)
-        check_alpha(sequential)
         self._aggregation = Aggregation(fuse, aggregate)
         self._aggregation.check_used_by(create_calibrator(calibration))
 
@@ -81,23 +72,11 @@ class Scorer:
         columns = _columns(table)
         if stability is None:
             stability = getattr(table, "stability", columns[:, :, 0])
-        self._parts = getattr(table, "parts", None) if parts is None else parts
+        parts = getattr(table, "parts", None) if parts is None else parts
         self.selection_ = select(stability, self.keep, self.weights)
         kept = columns[:, list(self.selection_.kept)]
-        self.calibrator_ = self._fitted(kept)
-        self.sequential_ = self._fit_stages(kept)
+        self.calibrator_ = create_calibrator(self.calibration).fit(kept, parts)
         return self
-
-    def _fitted(self, columns: Array) -> Calibrator:
-        return create_calibrator(self.calibration).fit(columns, self._parts)
-
-    def _fit_stages(self, columns: Array) -> Sequential | None:
-        if self.sequential is None:
-            return None
-        if columns.shape[1] < 2:
-            raise OptionError("sequential scoring needs at least two kept levels; give more levels or raise keep")
-        weights = self.selection_.weights
-        return Sequential.fit(columns, weights, self._fitted, self._aggregation, self.sequential)
 
     def score(self, table: Any) -> Array:
         """One number per image, higher = more out of distribution, from features at every candidate level."""
@@ -105,46 +84,22 @@ class Scorer:
 
     def score_kept(self, columns: Array) -> Array:
         """The same from columns at the kept levels alone."""
-        if self.sequential_ is not None:
-            return self.sequential_.score_columns(columns)[0]
         return self.calibrator_.score(columns, self.selection_.weights, self._aggregation)
 
-    def score_lazily(self, count: int, columns_at: ColumnsAt) -> Array:
-        """Sequential scores of `count` images, asking only for the levels that each of them needs."""
-        if self.sequential_ is None:
-            raise OptionError("this scorer is not sequential")
-        return self.sequential_.score(count, columns_at)[0]
-
-    def mean_levels(self, columns: Array) -> float:
-        """How many of the kept levels an image needs on average, from columns at the kept levels."""
-        if self.sequential_ is None:
-            return float(columns.shape[1])
-        return float(self.sequential_.score_columns(columns)[1].mean())
-
     def gives_finite_scores(self) -> bool:
-        """Whether features in the middle of the in-distribution range get a finite score, at every stage."""
-        trial, weights = self.calibrator_.bounds_.mean(axis=0, keepdims=True), self.selection_.weights
+        """Whether features in the middle of the in-distribution range get a finite score."""
         with np.errstate(all="ignore"):
-            found = [self.calibrator_.score(trial, weights, self._aggregation)]
-            if self.sequential_ is not None:
-                found += self.sequential_.scores_by_stage(trial)
-        return all(scores.shape == (1,) and bool(np.isfinite(scores).all()) for scores in found)
+            scores = self.score_kept(self.calibrator_.bounds_.mean(axis=0, keepdims=True))
+        return scores.shape == (1,) and bool(np.isfinite(scores).all())
 
     def state(self) -> State:
         """The fitted arrays by name."""
-        arrays = {f"calibrator/{name}": value for name, value in self.calibrator_.state().items()}
-        if self.sequential_ is not None:
-            arrays.update({f"sequential/{name}": value for name, value in self.sequential_.state().items()})
-        return arrays
+        return {f"calibrator/{name}": value for name, value in self.calibrator_.state().items()}
 
     def restore(self, selection: Selection, state: State) -> Self:
         """Take a selection and a `state` back; returns self."""
         self.selection_ = selection
         self.calibrator_ = create_calibrator(self.calibration).restore(under("calibrator", state))
-        self.sequential_ = None
-        if self.sequential is not None:
-            stages = under("sequential", state)
-            self.sequential_ = Sequential.restore(stages, selection.weights, self.calibration, self._aggregation)
         return self
 
 

@@ -28,7 +28,6 @@ CASES = {
     "gepc+full": ("gepc+", {"preset": "full", "features": PLUS}),
     "msma": ("msma", {}),
     "diffpath": ("diffpath", {}),
-    "sequential": ("gepc", {**PAPER, "keep": 4, "sequential": 0.1}),
     "grouped": ("gepc", PAPER),
 }
 GROUPS = ("a", "b")
