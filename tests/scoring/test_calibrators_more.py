@@ -158,3 +158,12 @@ def test_what_is_not_finite_among_id_features_is_an_error() -> None:
     for name in list_calibrators():
         with pytest.raises(InputError, match="not finite"):
             create_calibrator(name).fit(broken)
+
+
+@pytest.mark.parametrize("name", ["knn", "level_knn"])
+def test_neighbours_of_no_image_are_an_error_and_not_a_crash(name: str) -> None:
+    columns = np.random.default_rng(0).normal(size=(20, 2, 3))
+    state = create_calibrator(name).fit(columns).state()
+    state["samples"] = state["samples"][:0]
+    with pytest.raises(InputError, match="no in-distribution image to compare with"):
+        create_calibrator(name).restore(state).score(columns, np.ones(2), Aggregation())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
+
+if TYPE_CHECKING:
+    from scipy.spatial import KDTree
 
 RIDGE = 1e-6
 
@@ -180,11 +183,9 @@ class LevelKNN(LevelMahalanobis):
 
     def _keep(self, samples: Array) -> None:
         """The ID images (N, levels, F), and for each level a search tree of those looked at, whitened."""
-        from scipy.spatial import KDTree
-
         self.samples_ = samples
         levels = enumerate(np.moveaxis(samples, 1, 0))
-        self._trees = [KDTree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
+        self._trees = [_tree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
 
     def _white(self, level: int, vectors: Array) -> Array:
         return _whitened(vectors, self.mean_[level], self.factor_[level])
@@ -303,10 +304,8 @@ class KNN(VectorCalibrator):
 
     def distance(self, vectors: Array) -> Array:
         """The k-th smallest of |z - z_i|."""
-        from scipy.spatial import KDTree
-
         k = min(self.k, len(self.samples_))
-        found, _ = KDTree(self.samples_).query((vectors - self.mean_) / self.scale_, k=[k])
+        found, _ = _tree(self.samples_).query((vectors - self.mean_) / self.scale_, k=[k])
         return np.asarray(found[:, 0])
 
     def _state(self) -> State:
@@ -394,6 +393,14 @@ def _checked_neighbour(name: str, k: int) -> int:
     if k < 1:
         raise OptionError(f"{name}: k must be at least 1, got {k}")
     return k
+
+
+def _tree(samples: Array) -> KDTree:
+    from scipy.spatial import KDTree
+
+    if not samples.size:
+        raise InputError("there is no in-distribution image to compare with")  # a search in an empty tree crashes
+    return KDTree(samples)
 
 
 def _looked_at(vectors: Array) -> npt.NDArray[np.bool_]:
