@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
 from gepc.core.errors import OptionError
-from gepc.features.pooling import KINDS, Pooling
+from gepc.features.pooling import KINDS, Pooling, position_distance, position_moments
 
 
 @given(
@@ -61,3 +61,36 @@ def test_local_pooling_prefers_a_target_over_a_single_bright_pixel() -> None:
 def test_impossible_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Pooling(**options)  # type: ignore[arg-type]
+
+
+def test_the_distance_of_a_position_is_the_literal_one() -> None:
+    fields = np.random.default_rng(4).normal(size=(3, 4, 6, 5)) * np.array([1.0, 2.0, 0.1, 5.0])[:, None, None]
+    fields[:, 3] += fields[:, 0]
+    found = position_distance(torch.from_numpy(fields)).numpy()
+    for image, distances in zip(fields, found, strict=True):
+        vectors = image.reshape(4, -1)
+        centred = vectors - vectors.mean(1, keepdims=True)
+        inverse = np.linalg.inv(np.cov(vectors, bias=True))
+        literal = np.einsum("cp,cd,dp->p", centred, inverse, centred)
+        np.testing.assert_allclose(distances.ravel(), literal, rtol=1e-4)
+    assert found.mean() == pytest.approx(4.0, rel=1e-3)
+
+
+def test_moments_of_several_images_are_those_of_all_their_positions() -> None:
+    fields = torch.from_numpy(np.random.default_rng(5).normal(size=(3, 2, 4, 4)) + np.arange(3)[:, None, None, None])
+    means, covariances = position_moments(fields)
+    mean = means.mean(0)
+    covariance = (covariances + means[:, :, None] * means[:, None]).mean(0) - torch.outer(mean, mean)
+    vectors = fields.transpose(0, 1).reshape(2, -1)
+    assert torch.allclose(mean, vectors.mean(1))
+    assert torch.allclose(covariance, torch.cov(vectors, correction=0))
+    apart = position_distance(fields, mean, covariance)
+    together = position_distance(fields.transpose(0, 1).reshape(1, 2, 12, 4))
+    assert torch.allclose(apart.reshape(1, 12, 4), together)
+
+
+def test_equal_and_constant_channels_have_a_finite_distance() -> None:
+    field = torch.from_numpy(np.random.default_rng(6).normal(size=(1, 1, 8, 8)))
+    found = position_distance(torch.cat([field, field, torch.zeros_like(field)], 1))
+    assert torch.isfinite(found).all()
+    assert position_distance(torch.zeros(1, 3, 4, 4)).max() == 0.0

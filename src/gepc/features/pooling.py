@@ -58,6 +58,41 @@ def box_filter(fields: torch.Tensor, window: int) -> torch.Tensor:
     return torch.nn.functional.avg_pool2d(fields[:, None], window, stride=1, padding=pad, count_include_pad=False)[:, 0]
 
 
+def position_moments(fields: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean (N, C) and covariance (N, C, C) of the vectors at the positions of each image, from (N, C, H, W).
+
+    The moments of several images together are mean_n m_n, and mean_n (S_n + m_n m_n^T) minus its outer product.
+    """
+    vectors = fields.flatten(2)
+    mean = vectors.mean(2)
+    centred = vectors - mean[:, :, None]
+    return mean, centred @ centred.mT / vectors.shape[2]
+
+
+def position_distance(
+    fields: torch.Tensor, mean: torch.Tensor | None = None, covariance: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Squared Mahalanobis distance of the vector at every position, (N, C, H, W) -> (N, H, W).
+
+        d^2(p) = (v_p - m)^T S^-1 (v_p - m)
+
+    Every variance in S is raised by a millionth, so that collinear channels do not break it.
+
+    Parameters
+    ----------
+    fields : a vector at each position.
+    mean : m, (C,) or (N, C); by default that of each image's own positions, whose mean distance is then C.
+    covariance : S, (C, C) or (N, C, C); by default that of each image's own positions.
+    """
+    if mean is None or covariance is None:
+        mean, covariance = position_moments(fields)
+    ridge = torch.diag_embed(1e-6 * covariance.diagonal(dim1=-2, dim2=-1).double() + 1e-30)
+    factor = torch.linalg.cholesky(covariance.double() + ridge).to(fields.dtype)
+    white = torch.linalg.solve_triangular(factor, fields.flatten(2) - mean[..., None], upper=False)
+    squared: torch.Tensor = white.square().sum(1)
+    return squared.reshape(len(fields), *fields.shape[2:])
+
+
 def check_window(window: int | None) -> None:
     """Require an odd number of pixels, or None for a default that depends on the image."""
     if window is not None and (window < 1 or window % 2 == 0):

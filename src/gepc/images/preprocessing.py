@@ -186,6 +186,11 @@ def log_magnitude(
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
 
+def from_log_magnitude(y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The magnitude |x| / white of a log-magnitude y: the inverse of `log_magnitude`."""
+    return np.asarray(np.expm1(y * np.log1p(_LOG_SCALE)) / _LOG_SCALE)
+
+
 def rgb_picture(image: Image, bands: tuple[int, ...] | None = None) -> Image:
     """A preprocessed image (C, H, W) as (H, W, 3) in [0, 1] for display.
 
