@@ -361,7 +361,7 @@ def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, 
 
 
 def test_intervals_of_every_method_and_pair(bench, compared):
-    table = methods_table(bench.protocol, compared)
+    table = methods_table(bench.protocol, [one.method for one in compared])
     assert len(table.rows) == len(compared) * len(bench.protocol.pair_list)
     for row in table.rows:
         values = dict(zip(table.header, row, strict=True))

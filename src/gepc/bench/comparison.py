@@ -113,17 +113,20 @@ def _with_worst(protocol: Protocol, row: Row, passes: str) -> Row:
     return (*row, None, worst, where, None, passes, None)
 
 
-def methods_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> ResultTable:
+def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultTable:
     """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds."""
     rows: list[Row] = []
-    for one in compared:
-        runs = one.method.detections()
+    for method in methods:
+        runs = method.detections()
         for pair, label in zip(protocol.pair_list, protocol.pair_labels, strict=True):
             first, spread = runs[0][pair], std_over_seeds([run[pair].auroc for run in runs])
             interval, images = (first.auroc, first.auroc_low, first.auroc_high), f"{first.n_id} / {first.n_ood}"
-            rows.append((one.method.label, label, *interval, spread, first.aupr, first.fpr95, images))
+            rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images))
     header = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
-    note = "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class."
+    note = (
+        "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
+        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images."
+    )
     return ResultTable("methods", "All metrics of every method", header, tuple(rows), note)
 
 

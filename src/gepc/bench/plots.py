@@ -1,4 +1,4 @@
-"""Figures of a benchmark: the paper's, and cost, p-values and drift."""
+"""Figures of a benchmark: the paper's, cost, and false alarms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gepc.report import figures
 from gepc.report.figures import PANEL, drawing, place_labels
 from gepc.report.page import Picture
 from gepc.verdicts.decision import DecisionRule
-from gepc.verdicts.monitor import Monitor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 REFERENCE_MAPS = 16
-DELTA = 0.01
 DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
 
@@ -58,9 +56,6 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[
         found[f"roc-{name}"] = Picture(roc_curves(bench, name), "ROC curves", f"ROC, ID {label(name)}")
     alt = "Observed false-alarm rate against alpha"
     found["calibration"] = Picture(calibration_curve(bench), alt, "False-alarm rate: requested and observed")
-    found["p-values"] = Picture(p_value_histogram(bench, first), "Histogram of p-values", "p-values of ID images")
-    alt, title = "Capital of the drift monitor against the number of images", f"Drift monitor, ID {label(first)}"
-    found["martingale"] = Picture(martingale_paths(bench, first), alt, title)
     return found | _maps(bench, first)
 
 
@@ -183,18 +178,6 @@ def calibration_curve(bench: GepcBench) -> Figure:
     return figure
 
 
-def p_value_histogram(bench: GepcBench, name: str) -> Figure:
-    """p-values of held-out ID images: uniform if the guarantee holds."""
-    p, _ = id_p_values(bench, name, bench.protocol.seeds[0])
-    with drawing(PANEL) as figure:
-        axes = figure.add_subplot()
-        share, edges = np.histogram(p, bins=10, range=(0.0, 1.0))
-        axes.stairs(share / len(p), edges, fill=True, color=LIGHT["inside"], alpha=0.6)
-        axes.axhline(0.1, color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED)
-        axes.set(xlim=(0, 1), xlabel=f"p-value of {bench.protocol.label(name)} test images", ylabel="share of images")
-    return figure
-
-
 def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
     """Average AUROC of every method against F+J per image on a log axis; the first, GEPC, is highlighted."""
     with drawing(1.5 * PANEL) as figure:
@@ -209,24 +192,4 @@ def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="F+J per image, log axis", ylabel="average AUROC")
         place_labels(axes, x, y, [one.method.label for one in compared])
-    return figure
-
-
-def martingale_paths(bench: GepcBench, name: str) -> Figure:
-    """log10 capital of the drift monitor on an ID stream, and on streams that change to an OOD set half-way."""
-    scores = bench.scores(name, bench.protocol.seeds[0])
-    calibration, stream = np.split(scores.inside, [len(scores.inside) // 2])
-    half, alpha = len(stream) // 2, 1.0 / (len(calibration) + 1)  # the capital does not depend on alpha
-    paths = {"no change": stream}
-    for other, found in scores.outside.items():
-        paths[f"then {bench.protocol.label(other)}"] = np.concatenate([stream[:half], found[:half]])
-    with drawing(PANEL) as figure:
-        axes = figure.add_subplot()
-        axes.axhline(-np.log10(DELTA), color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED, label="alarm")
-        for position, (label, values) in enumerate(paths.items()):
-            verdicts = Monitor(calibration, alpha=alpha, delta=DELTA).update_all(values.tolist())
-            log10 = [verdict.log10_capital for verdict in verdicts]
-            axes.plot(np.clip(log10, -3, 10), linewidth=1.3, label=label, **line_style(position))
-        axes.set(xlabel="number of images", ylabel="log10 capital (clipped at 10)")
-        figure.legend(loc="outside upper center", ncols=2)
     return figure

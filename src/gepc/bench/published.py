@@ -92,12 +92,3 @@ KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[float, float]]] = 
 }
 
 RUNTIME_MS = {"kde": 69.92, "zscore": 70.02, "raw": 69.68, "mvn": 69.86}
-
-
-def value_of(values: _A, pair: tuple[str, str]) -> float | None:
-    """The published value of one pair, or None; Tiny-ImageNet takes the place of CIFAR-100."""
-    name, other = pair
-    known = dict(zip(PAIRS, values, strict=True))
-    if pair in known:
-        return known[pair]
-    return known.get((name, "C100")) if other in ("TinyIN", "C100") else None

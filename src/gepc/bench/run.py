@@ -18,7 +18,7 @@ from gepc.features.extraction import OnProgress, plain_options
 from gepc.report.page import Picture, render
 
 SECTIONS = {
-    "Results": ("main", "paired", "methods", "detail", "seeds", "kept"),
+    "Results": ("main", "paired", "methods", "seeds", "kept"),
     "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
     "False alarms and cost": ("false_alarms", "runtime"),
 }
@@ -87,11 +87,11 @@ def run(
     if only_ablations:
         tables = detector_tables.ablation_tables(bench)
     else:
-        tables = [*detector_tables.all_tables(bench), runtime_table(bench)]
+        main, *others = detector_tables.all_tables(bench)
+        tables = [main, methods_table(protocol, [bench, *found]), *others, runtime_table(bench)]
     compared = compare_methods(bench, found) if found else []
     if compared:
-        methods = [comparison_table(protocol, compared), paired_table([bench, *found])]
-        tables[:1] = [*methods, methods_table(protocol, compared)]
+        tables[:1] = [comparison_table(protocol, compared), paired_table([bench, *found])]
     about = {
         "command": command,
         "backbone": backbone.source or backbone.family,

@@ -34,7 +34,8 @@ DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
 DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
 ProtocolArgument = Annotated[
-    str, Argument(metavar="PROTOCOL", help="Protocol: a YAML file, or a name (paper32, small32, quick).")
+    str,
+    Argument(metavar="PROTOCOL", help="Protocol: a YAML file, or a name (paper32, small32, tinyimagenet32, quick)."),
 ]
 DataFolder = Annotated[
     Path | None, Option(help="Folder with the data sets; the environment variable GEPC_DATA by default.")
