@@ -79,27 +79,3 @@ def test_theory_bounds(load: Any) -> None:
 
     with pytest.raises(SystemExit, match="leaves its bounds"):
         script.draw([("wrong", "x", wrong, script.np.array([0.0, 1.0])), *script.PANELS[1:]], thin=6)
-
-
-def test_export_onnx(load: Any, tiny_net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The exported network gives the scores of the original, alone and in batches, and knows what it is."""
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    import numpy as np
-    from diffusers import DDPMScheduler
-    from toys import pictures
-
-    tiny_net.save_pretrained(tmp_path / "net")
-    DDPMScheduler(num_train_timesteps=100).save_pretrained(tmp_path / "net")
-    detector = gepc.GEPC(gepc.load_backbone(tmp_path / "net"), levels=(0.99, 0.9)).fit(pictures(30, size=16))
-    detector.save(tmp_path / "det")
-    np.save(tmp_path / "new.npy", pictures(5, size=16, seed=1))
-    script = load("export_onnx")
-    difference, ratio = script.main(str(tmp_path / "det"), str(tmp_path / "new.npy"), tmp_path / "net.onnx")
-    assert difference < 1e-4
-    assert ratio > 0
-    assert "speed relative to torch" in capsys.readouterr().out
-    exported = script.OnnxBackbone(tmp_path / "net.onnx")
-    assert exported.sha256 == detector.backbone.sha256
-    with pytest.raises(gepc.GepcError, match="only unconditional pixel-space"):
-        script.export(exported, tmp_path / "again.onnx", (16, 16))

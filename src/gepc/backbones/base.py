@@ -6,13 +6,14 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.backbones.path import GaussianPath
+from gepc.backbones.path import GaussianPath, look_up
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 
@@ -298,11 +299,7 @@ class Backbone(ABC):
         x : the batch, which sets shape, precision and device of the answer.
         t : schedule index: one for all images, or one per image.
         """
-        import torch
-
-        # `tolist`, not `numpy`: it also works inside `jvp`
-        values = torch.from_numpy(table[self._timesteps(x, t).tolist()])
-        return values.to(x.dtype).to(x.device).reshape(-1, *([1] * (x.ndim - 1)))
+        return look_up(table, x, self._timesteps(x, t))
 
     def _timesteps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         import torch
@@ -529,12 +526,10 @@ class CallableBackbone(Backbone):
         self._function, self._path = function, path
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        def look_up(table: FloatArray) -> torch.Tensor:
-            return self.per_image(table, x, t)
-
-        y, given = self._path.network_input(x, look_up)
-        times = t if self._path.times is None else look_up(self._path.times).flatten()
-        return self._path.eps(self._function(given, times), y, look_up)
+        table_at = partial(look_up, x=x, t=t)
+        y, given = self._path.network_input(x, table_at)
+        times = t if self._path.times is None else table_at(self._path.times).flatten()
+        return self._path.eps(self._function(given, times), y, table_at)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise PicklingError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.latent import AutoencoderEncoder
 from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, null_class
-from gepc.backbones.path import GaussianPath, SigmaScheduler
+from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
 from gepc.core.errors import BackboneError, OptionError, check_choice
@@ -124,10 +125,10 @@ class DiffusersBackbone(Backbone):
         """The network's whole answer: C channels, or 2C with a learned variance."""
         labels = None
         if self.class_label is not None:
-            labels = torch.full((len(given),), self.class_label, device=given.device)
+            labels = torch.full(given.shape[:1], self.class_label, device=given.device)
         y = given.to(self.precision).contiguous(memory_format=torch.channels_last)
         embeddings = {
-            name: torch.from_numpy(values).to(y).expand(len(y), *values.shape[1:])
+            name: torch.from_numpy(values).to(y).expand(y.shape[0], *values.shape[1:])
             for name, values in self.conditioning.items()
         }
         size = (y.shape[-2] * self.factor, y.shape[-1] * self.factor)
@@ -137,14 +138,11 @@ class DiffusersBackbone(Backbone):
 
     def _eps_and_rest(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """eps, and the channels of the answer that follow the prediction."""
-
-        def look_up(table: FloatArray) -> torch.Tensor:
-            return self.per_image(table, x, t)
-
-        y, given = self.path.network_input(x, look_up)
+        table_at = partial(look_up, x=x, t=t)
+        y, given = self.path.network_input(x, table_at)
         answer = self._network(given, t)
         count = self.network_channels
-        return self.path.eps(answer[:, :count], y, look_up), answer[:, count:]
+        return self.path.eps(answer[:, :count], y, table_at), answer[:, count:]
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return self._eps_and_rest(x, t)[0]

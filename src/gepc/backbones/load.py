@@ -62,9 +62,9 @@ def load_backbone(
     Parameters
     ----------
     source : an embedded name (`list_backbones`), a diffusers model or pipeline folder, an OpenAI improved- or
-        guided-diffusion checkpoint (`.pt` or `.safetensors`), a hub id ("org/name"), a diffusers network or pipeline
-        object (which is copied), or a `Backbone`, which is returned as it is. A pipeline with an autoencoder becomes a
-        latent backbone.
+        guided-diffusion checkpoint (`.pt` or `.safetensors`), a network that `gepc export` wrote (`.onnx`), a hub id
+        ("org/name"), a diffusers network or pipeline object (which is copied), or a `Backbone`, which is returned as it
+        is. A pipeline with an autoencoder becomes a latent backbone.
     scheduler : the diffusers scheduler of a network object.
     vae : the diffusers autoencoder of a latent network object.
     config : for a checkpoint, OpenAI's own options as a mapping, a preset's name or a YAML or JSON file
@@ -89,13 +89,14 @@ def load_backbone(
 
     if isinstance(source, Backbone):
         return source
-    if isinstance(source, str) and source in plugins("gepc.backbones"):
-        made = plugins("gepc.backbones")[source]()
-        if isinstance(made, Backbone):
-            made.source = None if made.sha256 is None else source  # a saved detector names only weights it can check
-            return made
+    made = plugins("gepc.backbones")[source]() if source in plugins("gepc.backbones") else None
+    if isinstance(made, Backbone):
+        made.source = None if made.sha256 is None else str(source)  # a saved detector names only weights it can check
+        return made
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
+    if str(source).endswith(".onnx"):
+        return _exported(Path(str(source)), dtype, {"config": config, "class_label": class_label, "prompt": prompt})
     wanted = Wanted(config, dtype, prompt, _read_embeddings(embeddings), variant, use_safetensors)
     if not isinstance(source, (str, os.PathLike)):
         network = _from_object(source, scheduler, vae, wanted)
@@ -136,6 +137,17 @@ def load_backbone(
     }
     backbone.load_options = {name: value for name, value in options.items() if value is not None}
     return backbone
+
+
+def _exported(path: Path, dtype: str | torch.dtype, options: Mapping[str, Any]) -> Backbone:
+    from gepc.backbones.onnx import OnnxBackbone
+
+    given = [name for name, value in options.items() if value is not None]
+    if given or str(dtype).removeprefix("torch.") != "float32":
+        raise OptionError(f"{path}: an exported network has its options in it; leave out `{(given or ['dtype'])[0]}`")
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    return OnnxBackbone(path)
 
 
 def load_again(

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     LookUp = Callable[[FloatArray], torch.Tensor]
 
 
+def look_up(table: FloatArray, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """`table[t]` for the index of every image, (N,), shaped to multiply a batch like `x`."""
+    import torch
+
+    return torch.from_numpy(table).to(x.dtype).to(x.device)[t].reshape(-1, *([1] * (x.ndim - 1)))
+
+
 @dataclass(frozen=True)
 class GaussianPath:
     """A noise schedule with the coordinates and the answers of one network. Tables have one number per index.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gepc.cli.app import app, run
-from gepc.cli.backbones import convert, info, train
+from gepc.cli.backbones import convert, export, info, train
 from gepc.cli.detect import fit, map_, scene, serve, watch
 from gepc.cli.evaluate import ablate, bench, demo, selfcheck
 from gepc.cli.sar import sar
@@ -17,7 +17,7 @@ __all__ = ["main"]
 PANELS = {
     "Get started": (demo, selfcheck),
     "Detect": (fit, score, map_, scene, watch, serve),
-    "Backbones": (info, convert, train),
+    "Backbones": (info, convert, train, export),
     "Evaluate": (bench, ablate),
 }
 for panel, commands in PANELS.items():

@@ -1,4 +1,4 @@
-"""`gepc info`, `gepc convert` and `gepc train`: inspect detectors and backbones, convert and train backbones."""
+"""`gepc info`, `convert`, `train` and `export`: inspect detectors and backbones; convert, train and export networks."""
 
 from __future__ import annotations
 
@@ -106,6 +106,28 @@ def convert(
     if not converted.caveats:
         note(f"note: plain diffusers loads it too: UNet2DModel.from_pretrained({str(out)!r})")
     say(f"{len(converted.tensors)} tensors in {out}")
+
+
+def export(
+    detector: opt.DetectorArgument,
+    out: Annotated[Path, Option(help="New folder for net.onnx and the detector that uses it.")],
+    images: Annotated[str | None, Option(help="Images to compare the scores on; random ones by default.")] = None,
+    backbone: opt.OtherBackbone = None,
+) -> None:
+    """Export the network of a detector as ONNX and check its predictions and scores with onnxruntime.
+
+    Example: `gepc export det --out det-onnx`
+    """
+    from gepc.detector.export import NETWORK, export_detector
+    from gepc.images.sources import open_images
+
+    loaded = opt.open_detector(detector, backbone, device="cpu")
+    made = export_detector(loaded, out, None if images is None else open_images(images))
+    network = out / NETWORK
+    say(f"{network}: {network.stat().st_size / 1e6:.1f} MB; relative difference from torch at most "
+        f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores of {made.images} images")  # fmt: skip
+    say(f"speed: {made.speed:.2f} times that of torch")
+    say(f"to score with it: gepc score {out} IMAGES --backbone {network}")
 
 
 def checkpoint_options(preset: str | None, config: Path | None, settings: list[str] | None) -> dict[str, Any] | None:

@@ -1,0 +1,137 @@
+"""ONNX: the network of a backbone as a file, and the backbone that onnxruntime runs from it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gepc.backbones.activations import feature_map, find_layers, recorded
+from gepc.backbones.base import Backbone
+from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.core.files import sha256
+
+KEY = "gepc"  # of the metadata in the file
+MOST_IMAGES = 32  # of one call; some networks of diffusers take another path from 64 on
+
+
+class OnnxBackbone(Backbone):
+    """A network that `export_onnx` wrote, run by onnxruntime on the CPU: predictions and activations, no derivatives.
+
+    Parameters
+    ----------
+    path : the file.
+    """
+
+    family = "onnx"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise OptionError(f"{path} needs onnxruntime: pip install 'gepc[onnx]'") from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        try:
+            self.net = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            about = json.loads(self.net.get_modelmeta().custom_metadata_map[KEY])
+        except KeyError as error:
+            raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
+        except Exception as error:  # onnxruntime has a dozen of its own
+            raise InputError(f"{path} is no ONNX network: {str(error).splitlines()[0]}") from error
+        net = self.net
+        super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
+        self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
+        self.parameters, self.sha256, self.source = about["parameters"], sha256(path), str(path)
+
+    def _answers(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if x.requires_grad:
+            raise BackboneError("an exported network has no derivatives, which this method needs; use the original")
+        inputs = {"x": x.detach().contiguous().numpy(), "t": t.numpy()}
+        return tuple(torch.from_numpy(answer) for answer in self.net.run(None, inputs))
+
+    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return self._answers(x, t)[0]
+
+    def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise BackboneError("an exported network predicts no variance, which this method needs; use the original")
+
+    def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Refused: the file holds no derivative."""
+        return self.eps(x.detach().requires_grad_(), t), v
+
+    def eps_and_activations(
+        self, x: torch.Tensor, t: int | torch.Tensor, layers: Sequence[str] | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """eps(x, t) and the outputs of the exported layers, see `Backbone.eps_and_activations`."""
+        if self.layers != (None if layers is None else list(layers)):
+            raise BackboneError(f"this network was exported with the layers {self.layers or 'of the default'}")
+        eps, *maps = self._run(self._answers, x, t)
+        return eps, dict(zip([output.name for output in self.net.get_outputs()][1:], maps, strict=True))
+
+
+class _Traced(torch.nn.Module):
+    """eps(x, t) and the feature maps of layers as the answers of one module."""
+
+    def __init__(self, backbone: Backbone, layers: Sequence[str] | None) -> None:
+        super().__init__()
+        self.net, self._backbone = backbone.net, [backbone]
+        self._layers = find_layers(backbone.net, layers)
+        self.names: list[str] = []
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with recorded(self._layers) as outputs:
+            eps = self._backbone[0]._predict(x, t)
+        self.names = list(outputs)
+        return eps, *(feature_map(output, (x.shape[-2], x.shape[-1])) for output in outputs.values())
+
+
+def export_onnx(
+    backbone: Backbone, path: str | Path, size: tuple[int, int], layers: Sequence[str] | None = None
+) -> OnnxBackbone:
+    """Write the network of a backbone as ONNX and load it again.
+
+    The file computes eps(x, t), and after it the activations of inner layers, from `x` (N, C, H, W) and `t` (N,), the
+    indices of the noise schedule; what the network was conditioned on and what it predicts (noise, v, x_0, a velocity)
+    are part of it. Its metadata `gepc` holds the schedule `alphas_cumprod` as JSON.
+
+    Parameters
+    ----------
+    backbone : a pixel-space network in float32 on the CPU.
+    path : the file.
+    size : (H, W) of the images.
+    layers : names of the inner layers, with wildcards; None chooses them as `Backbone.eps_and_activations` does.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter
+    except ImportError as error:
+        raise OptionError("the export needs onnx and onnxscript: pip install 'gepc[onnx]'") from error
+    plain = isinstance(backbone.net, torch.nn.Module) and backbone.encoder is None and backbone.device.type == "cpu"
+    if not plain or getattr(backbone, "precision", torch.float32) != torch.float32:
+        raise OptionError("only a torch network in pixel space, in float32 and on the CPU, can be exported")
+    backbone.check_size(*size)
+    module, batch = _Traced(backbone, layers).eval(), torch.export.Dim("batch", min=1, max=MOST_IMAGES)
+    inputs = torch.zeros(2, backbone.channels, *size), torch.zeros(2, dtype=torch.int64)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # else it tells of packages that are not needed
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        module(*inputs)  # gives the names of the layers in the order in which they are called
+        torch.onnx.export(
+            module, inputs, path, dynamo=True, external_data=False, verbose=False, input_names=["x", "t"],
+            output_names=["eps", *module.names], dynamic_shapes={"x": {0: batch}, "t": {0: batch}},
+        )  # fmt: skip
+    model: Any = onnx.load(path)
+    facts = {name: getattr(backbone, name) for name in ("channels", "parameters")}
+    facts |= {"alphas_cumprod": backbone.alphas_cumprod.tolist(), "size": size, "layers": layers}
+    onnx.helper.set_model_props(model, {KEY: json.dumps(facts)})
+    onnx.save(model, path)
+    exported = OnnxBackbone(Path(path))
+    if not isinstance(exported.net.get_inputs()[0].shape[0], str):
+        raise BackboneError(f"torch cannot export this {type(backbone.net).__name__} for batches of any size")
+    return exported

@@ -1,0 +1,82 @@
+"""Export a detector: its network as an ONNX file, in a folder with the detector that uses it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gepc.backbones.onnx import export_onnx
+from gepc.core.errors import BackboneError
+from gepc.detector.detector import Detector
+from gepc.detector.storage import save_detector
+
+NETWORK = "net.onnx"
+AGREEMENT = 1e-4
+
+
+@dataclass(frozen=True)
+class Export:
+    """How an exported network compares with the original: differences are relative, `speed` is the ratio to torch."""
+
+    predictions: float
+    scores: float
+    images: int
+    speed: float
+
+
+def export_detector(detector: Detector, folder: str | os.PathLike[str], images: Any = None) -> Export:
+    """Write `net.onnx` and the detector that runs it; a `BackboneError` if its scores differ by more than 1e-4.
+
+    Parameters
+    ----------
+    detector : fitted, with a torch network in pixel space on the CPU.
+    folder : a new or an exported detector folder; load it with `load_detector(folder, folder / "net.onnx")`.
+    images : images to compare the scores on; None draws 8 of uniform noise. A difference is relative to the score, or
+        to the range of the calibration scores where that is larger.
+    """
+    final, size, original = Path(folder), detector.input_size, detector.backbone
+    if images is None:
+        images = np.random.default_rng(0).integers(0, 256, (8, *size, original.channels), dtype=np.uint8)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent) as draft:
+        path = Path(draft) / NETWORK
+        exported = export_onnx(original, path, size, getattr(detector.extractor, "layers", None))
+        exported.source = str(final / NETWORK)
+        other = copy.copy(detector)
+        other.backbone, other.size, other.resize = exported, size, detector.preprocessing_.resize
+        expected, found = detector.score(images), other.score(images)
+        unit = np.maximum(np.abs(expected), np.ptp(detector.calibration_scores_))
+        scores = float(np.max(np.abs(found - expected) / unit))
+        x = torch.randn((8, original.channels, *size), generator=torch.Generator().manual_seed(0))
+        t = torch.linspace(0, original.n_steps - 1, 8).long()
+        eps = original.eps(x, t)
+        predictions = float((exported.eps(x, t) - eps).abs().max() / eps.abs().max())
+        if not max(scores, predictions) <= AGREEMENT:
+            raise BackboneError(
+                f"the exported network differs from torch's by {predictions:.1e} in its predictions and {scores:.1e} "
+                f"in the scores, more than {AGREEMENT:g}; nothing was written"
+            )
+        save_detector(other, final)
+        os.replace(path, final / NETWORK)
+    seconds = _median_seconds(lambda: original.eps(x, t), lambda: exported.eps(x, t))
+    return Export(predictions, scores, len(expected), seconds[0] / seconds[1])
+
+
+def _median_seconds(*calls: Any, rounds: int = 9) -> list[float]:
+    """Of each call, made in turns after a warm-up."""
+    taken: list[list[float]] = [[] for _ in calls]
+    for number in range(rounds + 1):
+        for call, times in zip(calls, taken, strict=True):
+            begun = time.perf_counter()
+            call()
+            times += [time.perf_counter() - begun] if number else []
+    return [statistics.median(times) for times in taken]
