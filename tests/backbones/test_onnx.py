@@ -159,7 +159,7 @@ def test_the_command_exports_a_detector(
     assert "class-conditional" in capsys.readouterr().err
     # the file of another class gives other predictions
     monkeypatch.setattr(export, "export_onnx", lambda *_: _of_another_class(home))
-    assert run(["export", "det", "--out", "wrong", "--backbone", "net"]) == 1
+    assert run(["export", "det", "--out", "wrong", "--backbone", "net"]) == 2
     assert "nothing was written" in capsys.readouterr().err
     assert not Path("wrong").exists()
     assert not list(home.glob(".wrong*"))

@@ -36,7 +36,7 @@ def look_up(table: FloatArray, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor
     """`table[t]` for the index of every image, (N,), shaped to multiply a batch like `x`."""
     import torch
 
-    return torch.from_numpy(table).to(x.dtype).to(x.device)[t].reshape(-1, *([1] * (x.ndim - 1)))
+    return torch.tensor(table, dtype=x.dtype, device=x.device)[t].reshape(-1, *([1] * (x.ndim - 1)))
 
 
 @dataclass(frozen=True)
