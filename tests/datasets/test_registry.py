@@ -17,7 +17,8 @@ from gepc.images.batches import load_all
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 
-FAMILIES = ["celeba", "cifar10", "cifar100", "dtd", "folder", "hf", "npy", "npz", "svhn", "tinyimagenet"]
+FAMILIES = ["celeba", "cifar10", "cifar100", "dtd", "fashion-mnist", "folder", "hf", "mnist", "npy", "npz"]
+FAMILIES += ["svhn", "tinyimagenet"]
 COUNTS = {"train": 60, "test": 40}
 
 
@@ -62,7 +63,7 @@ def test_the_files_looked_for_are_named(tmp_path: Path) -> None:
         f"{tmp_path} holds none of cifar-10-batches-py, cifar-10-batches-bin, cifar-10-python.tar.gz, "
         "cifar-10-binary.tar.gz. " in str(caught.value)
     )
-    assert "never downloaded, get it from https://www.cs.toronto.edu/~kriz/cifar.html" in str(caught.value)
+    assert "get it from https://www.cs.toronto.edu/~kriz/cifar.html, or with `gepc data get`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 
 from gepc.cli.app import app, run
 from gepc.cli.backbones import convert, export, info, train
+from gepc.cli.data import data
 from gepc.cli.detect import fit, map_, scene, serve, watch
 from gepc.cli.evaluate import ablate, bench, demo, selfcheck
 from gepc.cli.sar import sar
@@ -23,7 +24,8 @@ PANELS = {
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(name=command.__name__.rstrip("_"), rich_help_panel=panel)(command)
-app.add_typer(sar, rich_help_panel="Evaluate")
+for group in (data, sar):
+    app.add_typer(group, rich_help_panel="Evaluate")
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""Data sets as image files or array files: any folder or array, CelebA, DTD, Tiny-ImageNet and SVHN."""
+"""Data sets as image files or array files: any folder or array, CelebA, DTD, Tiny-ImageNet, MNIST and SVHN."""
 
 from __future__ import annotations
 
+import gzip
+import math
 import struct
 import sys
 import zlib
@@ -148,6 +150,43 @@ def tiny_imagenet(root: Path, split: str) -> NamedFiles:
     part, pattern = ("train", "train/*/images/*.JPEG") if split == "train" else ("val", "val/images/*.JPEG")
     home = first_of(root, f"tiny-imagenet-200/{part}", part).parent
     return NamedFiles(home, sorted(path.relative_to(home).as_posix() for path in home.glob(pattern)))
+
+
+# --- IDX files -------------------------------------------------------------------------------------------------------
+
+_IDX_NAMES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
+_IDX_LAYOUT = "{}/ with train-images-idx3-ubyte and t10k-images-idx3-ubyte, unpacked or as .gz"
+
+
+@register("mnist", layout=_IDX_LAYOUT.format("mnist"), home="https://yann.lecun.com/exdb/mnist/")
+def mnist(root: Path, split: str) -> PixelImages:
+    """MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images of 28x28, grey."""
+    return _read_idx(root, split, "mnist", "MNIST/raw")
+
+
+@register(
+    "fashion-mnist",
+    layout=_IDX_LAYOUT.format("fashion-mnist"),
+    home="https://github.com/zalandoresearch/fashion-mnist",
+)
+def fashion_mnist(root: Path, split: str) -> PixelImages:
+    """Fashion-MNIST (Xiao et al., 2017): 60,000 training and 10,000 test images of 28x28, grey."""
+    return _read_idx(root, split, "fashion-mnist", "FashionMNIST/raw")
+
+
+def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
+    """A file of the IDX format: the bytes 0, 0, 8, 3, three counts as big-endian integers, and the pixels."""
+    name = _IDX_NAMES[split]
+    path = first_of(root, *(f"{folder}/{name}{end}" for folder in (*folders, ".") for end in ("", ".gz")))
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as handle:
+            magic, *shape = struct.unpack(">4i", handle.read(16))
+            pixels = np.frombuffer(handle.read(), np.uint8)
+        if magic != 0x803 or math.prod(shape) != len(pixels):
+            raise ValueError(f"its header announces {shape} pixels, and it holds {len(pixels)}")
+        return PixelImages([pixels.reshape(*shape, 1)], split)
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
+        raise InputError(f"{path} is not a complete IDX file of images: {error}") from error
 
 
 # --- MATLAB files ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class DatasetSpec:
                 raise InputError(f"{place} does not exist")
             return self.read(place, split)
         except (InputError, OSError) as error:
-            home = f"; it is never downloaded, get it from {self.home}" if self.home else ""
+            home = f"; get it from {self.home}, or with `gepc data get`" if self.home and not self.by_name else ""
             raise InputError(
                 f"{self.family}, {split} split: {error}. Expected in {place}: {self.layout}{home}"
             ) from error

@@ -1,0 +1,36 @@
+"""`gepc data`: download data sets for benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gepc.cli.app import new_app, progress, say
+
+data = new_app("data", "Download the data sets of the paper from their owners.")
+
+NAMES = "cifar10, cifar100, svhn, celeba, tinyimagenet, dtd, mnist, fashion-mnist"
+
+
+@data.command()
+def get(
+    names: Annotated[list[str], Argument(metavar="NAME...", help=f"Data sets: {NAMES}.")],
+    to: Annotated[Path, Option(help="Folder for the data sets; `gepc bench --data` takes it.")],
+    mirror: Annotated[str | None, Option(help="Address with the same files, instead of the owners' addresses.")] = None,
+) -> None:
+    """Download data sets, check them, and put them where `gepc bench` looks for them.
+
+    An interrupted download continues when the command is run again. CelebA has to be downloaded by hand; the command
+    says from where.
+
+    Example: `gepc data get cifar10 cifar100 svhn --to data`
+    """
+    from gepc.datasets.download import fetch, missing_files
+
+    files = {name: missing_files(name, to) for name in names}
+    for name in names:
+        with progress(name, sum(one.size for one in files[name])) as advance:
+            counts = fetch(name, to, mirror, advance)
+        say(f"{name}: {counts['train']:,} training and {counts['test']:,} test images in {to}")

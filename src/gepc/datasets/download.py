@@ -1,0 +1,203 @@
+"""Data sets from their owners' addresses: checked, continued after an interruption, laid out as the readers expect."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gepc.core.errors import InputError, StorageError, check_choice
+from gepc.datasets.registry import find_dataset, open_dataset
+
+OnBytes = Callable[[int], None]
+RETRIES, CHUNK, TIMEOUT = 3, 1 << 20, 60.0
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a data set.
+
+    Attributes
+    ----------
+    url : its address.
+    md5 : its checksum, as the owners or torchvision give it.
+    size : its number of bytes.
+    folder : the folder below the destination to put it in.
+    holds : the folder that an archive unpacks to; None for a file that is read as it is.
+    """
+
+    url: str
+    md5: str
+    size: int
+    folder: str = ""
+    holds: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.url.rsplit("/", 1)[1]
+
+
+_CIFAR = "https://www.cs.toronto.edu/~kriz"
+_SVHN = "http://ufldl.stanford.edu/housenumbers"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_TRAIN, _TEST = "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"
+_DTD = "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz"
+_TINY = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+FILES = {
+    "cifar10": (RemoteFile(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),
+    "cifar100": (RemoteFile(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),),
+    "svhn": (
+        RemoteFile(f"{_SVHN}/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
+        RemoteFile(f"{_SVHN}/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
+    ),
+    "mnist": (
+        RemoteFile(f"{_MNIST}/{_TRAIN}", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422, "mnist"),
+        RemoteFile(f"{_MNIST}/{_TEST}", "9fb629c4189551a2d022fa330f9573f3", 1_648_877, "mnist"),
+    ),
+    "fashion-mnist": (
+        RemoteFile(f"{_FASHION}/{_TRAIN}", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880, "fashion-mnist"),
+        RemoteFile(f"{_FASHION}/{_TEST}", "bef4ecab320f06d8554ea6380940ec79", 4_422_102, "fashion-mnist"),
+    ),
+    "dtd": (RemoteFile(_DTD, "fff73e5086ae6bdbea199a49dfb8a4c1", 625_239_812, holds="dtd"),),
+    "tinyimagenet": (RemoteFile(_TINY, "90528d7ca1a48142e341f4ef8d21d0de", 248_100_043, holds="tiny-imagenet-200"),),
+}
+"""Data set -> its files."""
+MANUAL = {"celeba": ("img_align_celeba.zip", "list_eval_partition.txt")}
+"""Data sets whose owners ask for consent to their terms -> the files to get by hand."""
+
+
+def missing_files(name: str, folder: Path) -> list[RemoteFile]:
+    """The files of a data set that `fetch` would download."""
+    check_choice("data set", name, [*FILES, *MANUAL])
+    return [
+        one
+        for one in FILES.get(name, ())
+        if not (folder / one.folder / one.name).is_file() and not (one.holds and (folder / one.holds).is_dir())
+    ]
+
+
+def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes | None = None) -> dict[str, int]:
+    """Download a data set and read it: split -> number of images.
+
+    Files that are there are not downloaded again. A file appears under its name when it is complete and its checksum is
+    right; until then its bytes are in a file that ends in `.part`, and the next call continues it.
+
+    Parameters
+    ----------
+    name : one of `FILES`, or of `MANUAL`, whose archive is unpacked once it is in the folder.
+    folder : the destination; it becomes the root for `open_dataset`.
+    mirror : an address that holds all files under their names, instead of the owners' addresses.
+    on_bytes : called with the number of bytes of every chunk.
+    """
+    wanted = missing_files(name, folder)
+    _check_space(folder, sum(one.size * (3 if one.holds else 1) for one in wanted))
+    for one in wanted:
+        place = folder / one.folder
+        _download(one, place, one.url if mirror is None else f"{mirror.rstrip('/')}/{one.name}", on_bytes)
+    for one in FILES.get(name, ()):
+        if one.holds and not (folder / one.holds).is_dir():
+            _unpack(folder / one.folder / one.name, folder, one.holds)
+    if name in MANUAL:
+        _unpack_given(name, folder)
+    return {split: len(open_dataset(name, folder, split)) for split in ("train", "test")}
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StorageError(f"cannot write to {folder}: {error.strerror or error}") from error
+    if free < needed:
+        raise StorageError(f"{folder} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are needed")
+
+
+def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) -> None:
+    try:
+        import pooch  # type: ignore[import-untyped,unused-ignore]
+        import requests
+    except ImportError as error:
+        raise InputError("downloads need pooch; install it with: pip install 'gepc[data]'") from error
+
+    pooch.get_logger().setLevel("ERROR")
+    part = _Resuming(place / f"{one.name}.part", on_bytes or (lambda _: None))
+    try:
+        pooch.retrieve(url, f"md5:{one.md5}", one.name, place, downloader=part)
+    except requests.RequestException as error:
+        raise InputError(
+            f"{url} cannot be downloaded: {error}; run the command again to continue, or give another `mirror`"
+        ) from error
+    except ValueError as error:  # what pooch raises for a wrong checksum
+        raise InputError(
+            f"{url} is not the expected file, its MD5 is not {one.md5}; it was removed: try again or give another "
+            "`mirror`"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class _Resuming:
+    """A downloader for pooch that continues a file of which some bytes are there."""
+
+    part: Path
+    on_bytes: OnBytes
+
+    def __call__(self, url: str, output_file: str, _pooch: Any) -> None:
+        import requests
+
+        done = self.part.stat().st_size if self.part.exists() else 0
+        headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
+        with requests.Session() as session:
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
+            answer = session.get(url, stream=True, timeout=TIMEOUT, headers=headers)
+            if answer.status_code != requests.codes.requested_range_not_satisfiable:  # else all bytes are there
+                answer.raise_for_status()
+                continued = answer.status_code == requests.codes.partial_content
+                with self.part.open("ab" if continued else "wb") as target:
+                    for chunk in answer.iter_content(CHUNK):
+                        target.write(chunk)
+                        self.on_bytes(len(chunk))
+        os.replace(self.part, output_file)
+
+
+def _unpack(archive: Path, folder: Path, holds: str) -> None:
+    """Unpack to a temporary folder first: the result is complete or absent."""
+    draft = Path(tempfile.mkdtemp(prefix=f".{holds}.", suffix=".part", dir=folder))
+    try:
+        if archive.suffix == ".zip":
+            shutil.unpack_archive(archive, draft)
+        else:
+            shutil.unpack_archive(archive, draft, filter="data")
+        if not (draft / holds).is_dir():
+            raise InputError(f"{archive} holds no folder {holds}")
+        os.replace(draft / holds, folder / holds)
+    except (shutil.ReadError, EOFError) as error:
+        raise InputError(f"{archive} is damaged: {error}; remove it and run the command again") from error
+    except OSError as error:
+        raise StorageError(f"cannot unpack {archive}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(draft)
+
+
+def _unpack_given(name: str, folder: Path) -> None:
+    archive, *others = MANUAL[name]
+    holds = Path(archive).stem
+    if not (folder / holds).is_dir() and (folder / archive).is_file():
+        _unpack(folder / archive, folder, holds)
+    missing = [one for one in (holds, *others) if not (folder / one).exists()]
+    if missing:
+        raise InputError(
+            f"{name} can be downloaded only after accepting its owners' terms: visit {find_dataset(name).home}, put "
+            f"{' and '.join(MANUAL[name])} into {folder}, and run the command again"
+        )
