@@ -38,7 +38,7 @@ from gepc.bench.protocol import split_name
 from gepc.core.allocator import keep_freed_memory
 from gepc.images.formats import read_npz
 from gepc.images.sources import FileImages
-from gepc.runs.local import ProcessGroup, score_shards
+from gepc.runs.local import score_shards
 from gepc.runs.score_tables import merge, result_table
 from gepc.runs.shards import Identity, ScoreRun, open_run
 from gepc.verdicts.decision import DecisionRule
@@ -171,7 +171,7 @@ def _member(rank: int, size: int, folder: str, names: list[str], place: str, bar
     detector = gepc.load_detector(folder)
     images = FileImages([Path(name) for name in names])
     run = ScoreRun(Path(place), len(images), max(1, len(images) // 16), "csv")  # every process gets as many shards
-    shards = ProcessGroup(rank, size).share(run.shards)
+    shards = run.shards[rank::size]
     list(detector.results(FileImages(images.paths[:2])))  # the first call of a network is slower than the others
     barrier.wait()
     times[rank] = wall_seconds(lambda: score_shards(run, shards, detector, images))

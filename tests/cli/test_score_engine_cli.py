@@ -159,18 +159,18 @@ def test_a_real_process_killed_after_its_first_shard(place, gepc, expected):
 
 
 def test_resuming_scores_only_what_is_missing(place, gepc, expected, monkeypatch):
-    from gepc.runs import local
+    from gepc.detector.detector import Detector
 
     command = ["score", "det", "new", "--out", "some.csv", "--shard-size", "4", "--alpha", "0.1"]
     killed(place, command, at_rename(3, before=False))  # two of three shards
     looked_at = []
-    judge = local.DedupScorer.__call__
+    judge = Detector.score_chunk
 
     def counting(self, chunk, labels=None):
         looked_at.append(len(chunk))
         return judge(self, chunk, labels)
 
-    monkeypatch.setattr(local.DedupScorer, "__call__", counting)
+    monkeypatch.setattr(Detector, "score_chunk", counting)
     assert gepc(*command)[0] == 0
     assert sum(looked_at) == 2
     assert_same_table((place / "some.csv").read_text(), expected)
@@ -236,7 +236,7 @@ def test_shards_are_kept_and_merged_on_demand(place, gepc, expected):
 
 
 def test_nothing_but_speed_depends_on_how(place, gepc, expected):
-    for options in (["--batch-size", "auto"], ["--batch-size", "3"], ["--dedup"], ["--shard-size", "1"]):
+    for options in (["--batch-size", "auto"], ["--batch-size", "3"], ["--shard-size", "1"]):
         code, out, err = gepc("score", "det", "new", "--alpha", "0.1", *options)
         assert code == 0, err
         assert_same_table(out, expected)
@@ -288,7 +288,7 @@ def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected
     (kept,) = tmp_path.glob("gepc-*/run")
     assert "cannot write to standard output: No space left on device. Finished shards are kept" in sentence
     assert f"with --shards {kept} and --out FILE" in sentence
-    monkeypatch.setattr("gepc.runs.local.DedupScorer.__call__", None)  # nothing is left to be scored
+    monkeypatch.setattr("gepc.detector.detector.Detector.score_chunk", None)  # nothing is left to be scored
     code, _, err = gepc(*command, "--shards", kept, "--out", "rescued.csv")
     assert code == 0, err
     assert_same_table((place / "rescued.csv").read_text(), expected)
@@ -359,124 +359,6 @@ def test_parquet_without_its_library(place, gepc, monkeypatch):
     assert code == 2
     assert "gepc[parquet]" in err
     assert not list(place.glob("x.parquet*"))
-
-
-# the command line, with a note of which process wrote which shard
-NOTING = """
-import os, sys
-from gepc.cli.app import run
-from gepc.runs.shards import ScoreRun
-
-write = ScoreRun.write
-
-def noting(self, shard, results):
-    write(self, shard, results)
-    with open(f"written-by-{os.environ['RANK']}.txt", "a") as notes:
-        print(shard.number, file=notes)
-
-ScoreRun.write = noting
-sys.exit(run(sys.argv[1:]))
-"""
-
-
-def test_two_processes_that_a_launcher_starts(place, gepc, expected):
-    """Each of two CPU processes writes its shards (gloo); the first merges when both are done."""
-    (place / "noting.py").write_text(NOTING)
-    arguments = ["score", "det", "new", "--shards", "two", "--out", "two.csv", "--shard-size", "2", "--alpha", "0.1"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "noting.py"]
-    run = subprocess.run(
-        [sys.executable, *launch, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=place,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stderr.count("10 images, ") == 1
-    assert_same_table((place / "two.csv").read_text(), expected)
-    written = [sorted(map(int, (place / f"written-by-{rank}.txt").read_text().split())) for rank in (0, 1)]
-    assert written == [[0, 2, 4], [1, 3]]
-
-
-def test_the_second_process_may_come_when_the_first_has_finished(place, gepc, expected, monkeypatch):
-    """It takes the shards that are its own, and lets alone what the first is writing."""
-    from gepc.cli.app import run
-    from gepc.runs import local
-
-    command = ["score", "det", "new", "--out", "late.csv", "--shard-size", "2", "--alpha", "0.1"]
-    draft = place / "late.csv.parts" / ".shard-00009.csv.abc.part"
-    waits = iter(range(3))
-
-    def wait() -> None:
-        if next(waits) == 1:  # the first has written its shards
-            draft.touch()
-            monkeypatch.setattr(local, "process_group", lambda: local.ProcessGroup(1, 2))
-            assert run(command) == 0
-            assert draft.exists()
-
-    monkeypatch.setattr(local, "process_group", lambda: local.ProcessGroup(0, 2, wait))
-    code, _, err = gepc(*command)
-    assert code == 0, err
-    assert_same_table((place / "late.csv").read_text(), expected)
-
-
-def test_processes_that_do_not_find_each_other(monkeypatch):
-    import accelerate
-
-    from gepc.core.errors import OptionError
-    from gepc.runs.local import process_group
-
-    class Alone:
-        num_processes, process_index = 1, 0
-
-        def __init__(self, **_: object) -> None: ...
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(accelerate, "PartialState", Alone)
-    with pytest.raises(OptionError, match="WORLD_SIZE is 2 but 1 processes found each other"):
-        process_group()
-
-
-def test_a_process_that_is_left_alone_says_so(monkeypatch):
-    import accelerate
-
-    from gepc.core.errors import GepcError
-    from gepc.runs.local import process_group
-
-    class Lost:
-        num_processes, process_index = 2, 1
-
-        def __init__(self, **_: object) -> None: ...
-
-        def wait_for_everyone(self) -> None:
-            raise RuntimeError("Connection closed by peer")
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(accelerate, "PartialState", Lost)
-    with pytest.raises(GepcError, match="another process of this run has ended"):
-        process_group().wait()
-
-
-def test_several_processes_need_a_place_to_meet(place, gepc, monkeypatch):
-    from gepc.runs import local
-
-    monkeypatch.setattr(local, "process_group", lambda: local.ProcessGroup(1, 2))
-    code, _, err = gepc("score", "det", "new")
-    assert code == 2
-    assert "several processes need --engine local and --out or --shards" in err
-
-
-def test_a_process_group_shares_everything_once():
-    from gepc.runs.local import ProcessGroup, process_group
-    from gepc.runs.shards import Shard
-
-    shards = [Shard(number, number, number + 1) for number in range(7)]
-    for size in (1, 2, 3, 5):
-        # whatever the processes before have finished in the meantime
-        shares = [ProcessGroup(rank, size).share(shards[rank:]) for rank in range(size)]
-        assert sorted(shard.number for share in shares for shard in share) == list(range(7))
-    assert process_group().is_first
 
 
 def test_a_second_command_is_kept_out_of_a_run(gepc, place) -> None:

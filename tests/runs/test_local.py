@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +12,16 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.detector.detector import Result
-from gepc.images.batches import Chunk
 from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
 from gepc.runs.local import (
     AHEAD,
     SIZES,
-    DedupScorer,
     ImageRange,
     fastest,
     fastest_batch_size,
     image_range,
     pieces,
     read_ahead,
-    score_part,
     score_shards,
 )
 from gepc.runs.shards import Identity, ScoreRun, open_run
@@ -95,53 +91,12 @@ def test_arrays_keep_their_numbers(detector: gepc.GEPC, tmp_path: Path) -> None:
     assert_same(rows(run), list(detector.results(images)))
 
 
-def test_equal_images_cost_one_image(folder: Path, tmp_path: Path) -> None:
-    detector = toy_detector().fit(pictures(40, seed=1))
-    images = open_images(folder)
-    expected = list(detector.results(images))
-    for dedup, paid in ((False, 10), (True, 9)):  # ten can be read, two of them are the same
-        run = new_run(tmp_path / f"run{dedup}", detector, images, shard_size=3)
-        detector.backbone.reset_counts()
-        score_shards(run, run.pending(), detector, images, dedup=dedup)
-        assert detector.backbone.forward_count == paid * detector.cost().forward
-        assert_same(rows(run), expected)
-
-
-def test_equal_images_within_one_batch(detector: gepc.GEPC) -> None:
-    picture = pictures(2, seed=4)
-    images = ArrayImages(picture[[0, 1, 0, 0, 1]])
-    found = score_part(DedupScorer(detector, dedup=True), images, 0, None, threads=2)
-    assert_same(found, list(detector.results(images)))
-
-
-class Says:
-    """A detector that costs nothing."""
-
-    def score_chunk(self, chunk: Chunk, labels: object) -> list[Result]:
-        return [Result(index, name, index + 0.5, 0.5) for index, name in zip(chunk.indices, chunk.names, strict=True)]
-
-
-def test_what_is_remembered_of_an_image_is_small() -> None:
-    """The documentation says about 200 bytes; the longest names do not change it."""
-    judge, count = DedupScorer(Says(), dedup=True), 20_000  # type: ignore[arg-type]
-    tracemalloc.start()
-    try:
-        for start in range(0, count, 1000):
-            places = list(range(start, start + 1000))
-            keys = [place.to_bytes(16, "big") for place in places]
-            judge(Chunk(places, [f"{place:0200d}.png" for place in places], keys, [None] * 1000))  # type: ignore[list-item]
-        assert tracemalloc.get_traced_memory()[0] / count < 250
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("dedup", [False, True])
-def test_groups_follow_their_images(folder: Path, tmp_path: Path, dedup: bool) -> None:
+def test_groups_follow_their_images(folder: Path, tmp_path: Path) -> None:
     detector = toy_detector().fit(pictures(40, seed=1), groups=["day", "night"] * 20)
     images = open_images(folder)
     labels = group_labels("folder", images, np.arange(len(images)))
     run = open_run(tmp_path / "run", Identity.of(detector, images, labels), "csv", 5)
-    score_shards(run, run.pending(), detector, images, labels, dedup=dedup)
+    score_shards(run, run.pending(), detector, images, labels)
     assert_same(rows(run), list(detector.results(images, groups="folder")))
     assert Identity.of(detector, images, labels) != Identity.of(detector, images)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gepc.detector.detector import Detector
     from gepc.images.sources import Images
     from gepc.runs.cluster import Cluster
-    from gepc.runs.local import Labels, ProcessGroup
+    from gepc.runs.local import Labels
     from gepc.runs.score_tables import Decide, TableSummary
     from gepc.runs.shards import ScoreRun
     from gepc.verdicts.decision import DecisionRule
@@ -39,7 +39,6 @@ class Request:
     batch_size: str | None
     shard_size: int
     restart: bool
-    dedup: bool
     workers: int
     cluster: Cluster | None
 
@@ -62,7 +61,6 @@ def score(
     shards: Annotated[Path | None, Option(help="Folder for the shards, which are kept; --out merges them.")] = None,
     shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
-    dedup: Annotated[bool, Option("--dedup", help="Score images with the same content only once.")] = False,
     workers: Annotated[int, Option(min=0, help="Number of processes that read images ahead; 0 uses a thread.")] = 0,
     engine: opt.Engine = "local",
     address: opt.Address = None,
@@ -88,7 +86,7 @@ def score(
     if "parquet" in (kind, format_of(out, None)):
         arrow()
     cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
-    request = Request(detector, images, backbone, device, batch_size, shard_size, restart, dedup, workers, cluster)
+    request = Request(detector, images, backbone, device, batch_size, shard_size, restart, workers, cluster)
     _run(request, DecisionRule(alpha, confidence, fdr, procedure), out, shards, kind, groups)
 
 
@@ -97,24 +95,18 @@ def _run(
 ) -> None:
     """Score what is missing and write the table."""
     from gepc.images.sources import open_images
-    from gepc.runs.local import process_group
     from gepc.runs.shards import run_folder
 
-    us = process_group()
-    if us.size > 1 and (request.cluster is not None or (out is None and shards is None)):
-        raise OptionError("several processes need --engine local and --out or --shards")
     detector = opt.open_detector(request.detector, request.backbone, device=request.device)
     images = open_images(request.images)
-    if out is not None and us.is_first:
+    if out is not None:
         _check_writable(out)
-    with _place(out, shards) as folder, run_folder(folder).held() if us.is_first else contextlib.nullcontext():
+    with _place(out, shards) as folder, run_folder(folder).held():
         labels = _labels(groups, images)
         rule.check(detector.reference_, labels)
         detector.batch_size = _batch_size(request.batch_size, detector, len(images))
-        run = _open_run(us, folder, detector, images, labels, kind, request)
-        _score(request, us, run, detector, images, labels)
-        if not us.is_first:
-            return
+        run = _open_run(folder, detector, images, labels, kind, request)
+        _score(request, run, detector, images, labels)
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
@@ -176,7 +168,6 @@ def _labels(groups: str | None, images: Images) -> Labels | None:
 
 
 def _open_run(
-    us: ProcessGroup,
     folder: Path,
     detector: Detector,
     images: Images,
@@ -184,20 +175,16 @@ def _open_run(
     kind: str,
     request: Request,
 ) -> ScoreRun:
-    """The first process creates or resumes the run, the others join it."""
-    from gepc.runs.shards import Identity, join_run, open_run
+    """Start the run, or resume the one in the folder."""
+    from gepc.runs.shards import Identity, open_run
 
     identity, names = Identity.of(detector, images, labels), getattr(images, "names", ())
-    if not us.is_first:
-        us.wait()
-        return join_run(folder, identity, names)
     run = open_run(folder, identity, kind, request.shard_size, request.restart, names)
     if run.outdated:
         note(f"{run.outdated} finished shards hold images that have changed since; they are scored again")
     done = len(run.shards) - len(run.pending())
     if done:
         note(f"resuming in {folder}: {done} of {len(run.shards)} shards are finished")
-    us.wait()
     return run
 
 
@@ -215,24 +202,20 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
     return int(asked)
 
 
-def _score(
-    request: Request, us: ProcessGroup, run: ScoreRun, detector: Detector, images: Images, labels: Labels | None
-) -> None:
-    """Score this process' share of the missing shards and wait for the other processes."""
+def _score(request: Request, run: ScoreRun, detector: Detector, images: Images, labels: Labels | None) -> None:
+    """Score the missing shards."""
     from gepc.images.preprocessing import warn_about_range
     from gepc.runs.local import score_shards
 
-    pending = us.share(run.pending())
+    pending = run.pending()
     count = sum(len(shard) for shard in pending)
-    if us.is_first:
-        warn_about_range(images, detector.value_range)
-        estimate(detector, count, detector.cost())
+    warn_about_range(images, detector.value_range)
+    estimate(detector, count, detector.cost())
     with progress("scoring", count) as advance:
         if request.cluster is None:
-            score_shards(run, pending, detector, images, labels, request.workers, request.dedup, advance)
+            score_shards(run, pending, detector, images, labels, request.workers, advance)
         else:
             _score_on_cluster(request, request.cluster, run, detector.batch_size, images, labels, advance)
-    us.wait()
 
 
 def _score_on_cluster(
@@ -246,7 +229,7 @@ def _score_on_cluster(
 ) -> None:
     from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
 
-    payload = DetectorPayload.of(request.detector, request.backbone, batch_size, request.dedup)
+    payload = DetectorPayload.of(request.detector, request.backbone, batch_size)
     score_shards_on_cluster(run, payload, ImageLocations.of(images, request.images), cluster, labels, advance)
 
 

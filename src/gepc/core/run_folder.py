@@ -84,15 +84,13 @@ class RunFolder:
         if not place.exists():
             write_json(place, {"schema": SCHEMA, **identity, **(layout or {})})
         remove_drafts(self.path)
-        return self.join(identity, layout)
+        return self._check_identity(read_json(place), identity, layout or {})
 
-    def join(self, identity: Mapping[str, Any], layout: Iterable[str] | None = None) -> dict[str, Any]:
-        """The description of the run in the folder, which must have this identity; nothing is changed."""
+    def _check_identity(self, stored: Any, identity: Mapping[str, Any], layout: Iterable[str]) -> dict[str, Any]:
         place = self.path / DESCRIPTION
-        stored = read_json(place)
         if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
             raise InputError(f"{place} is not a run of this version; {self.advice}")
-        missing = [name for name in [*identity, *(layout or ())] if name not in stored]
+        missing = [name for name in [*identity, *layout] if name not in stored]
         if missing:
             raise InputError(f"{place} has no {missing[0]!r}; {self.advice}")
         found = _flat(stored)

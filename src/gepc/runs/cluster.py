@@ -24,13 +24,13 @@ from gepc.backbones.base import Backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import read_json
-from gepc.detector.detector import Result
+from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import DESCRIPTION, STATE
 from gepc.features.extraction import Extracted, ExtractionSpec
 from gepc.images.batches import Chunk
 from gepc.images.formats import is_url
 from gepc.images.sources import FileImages, Images, open_images
-from gepc.runs.local import DedupScorer, Labels, Records, score_part
+from gepc.runs.local import Labels, Records, score_part
 from gepc.runs.shards import ScoreRun, Shard
 
 READING_THREADS = 4
@@ -48,10 +48,9 @@ class DetectorPayload:
 
     files: dict[str, bytes]
     batch_size: int
-    dedup: bool = False
 
     @classmethod
-    def of(cls, folder: Path, backbone: str | None, batch_size: int, dedup: bool = False) -> DetectorPayload:
+    def of(cls, folder: Path, backbone: str | None, batch_size: int) -> DetectorPayload:
         """Read a saved detector.
 
         Parameters
@@ -59,16 +58,15 @@ class DetectorPayload:
         folder : the saved detector.
         backbone : replaces the place of its backbone, which is loaded with the same options in either case.
         batch_size : images that an actor passes to the network at once.
-        dedup : score images with equal content once; each actor for itself.
         """
         description = read_json(folder / DESCRIPTION)
         stored = description["backbone"]
         stored["source"] = _absolute(backbone or stored["source"])
         stored["load_options"] = _absolute_options(stored["load_options"])
         files = {DESCRIPTION: json.dumps(description).encode(), STATE: (folder / STATE).read_bytes()}
-        return cls(files, batch_size, dedup)
+        return cls(files, batch_size)
 
-    def build(self) -> DedupScorer:
+    def build(self) -> Detector:
         """Load the detector."""
         from gepc.detector.storage import load_detector
 
@@ -77,7 +75,7 @@ class DetectorPayload:
                 (Path(folder) / name).write_bytes(content)
             detector = load_detector(folder, trust=True)  # whoever started the run has loaded it
         detector.batch_size = self.batch_size
-        return DedupScorer(detector, self.dedup)
+        return detector
 
 
 def _absolute(source: str | None) -> str | None:
@@ -128,7 +126,7 @@ class ScoreActor:
 
     def __init__(self, payload: DetectorPayload, array: str | None) -> None:
         keep_freed_memory()
-        self.scorer = payload.build()
+        self.detector = payload.build()
         self.array = None if array is None else open_images(array)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -139,7 +137,7 @@ class ScoreActor:
     def _rows(self, shard: int, start: int, stop: int, names: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         groups = np.asarray(labels, dtype=np.str_) if len(labels) else None
         images = self._images(int(start), int(stop), names)
-        results = score_part(self.scorer, images, int(start), groups, READING_THREADS)
+        results = score_part(self.detector, images, int(start), groups, READING_THREADS)
         return {
             "shard": np.full(len(results), shard),
             "index": np.array([result.index for result in results]),

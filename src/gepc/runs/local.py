@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import GepcError, OptionError
+from gepc.core.errors import GepcError
 from gepc.detector.detector import Detector, Result
 from gepc.features.base import Batch, extract_table
 from gepc.images.batches import Chunk, OnBadImage, chunks
@@ -29,47 +27,6 @@ WORTH_IT = 0.97
 """A larger batch takes more memory, so it must be faster by three per cent."""
 
 
-class DedupScorer:
-    """Scores chunks; optionally scores images with equal content once.
-
-    Parameters
-    ----------
-    detector : a fitted detector.
-    dedup : reuse the score of an image with the same content and group. This stores 16 bytes of every image's content,
-        its group, score and p-value: about 200 MB for a million images.
-    """
-
-    def __init__(self, detector: Detector, dedup: bool = False) -> None:
-        self.detector, self.dedup = detector, dedup
-        self._known: dict[bytes, tuple[float, float]] = {}
-
-    def __call__(self, chunk: Chunk, labels: Labels | None = None) -> list[Result]:
-        """Results in order, failures included; `labels` are the groups of the readable images."""
-        return self._each_once(chunk, labels) if self.dedup else self.detector.score_chunk(chunk, labels)
-
-    def _each_once(self, chunk: Chunk, labels: Labels | None) -> list[Result]:
-        marks = chunk.keys if labels is None else [key + _bytes(labels[row]) for row, key in enumerate(chunk.keys)]
-        first = {mark: row for row, mark in reversed(list(enumerate(marks))) if mark not in self._known}
-        rows = sorted(first.values())
-        fresh = Chunk(
-            [chunk.indices[row] for row in rows],
-            [chunk.names[row] for row in rows],
-            [chunk.keys[row] for row in rows],
-            [chunk.images[row] for row in rows],
-            chunk.failures,
-        )
-        found = self.detector.score_chunk(fresh, None if labels is None else labels[rows])
-        scored = {result.index: (result.score, result.p_value) for result in found if result.error is None}
-        self._known.update({marks[row]: scored[chunk.indices[row]] for row in rows})
-        repeated = zip(marks, chunk.indices, chunk.names, strict=True)
-        results = [Result(index, name, *self._known[mark]) for mark, index, name in repeated]
-        return sorted([*results, *(r for r in found if r.error is not None)], key=lambda result: result.index)
-
-
-def _bytes(label: np.str_) -> bytes:
-    return str(label).encode("utf-8", "surrogateescape")
-
-
 def score_shards(
     run: ScoreRun,
     shards: Sequence[Shard],
@@ -77,7 +34,6 @@ def score_shards(
     images: Images,
     labels: Labels | None = None,
     workers: int = 0,
-    dedup: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> None:
     """Score shards of a run and write each as soon as it is complete.
@@ -90,7 +46,6 @@ def score_shards(
     images : all images of the run.
     labels : the group of each image, for a detector fitted with groups.
     workers : processes that read images; 0 reads in a thread.
-    dedup : score images with equal content once.
     on_progress : called with numbers of images.
     """
 
@@ -100,7 +55,7 @@ def score_shards(
             yield from pieces(shard.start, shard.stop, detector.batch_size)
 
     ranges = (image_range(images, start, stop) for start, stop in cuts())
-    stream = _scored(DedupScorer(detector, dedup), ranges, labels, workers=workers)
+    stream = _scored(detector, ranges, labels, workers=workers)
     for shard in shards:
         results: list[Result] = []
         while len(results) < len(shard):
@@ -111,24 +66,24 @@ def score_shards(
         run.write(shard, results)
 
 
-def score_part(scorer: DedupScorer, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
+def score_part(detector: Detector, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
     """Results of one part of a list of images: what an actor of a cluster computes.
 
     Parameters
     ----------
-    scorer : scores the chunks.
+    detector : a fitted detector.
     images : the images of the part.
     start : index of the first of them in the list.
     labels : the groups of the images of the part.
     threads : threads that read images.
     """
-    cuts = pieces(0, len(images), scorer.detector.batch_size)
+    cuts = pieces(0, len(images), detector.batch_size)
     ranges = (ImageRange(start + first, image_range(images, first, last).images) for first, last in cuts)
-    return [result for found in _scored(scorer, ranges, labels, start, threads=threads) for result in found]
+    return [result for found in _scored(detector, ranges, labels, start, threads=threads) for result in found]
 
 
 def _scored(
-    scorer: DedupScorer,
+    detector: Detector,
     ranges: Iterable[ImageRange],
     labels: Labels | None,
     offset: int = 0,
@@ -136,8 +91,9 @@ def _scored(
     threads: int = 1,
 ) -> Iterator[list[Result]]:
     """The results of each range; `labels[i]` is the group of image `offset + i`."""
-    for chunk in read_ahead(ranges, scorer.detector.preprocessing_, workers, threads):
-        yield scorer(chunk, None if labels is None else labels[[index - offset for index in chunk.indices]])
+    for chunk in read_ahead(ranges, detector.preprocessing_, workers, threads):
+        groups = None if labels is None else labels[[index - offset for index in chunk.indices]]
+        yield detector.score_chunk(chunk, groups)
 
 
 def fastest(seconds_per_image: Callable[[int], float], sizes: Iterable[int] = SIZES) -> int:
@@ -181,54 +137,6 @@ def fastest_batch_size(detector: Detector, images: int) -> int:
     best = fastest(seconds_per_image, [size for size in SIZES if size <= images] or SIZES[:1])
     detector.backbone.counts = counts
     return best
-
-
-@dataclass(frozen=True)
-class ProcessGroup:
-    """This process among `size` processes; `wait` returns when all of them have called it."""
-
-    rank: int = 0
-    size: int = 1
-    wait: Callable[[], None] = lambda: None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process creates the run folder and merges the shards."""
-        return self.rank == 0
-
-    def share(self, shards: Iterable[Shard]) -> list[Shard]:
-        """The shards of this process: every `size`-th by number, whichever are finished already."""
-        return [shard for shard in shards if shard.number % self.size == self.rank]
-
-
-def process_group() -> ProcessGroup:
-    """The processes that a launcher started together, or this process alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size < 2:
-        return ProcessGroup()
-    import torch
-
-    try:
-        from accelerate import PartialState
-    except ImportError as error:
-        raise OptionError("several processes need accelerate: pip install 'gepc[train]'") from error
-    # the first process to finish waits for the last; the default timeout is half an hour
-    state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=30))
-    if state.num_processes != size:
-        raise OptionError(
-            f"WORLD_SIZE is {size} but {state.num_processes} processes found each other; "
-            "start them with accelerate launch or torchrun, or unset WORLD_SIZE to run one process"
-        )
-    return ProcessGroup(state.process_index, size, lambda: _wait(state.wait_for_everyone))
-
-
-def _wait(for_everyone: Callable[[], None]) -> None:
-    try:
-        for_everyone()
-    except RuntimeError as error:  # torch lost a connection
-        raise GepcError(
-            "another process of this run has ended; finished shards are kept: run it again to continue"
-        ) from error
 
 
 AHEAD = 2

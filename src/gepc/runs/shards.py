@@ -166,12 +166,6 @@ def open_run(
     return run
 
 
-def join_run(folder: Path, identity: Identity, names: Sequence[str] = ()) -> ScoreRun:
-    """The run in `folder` while another process may be writing to it; nothing is changed."""
-    stored = run_folder(folder).join(dataclasses.asdict(identity), ("shard_size", "format"))
-    return ScoreRun(folder, identity.count, stored["shard_size"], stored["format"], names)
-
-
 def list_digest(images: Images) -> str:
     """Hash of the names of files, in order, or of the pixels of images that have no names."""
     if isinstance(images, FileImages):
