@@ -11,7 +11,14 @@ from toys import as_uint8, pictures, toy_backbone, toy_network
 import gepc
 from gepc.bench import detector_tables, published
 from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
-from gepc.bench.comparison import HEAD, compare_methods, comparison_table, methods_table, paired_table
+from gepc.bench.comparison import (
+    HEAD,
+    compare_methods,
+    comparison_table,
+    methods_table,
+    paired_table,
+    reproduction_table,
+)
 from gepc.bench.cost import estimate_cost
 from gepc.bench.evaluate import Benchmark, GepcBench
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
@@ -358,6 +365,22 @@ def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, 
     assert msma.gepc_average == pytest.approx(expected, abs=1e-12)
     (scoped,) = (one for one in compared if one.method.name == "scoped")
     assert scoped.gepc_average == compared[0].method.average
+
+
+def test_published_values_beside_the_measured_ones(bench, compared):
+    methods = [one.method for one in compared]
+    assert reproduction_table(bench.protocol, methods) is None
+    labels = {"set0": "C10", "set1": "SVHN"}
+    sets = {name: replace(source, label=labels[name]) for name, source in bench.protocol.datasets.items()}
+    table = reproduction_table(replace(bench.protocol, datasets=sets), methods)
+    found = {(row[0], row[1]): row for row in table.rows}
+    paper, measured, difference, mark = found["GEPC", "C10:SVHN"][2:]
+    one = bench.detections()[0]["set0", "set1"]
+    assert (paper, measured) == (0.842, one.auroc)
+    assert difference == pytest.approx(measured - 0.842)
+    assert (mark == "differs") != (one.auroc_low <= 0.842 <= one.auroc_high)
+    assert {row[5] for row in table.rows} <= {"", "differs"}
+    assert table.note.startswith(f"{sum(row[5] == 'differs' for row in table.rows)} of {len(table.rows)} ")
 
 
 def test_intervals_of_every_method_and_pair(bench, compared):

@@ -10,6 +10,7 @@ from pages import ReadPage, outside_references
 from toys import as_uint8, pictures
 
 from gepc.cli.app import run
+from gepc.core.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +97,41 @@ def test_a_file_in_the_place_of_the_folder(place, bench, capsys):
     assert bench("--out", "file") == 2
     assert "file is a file; give a folder for the results" in capsys.readouterr().err
     assert (place / "file").read_text() == "mine"
+
+
+def test_reproduce_is_the_benchmark_with_everything(place, bench, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    arguments = ["reproduce", "protocol.yaml", "--data", ".", "--out", "again", "--cache", "cache", "--methods", "msma"]
+    assert run(arguments) == 0
+    assert (place / "again" / "report.html").is_file()
+    first = (place / "again" / "tables" / "methods.csv").read_text()
+    capsys.readouterr()
+    assert run(arguments) == 0
+    assert "0 passes made" in capsys.readouterr().err
+    assert (place / "again" / "tables" / "methods.csv").read_text() == first
+
+
+def test_a_dry_run_needs_no_data(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    dry = ["--data", "none", "--out", "never", "--dry-run", "--methods", "msma,scoped", "--backbone", "net"]
+    assert run(["reproduce", "paper32", *dry, "--set", "size=16"]) == 0
+    told = capsys.readouterr().out
+    assert "| GEPC, all features and levels | 28F+0J |" in told
+    assert "| scoped | 1F+1J |" in told
+    assert "to download: 0.6 GB" in told  # CIFAR-10, CIFAR-100 and SVHN; CelebA has no address
+    assert not (place / "none").exists()
+    assert not (place / "never").exists()
+
+
+def test_missing_data_are_fetched_first(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    asked = []
+
+    def fetch(name, folder, mirror, advance):
+        asked.append((name, folder, mirror))
+        raise InputError("no network here")
+
+    monkeypatch.setattr("gepc.datasets.download.fetch", fetch)
+    assert run(["reproduce", "--data", "new", "--out", "never", "--mirror", "http://here"]) == 2
+    assert "no network here" in capsys.readouterr().err
+    assert asked == [("cifar10", Path("new"), "http://here")]

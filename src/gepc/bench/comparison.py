@@ -9,7 +9,7 @@ import numpy as np
 
 from gepc.bench import published
 from gepc.bench.cost import MeasuredCost, measure
-from gepc.bench.detector_tables import Row, published_note, published_rows
+from gepc.bench.detector_tables import Row, published_note, published_rows, published_values
 from gepc.bench.evaluate import (
     Array,
     GepcBench,
@@ -128,6 +128,31 @@ def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultT
         "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images."
     )
     return ResultTable("methods", "All metrics of every method", header, tuple(rows), note)
+
+
+def reproduction_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultTable | None:
+    """Every published value beside the measured one; None if no method and pair has one.
+
+    A difference is marked where the published value is outside the 95 % interval over test images.
+    """
+    rows: list[Row] = []
+    for method in methods:
+        values, _ = published.MAIN.get(published.MAIN_ROW.get(method.name, ""), ((None,) * len(published.PAIRS), ""))
+        found = method.detections()[0]
+        for pair, label, paper in zip(
+            protocol.pair_list, protocol.pair_labels, published_values(protocol, values), strict=True
+        ):
+            if paper is not None:
+                one = found[pair]
+                mark = "" if one.auroc_low <= paper <= one.auroc_high else "differs"
+                rows.append((method.label, label, paper, one.auroc, one.auroc - paper, mark))
+    if not rows:
+        return None
+    header = ("method", "pair", "paper", "measured", "difference", "95 % interval")
+    note = (
+        f"{sum(bool(row[-1]) for row in rows)} of {len(rows)} published values are outside. {published_note(protocol)}"
+    )
+    return ResultTable("reproduction", "The paper's values and these", header, tuple(rows), note)
 
 
 def paired_table(methods: Sequence[MethodBench]) -> ResultTable:

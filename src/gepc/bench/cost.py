@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from gepc.backbones.base import Backbone
 from gepc.bench import published
 from gepc.bench.baselines import Baseline, extraction_order
@@ -17,9 +19,11 @@ from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
 from gepc.features.base import Batch, Cost, Extractor, extract_table, for_fitting, parts_of
 from gepc.features.extraction import plain_options
+from gepc.images.noise import image_key
 from gepc.scoring.scorer import Scorer
 
 REPEATS = 3
+TRIAL_IMAGES = 2
 LEAST_PASSES = 30  # per image and method: cheaper methods are timed repeatedly
 
 
@@ -142,6 +146,37 @@ def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: S
     counted = (backbone.forward_count - forward) / images, (backbone.jvp_count - jvp) / images
     bare.append(_seconds(lambda: _bare_pass(backbone, batch), clock))
     return MeasuredCost(*counted, statistics.median(times) / statistics.mean(bare))
+
+
+def trial_table(protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline]) -> ResultTable:
+    """Run every method on two random images, which needs no data, and estimate the whole protocol from it.
+
+    Parameters
+    ----------
+    protocol : the benchmark; every split is taken to have as many images as requested.
+    backbone : the network.
+    baselines : methods to compare with.
+    """
+    shape = (TRIAL_IMAGES, backbone.channels, protocol.size, protocol.size)
+    pixels = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
+    batch = Batch(pixels, [image_key(image) for image in pixels])
+    bare = _seconds(lambda: _bare_pass(backbone, batch)) / len(batch)
+    sizes = {place: protocol.images(place[1]) for place in protocol.timesteps(backbone)}
+    candidates = protocol.levels_for(next(iter(protocol.pairs))).timesteps(backbone.alphas_cumprod)
+    cost = measure(backbone, protocol.extractor(), batch, candidates)
+    hours = passes_needed(protocol, backbone, sizes) * cost.in_passes / cost.passes * bare / 3600
+    rows: list[tuple[Cell, ...]] = [("GEPC, all features and levels", str(cost), cost.in_passes, hours)]
+    for baseline in baselines:
+        method = for_fitting(baseline.extractor)
+        cost = measure(backbone, method, batch, method.timesteps(backbone))
+        images = sum(min(count, baseline.images(split)) for (_, split), count in sizes.items()) * len(protocol.seeds)
+        rows.append((baseline.label, str(cost), cost.in_passes, images * cost.in_passes * bare / 3600))
+    header = ("method", "F+J", "time in bare passes", "hours")
+    note = (
+        f"Measured on {TRIAL_IMAGES} images; a bare pass takes {1000 * bare:.3g} ms per image at that batch size, and "
+        "less at larger ones on a GPU. Hours are for an empty cache; methods that share passes need less."
+    )
+    return ResultTable("trial", "Every stage on two images", header, tuple(rows), note)
 
 
 def runtime_table(bench: GepcBench) -> ResultTable:

@@ -30,13 +30,14 @@ def _row(bench: GepcBench, head: Row, values: Mapping[Pair, float]) -> Row:
 
 def published_rows(protocol: Protocol, head: Row, values: tuple[float | None, ...]) -> list[Row]:
     """One row: `head`, the published value of every pair, and their average if all are known; none if none is."""
-    found = _published(protocol, values)
+    found = published_values(protocol, values)
     known = [value for value in found if value is not None]
     average = float(np.mean(known)) if known and len(known) == len(found) else None
     return [(*head, *found, average)] if known else []
 
 
-def _published(protocol: Protocol, values: tuple[float | None, ...]) -> list[float | None]:
+def published_values(protocol: Protocol, values: tuple[float | None, ...]) -> list[float | None]:
+    """The published value of every pair of the protocol; None for a pair that has none."""
     known = dict(zip(published.PAIRS, values, strict=True))
     return [known.get((protocol.label(name), protocol.label(other))) for name, other in protocol.pair_list]
 
@@ -44,7 +45,7 @@ def _published(protocol: Protocol, values: tuple[float | None, ...]) -> list[flo
 def published_note(protocol: Protocol) -> str:
     """What published values were measured on; empty if the pairs have none."""
     values, _ = published.MAIN["GEPC"]
-    return PUBLISHED_NOTE if any(value is not None for value in _published(protocol, values)) else ""
+    return PUBLISHED_NOTE if any(value is not None for value in published_values(protocol, values)) else ""
 
 
 def main_table(bench: GepcBench) -> ResultTable:

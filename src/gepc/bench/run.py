@@ -9,7 +9,14 @@ from typing import Any
 
 from gepc.bench import detector_tables
 from gepc.bench.baselines import Baseline, BaselineBench, collect_baselines
-from gepc.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
+from gepc.bench.comparison import (
+    ComparedMethod,
+    compare_methods,
+    comparison_table,
+    methods_table,
+    paired_table,
+    reproduction_table,
+)
 from gepc.bench.cost import naive_passes, passes_needed, runtime_table
 from gepc.bench.evaluate import Benchmark, Collection, GepcBench
 from gepc.core.files import replacing, write_text
@@ -18,7 +25,7 @@ from gepc.features.extraction import OnProgress, plain_options
 from gepc.report.page import Picture, render
 
 SECTIONS = {
-    "Results": ("main", "paired", "methods", "seeds", "kept"),
+    "Results": ("main", "paired", "reproduction", "methods", "seeds", "kept"),
     "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
     "False alarms and cost": ("false_alarms", "runtime"),
 }
@@ -88,7 +95,9 @@ def run(
         tables = detector_tables.ablation_tables(bench)
     else:
         main, *others = detector_tables.all_tables(bench)
-        tables = [main, methods_table(protocol, [bench, *found]), *others, runtime_table(bench)]
+        beside = reproduction_table(protocol, [bench, *found])
+        details = [*([] if beside is None else [beside]), methods_table(protocol, [bench, *found])]
+        tables = [main, *details, *others, runtime_table(bench)]
     compared = compare_methods(bench, found) if found else []
     if compared:
         tables[:1] = [comparison_table(protocol, compared), paired_table([bench, *found])]

@@ -8,7 +8,7 @@ from gepc.cli.app import app, run
 from gepc.cli.backbones import convert, export, info, train
 from gepc.cli.data import data
 from gepc.cli.detect import fit, map_, scene, serve, watch
-from gepc.cli.evaluate import ablate, bench, demo, selfcheck
+from gepc.cli.evaluate import ablate, bench, demo, reproduce, selfcheck
 from gepc.cli.sar import sar
 from gepc.cli.score import score
 from gepc.core.allocator import keep_freed_memory
@@ -19,7 +19,7 @@ PANELS = {
     "Get started": (demo, selfcheck),
     "Detect": (fit, score, map_, scene, watch, serve),
     "Backbones": (info, convert, train, export),
-    "Evaluate": (bench, ablate),
+    "Evaluate": (bench, ablate, reproduce),
 }
 for panel, commands in PANELS.items():
     for command in commands:

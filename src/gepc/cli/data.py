@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +28,17 @@ def get(
 
     Example: `gepc data get cifar10 cifar100 svhn --to data`
     """
+    for name, counts in fetch_all(names, to, mirror).items():
+        say(f"{name}: {counts['train']:,} training and {counts['test']:,} test images in {to}")
+
+
+def fetch_all(names: Sequence[str], to: Path, mirror: str | None) -> dict[str, dict[str, int]]:
+    """Download what is missing: name -> number of images of each split."""
     from gepc.datasets.download import fetch, missing_files
 
-    files = {name: missing_files(name, to) for name in names}
-    for name in names:
-        with progress(name, sum(one.size for one in files[name])) as advance:
-            counts = fetch(name, to, mirror, advance)
-        say(f"{name}: {counts['train']:,} training and {counts['test']:,} test images in {to}")
+    sizes = {name: sum(one.size for one in missing_files(name, to)) for name in names}
+    found = {}
+    for name, size in sizes.items():
+        with progress(f"{name}, bytes", size) as advance:
+            found[name] = fetch(name, to, mirror, advance)
+    return found

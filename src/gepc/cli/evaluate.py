@@ -1,4 +1,4 @@
-"""`gepc demo`, `gepc selfcheck`, `gepc bench` and `gepc ablate`: what the detectors achieve, here and in the paper."""
+"""`gepc demo`, `selfcheck`, `bench`, `ablate` and `reproduce`: what the detectors achieve, here and in the paper."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ def bench(
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
     elsewhere = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
-    _run(loading, config, out, data, settings, None if no_cache else cache, methods, budget_minutes, elsewhere)
+    chosen = opt.parse_settings(settings)
+    _run(loading, config, out, data, chosen, None if no_cache else cache, methods, budget_minutes, elsewhere)
 
 
 @opt.loads_backbone
@@ -209,7 +210,59 @@ def ablate(
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    _run(loading, config, out, data, settings, None if no_cache else cache, only_ablations=True)
+    chosen = opt.parse_settings(settings)
+    _run(loading, config, out, data, chosen, None if no_cache else cache, only_ablations=True)
+
+
+@opt.loads_backbone
+def reproduce(
+    out: ResultsOut,
+    data: Annotated[Path, Option(help="Folder with the data sets; missing ones are downloaded into it.")],
+    config: ProtocolArgument = "paper32",
+    settings: ProtocolSettings = None,
+    backbone: Annotated[
+        str | None, Option(help="Backbone instead of the protocol's, such as the paper's kind of checkpoint.")
+    ] = None,
+    methods: Annotated[str, Option(help="Methods to compare with GEPC, as for `gepc bench`.")] = "all",
+    mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Run every method on two random images, print the estimated time, and exit.")
+    ] = False,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    engine: opt.Engine = "local",
+    address: opt.Address = None,
+    actors: opt.Actors = None,
+    cpus_per_actor: opt.Cpus = 1.0,
+    gpus_per_actor: opt.Gpus = 0.0,
+) -> None:
+    """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
+
+    What is there is not downloaded or computed again: to resume, give the same command.
+
+    Example: `gepc reproduce paper32 --data data --out results --backbone celeba_ema.pt`
+
+    What it takes on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
+    """
+    from gepc.bench.baselines import choose_baselines, method_names
+    from gepc.bench.cost import trial_table
+    from gepc.bench.protocol import load_protocol
+    from gepc.cli.data import fetch_all
+    from gepc.datasets.download import FILES, MANUAL, missing_files
+
+    overrides = {**opt.parse_settings(settings), **({} if backbone is None else {"backbone": backbone})}
+    protocol = load_protocol(config, overrides)
+    wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
+    if dry_run:
+        net = loading.load(protocol.backbone)
+        table = trial_table(protocol, net, choose_baselines(method_names(methods), protocol, net))
+        say(table.markdown())
+        size = sum(one.size for name in wanted for one in missing_files(name, data))
+        say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {(_peak_memory() or 0) / 2**20:,.0f} MiB")
+        return
+    fetch_all(wanted, data, mirror)
+    elsewhere = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
+    _run(loading, config, out, data, overrides, cache, methods, None, elsewhere)
 
 
 def _run(
@@ -217,7 +270,7 @@ def _run(
     config: str,
     out: Path,
     data: Path | None,
-    settings: list[str] | None,
+    overrides: dict[str, Any],
     cache_folder: Path | None,
     methods: str | None = None,
     budget: float | None = None,
@@ -232,7 +285,7 @@ def _run(
 
     folder = _data_folder(data)
     check_free(out, "results.json", "benchmark")
-    protocol = load_protocol(config, opt.parse_settings(settings))
+    protocol = load_protocol(config, overrides)
     names = method_names(methods) if methods is not None else []
     backbone = loading.load(protocol.backbone)
     baselines = choose_baselines(names, protocol, backbone)
