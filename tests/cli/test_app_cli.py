@@ -43,8 +43,8 @@ def test_no_command_shows_the_help(arguments: list[str], capsys: Captured) -> No
 def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
-    assert listed[:8] == ["demo", "selfcheck", "fit", "score", "map", "scene", "watch", "serve"]
-    assert listed[8:] == ["info", "convert", "train", "export", "bench", "ablate", "reproduce", "data", "sar"]
+    assert listed[:9] == ["demo", "choose", "selfcheck", "fit", "score", "map", "scene", "watch", "serve"]
+    assert listed[9:] == ["info", "convert", "train", "export", "bench", "ablate", "reproduce", "data", "sar"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -8,7 +8,7 @@ from gepc.cli.app import app, run
 from gepc.cli.backbones import convert, export, info, train
 from gepc.cli.data import data
 from gepc.cli.detect import fit, map_, scene, serve, watch
-from gepc.cli.evaluate import ablate, bench, demo, reproduce, selfcheck
+from gepc.cli.evaluate import ablate, bench, choose, demo, reproduce, selfcheck
 from gepc.cli.sar import sar
 from gepc.cli.score import score
 from gepc.core.allocator import keep_freed_memory
@@ -16,7 +16,7 @@ from gepc.core.allocator import keep_freed_memory
 __all__ = ["main"]
 
 PANELS = {
-    "Get started": (demo, selfcheck),
+    "Get started": (demo, choose, selfcheck),
     "Detect": (fit, score, map_, scene, watch, serve),
     "Backbones": (info, convert, train, export),
     "Evaluate": (bench, ablate, reproduce),

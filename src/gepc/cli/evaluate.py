@@ -1,4 +1,4 @@
-"""`gepc demo`, `selfcheck`, `bench`, `ablate` and `reproduce`: what the detectors achieve, here and in the paper."""
+"""`gepc demo`, `choose`, `selfcheck`, `bench`, `ablate`, `reproduce`: which detector to take, and what it achieves."""
 
 from __future__ import annotations
 
@@ -129,6 +129,45 @@ def _demo_results(result: Demo) -> str:
         f"({check.low} to {check.high} expected with probability 0.9)\n"
         f"guarantee: {result.detector.guarantee(check.alpha)}"
     )
+
+
+@opt.loads_backbone
+def choose(
+    images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
+    backbone: opt.NewBackbone = "celeba32-tiny",
+    count: Annotated[int, Option(min=40, help="Number of images to use, at most.")] = 200,
+    size: Annotated[int | None, Option(help="Side of the images that the network sees; its own by default.")] = None,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Compare methods, presets and transforms on your own normal images, and print the `gepc fit` command to run.
+
+    Half of the images are fitted on. The others are scored together with synthetic outliers made from them (blurred,
+    shuffled, recoloured and so on). No out-of-distribution image is needed.
+
+    Example: `gepc choose photos/normal`
+    """
+    from gepc.bench.choose import CANDIDATES, compare, recommend
+
+    with progress("candidates", len(CANDIDATES)) as advance:
+        trials = compare(loading.load(backbone), images, count=count, size=size, on_progress=advance)
+    chosen, reason = recommend(trials)
+    words = [shlex.quote(images), "--out DETECTOR", "--backbone", shlex.quote(backbone), chosen.candidate.arguments]
+    command = " ".join(["gepc fit", *words, *([] if size is None else [f"--set size={size}"])])
+    if as_json:
+        rows = [
+            {"candidate": str(t.candidate), "auroc": t.aurocs, "stability": t.stability, "cost": str(t.cost)}
+            for t in trials
+        ]
+        say(json.dumps({"trials": rows, "reason": reason, "command": command}, indent=2))
+        return
+    kinds = list(trials[0].aurocs)
+    table = [
+        (t.candidate, *(f"{value:.3f}" for value in (t.average, *t.aurocs.values(), t.stability)), t.cost)
+        for t in trials
+    ]
+    say(text_table(table, ("candidate", "average", *kinds, "stability", "per image")))
+    say(f"\n{reason}\n{command}")
 
 
 def selfcheck(as_json: opt.AsJson = False) -> None:

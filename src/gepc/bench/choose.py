@@ -1,0 +1,171 @@
+"""Which detector to take, from normal images alone: candidates are compared on synthetic outliers of several kinds.
+
+One half of the images is fitted on. The other half is scored, and so are its synthetic outliers
+(`gepc.images.synthetic`): the AUROC between the two says what a candidate notices, kind by kind. The stability is the
+rank correlation of the scores of normal images under two noise seeds. Synthetic outliers are no substitute for real
+ones, so the default detector is recommended unless another one is clearly better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.bench.comparison import advantage
+from gepc.bench.evaluate import Scores, pair_aurocs
+from gepc.bench.protocol import split_name
+from gepc.core.errors import InputError
+from gepc.datasets.registry import choose as take
+from gepc.detector.detector import Detector
+from gepc.detector.registry import create_detector
+from gepc.features.base import Cost
+from gepc.images.batches import OnBadImage, chunks
+from gepc.images.sources import Image, Images, open_images
+from gepc.images.synthetic import KINDS, synthetic_outlier
+
+Array = npt.NDArray[np.float64]
+LEAST_IMAGES = 40
+LEAST_LEAD, LARGEST_P = 0.01, 0.01
+"""A candidate is recommended instead of the default if its average AUROC is higher by this much, with this p-value."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A detector to compare: `method` or `method:preset`, with options."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def detector(self, backbone: Backbone, **common: Any) -> Detector:
+        """An unfitted detector."""
+        name, preset = split_name(self.method)
+        return create_detector(name, backbone, preset, **{**common, **self.options})
+
+    def __str__(self) -> str:
+        return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
+
+    @property
+    def arguments(self) -> str:
+        """The options of `gepc fit` that make this detector."""
+        name, preset = split_name(self.method)
+        words = [f"--method {name}", *([] if preset is None else [f"--preset {preset}"])]
+        return " ".join([*words, *(f"--set {name}={value}" for name, value in self.options.items())])
+
+
+DEFAULT = Candidate("gepc+:fast")
+CANDIDATES = (
+    DEFAULT,
+    Candidate("gepc+:single"),
+    Candidate("gepc+:full"),
+    Candidate("gepc+:fast", {"group": "flip_x"}),
+    Candidate("gepc+:fast", {"group": "rot180"}),
+    Candidate("gepc:inner"),
+    Candidate("gepc"),
+    Candidate("cfs"),
+    Candidate("msma:knn"),
+    Candidate("diffpath"),
+    Candidate("pixel_stats"),
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a candidate achieves.
+
+    Attributes
+    ----------
+    candidate : the detector.
+    cost : network passes per image.
+    scores : of the held-out images, and of their outliers by kind.
+    stability : Spearman's correlation of the held-out images' scores under two noise seeds.
+    """
+
+    candidate: Candidate
+    cost: Cost
+    scores: Scores
+    stability: float
+
+    @property
+    def aurocs(self) -> dict[str, float]:
+        """Kind of outlier -> AUROC."""
+        return {kind: value for (_, kind), value in pair_aurocs({"": self.scores}).items()}
+
+    @property
+    def average(self) -> float:
+        """Mean AUROC over the kinds."""
+        return float(np.mean(list(self.aurocs.values())))
+
+
+def compare(
+    backbone: Backbone,
+    images: Any,
+    candidates: Sequence[Candidate] = CANDIDATES,
+    count: int = 200,
+    size: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[Trial]:
+    """Try every candidate; the best average AUROC comes first.
+
+    Parameters
+    ----------
+    backbone : the network.
+    images : normal images.
+    candidates : the detectors.
+    count : how many of the images to use, at most, drawn with `seed`.
+    size : side of the images that the network sees; defaults to the backbone's.
+    seed : of the draw, of the noise and of the outliers.
+    on_progress : called with the number of finished candidates, one by one.
+    """
+    opened = open_images(images)
+    chosen = np.random.default_rng(seed).permutation(len(opened))[:count]
+    if len(chosen) < LEAST_IMAGES:
+        raise InputError(f"a comparison needs at least {LEAST_IMAGES} images; there are {len(chosen)}")
+    halves = [take(opened, [int(index) for index in np.sort(half)]) for half in (chosen[::2], chosen[1::2])]
+    trials = []
+    for candidate in candidates:
+        trials.append(_trial(candidate, backbone, halves, size, seed))
+        if on_progress is not None:
+            on_progress(1)
+    return sorted(trials, key=lambda trial: -trial.average)
+
+
+def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], size: int | None, seed: int) -> Trial:
+    from scipy.stats import spearmanr
+
+    detector = candidate.detector(backbone, seed=seed, size=size).fit(halves[0])
+    held_out = [
+        image
+        for chunk in chunks(halves[1], detector.preprocessing_, detector.batch_size, OnBadImage.UNREADABLE)
+        for image in chunk.images
+    ]
+    inside = _scores(detector, held_out)
+    outside = {kind: _scores(detector, [synthetic_outlier(one, kind, seed) for one in held_out]) for kind in KINDS}
+    detector.seed = seed + 1
+    again = _scores(detector, held_out)
+    stability = float(spearmanr(inside, again).statistic) if np.ptp(inside) and np.ptp(again) else 1.0
+    return Trial(candidate, detector.cost(), Scores(inside, outside, (), detector.scorer_.selection_), stability)
+
+
+def _scores(detector: Detector, images: Sequence[Image]) -> Array:
+    step = detector.batch_size
+    return np.concatenate([detector.score_batch(images[at : at + step])[0] for at in range(0, len(images), step)])
+
+
+def recommend(trials: Sequence[Trial]) -> tuple[Trial, str]:
+    """The trial to follow and the reason: the default, unless a better one leads clearly (one-sided DeLong test)."""
+    best = trials[0]
+    default = next((trial for trial in trials if trial.candidate == DEFAULT), None)
+    if default is None:
+        return best, f"{best.candidate} has the highest average; the default was not among the candidates"
+    lead, p = advantage([{"": best.scores}], [{"": default.scores}])
+    if best is default:
+        return default, "the default has the highest average"
+    if lead < LEAST_LEAD or p is None or p > LARGEST_P:
+        return default, f"no candidate is clearly better than the default ({best.candidate} leads by {lead:.3f})"
+    return best, f"{best.candidate} is better than the default by {lead:.3f} on synthetic outliers (p = {p:.1g})"

@@ -1,0 +1,129 @@
+"""Which detector to take, from normal images alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toys import as_uint8, pictures, toy_network
+
+from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, Trial, compare, recommend
+from gepc.bench.evaluate import Scores
+from gepc.cli.app import run
+from gepc.core.errors import InputError
+from gepc.detector.registry import options_of
+from gepc.features.base import Cost
+from gepc.images.synthetic import KINDS
+from gepc.scoring.scorer import Selection
+
+IMAGES = as_uint8(pictures(60))
+FEW = (DEFAULT, Candidate("gepc+:single"), Candidate("pixel_stats"))
+
+
+@pytest.fixture(scope="module")
+def trials() -> list[Trial]:
+    return compare(toy_network(), IMAGES, FEW)
+
+
+def test_the_best_candidate_comes_first(trials: list[Trial]) -> None:
+    averages = [trial.average for trial in trials]
+    assert averages == sorted(averages, reverse=True)
+    for trial in trials:
+        assert set(trial.aurocs) == set(KINDS)
+        assert trial.average == pytest.approx(np.mean(list(trial.aurocs.values())))
+        assert -1.0 <= trial.stability <= 1.0
+    costs = {str(trial.candidate): trial.cost.forward for trial in trials}
+    assert costs == {"gepc+:fast": 2, "gepc+:single": 1, "pixel_stats": 0}
+    assert {str(trial.candidate): trial.stability for trial in trials}["pixel_stats"] == 1.0  # it uses no noise
+
+
+def test_half_of_the_images_are_fitted_on_and_none_of_them_scored() -> None:
+    seen: dict[str, list[Any]] = {}
+
+    class Noting(Candidate):
+        def detector(self, backbone: Any, **common: Any) -> Any:
+            detector = super().detector(backbone, **common)
+            fit, score = detector.fit, detector.score_batch
+
+            def noted_fit(images: Any) -> Any:
+                seen["fitted"] = [record.name for record in images]
+                return fit(images)
+
+            def noted_score(images: Any) -> Any:
+                seen.setdefault("scored", []).append(len(images))
+                return score(images)
+
+            detector.fit, detector.score_batch = noted_fit, noted_score
+            return detector
+
+    (trial,) = compare(toy_network(), IMAGES, [Noting("pixel_stats")], count=50)
+    assert len(set(seen["fitted"])) == 25
+    assert sum(seen["scored"]) == 25 * (2 + len(KINDS))  # two noise seeds
+    assert len(trial.scores.inside) == 25
+
+
+def test_too_few_images_are_refused() -> None:
+    with pytest.raises(InputError, match="at least 40 images; there are 39"):
+        compare(toy_network(), IMAGES[:39])
+
+
+def made(method: str, shift: float, spread: float = 1.0) -> Trial:
+    """A trial whose outliers score higher by `shift`."""
+    rng = np.random.default_rng(0)
+    inside = rng.normal(0.0, spread, 200)
+    outside = {kind: rng.normal(shift, spread, 200) for kind in KINDS}
+    return Trial(Candidate(method), Cost(2), Scores(inside, outside, (), Selection((), np.ones(0), np.ones(0))), 1.0)
+
+
+def test_the_default_is_kept_unless_another_is_clearly_better() -> None:
+    default, worse, close, better = (
+        made("gepc+:fast", 1.0),
+        made("cfs", 0.5),
+        made("gepc", 1.01),
+        made("msma:knn", 2.0),
+    )
+    assert recommend([default, worse])[0] is default
+    chosen, reason = recommend([close, default])
+    assert chosen is default
+    assert "no candidate is clearly better than the default (gepc leads by" in reason
+    chosen, reason = recommend([better, default, worse])
+    assert chosen is better
+    assert "msma:knn is better than the default by 0.1" in reason
+    assert "default was not among" in recommend([better, worse])[1]
+
+
+def test_every_candidate_can_be_made_and_asked_for() -> None:
+    network = toy_network()
+    for candidate in CANDIDATES:
+        detector = candidate.detector(network)
+        for name, value in candidate.options.items():
+            assert options_of(detector)[name] == ["id", value]
+    assert Candidate("gepc+:fast", {"group": "flip_x"}).arguments == "--method gepc+ --preset fast --set group=flip_x"
+    assert Candidate("cfs").arguments == "--method cfs"
+    assert DEFAULT in CANDIDATES
+
+
+def test_the_command_prints_a_table_and_the_next_command(
+    tmp_path: Path, tiny_net: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from diffusers import DDPMScheduler
+
+    monkeypatch.chdir(tmp_path)
+    tiny_net.save_pretrained("net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained("net")
+    np.save("normal.npy", as_uint8(pictures(44, 16)))
+    monkeypatch.setattr("gepc.bench.choose.CANDIDATES", FEW)
+    monkeypatch.setattr("gepc.bench.choose.compare.__defaults__", (FEW, *compare.__defaults__[1:]))
+    assert run(["choose", "normal.npy", "--backbone", "net"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split()[:2] == ["candidate", "average"]
+    assert told[-1].startswith("gepc fit normal.npy --out DETECTOR --backbone net --method ")
+    assert run([*told[-1].replace("DETECTOR", "det").split()[1:]]) == 0
+    capsys.readouterr()
+    assert run(["choose", "normal.npy", "--backbone", "net", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["command"] == told[-1]
+    assert [row["candidate"] for row in found["trials"]] == [line.split("  ")[0] for line in told[1:4]]
