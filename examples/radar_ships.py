@@ -11,7 +11,7 @@ import numpy as np
 
 import gepc
 from gepc.sar.annotations import Box
-from gepc.sar.bench import sar_options
+from gepc.sar.bench import radar_detector
 from gepc.sar.simulate import Sea, Target, simulate
 from gepc.scoring.metrics import auroc
 from gepc.verdicts.conformal import threshold
@@ -44,8 +44,7 @@ def hit(field: np.ndarray, box: Box) -> bool:
 def main(fit: int = 30 if SMALL else 150, test: int = 5 if SMALL else 50, alpha: float = 0.1) -> dict[str, float]:
     """Fit on empty sea; AUROC, alarms and hits on patches with a ship."""
     backbone = gepc.load_backbone("sar-tiny")
-    options = sar_options(target_pixels=50, size=SIDE)
-    detector = gepc.GEPC(backbone, **options, value_range=(0.0, 1.0)).fit(patches(fit, 0)[0])
+    detector = radar_detector(backbone, target_pixels=50, size=SIDE, value_range=(0.0, 1.0)).fit(patches(fit, 0)[0])
     sea, _ = patches(test, 10_000)
     ships, boxes = patches(test, 20_000, with_ship=True)
     empty, occupied = detector.score(sea), detector.score(ships)

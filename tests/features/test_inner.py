@@ -17,6 +17,7 @@ from gepc.features.base import Batch
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import find_action
+from gepc.features.pooling import log_contrast, position_distance
 from gepc.images.noise import image_key
 
 IMAGES = pictures(6)
@@ -225,3 +226,56 @@ def test_var_compares_the_learned_variance_under_the_group() -> None:
         extract(method, toy_backbone())
     with pytest.raises(OptionError, match="cannot be combined"):
         GepcExtractor(features=("var", "inner"))
+
+
+# --- targets that are small in their image ---------------------------------------------------------------------------
+
+
+def local(**options: object) -> GepcPlus:
+    preset = {**GepcPlus.presets["radar"], "window": 3, "topk": 0.05, "layers": LAYERS, **options}
+    return GepcPlus(**{name: value for name, value in preset.items() if name not in ("calibration", "magnitude")})
+
+
+def test_local_features_are_pooled_from_the_literal_maps() -> None:
+    backbone, method = network(), local()
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    found, half_turn = extract(method, backbone), find_action("rot180")
+    _, here = backbone.eps_and_activations(x_t, t, LAYERS)
+    _, moved = backbone.eps_and_activations(half_turn.apply(x_t).contiguous(), t, LAYERS)
+    gap = (here["first"] - half_turn.inverse(moved["first"])).square()  # the first half of the layers
+    field = (gap / here["first"].square().mean((2, 3), keepdim=True)).mean(1)
+    assert np.allclose(found["si"][:, 0, 1], method.pooling.pixels(field).detach().numpy(), rtol=1e-4)
+    distance = position_distance(here["first"]) / here["first"].shape[1]
+    assert np.allclose(found["rx"][:, 0], method.pooling.pixels(distance).detach().numpy(), rtol=1e-3)
+    contrast = log_contrast(torch.from_numpy(IMAGES).mean(1), 3).flatten(1)
+    assert np.allclose(found["bright"][:, 0], contrast.topk(3).values.mean(1), rtol=1e-4)
+    assert np.allclose(found["dark"][:, 0], (-contrast).topk(3).values.mean(1), rtol=1e-4)
+    columns = method.columns(found)
+    assert method.column_names == ("s:rot180", "si:rot180", "d", "rx", "bright", "dark")
+    assert np.allclose(columns[:, 0, 3], np.log(found["rx"][:, 0]))
+    assert np.allclose(columns[:, 0, 4], found["bright"][:, 0])
+
+
+def test_the_map_of_a_target_is_contrast_and_distance() -> None:
+    backbone, method = network(), local()
+    table, maps = method.maps(backbone, batch(), method.timesteps(backbone))
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    _, here = backbone.eps_and_activations(x_t, t, LAYERS)
+    distance = position_distance(here["first"]).detach() / here["first"].shape[1]
+    contrast = log_contrast(torch.from_numpy(IMAGES).mean(1), 3)
+    assert np.allclose(maps[:, 0], (contrast.square() + distance).numpy(), rtol=1e-3, atol=1e-4)
+    assert np.array_equal(table["d"], extract(method, backbone)["d"])
+
+
+def test_the_gain_of_a_scene_changes_neither_contrast() -> None:
+    found = [local().extract(network(), batch(images), (10,)) for images in (IMAGES, 0.5 * IMAGES - 0.2)]
+    for name in ("bright", "dark"):
+        assert np.allclose(found[0][name], found[1][name], rtol=1e-3)
+
+
+def test_an_equivariant_network_has_no_local_residual_and_a_plain_function_no_layers() -> None:
+    assert extract(local(), network(symmetric=True))["si"].max() < 1e-8
+    plain = extract(local(layers=None), toy_backbone(3, 8))
+    assert {"s", "d", "bright", "dark"} == set(plain)

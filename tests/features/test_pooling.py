@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
 from gepc.core.errors import OptionError
-from gepc.features.pooling import KINDS, Pooling, position_distance, position_moments
+from gepc.features.pooling import KINDS, Pooling, log_contrast, position_distance
 
 
 @given(
@@ -70,23 +70,12 @@ def test_the_distance_of_a_position_is_the_literal_one() -> None:
     for image, distances in zip(fields, found, strict=True):
         vectors = image.reshape(4, -1)
         centred = vectors - vectors.mean(1, keepdims=True)
-        inverse = np.linalg.inv(np.cov(vectors, bias=True))
-        literal = np.einsum("cp,cd,dp->p", centred, inverse, centred)
+        covariance = np.cov(vectors, bias=True)
+        shrunk = covariance + 4 / 34 * (np.diag(np.diag(covariance)) - covariance)
+        literal = np.einsum("cp,cd,dp->p", centred, np.linalg.inv(shrunk), centred)
         np.testing.assert_allclose(distances.ravel(), literal, rtol=1e-4)
-    assert found.mean() == pytest.approx(4.0, rel=1e-3)
-
-
-def test_moments_of_several_images_are_those_of_all_their_positions() -> None:
-    fields = torch.from_numpy(np.random.default_rng(5).normal(size=(3, 2, 4, 4)) + np.arange(3)[:, None, None, None])
-    means, covariances = position_moments(fields)
-    mean = means.mean(0)
-    covariance = (covariances + means[:, :, None] * means[:, None]).mean(0) - torch.outer(mean, mean)
-    vectors = fields.transpose(0, 1).reshape(2, -1)
-    assert torch.allclose(mean, vectors.mean(1))
-    assert torch.allclose(covariance, torch.cov(vectors, correction=0))
-    apart = position_distance(fields, mean, covariance)
-    together = position_distance(fields.transpose(0, 1).reshape(1, 2, 12, 4))
-    assert torch.allclose(apart.reshape(1, 12, 4), together)
+    moved = torch.from_numpy(-3.0 * fields + 7.0)
+    np.testing.assert_allclose(position_distance(moved).numpy(), found, rtol=1e-6)
 
 
 def test_equal_and_constant_channels_have_a_finite_distance() -> None:
@@ -94,3 +83,18 @@ def test_equal_and_constant_channels_have_a_finite_distance() -> None:
     found = position_distance(torch.cat([field, field, torch.zeros_like(field)], 1))
     assert torch.isfinite(found).all()
     assert position_distance(torch.zeros(1, 3, 4, 4)).max() == 0.0
+
+
+def test_contrast_is_that_of_the_window_to_its_ring_whatever_the_gain() -> None:
+    rng = np.random.default_rng(8)
+    field = rng.normal(size=(40, 40))
+    field[18:21, 20:23] += 4.0
+    found = log_contrast(torch.from_numpy(field)[None], 3)[0]
+    assert np.unravel_index(int(found.argmax()), found.shape) == (19, 21)
+    offsets = np.maximum.outer(*(np.abs(np.arange(40) - centre) for centre in (19, 21)))
+    ring = field[(offsets > 7) & (offsets <= 10)]
+    assert float(found[19, 21]) == pytest.approx((field[18:21, 20:23].mean() - ring.mean()) / ring.std())
+    other = log_contrast(torch.from_numpy(0.2 * field - 3.0)[None], 3)[0]
+    assert torch.allclose(other, found)
+    assert torch.isfinite(log_contrast(torch.zeros(2, 8, 8), 9)).all()
+    assert torch.isfinite(log_contrast(torch.rand(2, 5, 7), 9)).all()

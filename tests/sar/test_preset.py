@@ -1,12 +1,13 @@
-"""Options derived from the size of the target."""
+"""Detectors derived from the size of the target."""
 
 from __future__ import annotations
 
 import pytest
+from toys import toy_backbone
 
 from gepc.core.errors import OptionError
 from gepc.features.pooling import Pooling
-from gepc.sar.bench import local_pooling, sar_options
+from gepc.sar.bench import METHODS, local_pooling, radar_detector
 
 
 @pytest.mark.parametrize(("pixels", "window"), [(1, 1), (20, 3), (50, 5), (200, 9), (800, 19)])
@@ -16,9 +17,19 @@ def test_pooling_follows_the_targets_size(pixels: int, window: int) -> None:
     Pooling(options["pool"], options["topk"], options["window"])
 
 
-def test_options_of_the_domain() -> None:
-    assert sar_options(sides="two")["calibration"] == "kde"
-    assert sar_options(normalise="patch", size=128)["topk"] == 200 / 128**2
-    for bad in ({"target_pixels": 0}, {"target_pixels": 20000}, {"sides": "three"}):
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_set_to_the_target(method: str) -> None:
+    detector = radar_detector(toy_backbone(1, None), method, target_pixels=50, size=128, normalise="patch")
+    assert (detector.extractor.window, detector.extractor.topk) == (5, 50 / 128**2)  # type: ignore[attr-defined]
+    assert (detector.magnitude, detector.resize, detector.size) == ("log", "cut", 128)
+    assert detector.normalise == ("fixed" if "cfar" in method else "patch")
+    assert getattr(detector.extractor, "scale", "log") == "log"
+    given = radar_detector(toy_backbone(1, None), method, value_range=(0.0, 2.0), window=3)
+    assert given.value_range == (0.0, 2.0)
+    assert given.extractor.window == 3  # type: ignore[attr-defined]
+
+
+def test_bad_options_are_refused() -> None:
+    for bad in ({"target_pixels": 0}, {"target_pixels": 20000}, {"method": "cfar"}, {"normalise": "scene"}):
         with pytest.raises(OptionError):
-            sar_options(**bad)  # type: ignore[arg-type]
+            radar_detector(toy_backbone(1, None), **bad)  # type: ignore[arg-type]

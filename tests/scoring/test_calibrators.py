@@ -214,3 +214,12 @@ def test_defaults_go_with_every_calibrator_and_choices_with_those_that_use_them(
             else:
                 with pytest.raises(OptionError, match="has no effect"):
                     choice.check_used_by(calibrator)
+
+
+def test_upper_counts_only_what_is_larger_than_usual() -> None:
+    calibrator = create_calibrator("upper").fit(ID)
+    z = (OTHERS - ID.mean(0)) / ID.std(0)
+    expected = (0.5 * np.maximum(z, 0.0) ** 2).sum(2).mean(1)
+    np.testing.assert_allclose(calibrator.score(OTHERS, EVEN, PLAIN), expected)
+    low = np.full((1, 3, 2), ID.min() - 10.0)
+    assert calibrator.score(low, EVEN, PLAIN)[0] == 0.0

@@ -11,7 +11,10 @@ from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, typed_command
 from gepc.cli.options import duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError
-from gepc.core.files import check_free
+from gepc.core.files import check_free, write_text
+
+METHODS = ("gepc+:radar", "ca_cfar", "os_cfar", "k_cfar", "rx")
+PER_PATCH, ENOUGH = 1e-3, 999
 
 sar = new_app("sar", "Radar images: detect ships and wakes in sea clutter.")
 
@@ -23,6 +26,9 @@ Stride = Annotated[int | None, Option(help="Distance between patches in pixels; 
 ShipShare = Annotated[float, Option(help="Smallest share of a ship that makes a patch out-of-distribution.")]
 NoLand = Annotated[bool, Option("--no-land", help="Leave out patches of land.")]
 White = Annotated[float | None, Option(help="Magnitude that maps to white, for floating-point and complex images.")]
+Normalise = Annotated[
+    str, Option(help="Brightness scale: fixed (the same for all patches) or patch (each patch its own).")
+]
 TargetPixels = Annotated[float, Option(help="Number of pixels that a target covers.")]
 
 
@@ -113,12 +119,10 @@ def fit(
     out: opt.DetectorOut,
     backbone: opt.NewBackbone = "sar-tiny",
     target_pixels: TargetPixels = 200,
-    sides: Annotated[
-        str, Option(help="Residuals that raise an alarm: one (larger than usual) or two (larger or smaller).")
-    ] = "one",
-    normalise: Annotated[
-        str, Option(help="Brightness scale: fixed (the same for all patches) or patch (each patch its own).")
-    ] = "fixed",
+    method: Annotated[
+        str, Option(help="gepc+:radar, gepc (the paper's residual), ca_cfar, os_cfar, k_cfar or rx.")
+    ] = "gepc+:radar",
+    normalise: Normalise = "fixed",
     white: White = None,
     settings: opt.MethodSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
@@ -127,84 +131,71 @@ def fit(
 
     Example: `gepc sar fit patches.npz:train_x --out det --target-pixels 200`
     """
-    import gepc
     from gepc.images.sources import open_images
-    from gepc.sar.bench import sar_options
+    from gepc.sar.bench import radar_detector
 
     collection = open_images(patches)
-    first = next(
-        (record for record in map(collection.__getitem__, range(len(collection))) if record.pixels is not None), None
-    )
-    if first is None or first.pixels is None:
+    first = next((record.pixels for record in collection if record.pixels is not None), None)
+    if first is None:
         raise InputError(f"{patches} contains no readable image")
-    options = sar_options(target_pixels, min(first.pixels.shape[:2]), sides, normalise)
-    options["value_range"] = None if white is None else (0.0, white)
-    detector = gepc.create_detector("gepc", loading.load(backbone), **{**options, **opt.parse_settings(settings)})
+    options = {"value_range": None if white is None else (0.0, white), **opt.parse_settings(settings)}
+    size = min(first.shape[:2])
+    detector = radar_detector(loading.load(backbone), method, target_pixels, size, normalise, **options)
     with progress("fitting", len(collection)) as advance:
         detector.fit(collection, on_progress=advance)
     detector.save(out)
-    say(f"{out}: fitted on {detector.n_fit_} patches, calibrated on {len(detector.calibration_scores_)}")
+    count = len(detector.calibration_scores_)
+    say(f"{out}: fitted on {detector.n_fit_} patches, calibrated on {count}")
+    say(f"smallest false-alarm rate: {1 / (count + 1):.2g} per patch; for {PER_PATCH:g}, calibrate on {ENOUGH} patches")
 
 
 @sar.command()
 @opt.loads_backbone
 def bench(
-    data: Annotated[Path, Argument(help="HRSID in its original layout.")],
-    out: Annotated[Path, Option(help="Folder for tables and the figure.")],
+    data: DataArgument,
+    out: Annotated[Path, Option(help="Folder for radar.md, radar.csv and radar.json.")],
     backbone: opt.NewBackbone = "sar-tiny",
     ood: Annotated[list[Path] | None, Option(help="Further data with ships: SSDD, or a folder with boxes.csv.")] = None,
+    methods: Annotated[str, Option(help="Methods to compare, separated by commas.")] = ",".join(METHODS),
     size: Size = 256,
     stride: Stride = None,
     ship_share: ShipShare = 0.5,
     land: NoLand = False,
-    limit: Annotated[int, Option(min=2, help="Maximum number of patches per test set.")] = 200,
-    fit_limit: Annotated[int, Option(min=8, help="Maximum number of patches to fit on.")] = 200,
+    limit: Annotated[int | None, Option(min=2, help="Maximum number of patches per test set.")] = None,
+    fit_limit: Annotated[int | None, Option(min=12, help="Maximum number of patches to fit on.")] = None,
     hold_out: Annotated[float, Option(help="Share of the training images to fit on.")] = 0.35,
-    levels: Annotated[str, Option(help="Noise levels as sqrt(abar), separated by commas.")] = "0.99",
-    keep: Annotated[int | None, Option(help="Number of levels to keep; all by default.")] = None,
-    group: Annotated[str, Option(help="Group elements without the identity, separated by commas.")] = "rot180",
     target_pixels: TargetPixels = 200,
-    normalise: Annotated[str, Option(help="Brightness scales to compare: fixed, patch, or both.")] = "fixed,patch",
+    normalise: Normalise = "fixed",
     draws: Annotated[int, Option(min=10, help="Number of bootstrap samples per confidence interval.")] = 300,
-    cache: opt.Cache = opt.DEFAULT_CACHE,
     seed: Annotated[int, Option(help="Random seed for the noise and the selection of patches.")] = 0,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
-    """Measure how well ships are distinguished from sea clutter, and where the maps point.
+    """Measure how well detectors distinguish ships from sea clutter, and where their maps point.
 
     Detectors are fitted on clutter from the training images that `gepc sar patches --hold-out` left out when the
-    backbone was trained. An interrupted run resumes from the cache.
+    backbone was trained. A data set without a training split, such as simulated scenes, is divided by image.
 
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
     """
+    from gepc.core.tables import write_tables
     from gepc.sar.bench import SarProtocol, gather, measure
     from gepc.sar.patches import PatchRules
-    from gepc.sar.results import draw, tables, write_results
 
-    check_free(out, "results.json", "benchmark")
-    protocol = SarProtocol(
-        rules=PatchRules(size, stride, ship_share, land),
-        hold_out=hold_out,
-        fit_limit=fit_limit,
-        limit=limit,
-        levels=levels,
-        keep=keep,
-        group=("id", *group.split(",")),
-        target_pixels=target_pixels,
-        normalisations=tuple(normalise.split(",")),
-        draws=draws,
-        seed=seed,
-    )
+    check_free(out, "radar.json", "benchmark")
+    rules, names = PatchRules(size, stride, ship_share, land), tuple(methods.split(","))
+    protocol = SarProtocol(rules, hold_out, fit_limit, limit, names, target_pixels, normalise, draws, seed)
     loaded, sets = loading.load(backbone), gather(protocol, data, ood or [])
-    extractor = next(iter(protocol.extractors().values()))
-    total = sets.total * len(protocol.normalisations)
-    passes = total * extractor.cost(loaded, (size, size)).forward
-    seconds = passes * seconds_per_pass(loaded, (size, size))
-    note(f"{total} patches, {passes:,} network passes with an empty cache, about {duration(seconds)}")
-    with progress("measuring", total) as advance:
-        measured = measure(protocol, sets, loaded, cache, advance)
-    found = tables(measured)
-    write_results(out, found, draw(measured), measured, typed_command())
-    for table in found:
-        say(table.markdown())
-    say(f"tables and figure: {out}")
+    each = sum(protocol.detector(method, loaded).cost().forward for method in names)
+    seconds = sets.total * each * seconds_per_pass(loaded, (size, size))
+    note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")
+    for name, found in sets.cuts.items():
+        left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(found.left_out.items()))
+        note(
+            f"{name}: {len(found.clutter)} clutter and {len(found.ships)} ship patches; left out: {left_out or 'none'}"
+        )
+    with progress("measuring", sets.total * len(names)) as advance:
+        table = measure(protocol, sets, loaded, advance)
+    about = {"command": typed_command(), "backbone": loaded.source or loaded.family, "sha256": loaded.sha256}
+    write_text(out / "radar.csv", table.csv())
+    say(write_tables(out, "radar", [table], about))
+    say(f"tables: {out}")

@@ -13,6 +13,13 @@ columns at each level are, in two parts,
     layers  log inner mean_p (A - P_g^-1 A_g)^2 / mean_p A^2, for every channel: symmetry of the inner layers
             h         mean_p A and log std_p A, for every channel: what the network sees in the image
 
+For targets that are small in their image (the preset `radar`), pooled locally like s and d, calibrated one-sided:
+
+            log si    pool(mean_c (A - P_g^-1 A_g)^2 / mean_p A^2), over the first half of the layers: inner symmetry
+            log rx    pool(d^2/C), d the distance of the activations at a position from those of the whole image
+            bright    top share of the contrast of a window to its surroundings, `gepc.features.pooling.log_contrast`
+            dark      the same of its negative
+
 and on request log b, log cos and the logarithms of GEPC's other features. Each part is calibrated by itself and their
 standardised scores are added (`gepc.scoring.Parts`): of the output the squared distance to the fifth nearest ID image
 in the metric of a shrunk covariance, of the layers the Mahalanobis distance in their principal components. Energies are
@@ -38,7 +45,7 @@ from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Batch, Columns, Maps, Table, register
 from gepc.features.gepc import FEATURES, TINY, GepcExtractor
 from gepc.features.groups import Group
-from gepc.features.residuals import ACTIVATIONS, CORRELATIONS, PER_ELEMENT, LevelPass
+from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_ELEMENT, LevelPass
 
 MapParts = dict[str, npt.NDArray[np.float32]]
 
@@ -46,19 +53,24 @@ FAST_LEVELS = (0.99,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 ALONE = ("d", *CORRELATIONS, "h")
 """Features of a single pass."""
-MAP_PARTS = ("sum", "residual", "error")
+MAP_PARTS = ("sum", "residual", "error", "target")
+LOCAL = ("s", "si", "d", "rx", *CONTRASTS)
+"""Features of targets that are small in their image."""
 
 
 class PlusPass(LevelPass):
-    """A level pass that also maps the denoising error."""
+    """A level pass that also maps the denoising error, or a target."""
 
     def _finish_map(self, field: Any) -> npt.NDArray[np.float32]:
-        """(N, 2, H, W): the residual map mean_g mean_c r_g^2 / b, and the error map mean_c e^2 / b."""
+        """(N, 2, H, W): the residual map mean_g mean_c r_g^2 / b, and the error map mean_c e^2 / b or the target's."""
         residual = super()._finish_map(field)
         if not self.with_maps:
             return residual
-        error = (self.base - self.noise).square().mean(1) / self.energy[:, None, None]
-        return np.stack([residual, self._spread(error).astype(np.float32)], axis=1)
+        if getattr(self.method, "map_part", None) == "target":
+            second = self._contrast.square() + (self._distance if self._grids else 0.0)
+        else:
+            second = (self.base - self.noise).square().mean(1) / self.energy[:, None, None]
+        return np.stack([residual, self._spread(second).astype(np.float32)], axis=1)
 
 
 @register("gepc+")
@@ -69,25 +81,37 @@ class GepcPlus(GepcExtractor):
     Parameters
     ----------
     features : any of s, cos, b, d, pair, walk, x0, cycle, var, var_g (in logarithms), ax, ay, ad, ax2, ay2, ac
-        (without), inner and h. A network of one channel has no ac, a plain function no inner and no h: their columns
-        are left out.
+        (without), inner, h, si, rx, bright and dark. A network of one channel has no ac, a plain function no inner, h,
+        si and rx: their columns are left out.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
     map_part : `sum`, or one of its two parts: `residual` (where the transported scores disagree) and `error` (where the
-        network misses the noise). Both are in units of b, so that they can be added.
+        network misses the noise). Both are in units of b, so that they can be added. `target` is contrast^2 + d^2/C of
+        `bright` and `rx`, both in units of the variance of the surroundings.
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
     passes and is the default; `full`, four levels and two transforms, costs 12; `single`, one level and no transform,
-    costs 1. On images that are not square, where rot90 does not act, rot180 replaces it if no other element is left.
+    costs 1; `radar`, for targets that are small in their image, costs 2 and combines what CFAR sees with what the
+    network sees. On images that are not square, where rot90 does not act, rot180 replaces it if no other element is
+    left.
     """
 
     calibration: ClassVar[str] = "level_knn"
     keep: ClassVar[int | None] = None
-    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h")
+    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h", "si", "rx", *CONTRASTS)
     level_pass: ClassVar[type[LevelPass]] = PlusPass
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {},
         "full": {"levels": Levels(FULL_LEVELS), "group": Group.of(("rot90", "flip_x"))},
         "single": {"features": ALONE},
+        "radar": {
+            "features": LOCAL,
+            "group": Group.of("rot180"),  # does not mix range and azimuth
+            "pool": "local",
+            "topk": 0.003,
+            "calibration": "upper",
+            "map_part": "target",
+            "magnitude": "log",
+        },
     }
 
     levels: Levels = Levels(FAST_LEVELS)
@@ -126,7 +150,7 @@ class GepcPlus(GepcExtractor):
         return tuple(names)
 
     def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
-        if feature in CORRELATIONS:
+        if feature in (*CORRELATIONS, *CONTRASTS):
             return values[:, :, None]
         if feature in ACTIVATIONS:
             return super()._columns_of(feature, values)
@@ -142,9 +166,9 @@ class GepcPlus(GepcExtractor):
     def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
         """The table, and per level the map that `map_part` names as (N, levels, H, W), from the same passes."""
         table, parts = self.map_parts(backbone, batch, timesteps)
-        if self.map_part != "sum":
-            return table, parts[self.map_part]
-        return table, parts["residual"] + parts["error"]
+        if self.map_part == "sum":
+            return table, parts["residual"] + parts["error"]
+        return table, parts["residual" if self.map_part == "residual" else "error"]
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The table, and the residual map and the error map, each (N, levels, H, W)."""

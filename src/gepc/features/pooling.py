@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,39 +59,55 @@ def box_filter(fields: torch.Tensor, window: int) -> torch.Tensor:
     return torch.nn.functional.avg_pool2d(fields[:, None], window, stride=1, padding=pad, count_include_pad=False)[:, 0]
 
 
-def position_moments(fields: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean (N, C) and covariance (N, C, C) of the vectors at the positions of each image, from (N, C, H, W).
+def position_distance(fields: torch.Tensor) -> torch.Tensor:
+    """Squared Mahalanobis distance of the vector at every position from those at all positions of the same image.
 
-    The moments of several images together are mean_n m_n, and mean_n (S_n + m_n m_n^T) minus its outer product.
+        d^2(p) = (v_p - m)^T S^-1 (v_p - m),    (N, C, H, W) -> (N, H, W)
+
+    The mean m and the covariance S are those of each image. The correlations in S are shrunk by C/(C + H W), and every
+    variance is raised by a millionth, so that few positions and collinear channels do not break it.
     """
-    vectors = fields.flatten(2)
-    mean = vectors.mean(2)
-    centred = vectors - mean[:, :, None]
-    return mean, centred @ centred.mT / vectors.shape[2]
-
-
-def position_distance(
-    fields: torch.Tensor, mean: torch.Tensor | None = None, covariance: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Squared Mahalanobis distance of the vector at every position, (N, C, H, W) -> (N, H, W).
-
-        d^2(p) = (v_p - m)^T S^-1 (v_p - m)
-
-    Every variance in S is raised by a millionth, so that collinear channels do not break it.
-
-    Parameters
-    ----------
-    fields : a vector at each position.
-    mean : m, (C,) or (N, C); by default that of each image's own positions, whose mean distance is then C.
-    covariance : S, (C, C) or (N, C, C); by default that of each image's own positions.
-    """
-    if mean is None or covariance is None:
-        mean, covariance = position_moments(fields)
-    ridge = torch.diag_embed(1e-6 * covariance.diagonal(dim1=-2, dim2=-1).double() + 1e-30)
-    factor = torch.linalg.cholesky(covariance.double() + ridge).to(fields.dtype)
-    white = torch.linalg.solve_triangular(factor, fields.flatten(2) - mean[..., None], upper=False)
-    squared: torch.Tensor = white.square().sum(1)
+    channels, positions = fields.shape[1], fields.shape[2] * fields.shape[3]
+    centred = fields.flatten(2) - fields.mean((2, 3))[:, :, None]
+    covariance = (centred @ centred.mT).double() / positions
+    variances = torch.diag_embed(covariance.diagonal(dim1=1, dim2=2))
+    shrunk = torch.lerp(covariance, variances, channels / (channels + positions)) + 1e-6 * variances
+    identity = torch.eye(channels, dtype=torch.float64, device=fields.device)
+    factor = torch.linalg.cholesky(shrunk + 1e-30 * identity)
+    whitening = torch.linalg.solve_triangular(factor, identity, upper=False).to(fields.dtype)
+    squared: torch.Tensor = (whitening @ centred).square().sum(1)
     return squared.reshape(len(fields), *fields.shape[2:])
+
+
+def log_contrast(fields: torch.Tensor, window: int) -> torch.Tensor:
+    """How much brighter a window is than its surroundings, in their standard deviations: (N, H, W) -> (N, H, W).
+
+    The mean over `window` minus the mean of the ring around it, between 5 and 7 windows, divided by the ring's standard
+    deviation. On log-magnitudes this is the log-t detector (Goldstein, IEEE TAES 9, 1973) for windows: neither the gain
+    of a scene nor the spread of its clutter changes it. The ring shrinks in images smaller than it.
+    """
+    guard, ring = ring_sides(5 * window, 7 * window, fields.shape[1:])
+
+    def box_sum(values: torch.Tensor, side: int) -> torch.Tensor:
+        pool = torch.nn.functional.avg_pool2d  # one axis after the other, which is much faster for large windows
+        lines = pool(values[:, None], (side, 1), 1, (side // 2, 0))
+        return pool(lines, (1, side), 1, (0, side // 2))[:, 0] * side**2
+
+    def ring_sum(values: torch.Tensor) -> torch.Tensor:
+        return box_sum(values, ring) - box_sum(values, guard)
+
+    centred = fields - fields.mean((1, 2), keepdim=True)  # float32 squares
+    count = ring_sum(torch.ones_like(fields[:1])).round()
+    mean = ring_sum(centred) / count
+    variance = ring_sum(centred.square()) / count - mean.square()
+    spread = variance.clamp_min(1e-6 * float(centred.square().mean()) + 1e-30).sqrt()
+    return (box_filter(centred, window) - mean) / spread
+
+
+def ring_sides(guard: int, ring: int, shape: Sequence[int]) -> tuple[int, int]:
+    """Sides of a guard and a training window; in images smaller than the latter, those that fit."""
+    fitting = min(ring, 2 * (min(shape) // 2) - 1)
+    return (guard, ring) if fitting == ring else (2 * (fitting // 4) + 1, fitting)
 
 
 def check_window(window: int | None) -> None:

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from gepc.backbones.base import Backbone
 from gepc.features.base import Batch, Table
 from gepc.features.groups import SQUARE_SYMMETRIES, Action, Group
+from gepc.features.pooling import Pooling, log_contrast, position_distance
 from gepc.images import noise
 
 if TYPE_CHECKING:
     from gepc.features.gepc import GepcExtractor
 
-PER_ELEMENT = ("s", "cos", "x0", "var", "var_g")
+PER_ELEMENT = ("s", "cos", "x0", "var", "var_g", "si")
 LAGS: dict[str, tuple[tuple[int, int], ...]] = {
     "ax": ((0, 1),),
     "ay": ((1, 0),),
@@ -36,7 +38,13 @@ CORRELATIONS = (*LAGS, "ac")
 """These, and the correlation between channels, which a network of one channel does not have."""
 ACTIVATIONS = ("inner", "h")
 """Features of inner layers, one number or two per channel: they need a network whose layers can be recorded."""
-WITHOUT_GROUP = ("b", "d", "cycle", "h", *CORRELATIONS)
+CONTRASTS = ("bright", "dark")
+"""How much brighter, and darker, a target is than its surroundings: features of the image, without a pass."""
+RECORDED = (*ACTIVATIONS, "si", "rx")
+"""Features that need a network whose layers can be recorded."""
+WITHOUT_GROUP = ("b", "d", "cycle", "h", "rx", *CONTRASTS, *CORRELATIONS)
+GRID = 64
+"""The largest number of cells along a side of the grid of `activation_distance`."""
 FRESH = 1 << 16
 """The number of the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image."""
 
@@ -102,14 +110,14 @@ class LevelPass:
 
     def run(self) -> tuple[Table, npt.NDArray[np.float32]]:
         """This level's row of the table, and the map (empty without `with_maps`)."""
-        self.answer = self._network(self.x_t, bool(self.wanted & set(ACTIVATIONS)))
+        self.answer = self._network(self.x_t, bool(self.wanted & set(RECORDED)))
         self.base = self.answer.eps
         self.energy = self.method.pooling(self.base.square())
         row = self._without_group()
         transported: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         field = self.base.new_zeros((len(self.rows), *self.batch.size))
         for name in PER_ELEMENT:
-            if name in self.wanted:
+            if name in self.wanted and (name != "si" or self._grids):
                 row[name] = self.base.new_full((len(self.rows), len(self.group)), torch.nan, dtype=torch.float64)
                 row[name][:, 0] = 0.0
         turning = [action.name for action in self.group.moving if action.name in SQUARE_SYMMETRIES]
@@ -117,11 +125,8 @@ class LevelPass:
             action = self.group.moving[position]
             moved = action.inverse(answer.eps)
             gap = (moved - self.base[picked]).square().mean(1)
-            for name, values in self._compare(picked, moved, gap).items():
+            for name, values in self._compare(picked, answer, action, moved, gap).items():
                 row[name][picked, position + 1] = values.double()
-            if "var" in self.wanted:
-                change = self._pooled_variance(answer) - self._pooled_variance(self.answer)[picked]
-                row["var"][picked, position + 1] = change.abs()
             if self._grids and "inner" in self.wanted and action.name in turning:
                 ratios = self._inner(picked, answer, action)
                 if "inner" not in row:
@@ -150,6 +155,12 @@ class LevelPass:
         here = self._grids if whole else {name: maps[picked] for name, maps in self._grids.items()}
         return inner_residual(here, answer.maps, action)
 
+    def _encoder(self, picked: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """The first half of `_grids`, in the order of execution, for some of the images."""
+        names = list(self._grids)[: (len(self._grids) + 1) // 2]
+        whole = picked is None or len(picked) == len(self.rows)
+        return {name: self._grids[name] if whole else self._grids[name][picked] for name in names}
+
     @cached_property
     def _grids(self) -> dict[str, torch.Tensor]:
         """The activations for x_t that have the image's two dimensions; tokens that form no grid are left out."""
@@ -177,7 +188,9 @@ class LevelPass:
     def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, Answer]]:
         moved = [self._moved(self.group.moving[position], picked) for position, picked in waiting]
         together = torch.cat(moved) if len(moved) > 1 else moved[0].contiguous()
-        answers = self._network(together, "inner" in self.wanted).split([len(picked) for _, picked in waiting])
+        answers = self._network(together, bool(self.wanted & {"inner", "si"})).split(
+            [len(picked) for _, picked in waiting]
+        )
         for (position, picked), answer in zip(waiting, answers, strict=True):
             yield position, picked, answer
 
@@ -192,8 +205,10 @@ class LevelPass:
         moved: torch.Tensor = latents * abar**0.5 + action.apply(self.noise[picked]) * (1.0 - abar) ** 0.5
         return moved
 
-    def _compare(self, picked: torch.Tensor, moved: torch.Tensor, gap: torch.Tensor) -> dict[str, torch.Tensor]:
-        """s, cos and x0 of one element; `gap` is mean_c r_g^2."""
+    def _compare(
+        self, picked: torch.Tensor, answer: Answer, action: Action, moved: torch.Tensor, gap: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """s, cos, x0, var and si of one element; `moved` is P_g^-1 eps(P_g x_t), `gap` is mean_c r_g^2."""
         found: dict[str, torch.Tensor] = {}
         for name in ("s", "var_g"):  # the variance over g of s is taken when the table is reduced
             if name in self.wanted:
@@ -207,6 +222,11 @@ class LevelPass:
             abar = float(self.backbone.alphas_cumprod[self.t])
             pooled = self.method.pooling.pixels(gap) * ((1.0 - abar) / abar)
             found["x0"] = pooled / self._x0_energy[picked]
+        if "var" in self.wanted:
+            found["var"] = (self._pooled_variance(answer) - self._pooled_variance(self.answer)[picked]).abs()
+        if "si" in self.wanted and self._grids:
+            local = inner_map(self._encoder(picked), answer.maps, action, self.batch.size)
+            found["si"] = self.method.pooling.pixels(local)
         return found
 
     @cached_property
@@ -221,6 +241,11 @@ class LevelPass:
             row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
         if "h" in self.wanted and self.answer.maps:
             row["h"] = channel_statistics(self.answer.maps)
+        if "rx" in self.wanted and self._grids:
+            row["rx"] = self.method.pooling.pixels(self._distance).double()
+        for name, sign in zip(CONTRASTS, (1.0, -1.0), strict=True):
+            if name in self.wanted:
+                row[name] = Pooling("topk", self.method.topk).pixels(sign * self._contrast).double()
         if "cycle" in self.wanted:
             row["cycle"] = self._renoised().double()
         if not self.wanted & {"d", *CORRELATIONS}:
@@ -232,6 +257,15 @@ class LevelPass:
         if "ac" in self.wanted and error.shape[1] > 1:
             row["ac"] = channel_correlation(error)
         return row
+
+    @cached_property
+    def _distance(self) -> torch.Tensor:
+        return activation_distance(self._encoder(), self.batch.size)
+
+    @cached_property
+    def _contrast(self) -> torch.Tensor:
+        images = self.batch.clean(self.backbone)[torch.from_numpy(self.rows).to(self.x_t.device)]
+        return log_contrast(images.float().mean(1), self.method.window)
 
     def _renoised(self) -> torch.Tensor:
         """pool((x_t' - x_t)^2/(x_t^2 + 1e-8)), x_t' the estimate of x_0 under fresh noise of the same level."""
@@ -292,6 +326,35 @@ def inner_residual(maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.T
         gap = (here - action.inverse(moved[name])).float().square().mean((2, 3))
         ratios.append(gap / here.float().square().mean((2, 3)).clamp_min(1e-30))
     return torch.cat(ratios, 1)
+
+
+def inner_map(
+    maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], action: Action, size: tuple[int, int]
+) -> torch.Tensor:
+    """`inner_residual` before the mean over pixels, averaged over the channels and then over the layers, (N, H, W).
+
+    Every layer is interpolated to `size`, (H, W).
+    """
+    fields = []
+    for name, here in maps.items():
+        energy = here.float().square().mean((2, 3), keepdim=True).clamp_min(1e-30)
+        gap = (here - action.inverse(moved[name])).float().square() / energy
+        fields.append(interpolate(gap.mean(1, keepdim=True), size, mode="bilinear")[:, 0])
+    return torch.stack(fields).mean(0)
+
+
+def activation_distance(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
+    """RX in the inner layers: how unusual the activations at a position are among those of the image, (N, H, W).
+
+    d^2/C of the vectors of all C channels (`gepc.features.pooling.position_distance`) on a grid of at most 64 cells
+    along a side, interpolated to `size`, (H, W). It compares an image with itself, so that another sensor is not
+    foreign as a whole.
+    """
+    step = -(-max(size) // GRID)
+    grid = (-(-size[0] // step), -(-size[1] // step))
+    vectors = torch.cat([adaptive_avg_pool2d(layer.float(), grid) for layer in maps.values()], 1)
+    distance = position_distance(vectors) / vectors.shape[1]
+    return interpolate(distance[:, None], size, mode="bilinear")[:, 0]
 
 
 def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:

@@ -1,97 +1,117 @@
-"""Radar: the preset of a detector, and the benchmark with its protocol, patches, features and scores."""
+"""Radar: detectors for targets of a known size, and how well they and CFAR find ships in sea clutter."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
-from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_chunks
-from gepc.features.gepc import GepcExtractor
-from gepc.features.pooling import Map, combine
+from gepc.core.tables import Cell, ResultTable
+from gepc.detector.detector import Detector
+from gepc.detector.registry import create_detector
+from gepc.features.pooling import Map, box_filter
 from gepc.images.batches import OnBadImage, chunks
-from gepc.images.preprocessing import NORMALISATIONS, Preprocessing
+from gepc.images.preprocessing import NORMALISATIONS
 from gepc.sar.annotations import detect_layout, divide, open_scenes
 from gepc.sar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
-from gepc.scoring import Scorer
-
-if TYPE_CHECKING:
-    import torch
+from gepc.scoring.metrics import auroc, bootstrap_intervals, fpr_at_tpr, localisation
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int], None]
 
-TOPK = "topk 0.3"
 TARGET_PIXELS = 200
-SIDES = {"one": "z", "two": "kde"}
-LEVEL = 0.99
+PRESET = "gepc+:radar"
+METHODS = (PRESET, "gepc", "ca_cfar", "os_cfar", "k_cfar", "rx")
+CFARS = ("ca_cfar", "os_cfar", "k_cfar")
+
+
+def radar_detector(
+    backbone: Backbone,
+    method: str = PRESET,
+    target_pixels: float = TARGET_PIXELS,
+    size: int = 256,
+    normalise: str = "fixed",
+    **options: Any,
+) -> Detector:
+    """A detector for targets of about `target_pixels` pixels in radar images.
+
+    Parameters
+    ----------
+    backbone : the network that predicts noise.
+    method : `gepc+:radar`, `gepc` (the paper's residual under a half turn, which does not mix range and azimuth, at one
+        level), `ca_cfar`, `os_cfar`, `k_cfar` or `rx`.
+    target_pixels : area of a target in pixels, which sets the pooling.
+    size : side of a patch in pixels.
+    normalise : `fixed` (one scale for all patches) or `patch` (mean and contrast of each patch removed). CFAR needs the
+        intensity and is always on the fixed scale.
+    **options : further options of the method or of `gepc.Detector`; they override those above.
+    """
+    check_choice("method", method, METHODS)
+    name, _, preset = method.partition(":")
+    given: dict[str, Any] = {**local_pooling(target_pixels, size), "size": size, "resize": "cut"}
+    given |= {"magnitude": "log", "normalise": "fixed" if method in CFARS else normalise}
+    if method in CFARS:
+        given["scale"] = "log"
+    if method in (*CFARS, "rx"):
+        del given["pool"]
+    if method == "gepc":
+        given |= {"levels": "0.99", "keep": None, "group": ["id", "rot180"], "calibration": "z"}
+    return create_detector(name, backbone, preset=preset or None, **{**given, **options})
+
+
+def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
+    """The options `pool`, `window` and `topk` for targets of `target_pixels` pixels in patches of size x size."""
+    if not 1 <= target_pixels <= size * size / 4:
+        raise OptionError(f"target_pixels must be between 1 and a quarter of the patch, got {target_pixels}")
+    window = 2 * round((2.0 / 3.0 * math.sqrt(target_pixels) - 1.0) / 2.0) + 1
+    return {"pool": "local", "window": max(1, window), "topk": target_pixels / size**2}
 
 
 @dataclass(frozen=True)
 class SarProtocol:
-    """What the benchmark compares. ID is sea clutter of HRSID; no parameter is tuned on ships.
+    """What the benchmark compares. In-distribution is sea clutter; no parameter is tuned on ships.
 
     Parameters
     ----------
     rules : how scenes are cut.
-    hold_out : fraction of the training images that detectors are fitted on; backbones are trained on the others.
+    hold_out : fraction of the training images, or of the images of a data set without a training split, that detectors
+        are fitted on. Backbones are trained on the other training images.
     fit_limit : maximum number of patches to fit on; None uses all.
     limit : maximum number of patches in each test set; None uses all.
-    levels : candidate noise levels, as sqrt(abar).
-    keep : keep this many levels, those most stable on clutter; None keeps all.
-    group : transformations of the group.
-    target_pixels : area of a target in pixels, which sets the local pooling.
-    other_targets : further areas for a sensitivity table; those too large for a patch are skipped.
-    normalisations : normalisations to compare, see `gepc.images.preprocessing`.
+    methods : methods to compare, see `radar_detector`.
+    target_pixels : area of a target in pixels, which sets the pooling.
+    normalise : scale of the log-magnitude, see `radar_detector`.
     draws : bootstrap samples of source images for each confidence interval.
     seed : seed of the noise and of the patch selection.
     """
 
     rules: PatchRules = field(default_factory=PatchRules)
     hold_out: float = 0.35
-    fit_limit: int | None = 200
-    limit: int | None = 200
-    levels: str = str(LEVEL)
-    keep: int | None = None
-    group: tuple[str, ...] = ("id", "rot180")
+    fit_limit: int | None = None
+    limit: int | None = None
+    methods: tuple[str, ...] = METHODS
     target_pixels: float = TARGET_PIXELS
-    other_targets: tuple[float, ...] = (50, 100, 400, 800)
-    normalisations: tuple[str, ...] = NORMALISATIONS
+    normalise: str = "fixed"
     draws: int = 300
     seed: int = 0
 
     def __post_init__(self) -> None:
-        unknown = set(self.normalisations) - set(NORMALISATIONS)
-        if unknown or not self.normalisations:
-            raise OptionError(f"normalisations are {', '.join(NORMALISATIONS)}; got {', '.join(self.normalisations)}")
+        check_choice("normalise", self.normalise, NORMALISATIONS)
+        for method in self.methods:
+            check_choice("method", method, METHODS)
 
-    @property
-    def local(self) -> str:
-        """Name of the pooling at the target's size."""
-        return f"local {self.target_pixels:g}"
-
-    @property
-    def window(self) -> int:
-        """Side of the box filter of that pooling."""
-        return self.extractors()[self.local].window
-
-    def extractors(self) -> dict[str, GepcExtractor]:
-        """Extractors by the name of their pooling, which is all they differ in; the first is `local`."""
+    def detector(self, method: str, backbone: Backbone) -> Detector:
+        """The detector of a method, not fitted."""
         size = self.rules.size
-        others = [other for other in self.other_targets if other != self.target_pixels and other <= size**2 / 4]
-        pools = {f"local {target:g}": local_pooling(target, size) for target in (self.target_pixels, *others)}
-        pools[TOPK] = {"pool": "topk", "topk": 0.3}
-        shared: dict[str, Any] = {"levels": Levels.of(self.levels), "group": list(self.group)}
-        return {name: GepcExtractor(**shared, **pool) for name, pool in pools.items()}
+        return radar_detector(backbone, method, self.target_pixels, size, self.normalise, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -117,19 +137,24 @@ def gather(
     Parameters
     ----------
     protocol : the protocol.
-    data : folder of HRSID. Detectors are fitted on training images held out from the backbone and tested on test
-        images, which share no ground with them.
+    data : folder of the data set that clutter is taken from. Detectors are fitted on training images of HRSID held out
+        from the backbone and tested on its test images; any other data set is divided by image.
     others : folders of further data sets with ships.
     on_progress : called with 1 after each scene.
     """
-    if detect_layout(data) != "hrsid":
-        raise InputError(f"{data}: sea clutter comes from HRSID, which has a training split; give its folder")
-    train, test = open_scenes(data, "train"), open_scenes(data, "test")
-    _, held_out = divide(train, protocol.hold_out)
-    cuts = {
-        "fit": cut(held_out, protocol.rules, test.scenes, on_progress=on_progress),
-        data.name: cut(test, protocol.rules, train.scenes, on_progress=on_progress),
-    }
+    if detect_layout(data) == "hrsid":
+        train, test = open_scenes(data, "train"), open_scenes(data, "test")
+        _, held_out = divide(train, protocol.hold_out)
+        cuts = {
+            "fit": cut(held_out, protocol.rules, test.scenes, on_progress=on_progress),
+            data.name: cut(test, protocol.rules, train.scenes, on_progress=on_progress),
+        }
+    else:
+        test, held_out = divide(open_scenes(data), protocol.hold_out)
+        cuts = {
+            "fit": cut(held_out, protocol.rules, on_progress=on_progress),
+            data.name: cut(test, protocol.rules, on_progress=on_progress),
+        }
     for other in others:
         if other.name in cuts:
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")
@@ -140,199 +165,81 @@ def gather(
             raise InputError(f"{name} has no patch of {protocol.rules.size} pixels with a ship")
     fit = sample(cuts["fit"].clutter, protocol.fit_limit, protocol.seed)
     clutter = sample(cuts[data.name].clutter, protocol.limit, protocol.seed)
-    if len(fit) < 8 or len(clutter) < 2:
+    if len(fit) < 12 or len(clutter) < 2:
         raise InputError(
-            f"{data} has {len(fit)} clutter patches to fit on and {len(clutter)} to test; at least 8 and 2 are needed"
+            f"{data} has {len(fit)} clutter patches to fit on and {len(clutter)} to test; at least 12 and 2 are needed"
         )
     return PatchSets(fit, clutter, ships, cuts)
 
 
-class MemoizedBackbone(Backbone):
-    """Remembers predictions until `forget`, so that several extractors share the passes of one.
+def score_patches(
+    detector: Detector, patches: Sequence[Patch], on_progress: OnProgress | None = None
+) -> tuple[Array, Map]:
+    """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from.
 
     Parameters
     ----------
-    inner : the backbone that predicts, and counts the passes.
-    """
-
-    def __init__(self, inner: Backbone) -> None:
-        super().__init__(inner.alphas_cumprod, inner.channels, inner.image_size, inner.size_multiple)
-        self.inner = inner
-        self.device, self.dtype = inner.device, inner.dtype
-        self.encoder, self.factor, self.act_on = inner.encoder, inner.factor, inner.act_on
-        self.network_channels = inner.network_channels
-        self._known: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    @property
-    def fingerprint(self) -> str | None:
-        """That of the inner backbone."""
-        return self.inner.fingerprint
-
-    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        digest = hashlib.blake2b(x.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
-        key = (tuple(x.shape), tuple(t.tolist()), digest)
-        if key not in self._known:
-            self._known[key] = self.inner.eps(x, t)
-        return self._known[key]
-
-    def forget(self) -> None:
-        """Drop all predictions; call it between batches to bound the memory."""
-        self._known.clear()
-
-
-@dataclass(frozen=True)
-class PatchFeatures:
-    """Patches with their columns (N, levels, features) by pooling and their maps (N, levels, H, W)."""
-
-    patches: tuple[Patch, ...]
-    columns: Mapping[str, Array]
-    maps: Map
-
-    @property
-    def sources(self) -> list[str]:
-        """The panorama or file that each patch was cut from."""
-        return [patch.scene.source for patch in self.patches]
-
-
-def extract_patches(
-    patches: Sequence[Patch],
-    backbone: Backbone,
-    extractors: Mapping[str, GepcExtractor],
-    preprocessing: Preprocessing,
-    seed: int = 0,
-    cache: FeatureCache | None = None,
-    on_progress: OnProgress | None = None,
-) -> PatchFeatures:
-    """Extract features with extractors that differ in pooling only, at the cost of one of them.
-
-    Parameters
-    ----------
+    detector : a fitted detector.
     patches : the patches.
-    backbone : the network that predicts noise.
-    extractors : extractors by name; the maps are those of the first.
-    preprocessing : how patches become the network's input.
-    seed : seed of the noise.
-    cache : cache of the features; None computes all of them.
-    on_progress : called with 1 after each patch.
+    on_progress : called with the number of patches of every finished chunk.
     """
-    shared = MemoizedBackbone(backbone)
-    first = next(iter(extractors))
-    steps = extractors[first].timesteps(backbone)
-    # one row at a time: a patch has the same features, and the same cache entry, in a sample of any size
-    specs = {name: ExtractionSpec(one, steps, seed, 1, with_maps=name == first) for name, one in extractors.items()}
-    columns: dict[str, list[Array]] = {name: [] for name in specs}
-    fields = []
-    for chunk in chunks(PatchImages(patches), preprocessing, 1, OnBadImage.NONE):
-        for name, spec in specs.items():
-            ((_, found),) = extract_chunks(shared, spec, [chunk], cache)
-            assert found is not None
-            table, maps = found
-            columns[name].append(spec.extractor.columns(table))
-            if maps is not None:
-                fields.append(maps)
-        shared.forget()
+    scores, maps = [], []
+    window = getattr(detector.extractor, "window", 1)
+    for chunk in chunks(PatchImages(patches), detector.preprocessing_, detector.batch_size, OnBadImage.NONE):
+        found, fields = detector.score_batch(chunk.images, with_maps=True)
+        assert fields is not None
+        scores.append(found)
+        maps.append(box_filter(torch.from_numpy(fields), window).numpy())
         if on_progress is not None:
-            on_progress(1)
-    return PatchFeatures(
-        tuple(patches), {name: np.concatenate(parts) for name, parts in columns.items()}, np.concatenate(fields)
-    )
-
-
-@dataclass(frozen=True)
-class FeatureSets:
-    """The features of all patch sets under one normalisation."""
-
-    normalise: str
-    fit: PatchFeatures
-    clutter: PatchFeatures
-    ships: dict[str, PatchFeatures]
-
-
-@dataclass(frozen=True)
-class SarBench:
-    """A protocol, its patches, and their features by normalisation."""
-
-    protocol: SarProtocol
-    sets: PatchSets
-    backbone: Backbone
-    features: dict[str, FeatureSets]
-
-    def scorer(self, found: FeatureSets, pooling: str, calibration: str = "z") -> Scorer:
-        """A scorer fitted on clutter alone."""
-        return Scorer(calibration, self.protocol.keep).fit(found.fit.columns[pooling])
-
-    def scores(self, found: FeatureSets, pooling: str, calibration: str) -> tuple[Array, dict[str, Array]]:
-        """Scores of the test clutter and of each set of ships."""
-        scorer = self.scorer(found, pooling, calibration)
-        ships = {name: scorer.score(part.columns[pooling]) for name, part in found.ships.items()}
-        return scorer.score(found.clutter.columns[pooling]), ships
-
-    def maps(self, found: FeatureSets, part: PatchFeatures) -> Map:
-        """m = sum_t w_t mean_g mean_c r_g^2 / b_t over the levels that local pooling keeps."""
-        selection = self.scorer(found, self.protocol.local).selection_
-        return combine(part.maps[:, list(selection.kept)], selection.weights)
+            on_progress(len(chunk))
+    return np.concatenate(scores), np.concatenate(maps)
 
 
 def measure(
-    protocol: SarProtocol,
-    sets: PatchSets,
-    backbone: Backbone,
-    cache: Path | None = None,
-    on_progress: OnProgress | None = None,
-) -> SarBench:
-    """Compute the features of every patch under every normalisation.
+    protocol: SarProtocol, sets: PatchSets, backbone: Backbone, on_progress: OnProgress | None = None
+) -> ResultTable:
+    """Fit every method on clutter, and measure how well it detects and locates ships.
 
     Parameters
     ----------
     protocol : the protocol.
     sets : its patches.
     backbone : the network that predicts noise.
-    cache : folder of the feature cache; None caches nothing.
-    on_progress : called with 1 after each patch.
+    on_progress : called with the number of patches of every finished chunk.
     """
-    size = (protocol.rules.size, protocol.rules.size)
-    backbone.check_size(*size, what="patches")
-    features, extractors = {}, protocol.extractors()
-    for normalise in protocol.normalisations:
-        preprocessing = Preprocessing(None, size, "exact", backbone.channels, "log", normalise)
+    backbone.check_size(protocol.rules.size, protocol.rules.size, what="patches")
+    rows: list[tuple[Cell, ...]] = []
+    for method in protocol.methods:
+        detector = protocol.detector(method, backbone)
+        detector.batch_size = 1  # a patch has the same score in a sample of any size, to the last bit
+        detector.fit(PatchImages(sets.fit), on_progress=on_progress)
+        clutter, _ = score_patches(detector, sets.clutter, on_progress)
+        for name, patches in sets.ships.items():
+            ships, maps = score_patches(detector, patches, on_progress)
+            groups = [_sources(sets.clutter), _sources(patches)]
+            spans = bootstrap_intervals(_auroc_and_fpr95, (clutter, ships), groups, protocol.draws)
+            where = localisation(maps, np.stack([patch.mask() for patch in patches]))
+            cells = [
+                cell
+                for value, span in zip(_auroc_and_fpr95(clutter, ships), spans, strict=True)
+                for cell in (value, f"{span[0]:.3f} to {span[1]:.3f}")
+            ]
+            cells += [float(where.auroc.mean()), float(where.hit.mean()), where.pro]
+            rows.append((f"{name} ships", len(patches), method, detector.cost().forward, *cells))
+    rows.sort(key=lambda row: list(sets.ships).index(str(row[0]).removesuffix(" ships")))
+    header = ("OOD set", "patches", "method", "passes", "AUROC", "95 % interval", "FPR95", "95 % interval ")
+    return ResultTable(
+        "radar",
+        f"Ships against sea clutter, {backbone.source or backbone.family}, {protocol.normalise} scale",
+        (*header, "pixel AUROC", "pointing game", "PRO"),
+        tuple(rows),
+        f"Fitted on {len(sets.fit)} clutter patches, tested on {len(sets.clutter)}. Intervals resample whole images.",
+    )
 
-        def extract(patches: Sequence[Patch], how: Preprocessing = preprocessing) -> PatchFeatures:
-            return extract_patches(patches, backbone, extractors, how, protocol.seed, FeatureCache(cache), on_progress)
 
-        ships = {name: extract(patches) for name, patches in sets.ships.items()}
-        features[normalise] = FeatureSets(normalise, extract(sets.fit), extract(sets.clutter), ships)
-    return SarBench(protocol, sets, backbone, features)
+def _auroc_and_fpr95(inside: Array, outside: Array) -> tuple[float, float]:
+    return auroc(inside, outside), fpr_at_tpr(inside, outside)
 
 
-def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
-    """The options `pool`, `window` and `topk` for targets of `target_pixels` pixels in patches of size x size."""
-    if not 1 <= target_pixels <= size * size / 4:
-        raise OptionError(f"target_pixels must be between 1 and a quarter of the patch, got {target_pixels}")
-    window = 2 * round((2.0 / 3.0 * math.sqrt(target_pixels) - 1.0) / 2.0) + 1
-    return {"pool": "local", "window": max(1, window), "topk": target_pixels / size**2}
-
-
-def sar_options(
-    target_pixels: float = TARGET_PIXELS, size: int = 256, sides: str = "one", normalise: str = "fixed"
-) -> dict[str, Any]:
-    """Options for `gepc.GEPC(backbone, **sar_options(...))`; change entries of the dictionary to override them.
-
-    Parameters
-    ----------
-    target_pixels : area of a target in pixels.
-    size : side of a patch in pixels.
-    sides : `one` (only larger residuals are suspicious) or `two` (smaller ones too).
-    normalise : `fixed` (one scale for all patches) or `patch` (mean and contrast of each patch removed).
-    """
-    check_choice("sides", sides, SIDES)
-    return {
-        "levels": str(LEVEL),
-        "keep": None,
-        "group": ["id", "rot180"],
-        **local_pooling(target_pixels, size),
-        "calibration": SIDES[sides],
-        "size": size,
-        "resize": "cut",
-        "magnitude": "log",
-        "normalise": normalise,
-    }
+def _sources(patches: Sequence[Patch]) -> list[str]:
+    return [patch.scene.source for patch in patches]

@@ -93,6 +93,18 @@ class ZScore(Z):
         return np.asarray(0.5 * super().surprise(columns) ** 2)
 
 
+@register("upper")
+class Upper(Z):
+    """max(z, 0)^2/2. One-sided: for features that an anomaly can only raise, such as the largest energy of any place.
+
+    Their sum is the likelihood-ratio statistic of independent Gaussian columns of which some are raised.
+    """
+
+    def surprise(self, columns: Array) -> Array:
+        """max(z, 0)^2/2."""
+        return np.asarray(0.5 * np.maximum(super().surprise(columns), 0.0) ** 2)
+
+
 @register("kde", "kde1d")
 class KDE(ColumnCalibrator):
     """A Gaussian kernel density per column, -log p(f), in log space so that far points do not tie. Two-sided.

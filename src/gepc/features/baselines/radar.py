@@ -23,7 +23,7 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Batch, Cost, Features, HasMaps, Maps, Table, WholeImage, check_least, register
-from gepc.features.pooling import Pooling, check_window, position_distance
+from gepc.features.pooling import Pooling, check_window, position_distance, ring_sides
 from gepc.images.preprocessing import from_log_magnitude
 
 Array = npt.NDArray[np.float64]
@@ -106,11 +106,6 @@ class CFAR(PixelTest):
         amplitude = from_log_magnitude(unit) if self.scale == "log" else unit
         return np.asarray((amplitude**2).mean(1))
 
-    def sides(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Guard and training window for an image of that shape."""
-        ring = min(self.ring, 2 * (min(shape) // 2) - 1)
-        return (self.guard if ring == self.ring else 2 * (ring // 4) + 1), ring
-
     def log_pfa(self, images: torch.Tensor) -> torch.Tensor:
         """log Pfa of every pixel."""
         return torch.from_numpy(np.stack([self.log_pfa_of(one) for one in self.intensity(images)]))
@@ -123,7 +118,7 @@ class CFAR(PixelTest):
         """Mean of the ring around every pixel, and its number of pixels; at the border both windows shrink."""
         from scipy.ndimage import uniform_filter
 
-        guard, ring = self.sides(intensity.shape)
+        guard, ring = ring_sides(self.guard, self.ring, intensity.shape)
 
         def ring_sum(field: Array) -> Array:
             sums = [side**2 * uniform_filter(field, side, mode="constant") for side in (guard, ring)]
@@ -167,7 +162,7 @@ class OrderStatisticCFAR(CFAR):
 
     def footprint(self, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
         """The pixels of the ring that are used."""
-        guard, ring = self.sides(shape)
+        guard, ring = ring_sides(self.guard, self.ring, shape)
         offsets = np.abs(np.arange(ring) - ring // 2)
         outside = np.maximum.outer(offsets, offsets) > guard // 2
         used = offsets % min(self.STEP, max(1, ring // 8)) == 0
