@@ -4,8 +4,9 @@
 
 The images are the first 300 training images of SVHN. Three backbones are compared: the embedded one as it is, the same
 fine-tuned on them for that many minutes by the clock (leave the machine alone meanwhile), and a network of the same
-architecture trained on them from scratch for as long. The table `finetune.md` gives the error of the predicted noise on 500 test images, and the AUROC of
-`gepc+ fast`, fitted on the 300 images, against other data sets. An interrupted run resumes.
+architecture trained on them from scratch for as long. The table `finetune.md` gives the error of the predicted noise on
+500 test images, and the AUROC of `gepc+ fast`, fitted on the 300 images, against other data sets. An interrupted run
+resumes.
 """
 
 from __future__ import annotations
