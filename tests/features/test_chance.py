@@ -32,6 +32,9 @@ N = 150
         ("nll_ode", {"steps": 4}),
         ("ddpm_ood", {}),
         ("lmd", {"blocks": 4, "steps": 4}),
+        ("ufcod", {"clip": False}),
+        ("flow_mismatch", {}),
+        ("lid", {"strata": 8}),
     ],
 )
 def test_chance_level(name: str, options: dict[str, object]) -> None:
@@ -46,6 +49,10 @@ def test_chance_level(name: str, options: dict[str, object]) -> None:
 
 
 def test_every_method_with_features_that_vary_on_a_gaussian_is_here() -> None:
-    """EigenScore is constant on a Gaussian, iDECODe zero, IC's PNG of 48 values all header, and CFS needs layers."""
+    """EigenScore is constant on a Gaussian, iDECODe zero, IC's PNG of 48 values all header, CFS needs layers; CFAR and
+    RX need images larger than a target, and have tests of their own."""
     tested = {item[0] for item in test_chance_level.pytestmark[0].args[1]}  # type: ignore[attr-defined]
-    assert set(gepc.list_detectors()) - tested == {"gepc", "eigenscore", "idecode", "ic", "cfs"}
+    assert set(gepc.list_detectors()) - tested == {
+        *("gepc", "eigenscore", "idecode", "ic", "cfs"),
+        *("ca_cfar", "os_cfar", "k_cfar", "rx"),
+    }

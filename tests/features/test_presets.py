@@ -29,6 +29,9 @@ LIGHT = {
     "lmd": (104, 0),
     "idecode": (6, 0),
     "cfs": (1, 0),
+    "ufcod": (10, 0),
+    "flow_mismatch": (5, 0),
+    "lid": (34, 1),
 }
 PAPER = {
     "score_norm": (1, 0),
@@ -43,6 +46,8 @@ PAPER = {
     "spr": (3, 0),
     "lmd": (10_000, 0),
     "idecode": (6, 0),
+    "ufcod": (10, 0),
+    "flow_mismatch": (20, 0),
 }
 
 

@@ -315,6 +315,39 @@ class KNN(VectorCalibrator):
         self.mean_, self.scale_, self.samples_ = state["mean"], state["scale"], state["samples"]
 
 
+@register("soft_minimum")
+class SoftMinimum(KNN):
+    """-T log mean_i exp(-|z - z_i|/T) over some ID vectors: between the nearest neighbour and the mean distance.
+
+    Options
+    -------
+    temperature : T, in standard deviations of a column.
+    references : the largest number of ID vectors that are kept, spread evenly over them.
+    """
+
+    def __init__(self, temperature: float = 1.0, references: int = 100) -> None:
+        if not temperature > 0.0 or references < 1:
+            raise OptionError(
+                f"soft_minimum: temperature and references must be positive; got {temperature}, {references}"
+            )
+        self.temperature, self.references = temperature, references
+
+    def learn(self, vectors: Array) -> None:
+        """Keep standardised vectors."""
+        super().learn(vectors)
+        count = min(self.references, len(vectors))
+        order = np.lexsort(self.samples_.T)  # whatever the order of the images
+        self.samples_ = self.samples_[order[np.linspace(0, len(vectors) - 1, count).round().astype(np.int64)]]
+
+    def distance(self, vectors: Array) -> Array:
+        """The soft minimum of |z - z_i|."""
+        from scipy.spatial.distance import cdist
+        from scipy.special import logsumexp
+
+        found = cdist((vectors - self.mean_) / self.scale_, self.samples_) / self.temperature
+        return np.asarray(-self.temperature * (logsumexp(-found, axis=1) - np.log(found.shape[1])))
+
+
 @register("gmm")
 class GMM(VectorCalibrator):
     """-log p of a mixture of full-covariance Gaussians on the standardised columns.
