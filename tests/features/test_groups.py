@@ -75,6 +75,18 @@ def test_the_identity_is_added_first_and_counted_once() -> None:
     assert Group.of(" shift( 2, -1 )").names == ("id", "shift(2,-1)")
 
 
+@pytest.mark.parametrize("name", list_actions())
+def test_an_action_is_on_the_last_two_dimensions(name: str) -> None:
+    """Whatever the others are: a map (H, W), maps (N, H, W), or images under several elements (G, N, C, H, W)."""
+    action = find_action(name)
+    x = torch.arange(2 * 3 * 2 * 4 * 4, dtype=torch.float64).reshape(2, 3, 2, 4, 4)
+    moved, back = action.apply(x), action.inverse(x)
+    for index in np.ndindex(2, 3, 2):
+        assert torch.equal(moved[index], action.apply(x[index]))
+        assert torch.equal(back[index], action.inverse(x[index]))
+    assert torch.equal(moved[0, 0], action.apply(x[0, 0]))
+
+
 def test_shift_moves_right_and_down_around_the_border() -> None:
     x = torch.zeros(1, 1, 4, 5)
     x[0, 0, 0, 0] = 1.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
 from gepc.core.errors import OptionError
-from gepc.features.pooling import KINDS, Pooling, log_contrast, position_distance
+from gepc.features.pooling import KINDS, MapSample, Pooling, combine, log_contrast, position_distance
 
 
 @given(
@@ -98,3 +98,34 @@ def test_contrast_is_that_of_the_window_to_its_ring_whatever_the_gain() -> None:
     assert torch.allclose(other, found)
     assert torch.isfinite(log_contrast(torch.zeros(2, 8, 8), 9)).all()
     assert torch.isfinite(log_contrast(torch.rand(2, 5, 7), 9)).all()
+
+
+@given(order=st.permutations(range(8)), capacity=st.integers(1, 8))
+def test_a_sample_of_maps_holds_those_with_the_smallest_keys(order: list[int], capacity: int) -> None:
+    """In any order, and each image once. The scale is the median over maps of their 0.99 quantile."""
+    sample = MapSample(capacity)
+    for number in [*order, *order]:
+        field = np.full((1, 2, 2), float(2**number), dtype=np.float32)
+        sample.add(bytes([number, 0]), field)
+        field[:] = np.nan  # the caller may reuse its memory
+    expected = np.median(2.0 ** np.arange(capacity))
+    assert sample.v_global((0,), np.ones(1)) == pytest.approx(expected)
+
+
+def test_the_common_scale_is_of_the_kept_levels_and_their_weights() -> None:
+    """A quarter of level 0 and three quarters of level 2; the 0.99 quantile interpolates between pixels."""
+    sample = MapSample()
+    pixels = np.arange(101.0, dtype=np.float32).reshape(1, 101)
+    sample.add(b"x", np.stack([pixels, np.full_like(pixels, 1e6), 4 * pixels]))
+    assert sample.v_global((0, 2), np.array([0.25, 0.75])) == pytest.approx(99 * (0.25 + 3.0))
+
+
+def test_maps_are_averaged_over_the_levels_that_were_evaluated() -> None:
+    levels = np.ones((3, 2, 2, 3), dtype=np.float32) * np.array([1.0, 4.0], dtype=np.float32)[:, None, None]
+    levels[1, 0] = np.nan
+    levels[2, 1] = np.nan
+    found = combine(levels, np.array([0.2, 0.6]))
+    assert found.dtype == np.float32
+    assert found.shape == (3, 2, 3)
+    np.testing.assert_allclose(found[:, 0, 0], [(0.2 * 1 + 0.6 * 4) / 0.8, 4.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(found, np.broadcast_to(found[:, :1, :1], found.shape))

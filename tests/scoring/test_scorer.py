@@ -116,3 +116,11 @@ def test_a_registered_name_is_not_replaced() -> None:
     with pytest.raises(OptionError, match="a calibrator named 'kde' exists already"):
         register("kde")(type("Other", (create_calibrator("kde").__class__,), {}))
     assert create_calibrator("kde").__class__.__name__ == "KDE"
+
+
+def test_whether_scores_are_finite_is_asked_of_the_middle_of_the_range() -> None:
+    scorer = Scorer("zscore").fit(np.random.default_rng(0).normal(size=(30, 2, 1)) + 5.0)
+    assert scorer.gives_finite_scores()
+    state = scorer.state()
+    broken = {name: np.full_like(value, np.nan) for name, value in state.items() if not name.endswith("bounds")}
+    assert not Scorer("zscore").restore(scorer.selection_, {**state, **broken}).gives_finite_scores()
