@@ -37,7 +37,8 @@ EQUIVALENT = Path(__file__).with_suffix(".yaml")
 LEAST = 0.95
 SECONDS = 240  # a mutant that runs longer counts as killed
 
-QUIETLY = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+QUIETLY = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # these tests need no plugin, and loading all takes longer than they
 TESTS = {
     "images/noise": ["tests/images/test_noise.py"],
     "features/groups": ["tests/features/test_groups.py"],
@@ -223,7 +224,15 @@ def main() -> int:
     living = [mutant for mutant in everyone if mutant.key not in equivalent]
     living.sort(key=lambda mutant: hashlib.sha256(mutant.key.encode()).digest())
     sample = living if options.all else living[: options.count]
-    for name in ("torch", "scipy.stats", "sklearn.covariance", "diffusers", "hypothesis", "pytest", "PIL.Image"):
+    for name in (
+        "torch",
+        "scipy.stats",
+        "sklearn.covariance",
+        "diffusers.models.unets.unet_2d",
+        "hypothesis",
+        "pytest",
+        "PIL.Image",
+    ):
         importlib.import_module(name)
     import torch
 

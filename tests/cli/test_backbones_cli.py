@@ -121,9 +121,9 @@ def test_options_from_a_file_and_from_settings(checkpoint: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--preset", "improved-cifar"], "did you mean 'improved-cifar10'"),
+        (["--architecture", "improved-cifar"], "did you mean 'improved-cifar10'"),
         (["--preset", "improved-cifar10"], "contradicts the tensors"),
-        (["--preset", "improved-cifar10", "--config", "x.yaml"], "either --preset or --config"),
+        (["--architecture", "improved-cifar10", "--config", "x.yaml"], "either --architecture or --config"),
         (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["--set", "num_haeds=4"], "did you mean 'num_heads'"),
         (["--set", "num_heads"], "--set takes key=value"),

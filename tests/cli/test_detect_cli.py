@@ -164,6 +164,7 @@ def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
         (["fit", "normal", "--out", "x", "--backbone", "net", "--method", "gepx"], "did you mean 'gepc'"),
         (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "kep=2"], "did you mean 'keep'"),
         (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "keep"], "key=value"),
+        (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "device=cuda"], "on the command line: --device"),
         (["fit", "normal", "--out", "net", "--backbone", "net", "--set", "levels=0.9,0.99"], "not a detector folder"),
         (["score", "normal", "new"], "no detector.json"),
         (["score", "det", "new", "--alpha", "0.0001"], "needs at least 9999 calibration images"),
@@ -241,7 +242,7 @@ def test_help_names_every_method_and_preset():
     assert presets - {"knn", "unsigned"} <= set(re.findall(r"[\w-]+", PRESET_HELP))
 
 
-@pytest.mark.parametrize("command", ["fit", "score", "map", "watch", "selfcheck", "info", "convert", "train"])
+@pytest.mark.parametrize("command", ["fit", "score", "map", "watch", "selfcheck", "info", "convert", "train", "export"])
 def test_help_shows_an_example(gepc, command):
     run = gepc(command, "--help")
     assert run.returncode == 0

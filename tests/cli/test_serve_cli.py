@@ -1,8 +1,10 @@
 """`gepc serve` says what is wrong before it serves anything; serving itself is tested in tests/serve."""
 
+import json
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,10 +52,23 @@ def test_a_port_that_is_taken_is_said_before_the_weights_are_read(gepc):
     assert "cannot listen" in error
 
 
-def test_a_missing_extra_is_one_sentence(gepc, monkeypatch):
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'gepc[serve]'"),
+        ({"url": "https://example.org/gepc.git", "vcs_info": {}}, "pip install 'gepc[serve]'"),
+        ({"url": "file:///src/my%20gepc", "dir_info": {}}, "pip install '/src/my gepc[serve]'"),
+        ({"url": "file:///src/gepc", "dir_info": {"editable": True}}, "pip install --editable '/src/gepc[serve]'"),
+        ({"url": "file:///w/gepc-1-py3-none-any.whl"}, "pip install '/w/gepc-1-py3-none-any.whl[serve]'"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(gepc, monkeypatch, origin, command):
+    """With the command that installs it from where the package itself came from."""
+    record = SimpleNamespace(read_text=lambda name: origin and json.dumps(origin))
+    monkeypatch.setattr(sys.modules["gepc.cli.app"], "distribution", lambda name: record)
     monkeypatch.setattr("gepc.cli.detect.NEEDED", ("no_such_package",))
     code, _, error = gepc("serve", "det")
-    assert (code, error) == (2, "error: serving needs more packages; install with: pip install 'gepc[serve]'\n")
+    assert (code, error) == (2, f"error: serving needs more packages; install with: {command}\n")
 
 
 def test_help_shows_an_example_and_the_web_framework_stays_unloaded(gepc):

@@ -129,3 +129,9 @@ def test_maps_are_averaged_over_the_levels_that_were_evaluated() -> None:
     assert found.shape == (3, 2, 3)
     np.testing.assert_allclose(found[:, 0, 0], [(0.2 * 1 + 0.6 * 4) / 0.8, 4.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(found, np.broadcast_to(found[:, :1, :1], found.shape))
+
+
+def test_every_variance_is_raised_by_a_millionth() -> None:
+    """Of one channel the mean distance is var/(var + 1e-6 var), whatever its unit."""
+    field = torch.from_numpy(np.random.default_rng(7).normal(size=(2, 1, 5, 5))) * 1e3
+    assert position_distance(field).mean((1, 2)).tolist() == pytest.approx([1.0 / (1.0 + 1e-6)] * 2, rel=1e-9)

@@ -27,6 +27,15 @@ def test_holm_is_its_definition_and_flags_what_bonferroni_flags(p, alpha):
     assert (holm(p, alpha) >= bonferroni(p, alpha)).all()
 
 
+@given(ps, st.integers(1, 39).map(lambda k: k / 40))
+def test_bonferroni_is_its_definition(p, alpha):
+    """p <= alpha/m, in whole fortieths, so that equality counts; one tile alone is flagged at alpha itself."""
+    fortieths = np.round(p * 40).astype(int)
+    assert np.array_equal(bonferroni(p, alpha), fortieths * len(p) <= round(alpha * 40))
+    assert bonferroni(np.array([alpha]), alpha).tolist() == [True]
+    assert bonferroni(np.empty(0), alpha).tolist() == []
+
+
 @given(ps, st.floats(0.01, 0.9))
 def test_procedures_are_ordered_by_what_they_promise(p, alpha):
     flags = {name: Control(name, alpha).flags(p) for name in CONTROLS}

@@ -84,3 +84,26 @@ def test_images_for_width_is_the_first_that_is_narrow_enough():
     n = images_for_width(0.05, 0.02)
     widths = [np.diff(realised_range(0.05, count))[0] for count in (n - 1, n)]
     assert widths[1] <= 0.02 < widths[0]
+
+
+@given(st.integers(0, 60), st.sampled_from([0.02, 0.05, 0.1, 0.3, 0.7]), st.sampled_from([0.5, 0.9, 0.95]))
+def test_the_safe_rank_is_a_binomial_tail(n, alpha, confidence):
+    """P(Beta(k, n + 1 - k) <= alpha) = P(Binomial(n, alpha) >= k); no image at all is too few, like any other count."""
+    from scipy.stats import binom
+
+    safe = [k for k in range(1, n + 1) if binom.sf(k - 1, n, alpha) >= confidence]
+    if safe:
+        assert pac_rank(n, alpha, confidence) == max(safe)
+        return
+    needed = next(count for count in range(1, 500) if 1.0 - (1.0 - alpha) ** count >= confidence)
+    with pytest.raises(OptionError, match=f"needs at least {needed} calibration images, there are {n}"):
+        pac_rank(n, alpha, confidence)
+    assert pac_rank(needed, alpha, confidence) >= 1
+
+
+def test_random_ties_are_drawn_for_each_image_of_a_group():
+    """p = (#{calibration > s} + U (1 + #{calibration = s}))/(n + 1), each image with its own U and its own group."""
+    reference = CalibrationScores.of(np.array([1.0, 2.0, 2.0, 5.0]), np.array(["a", "a", "a", "b"]))
+    scores, labels = np.array([2.0, 5.0, 0.0, 2.0]), np.array(["a", "b", "b", "a"])
+    found = reference.p_values(scores, labels, np.array([0.5, 0.25, 1.0, 0.0]))
+    np.testing.assert_allclose(found, [(0 + 0.5 * 3) / 4, (0 + 0.25 * 2) / 2, (1 + 1.0) / 2, 0.0])

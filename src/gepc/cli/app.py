@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Annotated, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import typer
 from typer import Option
@@ -110,7 +114,8 @@ def _run(arguments: list[str] | None) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except GepcError as error:
-        note(f"error: {error}{_flags(str(error), sys.argv[1:] if arguments is None else arguments)}")
+        flags = _flags(str(error), sys.argv[1:] if arguments is None else arguments)
+        note(f"error: {_installable(str(error))}{flags}")
         return 2
     except typer.Exit as stop:
         return stop.exit_code
@@ -133,6 +138,17 @@ def _run(arguments: list[str] | None) -> int:
             return 2
         raise
     return code if isinstance(code, int) else 0
+
+
+def _installable(message: str) -> str:
+    """The message, with extras of the folder or file that this package was installed from, if it was."""
+    with contextlib.suppress(PackageNotFoundError, ValueError):
+        origin = json.loads(distribution("gepc").read_text("direct_url.json") or "{}")
+        place = urlsplit(origin.get("url", ""))
+        if place.scheme == "file":
+            editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+            return message.replace("pip install 'gepc[", f"pip install {editable}'{url2pathname(place.path)}[")
+    return message
 
 
 def _flags(message: str, arguments: Sequence[str]) -> str:

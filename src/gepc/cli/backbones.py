@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 
 LINE_EVERY_SECONDS = 60.0
 
-Preset = Annotated[
-    str | None, Option(help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}.")
+Architecture = Annotated[
+    str | None,
+    Option(
+        "--architecture",
+        "--preset",
+        help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}. --preset is the old name.",
+    ),
 ]
 Config = Annotated[
     Path | None, Option(help="YAML or JSON file with the options of an OpenAI checkpoint, under OpenAI's names.")
 ]
 CheckpointSettings = Annotated[
-    list[str] | None, opt.setting("Option of an OpenAI checkpoint; overrides --preset and --config")
+    list[str] | None, opt.setting("Option of an OpenAI checkpoint; overrides --architecture and --config")
 ]
 
 
@@ -46,7 +51,7 @@ def info(
         Argument(help="Detector folder, or backbone: name of an embedded backbone, diffusers folder, or checkpoint."),
     ] = None,
     methods: Annotated[bool, Option("--methods", help="List the detection methods and their presets.")] = False,
-    preset: Preset = None,
+    architecture: Architecture = None,
     config: Config = None,
     settings: CheckpointSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
@@ -59,7 +64,7 @@ def info(
 
     Example: `gepc info celeba32-tiny`
 
-    An OpenAI checkpoint: `gepc info celeba_ema.pt --preset diffpath-celeba32`
+    An OpenAI checkpoint: `gepc info celeba_ema.pt --architecture diffpath-celeba32`
     """
     from gepc.detector.storage import DESCRIPTION, is_detector
 
@@ -74,7 +79,7 @@ def info(
         facts = read_json(Path(source) / DESCRIPTION)
         text = detector_text(facts)
     else:
-        options = checkpoint_options(preset, config, settings)
+        options = checkpoint_options(architecture, config, settings)
         facts = backbone_facts(loading.load(source, config=options))
         text = backbone_text(facts)
     say(json.dumps(facts, indent=2) if as_json else text)
@@ -85,21 +90,21 @@ def convert(
         Path, Argument(help="Checkpoint of improved-diffusion or guided-diffusion (.pt, .safetensors).")
     ],
     out: Annotated[Path, Option(help="New folder for the backbone.")],
-    preset: Preset = None,
+    architecture: Architecture = None,
     config: Config = None,
     settings: CheckpointSettings = None,
 ) -> None:
     """Convert an OpenAI checkpoint to a diffusers folder.
 
-    Example: `gepc convert cifar10_uncond_50M_500K.pt --preset improved-cifar10 --out cifar10-backbone`
+    Example: `gepc convert cifar10_uncond_50M_500K.pt --architecture improved-cifar10 --out cifar10-backbone`
 
-    Without a preset: `gepc convert ema.pt --out net --set image_size=64 --set num_heads=4
+    Without one: `gepc convert ema.pt --out net --set image_size=64 --set num_heads=4
     --set noise_schedule=cosine --set diffusion_steps=4000 --set rescale_timesteps=true`
     """
     from gepc.backbones.openai.convert import convert as convert_checkpoint
     from gepc.backbones.openai.convert import save_folder
 
-    converted = convert_checkpoint(checkpoint, checkpoint_options(preset, config, settings))
+    converted = convert_checkpoint(checkpoint, checkpoint_options(architecture, config, settings))
     save_folder(converted, out)
     for caveat in converted.caveats:
         note(f"note: {caveat}")
@@ -130,15 +135,17 @@ def export(
     say(f"to score with it: gepc score {out} IMAGES --backbone {network}")
 
 
-def checkpoint_options(preset: str | None, config: Path | None, settings: list[str] | None) -> dict[str, Any] | None:
-    """The options of a checkpoint from --preset, --config and --set; None if none is given."""
+def checkpoint_options(
+    architecture: str | None, config: Path | None, settings: list[str] | None
+) -> dict[str, Any] | None:
+    """The options of a checkpoint from --architecture, --config and --set; None if none is given."""
     from gepc.core.options import read_yaml
 
-    if preset is not None and config is not None:
-        raise OptionError("give either --preset or --config, not both")
+    if architecture is not None and config is not None:
+        raise OptionError("give either --architecture or --config, not both")
     values = read_yaml(config) if config is not None else {}
-    if preset is not None:
-        values["preset"] = preset
+    if architecture is not None:
+        values["preset"] = architecture
     return {**values, **opt.parse_settings(settings)} or None
 
 

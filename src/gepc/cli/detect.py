@@ -72,7 +72,9 @@ def fit(
     import gepc
     from gepc.images.sources import open_images
 
-    detector = gepc.create_detector(method, loading.load(backbone), preset, **opt.parse_settings(settings))
+    parameters = opt.parse_settings(settings)
+    loading.refuse(parameters)
+    detector = gepc.create_detector(method, loading.load(backbone), preset, **parameters)
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
     total = len(collection) + (0 if calibration is None else len(calibration))
@@ -86,7 +88,8 @@ def fit(
         say((out / "detector.json").read_text(encoding="utf-8"))
         return
     name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
-    say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}")
+    size = "x".join(map(str, detector.input_size))
+    say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}, at {size}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {detector.cost()} per image")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -112,6 +112,13 @@ class Loading:
         from gepc.backbones.load import load_backbone
 
         return load_backbone(source, **vars(self), **more)
+
+    @staticmethod
+    def refuse(settings: Mapping[str, Any]) -> None:
+        """An error for options of the backbone among those of the method: they are not given with `--set`."""
+        for one in fields(Loading):
+            if one.name in settings:
+                raise OptionError(f"`{one.name}` is an option of the backbone, not of the method")
 
 
 DEFAULT_LOADING = Loading()

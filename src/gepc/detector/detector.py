@@ -88,7 +88,8 @@ class Detector:
     aggregate : how levels are combined; see `gepc.scoring.Aggregation`.
     fuse : how features are combined; see `gepc.scoring.Aggregation`.
     value_range : the values that mean black and white in float images; see `gepc.Preprocessing`.
-    size : size of the images that the network sees; defaults to the backbone's.
+    size : size of the images that the network sees; defaults to that of a backbone with a fixed size, otherwise to
+        that of the first image.
     resize : how images of another size are brought to `size`; see `gepc.Preprocessing`.
     magnitude : `linear`, or `log` for radar; see `gepc.Preprocessing`.
     normalise : `fixed` or `patch` scale of log-magnitudes; see `gepc.Preprocessing`.
