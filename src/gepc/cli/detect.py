@@ -34,9 +34,9 @@ Control = Annotated[
 
 METHOD_HELP = (
     "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. Baselines: "
-    "ca_cfar, cfs, ddpm_ood, diffpath, dos, eigenscore, flow_mismatch, ic, idecode, k_cfar, lid, lmd, lr, msma, nll_ode, "
-    "nll_vlb, os_cfar, pixel_stats, rx, scoped, score_norm, spr, typicality, ufcod, waic; `gepc info --methods` "
-    "describes them."
+    "ca_cfar, cfs, ddpm_ood, diffpath, dos, eigenscore, flow_mismatch, ic, idecode, k_cfar, lid, lmd, lr, msma, "
+    "nll_ode, nll_vlb, os_cfar, pixel_stats, rx, scoped, score_norm, spr, typicality, ufcod, waic; `gepc info "
+    "--methods` describes them."
 )
 PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "

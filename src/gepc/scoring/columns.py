@@ -93,6 +93,15 @@ class ZScore(Z):
         return np.asarray(0.5 * super().surprise(columns) ** 2)
 
 
+@register("softplus")
+class Softplus(Z):
+    """log(1 + e^z), a smooth max(z, 0): one-sided, and a small feature does not make up for a large one."""
+
+    def surprise(self, columns: Array) -> Array:
+        """log(1 + e^z)."""
+        return np.asarray(np.logaddexp(0.0, super().surprise(columns)))
+
+
 @register("upper")
 class Upper(Z):
     """max(z, 0)^2/2. One-sided: for features that an anomaly can only raise, such as the largest energy of any place.

@@ -149,10 +149,10 @@ class LocalDimension(DerivedExtractor, WholeImage):
     """Local intrinsic dimension with likelihood: an image is OOD if it is unlikely, or lies on too thin a manifold.
 
         LID = D + sigma^2 (tr ds/dx + |s|^2)  at x = sqrt(abar) x_0,  s = -eps/sigma
-        score = max(z(bpd), 0)^2/2 + max(z(-LID), 0)^2/2,   bpd: the variational bound of `nll_vlb`
+        score = log(1 + e^z(bpd)) + log(1 + e^z(-LID)),   bpd: the variational bound of `nll_vlb`
 
     Kamkari et al., ICML 2024, with the estimator FLIPD of Kamkari et al., NeurIPS 2024. They threshold likelihood and
-    dimension apart; the sum of squares is one score for the same two conditions.
+    dimension apart; the sum of smooth positive parts is one score for the same two conditions.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class LocalDimension(DerivedExtractor, WholeImage):
     strata : strata of the variational bound; None evaluates every step.
     """
 
-    calibration: ClassVar[str] = "upper"
+    calibration: ClassVar[str] = "softplus"
     pixels_only: ClassVar[str | None] = NllVlb.pixels_only
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"strata": None, "probes": 4}, "light": {}}
 
