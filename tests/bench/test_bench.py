@@ -269,7 +269,7 @@ def test_every_noise_seed_has_its_column(bench, protocol):
 
 def test_protocols_of_the_package_are_valid():
     assert {"paper32", "small32", "quick"} <= set(builtin_protocols())
-    for name in builtin_protocols():
+    for name in set(builtin_protocols()) - {"tiles"}:  # that one is of images with masks
         protocol = load_protocol(name)
         others = {"tinyimagenet"} if name == "tinyimagenet32" else set(protocol.datasets) - {"tinyimagenet"}
         found = {one: set(pairs) for one, pairs in protocol.pairs.items()}

@@ -249,10 +249,9 @@ def test_the_parts_of_a_map_add_up_and_mean_what_the_columns_mean() -> None:
     method = plus(pool="mean", features=("s", "b", "d"))
     timesteps = method.timesteps(backbone)
     table, parts = method.map_parts(backbone, batch(), timesteps)
-    _, total = method.maps(backbone, batch(), timesteps)
-    np.testing.assert_allclose(total, parts["residual"] + parts["error"], rtol=1e-6)
+    np.testing.assert_allclose(method.raw_map(parts), parts["residual"] + parts["error"], rtol=1e-6)
     own = GepcExtractor(levels=Levels(LEVELS), pool="mean", group=method.group)
-    np.testing.assert_allclose(parts["residual"], own.maps(backbone, batch(), timesteps)[1], rtol=1e-6)
+    np.testing.assert_allclose(parts["residual"], own.map_parts(backbone, batch(), timesteps)[1]["residual"], rtol=1e-6)
     np.testing.assert_allclose(parts["residual"].mean((2, 3)), table["s"].mean(axis=2), rtol=1e-5)
     variance = 1.0 - backbone.alphas_cumprod[list(timesteps)]
     np.testing.assert_allclose(parts["error"].mean((2, 3)), table["d"] / (variance * table["b"]), rtol=1e-5)
@@ -265,18 +264,21 @@ def test_a_detector_shows_the_part_it_is_asked_for(tmp_path: Path) -> None:
         part: gepc.create_detector("gepc+", backbone, levels=LEVELS, map_part=part).fit(pictures(30))
         for part in ("sum", "residual", "error")
     }
-    maps = {part: detector.score_map(IMAGES) for part, detector in fitted.items()}
+    maps = {part: detector.score_map(IMAGES, raw=True) for part, detector in fitted.items()}
     assert maps["sum"].shape == (12, 8, 8)
     np.testing.assert_allclose(maps["sum"], maps["residual"] + maps["error"], rtol=1e-5)
     fitted["error"].save(tmp_path / "det")
     loaded = gepc.load_detector(tmp_path / "det", backbone)
-    np.testing.assert_array_equal(loaded.score_map(IMAGES), maps["error"])
+    np.testing.assert_array_equal(loaded.score_map(IMAGES, raw=True), maps["error"])
+    np.testing.assert_array_equal(loaded.score_map(IMAGES), fitted["error"].score_map(IMAGES))
     np.testing.assert_array_equal(loaded.score(IMAGES), fitted["sum"].score(IMAGES))
 
 
 def test_without_a_transform_the_map_is_the_error_alone() -> None:
     detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, features=("d",)).fit(pictures(30))
-    assert (detector.score_map(IMAGES) > 0).all()
+    assert (detector.score_map(IMAGES, raw=True) > 0).all()
+    assert detector.maps_ is not None
+    assert detector.maps_.parts == ("error",)
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------

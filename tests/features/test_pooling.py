@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
 from gepc.core.errors import OptionError
-from gepc.features.pooling import KINDS, MapSample, Pooling, combine, log_contrast, position_distance
+from gepc.features.pooling import KINDS, Pooling, combine, log_contrast, position_distance, v_global
 
 
 @given(
@@ -100,24 +100,10 @@ def test_contrast_is_that_of_the_window_to_its_ring_whatever_the_gain() -> None:
     assert torch.isfinite(log_contrast(torch.rand(2, 5, 7), 9)).all()
 
 
-@given(order=st.permutations(range(8)), capacity=st.integers(1, 8))
-def test_a_sample_of_maps_holds_those_with_the_smallest_keys(order: list[int], capacity: int) -> None:
-    """In any order, and each image once. The scale is the median over maps of their 0.99 quantile."""
-    sample = MapSample(capacity)
-    for number in [*order, *order]:
-        field = np.full((1, 2, 2), float(2**number), dtype=np.float32)
-        sample.add(bytes([number, 0]), field)
-        field[:] = np.nan  # the caller may reuse its memory
-    expected = np.median(2.0 ** np.arange(capacity))
-    assert sample.v_global((0,), np.ones(1)) == pytest.approx(expected)
-
-
-def test_the_common_scale_is_of_the_kept_levels_and_their_weights() -> None:
-    """A quarter of level 0 and three quarters of level 2; the 0.99 quantile interpolates between pixels."""
-    sample = MapSample()
+def test_the_common_scale_is_the_median_over_maps_of_their_quantile() -> None:
+    """The 0.99 quantile interpolates between pixels."""
     pixels = np.arange(101.0, dtype=np.float32).reshape(1, 101)
-    sample.add(b"x", np.stack([pixels, np.full_like(pixels, 1e6), 4 * pixels]))
-    assert sample.v_global((0, 2), np.array([0.25, 0.75])) == pytest.approx(99 * (0.25 + 3.0))
+    assert v_global([factor * pixels for factor in (1, 3, 4)]) == pytest.approx(3 * 99)
 
 
 def test_maps_are_averaged_over_the_levels_that_were_evaluated() -> None:

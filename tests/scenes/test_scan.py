@@ -76,7 +76,7 @@ def test_the_map_is_the_blend_of_the_tiles_maps(scanned, detector, landscape):
         part = (slice(y, y + 16), slice(x, x + 16))
         total[part] += w * detector.score_map([landscape[part]])[0]
         share[part] += w
-    np.testing.assert_allclose(field_of(scanned.out), total / share, rtol=1e-5)
+    np.testing.assert_allclose(field_of(scanned.out), total / share, rtol=1e-5, atol=1e-4)
 
 
 def test_the_map_lies_where_the_scene_lies(scanned):
@@ -109,7 +109,7 @@ def test_scene_json_says_what_was_done(scanned, detector):
     assert summary["options"]["tile"] == [16, 16]
     assert summary["options"]["stride"] == [8, 8]
     assert summary["network_passes"]["forward"] == 96 * detector.cost().forward
-    assert summary["map_scale"] == detector.map_scale_
+    assert summary["map_scale"] == detector.map_limit()
     assert "exchangeable" in summary["guarantee"]
     assert {"gepc", "torch", "rasterio"} <= set(summary["versions"])
     assert sorted(p.name for p in scanned.out.iterdir() if not p.name.startswith(".")) == sorted(
@@ -231,7 +231,7 @@ def test_resuming_repeats_nothing_and_gives_the_same_files(tmp_path, detector, g
     for mine, other in zip(rows(out / "tiles.csv"), rows(scanned.out / "tiles.csv"), strict=True):
         assert {**mine, "score": 0} == {**other, "score": 0}
         assert float(mine["score"]) == pytest.approx(float(other["score"]), rel=1e-9)
-    np.testing.assert_allclose(field_of(out), field_of(scanned.out), rtol=1e-5)
+    np.testing.assert_allclose(field_of(out), field_of(scanned.out), rtol=1e-5, atol=1e-4)
     again = scan(detector, geotiff, out, **options)
     assert again.summary == report.summary
     assert detector.backbone.forward_count == before
@@ -247,7 +247,7 @@ def test_an_array_map_survives_a_stop_just_before_the_end(tmp_path, detector, ge
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, tmp_path / "out", **options)
     scan(detector, geotiff, tmp_path / "out", **options)
-    np.testing.assert_allclose(np.load(tmp_path / "out" / "map.npy"), field_of(scanned.out), rtol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "map.npy"), field_of(scanned.out), rtol=1e-5, atol=1e-4)
 
 
 def test_a_folder_of_other_parameters_is_refused(tmp_path, detector, geotiff):
@@ -425,7 +425,7 @@ def test_segments_and_blocks_do_not_change_the_results(tmp_path, detector, geoti
     scan(detector, geotiff, tmp_path / "out", control="tile")
     mine, other = rows(tmp_path / "out" / "tiles.csv"), rows(scanned.out / "tiles.csv")
     np.testing.assert_allclose([float(r["score"]) for r in mine], [float(r["score"]) for r in other], rtol=1e-4)
-    np.testing.assert_allclose(field_of(tmp_path / "out"), field_of(scanned.out), rtol=1e-5)
+    np.testing.assert_allclose(field_of(tmp_path / "out"), field_of(scanned.out), rtol=1e-5, atol=1e-4)
 
 
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, detector, monkeypatch):

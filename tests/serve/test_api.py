@@ -118,7 +118,7 @@ def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, ima
 
     picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
     field = detector.score_map(images[:1])[0]
-    wanted = overlay(picture, field, detector.map_scale_)
+    wanted = overlay(picture, field, detector.map_limit())
     heat = np.asarray(Image.open(io.BytesIO(_map(client, files[0], style="heat")))) / 255
     laid = picture * (1 - heat[..., 3:]) + heat[..., :3] * heat[..., 3:]
     assert np.abs(laid - wanted).max() < 0.01

@@ -13,7 +13,7 @@ from gepc.bench.evaluate import GepcBench, Variant
 from gepc.bench.protocol import Pair
 from gepc.core.palette import LIGHT, line_style
 from gepc.features.base import extract_with_maps
-from gepc.features.pooling import MapSample, combine
+from gepc.features.pooling import combine, v_global
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing, place_labels
 from gepc.report.page import Picture
@@ -63,12 +63,8 @@ def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
     """The test images with the lowest and highest scores of an ID set and its OOD sets, with maps on one scale."""
     scores = bench.scores(name, bench.protocol.seeds[0])
     weights, kept = scores.selection.weights, scores.kept
-    sample = MapSample()
     reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
-    _, fields = extract_with_maps(bench.extractor, bench.backbone, reference, kept)
-    for key, levels in zip(reference.keys, fields, strict=True):
-        sample.add(key, levels)
-    scale = sample.v_global(tuple(range(len(kept))), weights)
+    scale = v_global(combine(extract_with_maps(bench.extractor, bench.backbone, reference, kept)[1], weights))
     found = {}
     for other, values in {name: scores.inside, **scores.outside}.items():
         order = np.argsort(values)

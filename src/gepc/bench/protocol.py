@@ -10,6 +10,7 @@ from typing import Any
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
+from gepc.bench.masks import MaskProtocol
 from gepc.core.errors import InputError, OptionError, check_choice, nearest
 from gepc.core.options import build, read_yaml
 from gepc.datasets import open_dataset
@@ -227,6 +228,16 @@ def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -
     config : a YAML file, or the name of a protocol that ships with the package.
     overrides : values that replace those of the file.
     """
+    return build(Protocol, _values(config, overrides), "protocol")
+
+
+def load_mask_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> MaskProtocol | None:
+    """Read a protocol of a benchmark with masks, one that names `defects`; None for any other."""
+    values = _values(config, overrides)
+    return build(MaskProtocol, values, "protocol") if "defects" in values else None
+
+
+def _values(config: str | Path, overrides: dict[str, Any] | None) -> dict[str, Any]:
     path, known = Path(config), builtin_protocols()
     if not path.is_file():
         if path.stem not in known:
@@ -234,4 +245,4 @@ def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -
                 f"{config} is neither a YAML file nor a protocol of the package; {nearest(path.stem, known)}"
             )
         path = known[path.stem]
-    return build(Protocol, {**read_yaml(path), **(overrides or {})}, "protocol")
+    return {**read_yaml(path), **(overrides or {})}

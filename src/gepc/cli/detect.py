@@ -79,6 +79,7 @@ def fit(
     calibration = None if calibration_images is None else open_images(calibration_images)
     total = len(collection) + (0 if calibration is None else len(calibration))
     estimate(detector, total, detector.fit_cost())
+    estimate(detector, detector.map_images(total, total), detector.cost(), "for maps at most {:,} images again")
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
         cluster = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
@@ -103,17 +104,24 @@ def map_(
     images: opt.ImagesArgument,
     out: Annotated[Path, Option(help="Folder for pictures, arrays and metadata.json.")],
     scale: Annotated[str, Option(help="Colour scale: `global` (one for all images) or `image` (one each).")] = "global",
-    part: Annotated[str | None, Option(help="Part of the map (gepc+ only): sum, residual or error.")] = None,
+    part: Annotated[
+        str | None, Option(help="Part of the map (gepc+ only): sum, residual, inner, error or activations.")
+    ] = None,
+    raw: Annotated[bool, Option("--raw", help="Write maps before calibration, on the scale v_global.")] = False,
+    alpha: opt.Alpha = 0.05,
     show_bands: ShownBands = None,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
 ) -> None:
-    """Write a heat map per image: an overlay with a colour bar (PNG) and the raw map (NPY).
+    """Write a heat map per image: an overlay with boxes and a colour bar (PNG) and the map (NPY).
+
+    The boxes are regions that exceed what is usual: at most a share alpha of in-distribution images has any. They are
+    also in regions.csv and, for labelling tools, in regions.json (COCO).
 
     Example: `gepc map det photos/new --out maps`
     """
-    from gepc.detector.maps import with_map_part, write_maps
+    from gepc.detector.maps import MapOptions, with_map_part, write_maps
     from gepc.images.sources import open_images
 
     loaded, collection = opt.open_detector(detector, backbone, batch_size, device), open_images(images)
@@ -123,11 +131,16 @@ def map_(
     estimate(loaded, len(collection), loaded.cost())
     with progress("mapping", len(collection)) as advance:
         bands = None if show_bands is None else _numbers("--show-bands", show_bands, ",")
-        entries = write_maps(loaded, collection, out, scale, bands, advance)
-    shown = {"scale": loaded.map_scale_, "part": getattr(loaded.extractor, "map_part", None)}
+        entries = write_maps(loaded, collection, out, MapOptions(scale, raw, alpha, bands), advance)
+    raw = raw or loaded.maps_ is None
+    limit = loaded.map_limit(alpha, raw)
+    shown = {"scale": limit, "part": getattr(loaded.extractor, "map_part", None), "raw": raw, "alpha": alpha}
     write_json(out / "metadata.json", {**shown, "detector": str(detector), "images": entries})
     failures = sum(entry["error"] is not None for entry in entries)
-    say(f"{len(entries) - failures} maps in {out}, {failures} failures; common scale {loaded.map_scale_:.4g}")
+    found = sum(entry.get("regions", 0) for entry in entries)
+    say(f"{len(entries) - failures} maps in {out}, {failures} failures, {found} regions; common scale {limit:.4g}")
+    if loaded.maps_ is None:
+        note("the detector has no statistics of maps, so these are raw; fit it again for maps in standard deviations")
 
 
 def scene(

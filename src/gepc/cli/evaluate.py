@@ -24,6 +24,7 @@ from gepc.core.files import check_free, read_json, write_json, write_text
 if TYPE_CHECKING:
     from gepc.bench.baselines import Baseline
     from gepc.bench.evaluate import Benchmark
+    from gepc.bench.masks import MaskProtocol
     from gepc.bench.run import BenchmarkResult
     from gepc.features.extraction import Engine
     from gepc.report.demo import Demo
@@ -35,7 +36,7 @@ DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "sci
 
 ProtocolArgument = Annotated[
     str,
-    Argument(metavar="PROTOCOL", help="Protocol: a YAML file, or a name (paper32, small32, tinyimagenet32, quick)."),
+    Argument(metavar="PROTOCOL", help="A YAML file, or a name (paper32, small32, tinyimagenet32, quick, tiles)."),
 ]
 DataFolder = Annotated[
     Path | None, Option(help="Folder with the data sets; the environment variable GEPC_DATA by default.")
@@ -318,12 +319,16 @@ def _run(
 ) -> None:
     from gepc.bench.baselines import choose_baselines, method_names
     from gepc.bench.evaluate import Benchmark
-    from gepc.bench.protocol import load_protocol
+    from gepc.bench.protocol import load_mask_protocol, load_protocol
     from gepc.bench.run import run, write
     from gepc.features.extraction import FeatureCache
 
     folder = _data_folder(data)
     check_free(out, "results.json", "benchmark")
+    with_masks = load_mask_protocol(config, overrides)
+    if with_masks is not None:
+        _run_masks(with_masks, loading, folder, out)
+        return
     protocol = load_protocol(config, overrides)
     names = method_names(methods) if methods is not None else []
     backbone = loading.load(protocol.backbone)
@@ -339,6 +344,19 @@ def _run(
         result = run(benchmark, typed_command(), baselines, only_ablations, advance)
     write(result, out)
     _report(result, out)
+
+
+def _run_masks(protocol: MaskProtocol, loading: opt.Loading, data: Path, out: Path) -> None:
+    from gepc.bench.masks import run_masks, write_masks
+
+    backbone = loading.load(protocol.backbone)
+    fitting, testing = map(len, protocol.divide(data))
+    defective = sum(map(len, protocol.defective(data).values()))
+    note(f"{fitting} good images to fit on, {testing} to test with, {defective} with defects")
+    with progress("images", fitting + testing + defective) as advance:
+        found = run_masks(protocol, backbone, data, advance)
+    for table in write_masks(found, protocol, out, typed_command()):
+        say(table.markdown())
 
 
 def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int, float]:

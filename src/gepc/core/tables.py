@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.core.files import write_text
+from gepc.core.files import replacing, write_text
 
 Cell = str | float | int | None
 _FORMULA = ("=", "+", "-", "@", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width
@@ -82,6 +82,14 @@ class ResultTable:
                 "",
             ]
         )
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file row by row."""
+    with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:
+        writer = csv.writer(handle, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def escape_cell(text: str) -> str:

@@ -16,15 +16,17 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.core.options import coerce
+from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics
 from gepc.features.base import (
     Batch,
     Cost,
     Extractor,
+    MapParts,
     Table,
     as_scored,
     cost_of,
+    extract_map_parts,
     extract_table,
-    extract_with_maps,
     for_fitting,
 )
 from gepc.features.extraction import (
@@ -36,7 +38,7 @@ from gepc.features.extraction import (
     extract_all,
     warn_about_skipped,
 )
-from gepc.features.pooling import Map, combine
+from gepc.features.pooling import Map, combine, v_global
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 MINIMUM_FIT = 8
+MAPS = ("calibrated", "aligned", "raw")
+SCORE_FROM = ("features", "map")
+SAMPLE_IMAGES, SCORE_IMAGES, MAP_WINDOW = 600, 199, 9
 _ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 
 
@@ -93,6 +98,11 @@ class Detector:
     resize : how images of another size are brought to `size`; see `gepc.Preprocessing`.
     magnitude : `linear`, or `log` for radar; see `gepc.Preprocessing`.
     normalise : `fixed` or `patch` scale of log-magnitudes; see `gepc.Preprocessing`.
+    maps : `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
+        p-values; `aligned` learns it for every position, where the same pixel shows the same thing in all images;
+        `raw` learns nothing and saves the passes.
+    score_from : `features`, or `map`: the score is the largest value of the calibrated map, for small defects in
+        images that are usual otherwise.
     calibration_share : share of the in-distribution images held out for p-values.
     batch_size : the largest number of images per network call; bounds the memory and does not change a score.
     seed : the noise is a function of this seed and of each image's content.
@@ -105,7 +115,8 @@ class Detector:
     cv_ : coefficient of variation at every candidate.
     scorer_ : the fitted `gepc.scoring.Scorer`.
     reference_ : the calibration scores, by group.
-    map_scale_ : v_global, the common scale of maps; None for a method without maps.
+    map_scale_ : v_global, the common scale of raw maps; None for a method without maps.
+    maps_ : the statistics of calibrated maps; None without them.
     n_fit_ : how many images levels and calibrator were fitted on.
     preprocessing_ : how images are prepared.
     """
@@ -115,6 +126,7 @@ class Detector:
     scorer_: Scorer
     reference_: CalibrationScores
     map_scale_: float | None
+    maps_: MapStatistics | None
     n_fit_: int
     preprocessing_: Preprocessing
 
@@ -133,6 +145,8 @@ class Detector:
         resize: str = "stretch",
         magnitude: str = "linear",
         normalise: str = "fixed",
+        maps: str = "calibrated",
+        score_from: str = "features",
         calibration_share: float = 1 / 3,
         batch_size: int = 64,
         seed: int = 0,
@@ -153,6 +167,8 @@ class Detector:
         self.resize = resize
         self.magnitude = magnitude
         self.normalise = normalise
+        self.maps = maps
+        self.score_from = score_from
         self.calibration_share = calibration_share
         self.batch_size = batch_size
         self.seed = seed
@@ -168,6 +184,13 @@ class Detector:
             raise OptionError(
                 f"the method {self.extractor.name!r} does not run on a latent backbone: {self.extractor.pixels_only}"
             )
+        group = getattr(self.extractor, "group", ())
+        if self.resize == "native" and any(action.square_only for action in group):
+            raise OptionError("images that keep their size need not be square; leave rot90 out of `group`")
+        check_choice("maps", self.maps, MAPS)
+        check_choice("score_from", self.score_from, SCORE_FROM)
+        if self.score_from == "map" and (self.maps == "raw" or not self.extractor.has_maps):
+            raise OptionError("score_from='map' needs a method with maps, and calibrated ones")
         if not 0.0 < self.calibration_share < 1.0:
             raise OptionError(f"calibration_share must be between 0 and 1, got {self.calibration_share}")
         if self.batch_size < 1:
@@ -190,8 +213,9 @@ class Detector:
         size = self.backbone.image_size if self.size is None else self.size
         if isinstance(size, int):
             size = (size, size)
+        multiple = self.backbone.size_multiple if self.resize == "native" else 1
         preprocessing = Preprocessing(
-            self.value_range, size, self.resize, self.backbone.channels, self.magnitude, self.normalise
+            self.value_range, size, self.resize, self.backbone.channels, self.magnitude, self.normalise, multiple
         )
         if size is not None:
             self.backbone.check_size(*size)
@@ -222,7 +246,7 @@ class Detector:
         engine : makes the network passes elsewhere; see `gepc.runs`.
         """
         levels = self.extractor.timesteps(self.backbone)
-        spec = ExtractionSpec(for_fitting(self.extractor), levels, self.seed, self.batch_size, self.extractor.has_maps)
+        spec = ExtractionSpec(for_fitting(self.extractor), levels, self.seed, self.batch_size)
         opened = open_images(images)
         found = self._extract(opened, self._preprocessing(), spec, on_progress, engine, calibration_images is None)
         fitting, held_out = self._split(found.keys, calibration_images is None)
@@ -236,7 +260,7 @@ class Detector:
             reference = as_scored(self.extractor, again.columns[:, kept], again.keys, self.seed)
         else:
             source = open_images(calibration_images)
-            spec = replace(spec, extractor=self.extractor, timesteps=timesteps, with_maps=False)
+            spec = replace(spec, extractor=self.extractor, timesteps=timesteps)
             again = self._extract(source, found.preprocessing, spec, on_progress, engine, calibrating=True)
             _warn_about_copies(again.keys)
             again = again.rows(self._split(again.keys, hold_out=False)[0])
@@ -244,15 +268,45 @@ class Detector:
             _check_disjoint(found.keys, again.keys)
 
         self.scorer_ = scorer
-        self.reference_ = CalibrationScores.of(
-            scorer.score_kept(reference), group_labels(groups, source, again.indices)
-        )
+        scores, places = scorer.score_kept(reference), again.indices
         self.preprocessing_ = found.preprocessing
         self.levels_, self.kept_ = np.asarray(levels), np.asarray(timesteps)
         self.n_fit_ = len(fitting)
-        selection = scorer.selection_
-        self.map_scale_ = found.maps.v_global(selection.kept, selection.weights) if self.extractor.has_maps else None
+        calibrating = again.sample.of(again.keys, self._most_calibrating)
+        self._fit_maps(found.sample.of((found.keys[row] for row in fitting), FIT_IMAGES), calibrating)
+        if self.score_from == "map" and self.maps_ is not None:
+            scores, places = self.maps_.maxima[0], again.of(list(calibrating)).indices
+        self.reference_ = CalibrationScores.of(scores, group_labels(groups, source, places))
         return self
+
+    @property
+    def _most_calibrating(self) -> int:
+        return SCORE_IMAGES if self.score_from == "map" else CALIBRATION_IMAGES
+
+    def map_images(self, fitting: int, calibrating: int) -> int:
+        """How many of the images to fit on and to calibrate with are evaluated again, as in scoring, for their maps."""
+        if not self.extractor.has_maps:
+            return 0
+        return (0 if self.maps == "raw" else min(fitting, FIT_IMAGES)) + min(calibrating, self._most_calibrating)
+
+    def _fit_maps(self, fitting: Mapping[bytes, Image], calibrating: Mapping[bytes, Image]) -> None:
+        """The statistics of calibrated maps and the scale of raw ones, from some of the images."""
+        self.maps_, self.map_scale_ = None, None
+        if not self.extractor.has_maps:
+            return
+        raw: list[Map] = []
+
+        def read(images: Sequence[Image]) -> MapParts:
+            _, parts, levels = self._map_parts(self._batch_of(images))
+            raw.extend(combine(levels, self.weights_))
+            return parts
+
+        if self.maps == "raw":
+            read(list(calibrating.values()))
+        else:
+            images = list(fitting.values()), list(calibrating.values())
+            self.maps_ = MapStatistics.fit(read, *images, self.weights_, self.map_window, self.maps == "aligned")
+        self.map_scale_ = v_global(raw)
 
     def _extract(
         self,
@@ -268,7 +322,10 @@ class Detector:
         trained_on = self.backbone.trained_on if calibrating else None
         if trained_on is not None:
             images = observed = ObservedImages(images, Record.content_hash)
-        found = extract_all(images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress)
+        size = SAMPLE_IMAGES if self.extractor.has_maps else 0
+        found = extract_all(
+            images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress, sample_size=size
+        )
         warn_about_skipped(found)
         if trained_on is not None:
             _warn_about_trained_on([observed.seen[index] for index in found.indices.tolist()], trained_on)
@@ -464,25 +521,74 @@ class Detector:
     def _tie_breakers(self, chunk: Chunk) -> Array:
         return np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
 
-    def score_batch(self, images: Sequence[Image], with_maps: bool = False) -> tuple[Array, Map | None]:
-        """Scores of preprocessed images, (C, H, W) each, and their maps from the same passes if asked for."""
+    def score_batch(
+        self, images: Sequence[Image], with_maps: bool = False, raw: bool = False
+    ) -> tuple[Array, Fields | None]:
+        """Scores of preprocessed images, (C, H, W) each, and their maps from the same passes if asked for.
+
+        The maps are those of all parts together and of each part by name; raw if asked for, or without statistics.
+        """
         self._check_fitted()
-        batch = Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
-        return self._score_with_maps(batch) if with_maps else (self._score(batch), None)
+        batch = self._batch_of(images)
+        return self._score_with_maps(batch, raw) if with_maps else (self._score(batch), None)
+
+    def _batch_of(self, images: Sequence[Image]) -> Batch:
+        return Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
 
     def _score(self, batch: Batch) -> Array:
+        if self.score_from == "map":
+            return self._score_with_maps(batch)[0]
         table = extract_table(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
         return self.scorer_.score_kept(self.extractor.columns(table))
 
-    def _score_with_maps(self, batch: Batch) -> tuple[Array, Map]:
-        table, maps = extract_with_maps(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
-        return self.scorer_.score_kept(self.extractor.columns(table)), combine(maps, self.weights_)
+    def _map_parts(self, batch: Batch) -> tuple[Table, MapParts, Map]:
+        return extract_map_parts(self.extractor, self.backbone, batch, tuple(self.kept_.tolist()))
 
-    def score_map(self, images: Any) -> Map:
-        """Anomaly maps (N, H, W): m = sum_t w_t mean_g mean_c r_g^2 / b_t.
+    def _score_with_maps(self, batch: Batch, raw: bool = False) -> tuple[Array, Fields]:
+        table, parts, levels = self._map_parts(batch)
+        if raw or self.maps_ is None:
+            fields = {self.map_part: combine(levels, self.weights_)}
+        else:
+            fields = self.maps_.z(parts, batch.size)
+        if self.score_from == "map" and self.maps_ is not None:
+            return self.maps_.scores(fields if not raw else self.maps_.z(parts, batch.size)), fields
+        return self.scorer_.score_kept(self.extractor.columns(table)), fields
 
-        Divide by `map_scale_` to show several on a common scale. With mean pooling and raw calibration, the mean of a
-        map is the score.
+    @property
+    def map_part(self) -> str:
+        """The part that `score_map` shows: `sum`, all of them together, unless the method's options say otherwise."""
+        return str(getattr(self.extractor, "map_part", TOGETHER))
+
+    @property
+    def leading_parts(self) -> tuple[str, ...]:
+        """The parts that make up the calibrated map; none without statistics."""
+        return () if self.maps_ is None else self.maps_.leading
+
+    @property
+    def map_window(self) -> int:
+        """Side of the box filter of calibrated maps: the method's `window` if it has one."""
+        return int(getattr(self.extractor, "window", None) or MAP_WINDOW)
+
+    def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
+        """The end of the colour scale of maps, the same for all images.
+
+        Of calibrated maps it is the value above which a pixel has a family-wise p-value of at most `alpha`, see
+        `gepc.detector.map_statistics`; of raw maps it is `map_scale_`.
+        """
+        self._check_fitted()
+        return (self.map_scale_ or 1.0) if raw or self.maps_ is None else self.maps_.limit(self.map_part, alpha)
+
+    def score_map(self, images: Any, raw: bool = False) -> Map:
+        """Anomaly maps (N, H, W), in standard deviations of in-distribution maps; see `gepc.detector.map_statistics`.
+
+        A detector without the statistics of maps, saved by an older version or fitted with `maps="raw"`, gives raw
+        maps.
+
+        Parameters
+        ----------
+        images : the images.
+        raw : return m = sum_t w_t mean_g mean_c r_g^2 / b_t instead (of `gepc+` also the denoising error), to be
+            divided by `map_scale_`. With mean pooling and raw calibration, the mean of a raw map is the score.
         """
         self._check_fitted()
         if not self.extractor.has_maps:
@@ -491,12 +597,14 @@ class Detector:
         opened = open_images(images)
         warn_about_range(opened, self.value_range)
         found = [
-            self._score_with_maps(self._batch(chunk))[1]
+            self._score_with_maps(self._batch(chunk), raw)[1][self.map_part]
             for chunk in chunks(opened, self.preprocessing_, self.batch_size, OnBadImage.NONE)
         ]
         if not found:
             height, width = self.preprocessing_.size or (0, 0)
             return np.empty((0, height, width), dtype=np.float32)
+        if len({field.shape[1:] for field in found}) > 1:
+            raise OptionError("images of several sizes have maps of several sizes; give one image at a time")
         return np.concatenate(found)
 
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:

@@ -1,75 +1,107 @@
-"""Heat maps on one common scale: m(h, w) = sum_t w_t mean_g mean_c r_g^2 / b_t."""
+"""Maps as files: pictures on one common scale, arrays, and the regions that stand out."""
 
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, StorageError, ValueRangeWarning, check_choice
-from gepc.core.files import replacing
+from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.files import replacing, write_json
+from gepc.core.palette import LIGHT
+from gepc.core.tables import write_rows
+from gepc.detector.regions import COLUMNS, MapRegion, Region, coco, csv_rows, in_image, map_regions
+from gepc.features.gepc_plus import MAP_PARTS
 from gepc.features.pooling import QUANTILE, Map
 from gepc.images.preprocessing import rgb_picture, warn_about_range
 from gepc.images.sources import Image, Images
+from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
     from gepc.detector.detector import Detector
 
 SCALES = ("global", "image")
+CAPTION = 20  # pixels
 
 
 def with_map_part(detector: Detector, part: str) -> Detector:
-    """The fitted detector with maps of that part alone; the scale stays that of the map it was fitted with."""
+    """The fitted detector with maps of that part alone; raw maps keep the scale that they were fitted with."""
     method = detector.extractor
     if not hasattr(method, "map_part"):
         raise OptionError(f"the maps of {method.name!r} have no parts; only those of gepc+ do")
+    if detector.maps_ is not None and part in MAP_PARTS:
+        check_choice("map_part", part, detector.maps_.names)
     shown = copy.copy(detector)
     shown.extractor = replace(method, map_part=part)  # type: ignore[type-var]
     return shown
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """How maps are written.
+
+    Parameters
+    ----------
+    scale : `global` draws all maps on one scale, from 0 to `Detector.map_limit`, so that they can be compared. `image`
+        draws each up to its own 0.99 quantile: structure shows in every picture, also in those of usual images.
+    raw : write maps before calibration.
+    alpha : the false-alarm rate of the verdict on an image, and of its regions: with at most this probability a usual
+        image has any.
+    bands : the bands shown, see `rgb_picture`.
+    """
+
+    scale: str = "global"
+    raw: bool = False
+    alpha: float = 0.05
+    bands: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("scale", self.scale, SCALES)
 
 
 def write_maps(
     detector: Detector,
     images: Images,
     out: Path,
-    scale: str = "global",
-    bands: tuple[int, ...] | None = None,
+    options: MapOptions | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """For every image `NAME.npy` (the raw map) and `NAME.png` (image, overlay, colour bar) in `out`.
+    """For every image `NAME.npy` (the map) and `NAME.png` (image, overlay with regions, colour bar) in `out`.
 
-    With the scale `global` all pictures go from 0 to map_scale_ (v_global) and can be compared. With `image` each goes
-    to its own 0.99 quantile: structure shows in every picture, also in those of usual images. `bands` are those shown,
-    see `rgb_picture`. Returns one entry per image for `metadata.json`.
+    Also `regions.csv`, and `regions.json` in the format of COCO, both in pixels of the images as they were given.
+    Returns one entry per image for `metadata.json`.
     """
-    check_choice("scale", scale, SCALES)
+    options = options or MapOptions()
     warn_about_range(images, detector.value_range)
     _make_folder(out)
     entries: list[dict[str, Any]] = []
+    located: list[tuple[str, tuple[int, int], list[MapRegion]]] = []
     for index, record in enumerate(images):
         entry: dict[str, Any] = {"path": record.name, "map": None, "picture": None, "error": record.error}
         if record.pixels is not None:
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ValueRangeWarning)  # said once for all, above
-                    field = detector.score_map([record.pixels])[0]
+                image = detector.preprocessing_.prepare(record)
             except InputError as error:
                 entry["error"] = str(error)
             else:
                 stem = f"{index:06d}_{_safe(Path(record.name).stem)}"
-                shown = detector.preprocessing_.prepare(record)
-                top = (detector.map_scale_ if scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
-                _write_map(out, stem, field, rgb_picture(shown, bands), top)
-                entry |= {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean()), "scale": top}
+                facts, regions = _write_map(detector, image, out, stem, options)
+                entry |= facts
+                shape = (record.pixels.shape[0], record.pixels.shape[1])
+                window, size = detector.preprocessing_.window(shape), (image.shape[1], image.shape[2])
+                located.append((record.name, shape, [in_image(one, window, size) for one in regions]))
         entries.append(entry)
         if on_progress is not None:
             on_progress(1)
+    write_rows(out / "regions.csv", COLUMNS, (row for path, _, found in located for row in csv_rows(path, found)))
+    write_json(out / "regions.json", coco(located))
     return entries
 
 
@@ -82,17 +114,61 @@ def _make_folder(out: Path) -> None:
         raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
-def _write_map(out: Path, stem: str, field: Map, picture: Image, scale: float) -> None:
-    from PIL import Image as PILImage
-
+def _write_map(
+    detector: Detector, image: Image, out: Path, stem: str, options: MapOptions
+) -> tuple[dict[str, Any], list[MapRegion]]:
+    """Write one map and its picture; returns what `metadata.json` says of it, and its regions in pixels of the map."""
+    scores, fields = detector.score_batch([image], with_maps=True, raw=options.raw)
+    assert fields is not None
+    field, limit = fields[detector.map_part][0], detector.map_limit(options.alpha, options.raw)
+    regions = map_regions(detector, fields, 0, options.alpha, options.raw)
+    verdict = _verdict(detector, scores, options.alpha)
+    top = (limit if options.scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
-    both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
-    enlarge = max(1, 256 // len(picture))
-    pixels = (both * 255.0).round().astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
-    pixels = np.concatenate([pixels, colour_bar(len(pixels), scale)], axis=1)
+    picture = drawn(rgb_picture(image, options.bands), field, top, regions, _caption(verdict))
     with replacing(out / f"{stem}.png") as draft:
-        PILImage.fromarray(pixels).save(draft, format="PNG")
+        picture.save(draft, format="PNG")
+    facts = {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean()), "scale": top, **verdict}
+    return {**facts, "regions": len(regions)}, regions
+
+
+def _verdict(detector: Detector, scores: npt.NDArray[np.float64], alpha: float) -> dict[str, Any]:
+    """Score, p-value and alarm of one image; the score alone where the detector has groups."""
+    score = float(scores[0])
+    if detector.reference_.grouped or alpha * (len(detector.reference_.scores) + 1) < 1.0:
+        return {"score": score}
+    p_value = detector.reference_.p_values(scores)
+    alarm = bool(DecisionRule(alpha).alarms(p_value, detector.reference_)[0])
+    return {"score": score, "p_value": float(p_value[0]), "alarm": alarm}
+
+
+def _caption(verdict: Mapping[str, Any]) -> str:
+    text = f"score {verdict['score']:.3g}"
+    if "alarm" in verdict:
+        text += f"   p = {verdict['p_value']:.2g}   {'alarm' if verdict['alarm'] else 'no alarm'}"
+    return text
+
+
+def drawn(picture: Image, field: Map, scale: float, regions: Sequence[Region], caption: str) -> PILImage:
+    """The image beside its overlay with numbered boxes and one colour bar, under a line of text."""
+    from PIL import Image as PILImage
+    from PIL import ImageDraw
+
+    enlarge = max(1, 256 // len(picture))
+    both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
+    pixels = np.rint(np.clip(both, 0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
+    pixels = np.concatenate([pixels, colour_bar(len(pixels), scale)], axis=1)
+    canvas = PILImage.new("RGB", (pixels.shape[1], len(pixels) + CAPTION), "white")
+    canvas.paste(PILImage.fromarray(pixels), (0, CAPTION))
+    pen = ImageDraw.Draw(canvas)
+    pen.text((4, 4), caption, fill="black")
+    for region in regions:
+        top, left, bottom, right = (side * enlarge for side in region.box)
+        left, right = left + enlarge * picture.shape[1], right + enlarge * picture.shape[1]
+        pen.rectangle((left, top + CAPTION, right - 1, bottom + CAPTION - 1), outline=LIGHT["inside"], width=2)
+        pen.text((left + 3, top + CAPTION + 1), str(region.number), fill=LIGHT["inside"])
+    return canvas
 
 
 def colour_bar(height: int, scale: float, width: int = 64) -> npt.NDArray[np.uint8]:

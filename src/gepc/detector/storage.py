@@ -24,8 +24,9 @@ from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, 
 from gepc.core.files import digest, open_regular, read_json, write_arrays, write_json
 from gepc.core.options import build
 from gepc.detector.hub import download, is_hub_id
+from gepc.detector.map_statistics import MapStatistics
 from gepc.images.preprocessing import Preprocessing
-from gepc.scoring.calibrators import create_calibrator
+from gepc.scoring.calibrators import create_calibrator, under
 from gepc.scoring.scorer import Scorer, Selection
 from gepc.verdicts.conformal import CalibrationScores
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
 CONDITIONING = "conditioning/"  # the embeddings of a text-conditional backbone, among the arrays
+MAPS = "maps/"  # the statistics of calibrated maps, since 0.2
 STATED_ALPHA = 0.05
 # what a folder may ask for
 MAX_DEPTH, MAX_LENGTH, MAX_OPTION, MAX_NUMBER, MAX_STATE = 8, 10_000, 100_000, 10**12, 1 << 30
@@ -106,6 +108,7 @@ def describe(detector: Detector) -> dict[str, Any]:
             "kept": detector.kept_.tolist(),
             "weights": detector.weights_.tolist(),
             "map_scale": detector.map_scale_,
+            "map_parts": None if detector.maps_ is None else list(detector.maps_.parts),
             "fit_images": detector.n_fit_,
             "calibration_images": len(detector.calibration_scores_),
             "groups": list(detector.reference_.by_group),
@@ -130,6 +133,8 @@ def state_of(detector: Detector) -> dict[str, Any]:
     arrays = detector.scorer_.state()
     for position, scores in enumerate(detector.reference_.by_group.values()):
         arrays[f"reference/{position}"] = scores
+    if detector.maps_ is not None:
+        arrays |= {f"{MAPS}{name}": values for name, values in detector.maps_.state().items()}
     return arrays | {f"{CONDITIONING}{name}": values for name, values in detector.backbone.conditioning.items()}
 
 
@@ -294,6 +299,7 @@ class Fitted:
     calibration_images: int
     groups: tuple[str, ...]
     mean_levels: float | None = None  # written by 0.1
+    map_parts: tuple[str, ...] | None = None
 
     def check(self, detector: Detector, arrays: dict[str, Any]) -> None:
         """Refuse values that contradict each other, the detector's options or the arrays."""
@@ -335,7 +341,12 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
     detector.map_scale_, detector.n_fit_ = fitted.map_scale, fitted.fit_images
     kept = tuple(fitted.timesteps.index(t) for t in fitted.kept)
     selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
-    state = {name: array for name, array in arrays.items() if not name.startswith("reference/")}
+    detector.maps_ = None
+    if fitted.map_parts is not None:
+        detector.maps_ = MapStatistics.restore(
+            fitted.map_parts, detector.map_window, selection.weights, under("maps", arrays)
+        )
+    state = {name: array for name, array in arrays.items() if not name.startswith(("reference/", MAPS))}
     detector.scorer_ = _restored(detector, selection, state)
     scores = {label: arrays[f"reference/{place}"] for place, label in enumerate(fitted.groups)}
     detector.reference_ = CalibrationScores(scores)

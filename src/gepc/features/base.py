@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Table = dict[str, npt.NDArray[np.float64]]
 Columns = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]
+MapParts = dict[str, Maps]
+"""Parts of a map by name: fields (N, levels, H, W), or vectors of each position of a grid, (N, levels, C, h, w)."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +236,12 @@ class HasMaps(ABC):
         return True
 
     @abstractmethod
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
-        """The table, and a map per level (N, levels, H, W) from the same passes; NaN at levels left out."""
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        """The table, and the parts of the map from the same passes; NaN at levels left out."""
+
+    def raw_map(self, parts: MapParts) -> Maps:
+        """The map per level, (N, levels, H, W), before calibration: the part `residual` by default."""
+        return parts["residual"]
 
 
 class DerivedExtractor(ABC):
@@ -270,17 +276,27 @@ class SamplesLevels(ABC):
         """Columns of `for_fitting`, with NaN for the levels that scoring these images leaves out."""
 
 
-def extract_with_maps(
+def extract_map_parts(
     extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
-) -> tuple[Table, Maps]:
-    """The table and the maps (N, levels, H, W); an `OptionError` if the method has no maps.
+) -> tuple[Table, MapParts, Maps]:
+    """The table, the parts of the maps, and the maps before calibration; an `OptionError` without maps.
 
-    The map of a latent backbone has one value for each cell of `factor` x `factor` pixels.
+    The map of a latent backbone has one value for each cell of `factor` x `factor` pixels; its parts have the size of
+    the latents.
     """
     if not isinstance(extractor, HasMaps) or not extractor.has_maps:
         raise OptionError(f"the method {extractor.name!r} has no maps")
-    table, maps = extractor.maps(backbone, batch.encoded(backbone), timesteps)
-    return table, maps.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
+    table, parts = extractor.map_parts(backbone, batch.encoded(backbone), timesteps)
+    raw = extractor.raw_map(parts)
+    return table, parts, raw.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
+
+
+def extract_with_maps(
+    extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
+) -> tuple[Table, Maps]:
+    """The table and the maps before calibration, (N, levels, H, W)."""
+    table, _, maps = extract_map_parts(extractor, backbone, batch, timesteps)
+    return table, maps
 
 
 def extract_table(extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:

@@ -35,10 +35,10 @@ from gepc.features.base import (
     parts_of,
 )
 from gepc.features.groups import Group
-from gepc.features.pooling import Map, MapSample
+from gepc.features.pooling import Map
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Images
+from gepc.images.sources import Image, Images
 
 OnProgress = Callable[[int], None]
 Extracted = tuple[Table, Map | None]
@@ -124,7 +124,7 @@ class FeatureTable:
     keys : the key of every image, a hash of its content.
     indices : the position of every image in the collection; images that cannot be read have no row.
     preprocessing : how the images were prepared, with the size of the first where none was given.
-    maps : a bounded sample of the images' maps; empty without `spec.with_maps`.
+    sample : some of the images, if asked for; see `ImageSample`.
     skipped : image name -> the reason why it could not be read.
     """
 
@@ -133,7 +133,7 @@ class FeatureTable:
     keys: tuple[bytes, ...]
     indices: npt.NDArray[np.int64]
     preprocessing: Preprocessing
-    maps: MapSample = field(default_factory=MapSample)
+    sample: ImageSample = field(default_factory=lambda: ImageSample(0))
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -177,6 +177,33 @@ class FeatureTable:
         return self.rows(np.array([place[key] for key in keys], dtype=np.int64))
 
 
+class ImageSample:
+    """Some images of a collection that may be a stream: those with the smallest keys, so that order does not matter.
+
+    Parameters
+    ----------
+    size : the largest number of images.
+    max_bytes : the largest memory that they take, of one image at least.
+    """
+
+    def __init__(self, size: int, max_bytes: int = 1 << 28) -> None:
+        self._size, self._room = size, max_bytes
+        self._images: dict[bytes, Image] = {}
+
+    def add(self, key: bytes, image: Image) -> None:
+        """Offer an image."""
+        if self._size == 0 or key in self._images:
+            return
+        self._images[key] = image
+        self._room -= image.nbytes
+        while len(self._images) > self._size or (self._room < 0 and len(self._images) > 1):
+            self._room += self._images.pop(max(self._images)).nbytes
+
+    def of(self, keys: Iterable[bytes], most: int) -> dict[bytes, Image]:
+        """At most `most` of the images with these keys, the smallest keys first."""
+        return {key: self._images[key] for key in sorted(set(keys) & set(self._images))[:most]}
+
+
 def extract_all(
     images: Images,
     preprocessing: Preprocessing,
@@ -187,6 +214,7 @@ def extract_all(
     engine: Engine | None = None,
     on_progress: OnProgress | None = None,
     on_bad_image: OnBadImage = OnBadImage.UNREADABLE,
+    sample_size: int = 0,
 ) -> FeatureTable:
     """Features of a whole collection. Images that cannot be used are left out, with their reasons in `skipped`.
 
@@ -200,13 +228,14 @@ def extract_all(
     engine : what makes the network passes; by default this process.
     on_progress : called with the number of images of every finished chunk.
     on_bad_image : which images may be left out; the others raise `InputError`.
+    sample_size : how many of the images to keep, for a second look at them.
     """
     warn_about_range(images, preprocessing.value_range)
     tables: list[Table] = []
     keys: list[bytes] = []
     indices: list[int] = []
     skipped: dict[str, str] = {}
-    sample = MapSample()
+    sample = ImageSample(sample_size)
     read = chunks(images, preprocessing, spec.rows, on_bad_image)
     for chunk, found in extract_chunks(backbone, spec, read, cache, engine):
         skipped |= {name: error for _, name, error in chunk.failures}
@@ -215,11 +244,9 @@ def extract_all(
         if found is None:
             continue
         preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
-        table, maps = found
-        tables.append(table)
-        if maps is not None:
-            for key, levels in zip(chunk.keys, maps, strict=True):
-                sample.add(key, levels)
+        tables.append(found[0])
+        for key, image in zip(chunk.keys, chunk.images, strict=True):
+            sample.add(key, image)
         keys += chunk.keys
         indices += chunk.indices
     if not tables:

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, Maps, SamplesLevels, Table, register
+from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, SamplesLevels, Table, register
 from gepc.features.groups import SQUARE_SYMMETRIES, Group
 from gepc.features.pooling import Pooling
 from gepc.features.residuals import ACTIVATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
@@ -197,10 +197,9 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         """Each feature as (N, levels, ...): per element, per pair, or (b, d) one number; NaN where sub-sampled."""
         return self._run(backbone, batch, timesteps)[0]
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
-        """The table, and per level the map mean_g mean_c r_g^2 / b as (N, levels, H, W), from the same passes."""
-        table, maps = self._run(backbone, batch, timesteps, with_maps=True)
-        return table, np.stack(maps, axis=1)
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        """The table, and `residual`, mean_g mean_c r_g^2 / b; with the feature `inner` that of the inner layers too."""
+        return self._run(backbone, batch, timesteps, with_maps=True)
 
     @property
     def has_maps(self) -> bool:
@@ -268,22 +267,22 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
 
     def _run(
         self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
-    ) -> tuple[Table, list[npt.NDArray[np.float32]]]:
+    ) -> tuple[Table, MapParts]:
         if "var" in self.features and not backbone.learned_variance:
             raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
         group = self._group_for(batch.size)
         used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
-        maps: list[npt.NDArray[np.float32]] = []
+        maps: list[MapParts] = []
         for position, t in enumerate(timesteps):
             draws = [
                 self.level_pass(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
                 for draw in range(self.mc_samples)
             ]
             rows.append({name: np.mean([row[name] for row, _ in draws], axis=0) for name in draws[0][0]})
-            if with_maps:
-                maps.append(np.mean([field for _, field in draws], axis=0, dtype=np.float32))
-        return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}, maps
+            parts = [found for _, found in draws]
+            maps.append({name: np.mean([part[name] for part in parts], axis=0, dtype=np.float32) for name in parts[0]})
+        return _by_level(rows), _by_level(maps)
 
     def acting(self, size: tuple[int, int]) -> Group:
         """The group on images of that size: rotations by a quarter turn need square ones."""
@@ -300,6 +299,11 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         if self.level_samples is None or self.level_samples >= count:
             return np.ones((len(keys), count), dtype=bool)
         return noise.subsets(seed, keys, count, self.level_samples, "levels")
+
+
+def _by_level(levels: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """Levels side by side: (N, levels, ...) by name."""
+    return {name: np.stack([level[name] for level in levels], axis=1) for name in levels[0]}
 
 
 def _group_size(pairs: int) -> int:

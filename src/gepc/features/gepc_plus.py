@@ -32,45 +32,44 @@ flip_x it generates all symmetries of the square.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Maps, Table, register
+from gepc.features.base import Columns, MapParts, Maps, register
 from gepc.features.gepc import FEATURES, TINY, GepcExtractor
 from gepc.features.groups import Group
-from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_ELEMENT, LevelPass
-
-MapParts = dict[str, npt.NDArray[np.float32]]
+from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_ELEMENT, LevelPass, position_vectors
 
 FAST_LEVELS = (0.99,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 ALONE = ("d", *CORRELATIONS, "h")
 """Features of a single pass."""
-MAP_PARTS = ("sum", "residual", "error", "target")
+MAP_PARTS = ("sum", "residual", "inner", "error", "activations", "target")
 LOCAL = ("s", "si", "d", "rx", *CONTRASTS)
 """Features of targets that are small in their image."""
 
 
 class PlusPass(LevelPass):
-    """A level pass that also maps the denoising error, or a target."""
+    """A level pass that also maps the denoising error, the activations, or a target."""
 
-    def _finish_map(self, field: Any) -> npt.NDArray[np.float32]:
-        """(N, 2, H, W): the residual map mean_g mean_c r_g^2 / b, and the error map mean_c e^2 / b or the target's."""
-        residual = super()._finish_map(field)
-        if not self.with_maps:
-            return residual
+    def _map_parts(self, fields: Mapping[str, torch.Tensor]) -> MapParts:
+        """Also the error map mean_c e^2 / b, the activations of every position (N, C, h, w), and a target's map."""
+        parts = super()._map_parts(fields)
+        error = (self.base - self.noise).square().mean(1) / self.energy[:, None, None]
+        parts["error"] = self._spread(error).astype(np.float32)
+        if self._grids and "h" in self.wanted:
+            parts["activations"] = self._spread(position_vectors(self._grids, self.batch.size))
         if getattr(self.method, "map_part", None) == "target":
-            second = self._contrast.square() + (self._distance if self._grids else 0.0)
-        else:
-            second = (self.base - self.noise).square().mean(1) / self.energy[:, None, None]
-        return np.stack([residual, self._spread(second).astype(np.float32)], axis=1)
+            target = self._contrast.square() + (self._distance if self._grids else 0.0)
+            parts["target"] = self._spread(target).astype(np.float32)
+        return parts
 
 
 @register("gepc+")
@@ -84,15 +83,18 @@ class GepcPlus(GepcExtractor):
         (without), inner, h, si, rx, bright and dark. A network of one channel has no ac, a plain function no inner, h,
         si and rx: their columns are left out.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
-    map_part : `sum`, or one of its two parts: `residual` (where the transported scores disagree) and `error` (where the
-        network misses the noise). Both are in units of b, so that they can be added. `target` is contrast^2 + d^2/C of
-        `bright` and `rx`, both in units of the variance of the surroundings.
+    map_part : the map that is shown: `sum`, all parts together, or one of them: `residual` (where the transported
+        scores disagree), `inner` (the same of inner layers), `error` (where the network misses the noise) and
+        `activations` (where the inner layers are unlike those of in-distribution images). A raw `sum` is residual +
+        error, both in units of b. `target` is contrast^2 + d^2/C of `bright` and `rx`, both in units of the variance of
+        the surroundings.
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
     passes and is the default; `full`, four levels and two transforms, costs 12; `single`, one level and no transform,
     costs 1; `radar`, for targets that are small in their image, costs 2 and combines what CFAR sees with what the
-    network sees. On images that are not square, where rot90 does not act, rot180 replaces it if no other element is
-    left.
+    network sees; `inspect`, for small defects, keeps the size of the images and scores them by the largest value of
+    their maps, with one pass. On images that are not square, where rot90 does not act, rot180 replaces it if no other
+    element is left.
     """
 
     calibration: ClassVar[str] = "level_knn"
@@ -112,6 +114,7 @@ class GepcPlus(GepcExtractor):
             "map_part": "target",
             "magnitude": "log",
         },
+        "inspect": {"features": ALONE, "group": Group.of("rot180"), "resize": "native", "score_from": "map"},
     }
 
     levels: Levels = Levels(FAST_LEVELS)
@@ -163,15 +166,10 @@ class GepcPlus(GepcExtractor):
         """True: every pass has a denoising error."""
         return True
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
-        """The table, and per level the map that `map_part` names as (N, levels, H, W), from the same passes."""
-        table, parts = self.map_parts(backbone, batch, timesteps)
+    def raw_map(self, parts: MapParts) -> Maps:
+        """residual + error, both in units of b, or the part that `map_part` names."""
         if self.map_part == "sum":
-            return table, parts["residual"] + parts["error"]
-        return table, parts["residual" if self.map_part == "residual" else "error"]
-
-    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        """The table, and the residual map and the error map, each (N, levels, H, W)."""
-        table, fields = self._run(backbone, batch, timesteps, with_maps=True)
-        both = np.stack(fields, axis=1)
-        return table, {"residual": both[:, :, 0], "error": both[:, :, 1]}
+            return parts["error"] + parts.get("residual", np.float32(0.0))
+        if self.map_part not in parts or parts[self.map_part].ndim > 4:
+            raise OptionError(f"there is no raw map of {self.map_part!r} here; choose sum, residual or error")
+        return parts[self.map_part]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,6 +109,12 @@ def ring_sides(guard: int, ring: int, shape: Sequence[int]) -> tuple[int, int]:
     return (guard, ring) if fitting == ring else (2 * (fitting // 4) + 1, fitting)
 
 
+def odd_eighth(side: int) -> int:
+    """The largest odd number up to an eighth of the side, at least 1: 31 at 256, 3 at 32."""
+    part = max(1, side // 8)
+    return part - 1 + part % 2
+
+
 def check_window(window: int | None) -> None:
     """Require an odd number of pixels, or None for a default that depends on the image."""
     if window is not None and (window < 1 or window % 2 == 0):
@@ -118,35 +123,11 @@ def check_window(window: int | None) -> None:
 
 Map = npt.NDArray[np.float32]
 QUANTILE = 0.99
-SAMPLE_SIZE = 64
 
 
-class MapSample:
-    """A bounded sample of in-distribution maps, chosen by the images' keys so that their order does not matter.
-
-    Parameters
-    ----------
-    capacity : the largest number of maps to keep.
-    """
-
-    def __init__(self, capacity: int = SAMPLE_SIZE) -> None:
-        self._capacity = capacity
-        self._heap: list[tuple[int, Map]] = []
-
-    def add(self, key: bytes, levels: Map) -> None:
-        """Offer one image's maps per level (levels, H, W); those with the smallest keys are kept, as copies."""
-        rank = -int.from_bytes(key, "big")
-        if any(rank == known for known, _ in self._heap):
-            return
-        if len(self._heap) < self._capacity:
-            heapq.heappush(self._heap, (rank, levels.copy()))
-        elif rank > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (rank, levels.copy()))
-
-    def v_global(self, kept: tuple[int, ...], weights: npt.NDArray[np.float64]) -> float:
-        """Median over in-distribution maps of the 0.99 quantile: the common scale of pictures."""
-        maps = [combine(levels[None, list(kept)], weights)[0] for _, levels in self._heap]
-        return float(np.median([np.quantile(field, QUANTILE) for field in maps]))
+def v_global(maps: Iterable[Map]) -> float:
+    """Median over in-distribution maps (H, W) of their 0.99 quantile: the common scale of maps before calibration."""
+    return float(np.median([np.quantile(field, QUANTILE) for field in maps]))
 
 
 def combine(levels: Map, weights: npt.NDArray[np.float64]) -> Map:

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from gepc.backbones.base import Backbone
-from gepc.features.base import Batch, Table
+from gepc.features.base import Batch, MapParts, Table
 from gepc.features.groups import SQUARE_SYMMETRIES, Action, Group
 from gepc.features.pooling import Pooling, log_contrast, position_distance
 from gepc.images import noise
@@ -43,8 +43,8 @@ CONTRASTS = ("bright", "dark")
 RECORDED = (*ACTIVATIONS, "si", "rx")
 """Features that need a network whose layers can be recorded."""
 WITHOUT_GROUP = ("b", "d", "cycle", "h", "rx", *CONTRASTS, *CORRELATIONS)
-GRID = 64
-"""The largest number of cells along a side of the grid of `activation_distance`."""
+GRID, VECTOR_CHANNELS = 64, 256
+"""The largest side of the grid of activations, and the largest number of channels of `position_vectors`."""
 FRESH = 1 << 16
 """The number of the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image."""
 
@@ -108,14 +108,14 @@ class LevelPass:
         keys = [self.batch.keys[int(row)] for row in self.rows]
         return noise.subsets(self.batch.seed, keys, moving, size, "elements", self.t)
 
-    def run(self) -> tuple[Table, npt.NDArray[np.float32]]:
-        """This level's row of the table, and the map (empty without `with_maps`)."""
+    def run(self) -> tuple[Table, MapParts]:
+        """This level's row of the table, and the parts of the map (none without `with_maps`)."""
         self.answer = self._network(self.x_t, bool(self.wanted & set(RECORDED)))
         self.base = self.answer.eps
         self.energy = self.method.pooling(self.base.square())
         row = self._without_group()
         transported: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-        field = self.base.new_zeros((len(self.rows), *self.batch.size))
+        fields = self._empty_maps()
         for name in PER_ELEMENT:
             if name in self.wanted and (name != "si" or self._grids):
                 row[name] = self.base.new_full((len(self.rows), len(self.group)), torch.nan, dtype=torch.float64)
@@ -128,17 +128,20 @@ class LevelPass:
             for name, values in self._compare(picked, answer, action, moved, gap).items():
                 row[name][picked, position + 1] = values.double()
             if self._grids and "inner" in self.wanted and action.name in turning:
-                ratios = self._inner(picked, answer, action)
+                here = self._grids_of(picked)
+                ratios = inner_residual(here, answer.maps, action)
                 if "inner" not in row:
                     row["inner"] = ratios.new_full((len(self.rows), len(turning), ratios.shape[1]), torch.nan)
                 row["inner"][picked, turning.index(action.name)] = ratios
-            if self.with_maps:
-                field[picked] += gap / self.energy[picked, None, None]
+                if "inner" in fields:
+                    fields["inner"][picked] += inner_map(here, answer.maps, action, self.batch.size)
+            if "residual" in fields:
+                fields["residual"][picked] += gap / self.energy[picked, None, None]
             if self.wanted & {"pair", "walk"}:
                 transported.append((position + 1, picked, moved))
         row.update(self._between(transported))
         table = {name: self._spread(values) for name, values in row.items()}
-        return table, self._finish_map(field)
+        return table, self._map_parts(fields) if self.with_maps else {}
 
     def _network(self, x: torch.Tensor, record: bool) -> Answer:
         """One network call with what the features need of it."""
@@ -149,11 +152,16 @@ class LevelPass:
             return Answer(*self.backbone.eps_and_log_variance(x, self.t))
         return Answer(self.backbone.eps(x, self.t))
 
-    def _inner(self, picked: torch.Tensor, answer: Answer, action: Action) -> torch.Tensor:
-        """The residual of every channel of the inner layers under one element, for some of the images."""
+    def _empty_maps(self) -> dict[str, torch.Tensor]:
+        """A field of zeros for each part of the map that compares group elements."""
+        parts = {"residual": self.method.compares, "inner": bool(self._grids) and "inner" in self.wanted}
+        shape = (len(self.rows), *self.batch.size)
+        return {name: self.base.new_zeros(shape) for name, has in parts.items() if has and self.with_maps}
+
+    def _grids_of(self, picked: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """`_grids` of some of the images."""
         whole = len(picked) == len(self.rows)
-        here = self._grids if whole else {name: maps[picked] for name, maps in self._grids.items()}
-        return inner_residual(here, answer.maps, action)
+        return self._grids if whole else {name: maps[picked] for name, maps in self._grids.items()}
 
     def _encoder(self, picked: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """The first half of `_grids`, in the order of execution, for some of the images."""
@@ -297,13 +305,12 @@ class LevelPass:
         out[self.rows] = numbers
         return out
 
-    def _finish_map(self, field: torch.Tensor) -> npt.NDArray[np.float32]:
-        """Mean over g, identity included; a random subset of elements is scaled up to the group."""
-        if not self.with_maps:
-            return np.empty(0, dtype=np.float32)
+    def _map_parts(self, fields: Mapping[str, torch.Tensor]) -> MapParts:
+        """Means over g, identity included; a random subset of elements is scaled up to the group."""
         evaluated = max(1, int(self.chosen[0].sum())) if len(self.chosen) else 1
         size = len(self.group)
-        return self._spread(field * ((size - 1) / size / evaluated)).astype(np.float32)
+        share = (size - 1) / size / evaluated
+        return {name: self._spread(field * share).astype(np.float32) for name, field in fields.items()}
 
 
 def channel_statistics(maps: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -355,6 +362,26 @@ def activation_distance(maps: Mapping[str, torch.Tensor], size: tuple[int, int])
     vectors = torch.cat([adaptive_avg_pool2d(layer.float(), grid) for layer in maps.values()], 1)
     distance = position_distance(vectors) / vectors.shape[1]
     return interpolate(distance[:, None], size, mode="bilinear")[:, 0]
+
+
+def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
+    """The activations at each position of a common grid, (N, C, h, w), with at most 64 positions along a side.
+
+    Layers with more pixels are averaged over the cells of the grid, those with fewer are interpolated. Of the channels
+    at most 256 are taken, evenly spaced over all layers: neighbouring channels say much the same.
+    """
+    step = -(-max(size) // GRID)
+    grid = (-(-size[0] // step), -(-size[1] // step))
+    channels = sum(activations.shape[1] for activations in maps.values())
+    every = torch.linspace(0, channels - 1, min(channels, VECTOR_CHANNELS)).round().long()
+    found, first = [], 0
+    for activations in maps.values():
+        taken = every[(every >= first) & (every < first + activations.shape[1])] - first
+        first += activations.shape[1]
+        layer = activations[:, taken.to(activations.device)].float()
+        larger = layer.shape[2] > grid[0] or layer.shape[3] > grid[1]
+        found.append(adaptive_avg_pool2d(layer, grid) if larger else interpolate(layer, grid, mode="bilinear"))
+    return torch.cat(found, 1)
 
 
 def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:

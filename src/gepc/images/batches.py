@@ -66,7 +66,7 @@ def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image
     ----------
     images : the collection.
     preprocessing : applied to every image. Without a size, the first image sets the size of all.
-    size : images per chunk.
+    size : images per chunk; fewer where their sizes differ.
     on_bad_image : which images become failures instead of an `InputError`.
     """
     chunk = Chunk()
@@ -80,6 +80,9 @@ def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image
             chunk.failures.append((index, record.name, str(error)))
         else:
             preprocessing = preprocessing.for_images_of(image.shape)
+            if chunk.images and image.shape != chunk.images[0].shape:  # images that keep their size
+                yield chunk
+                chunk = Chunk()
             chunk.indices.append(index)
             chunk.names.append(record.name)
             chunk.keys.append(image_key(image))

@@ -21,7 +21,7 @@ from gepc.core.errors import InputError, OptionError, ValueRangeWarning, check_c
 from gepc.images.formats import Pixels
 from gepc.images.sources import Image, Images, Record
 
-RESIZES = ("stretch", "crop", "cut", "exact")
+RESIZES = ("stretch", "crop", "cut", "exact", "native")
 MAGNITUDES = ("linear", "log")
 NORMALISATIONS = ("fixed", "patch")
 VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
@@ -44,10 +44,11 @@ class Preprocessing:
         default they follow from the type: uint8 is [0, 255], uint16 is [0, 65535], and float is [-1, 1].
     size : tuple of int, optional
         (H, W) that every image is resized to. By default images keep their size, which must be the same for all.
-    resize : {"stretch", "crop", "cut", "exact"}
+    resize : {"stretch", "crop", "cut", "exact", "native"}
         How images of another size are treated. "stretch" resizes both sides (bilinear with antialiasing) and may
         change the aspect ratio. "crop" takes the largest centred window with the aspect ratio of `size` and resizes
         it. "cut" takes the centre without resampling; a smaller image is an error. "exact" refuses any other size.
+        "native" keeps the size of every image up to `multiple`, for networks that take any size.
     channels : int
         The backbone's number of channels. Grey is repeated for 3 channels and RGB becomes its luma for 1; any other
         difference between image and backbone is an `InputError`.
@@ -57,6 +58,8 @@ class Preprocessing:
         How the log-magnitude y is mapped to [-1, 1]. "fixed" is 2 y - 1 and preserves differences in brightness
         between images. "patch" is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
         and contrast; it requires `magnitude="log"`.
+    multiple : int
+        With "native", the sides are cut to multiples of this around the centre.
     """
 
     value_range: tuple[float, float] | None = None
@@ -65,6 +68,7 @@ class Preprocessing:
     channels: int = 3
     magnitude: str = "linear"
     normalise: str = "fixed"
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         check_choice("resize", self.resize, RESIZES)
@@ -79,6 +83,8 @@ class Preprocessing:
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise OptionError(f"value_range must be (low, high) with low < high, got {self.value_range}")
             object.__setattr__(self, "value_range", (low, high))
+        if self.resize == "native" and (self.size is not None or self.multiple < 1):
+            raise OptionError("resize='native' keeps the size of every image; leave `size` out, and use such a network")
         if self.size is not None:
             object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
             if min(self.size) < 1:
@@ -115,7 +121,9 @@ class Preprocessing:
 
     def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
         """The same preprocessing with the size of a first image of this shape, if no size was given."""
-        return self if self.size is not None else replace(self, size=(shape[-2], shape[-1]), resize="exact")
+        if self.size is not None or self.resize == "native":
+            return self
+        return replace(self, size=(shape[-2], shape[-1]), resize="exact")
 
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
         _check_numbers(pixels, name)
@@ -140,8 +148,10 @@ class Preprocessing:
         return np.repeat(image, 3, axis=2) if self.channels == 3 else (image @ LUMA.astype(np.float32))[..., None]
 
     def _to_size(self, image: Image, name: str) -> Image:
-        if self.size is None or image.shape[:2] == self.size:
-            return image
+        if self.resize == "native" and min(image.shape[:2]) < self.multiple:
+            raise InputError(f"{name} is smaller than {self.multiple} pixels, the smallest that the network takes")
+        if self.resize == "native" or self.size is None or image.shape[:2] == self.size:
+            return self._window_of(image)
         given, wanted = (f"{height}x{width}" for height, width in (image.shape[:2], self.size))
         if self.resize == "exact":
             raise InputError(
@@ -151,11 +161,24 @@ class Preprocessing:
         if self.resize == "cut":
             if image.shape[0] < self.size[0] or image.shape[1] < self.size[1]:
                 raise InputError(f"{name} is {given}, too small to cut {wanted} out of it")
-            return _centre(image, *self.size)
-        if self.resize == "crop":
-            scale = min(image.shape[0] / self.size[0], image.shape[1] / self.size[1])
-            image = _centre(image, max(1, round(self.size[0] * scale)), max(1, round(self.size[1] * scale)))
-        return _resized(image, self.size)
+            return self._window_of(image)
+        return _resized(self._window_of(image), self.size)
+
+    def _window_of(self, image: Image) -> Image:
+        top, left, height, width = self.window((image.shape[0], image.shape[1]))
+        return image[top : top + height, left : left + width]
+
+    def window(self, shape: tuple[int, int]) -> tuple[int, int, int, int]:
+        """(top, left, height, width) of the part of an image of this (H, W) that is used, before it is resized."""
+        height, width = shape
+        if self.resize == "native":
+            height, width = height - height % self.multiple, width - width % self.multiple
+        elif self.size is not None and self.resize == "cut":
+            height, width = self.size
+        elif self.size is not None and self.resize == "crop":
+            scale = min(height / self.size[0], width / self.size[1])
+            height, width = max(1, round(self.size[0] * scale)), max(1, round(self.size[1] * scale))
+        return (shape[0] - height) // 2, (shape[1] - width) // 2, height, width
 
 
 def accepted_channels(channels: int) -> tuple[int, ...]:
@@ -230,11 +253,6 @@ def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
     if known is None:
         raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; set `value_range` to {example}")
     return known
-
-
-def _centre(image: Image, height: int, width: int) -> Image:
-    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-    return image[top : top + height, left : left + width]
 
 
 def _resized(image: Image, size: tuple[int, int]) -> Image:

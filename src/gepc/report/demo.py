@@ -274,7 +274,8 @@ def build_detector(backbone: Backbone) -> Detector:
 def passes_needed(detector: Detector, data: DemoData) -> int:
     """Network passes that `run` will make with this unfitted detector."""
     scored = len(data.calibration) + sum(len(patches) + len(_low_middle_high(len(patches))) for patches in data.scored)
-    return detector.fit_cost().forward * len(data.fit) + detector.cost().forward * scored
+    again = detector.map_images(len(data.fit), len(data.calibration))
+    return detector.fit_cost().forward * len(data.fit) + detector.cost().forward * (scored + again)
 
 
 def run(detector: Detector, data: DemoData, on_passes: OnPasses = lambda _: None) -> Demo:
@@ -291,6 +292,7 @@ def run(detector: Detector, data: DemoData, on_passes: OnPasses = lambda _: None
     detector.fit(
         data.fit.pixels, data.calibration.pixels, on_progress=lambda images: on_passes(sum(islice(costs, images)))
     )
+    on_passes(detector.map_images(len(data.fit), len(data.calibration)) * detector.cost().forward)
     scored = tuple(_score(detector, patches, on_passes) for patches in data.scored)
     return Demo(detector, data, scored, detector.backbone.forward_count - before, time.perf_counter() - begun)
 
@@ -332,7 +334,7 @@ def render_demo(demo: Demo, command: str) -> str:
     import torch
 
     detector, method, backbone = demo.detector, demo.method, demo.detector.backbone
-    scale = detector.map_scale_ or 1.0
+    scale = detector.map_limit()
     return render(
         FOLDER / "demo.html",
         demo=demo,

@@ -186,10 +186,10 @@ def score_patches(
     scores, maps = [], []
     window = getattr(detector.extractor, "window", 1)
     for chunk in chunks(PatchImages(patches), detector.preprocessing_, detector.batch_size, OnBadImage.NONE):
-        found, fields = detector.score_batch(chunk.images, with_maps=True)
+        found, fields = detector.score_batch(chunk.images, with_maps=True, raw=True)
         assert fields is not None
         scores.append(found)
-        maps.append(box_filter(torch.from_numpy(fields), window).numpy())
+        maps.append(box_filter(torch.from_numpy(fields[detector.map_part]), window).numpy())
         if on_progress is not None:
             on_progress(len(chunk))
     return np.concatenate(scores), np.concatenate(maps)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gepc.detector.regions import Box, Region, numbered
 from gepc.features.pooling import Map
 from gepc.scenes.reading import Georeference
 from gepc.scenes.scoring import MapFile
 from gepc.scenes.tiling import Grid
 
-Box = tuple[int, int, int, int]
 COLUMNS = (
     *("region", "score", "p_value", "tiles", "top", "left", "bottom", "right"),
     *("peak", "peak_line", "peak_column", "hot_top", "hot_left", "hot_bottom", "hot_right", "x", "y"),
@@ -21,26 +21,18 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Region:
-    """Connected flagged tiles. A box is (top, left, bottom, right), with the lower and right ends excluded.
+class TileRegion(Region):
+    """Connected flagged tiles.
 
     Parameters
     ----------
-    number : 1 for the highest score.
-    score : highest score of its tiles.
-    p_value : smallest p-value of its tiles.
     tiles : number of tiles.
-    box : box around its tiles.
     peak : largest value of the map, None if the method has no maps.
     peak_place : (line, column) of that value.
     hot : box around the pixels where the map exceeds the common scale, if there are any.
     """
 
-    number: int
-    score: float
-    p_value: float
-    tiles: int
-    box: Box
+    tiles: int = 1
     peak: float | None = None
     peak_place: tuple[int, int] | None = None
     hot: Box | None = None
@@ -77,7 +69,7 @@ def find_regions(
     p_values: npt.NDArray[np.float64],
     field: Map | MapFile | None = None,
     scale: float = 1.0,
-) -> list[Region]:
+) -> list[TileRegion]:
     """Regions of the flagged tiles, the highest score first.
 
     The scene is cut along the borders of the flagged tiles, and cells of tiles are connected over sides and corners.
@@ -100,9 +92,7 @@ def find_regions(
     order = np.argsort(labels, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
     scores, p_values = scores[rows, columns], p_values[rows, columns]
-    found = [_region(boxes[tiles], scores[tiles], p_values[tiles], field, scale) for tiles in groups]
-    found.sort(key=lambda region: (-region.score, region.box))
-    return [replace(region, number=number) for number, region in enumerate(found, start=1)]
+    return numbered(_region(boxes[tiles], scores[tiles], p_values[tiles], field, scale) for tiles in groups)
 
 
 def _region(
@@ -111,8 +101,8 @@ def _region(
     p_values: npt.NDArray[np.float64],
     field: Map | MapFile | None,
     scale: float,
-) -> Region:
-    region = Region(0, float(scores.max()), float(p_values.min()), len(boxes), _around(boxes))
+) -> TileRegion:
+    region = TileRegion(0, float(scores.max()), float(p_values.min()), _around(boxes), len(boxes))
     peaks, hot = [], []
     for top, left, bottom, right in boxes.tolist() if field is not None else ():
         values = np.asarray(field[top:bottom, left:right])  # type: ignore[index]
@@ -135,7 +125,7 @@ def _around(boxes: npt.NDArray[np.int64]) -> Box:
     return int(top), int(left), int(bottom), int(right)
 
 
-def geojson(regions: list[Region], place: Georeference | None) -> dict[str, Any]:
+def geojson(regions: list[TileRegion], place: Georeference | None) -> dict[str, Any]:
     """A FeatureCollection in the coordinates of the file, with their CRS, or else in pixels with y downwards."""
     collection: dict[str, Any] = {"type": "FeatureCollection"}
     if place is None:

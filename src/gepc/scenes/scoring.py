@@ -253,7 +253,7 @@ class SceneScorer:
                 labels = None if self.plan.group == UNGROUPED else np.array([self.plan.group] * len(scores))
                 p_values = detector.reference_.p_values(scores, labels, None)
                 for place, index in enumerate(chunk.indices):
-                    field = None if maps is None else _fitted(maps[place], self.grid.tile)
+                    field = None if maps is None else _fitted(maps[detector.map_part][place], self.grid.tile)
                     numbers = (float(images.missing[index]), float(scores[place]), float(p_values[place]))
                     found[index] = TileResult(images.tiles[index], *numbers, field=field)
             yield from (found[index] for index in sorted(found))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +17,13 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 from gepc.core.files import replacing, write_json
 from gepc.core.palette import DARK
+from gepc.core.tables import write_rows
 from gepc.detector.detector import Detector
 from gepc.detector.maps import overlay
 from gepc.detector.storage import versions
 from gepc.images.formats import Pixels
 from gepc.scenes.reading import Georeference, Scene, Valid
-from gepc.scenes.regions import COLUMNS, Region, find_regions, geojson
+from gepc.scenes.regions import COLUMNS, TileRegion, find_regions, geojson
 from gepc.scenes.scoring import MapFile, ScanFolder
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ class SceneWriter:
         path, place = self.folder.path, self.scene.place
         scored = ~np.isnan(self.p_values)
         self.flags[scored] = self.plan.control.flags(self.p_values[scored])
-        field, scale = (self.folder.map, self.detector.map_scale_) if self.plan.with_map else (None, None)
+        field, scale = (self.folder.map, self.detector.map_limit()) if self.plan.with_map else (None, None)
         regions = find_regions(self.plan.grid, self.flags, self.scores, self.p_values, field, scale or 1.0)
-        _write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
-        _write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
+        write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
+        write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
         write_json(path / "regions.geojson", geojson(regions, place))
         caption = f"{len(regions)} regions, {self.flags.sum()} of {scored.sum()} tiles flagged"
         caption += f" ({self.plan.control.name}, {self.plan.control.alpha:g})"
@@ -121,17 +121,10 @@ class SceneWriter:
             "smallest_p_value": 1.0 / (n + 1),
             "guarantee": plan.control.statement(scored, n),
             "warning": plan.control.shortfall(scored, n),
-            "map_scale": self.detector.map_scale_ if plan.with_map else None,
+            "map_scale": self.detector.map_limit() if plan.with_map else None,
             "files": files,
             "versions": _versions(),
         }
-
-
-def _write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:
-        writer = csv.writer(handle, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
 
 
 def _versions() -> dict[str, str]:
@@ -165,7 +158,7 @@ def write_tiff(path: Path, field: MapFile, place: Georeference | None, side: int
 
 
 def write_overview(
-    path: Path, scene: Scene, field: MapFile | None, scale: float | None, regions: Sequence[Region], caption: str
+    path: Path, scene: Scene, field: MapFile | None, scale: float | None, regions: Sequence[TileRegion], caption: str
 ) -> None:
     """Write a PNG of the whole scene under its map, with numbered regions, at most 2000 pixels on the longer side.
 
@@ -227,7 +220,12 @@ def _heated(picture: Picture, field: MapFile, scale: float, factor: int) -> Pict
 
 
 def _draw(
-    path: Path, pixels: npt.NDArray[np.uint8], zoom: float, regions: Sequence[Region], scale: float | None, caption: str
+    path: Path,
+    pixels: npt.NDArray[np.uint8],
+    zoom: float,
+    regions: Sequence[TileRegion],
+    scale: float | None,
+    caption: str,
 ) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
@@ -244,7 +242,7 @@ def _draw(
         sheet.save(draft, format="PNG")
 
 
-def _draw_region(draw: Any, region: Region, zoom: float, font: Any, size: tuple[int, int]) -> None:
+def _draw_region(draw: Any, region: TileRegion, zoom: float, font: Any, size: tuple[int, int]) -> None:
     top, left, bottom, right = (round(edge * zoom) for edge in region.box)
     box = (left, top, min(max(right - 1, left + 2), size[0] - 1), min(max(bottom - 1, top + 2), size[1] - 1))
     draw.rectangle((box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1), outline=DARK["paper"])

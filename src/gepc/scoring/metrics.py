@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,13 +147,17 @@ def localisation(maps: npt.ArrayLike, masks: npt.ArrayLike) -> Localisation:
     )
 
 
-def region_overlap(maps: Array, masks: npt.NDArray[np.bool_], limit: float = PRO_LIMIT) -> float:
+def region_overlap(
+    maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]], limit: float = PRO_LIMIT
+) -> float:
     """The per-region overlap of `Localisation.pro`; regions are connected parts of the masks (8 neighbours)."""
     from scipy.ndimage import label
 
-    thresholds = np.quantile(maps[~masks], 1.0 - np.linspace(0.0, limit, 301))
+    pairs = list(zip(maps, masks, strict=True))
+    outside = np.concatenate([field[~mask] for field, mask in pairs])
+    thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, limit, 301))
     overlaps = []
-    for field, mask in zip(maps, masks, strict=True):
+    for field, mask in pairs:
         parts, count = label(mask, np.ones((3, 3)))
         for part in range(1, count + 1):
             values = np.sort(field[parts == part])

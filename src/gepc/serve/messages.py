@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+
+from gepc.detector.regions import MapRegion as Region
 
 FIELD = "images"
 MAX_FIELD_SIZE = 1024
@@ -68,6 +71,29 @@ class MapBody(MapOptions):
     images: list[Base64] = Field(min_length=1, max_length=1)
 
 
+class MapRegion(BaseModel):
+    """Where the map stands out, in pixels of the network's input; the lower and right ends are excluded."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+    area: int
+    score: float = Field(description="Largest map value inside.")
+    p_value: float | None = Field(description="Share of in-distribution images with such a value anywhere.")
+    part: str | None = Field(description="The part of the map that raised it.")
+
+    @classmethod
+    def of(cls, region: Region) -> MapRegion:
+        """From a region of a map."""
+        top, left, bottom, right = region.box
+        p_value = None if math.isnan(region.p_value) else region.p_value
+        return cls(
+            top=top, left=left, bottom=bottom, right=right, area=region.area, score=region.score, p_value=p_value,
+            part=region.part,
+        )  # fmt: skip
+
+
 class ImageResult(BaseModel):
     """Result for one image; `error` is the reason if it could not be scored."""
 
@@ -78,6 +104,7 @@ class ImageResult(BaseModel):
     alarm: bool | None = Field(default=None, description="Whether the image is out of distribution at rate `alpha`.")
     error: str | None = None
     map: str | None = None
+    regions: list[MapRegion] | None = Field(default=None, description="With `map`: what stands out, largest first.")
     seen: str | None = None
 
 

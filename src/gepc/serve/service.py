@@ -23,8 +23,9 @@ from gepc._version import __version__
 from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import sha256
 from gepc.detector.detector import Detector
+from gepc.detector.map_statistics import Fields
+from gepc.detector.regions import map_regions
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector, read_description
-from gepc.features.pooling import Map
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
 from gepc.images.sources import Image
@@ -82,7 +83,7 @@ class Service:
         self.metrics.in_service.set_function(lambda: self.images.taken)
         max_batch = min(settings.max_batch, self.model.detector.batch_size)
         self._batcher: MicroBatcher[Job, Finding] = MicroBatcher(
-            self._run, lambda job: id(job.model), max_batch, settings.gap
+            self._run, lambda job: (id(job.model), job.image.shape), max_batch, settings.gap
         )
         self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="gepc-decode")
         self._decoders = [DecoderProcess(min(DECODE_SECONDS, settings.timeout)) for _ in range(DECODERS)]
@@ -133,7 +134,7 @@ class Service:
         results = await self._in_thread(lambda: _results(model, request, alpha, findings, self.settings.bands))
         for result in results:
             self.metrics.images.labels("failed" if result.error else "alarm" if result.alarm else "normal").inc()
-        scale = model.detector.map_scale_
+        scale = model.detector.map_limit() if model.detector.extractor.has_maps else None
         return messages.ScoreAnswer(
             detector=model.identity, alpha=alpha, guarantee=guarantee, map_scale=scale, results=results
         )
@@ -146,11 +147,11 @@ class Service:
         if count != 1:
             raise HTTPException(422, f"send exactly one image, got {count}; /v1/score returns the maps of several")
         (finding,) = await self._findings(model, request.uploads, with_maps=True)
-        if isinstance(finding, str) or finding.field is None:
+        if isinstance(finding, str) or finding.maps is None:
             raise HTTPException(422, finding if isinstance(finding, str) else NOT_SCORED)
-        scale = model.detector.map_scale_ or 1.0
-        heat = partial(codec.heat, finding.field)
-        overlaid = partial(codec.overlaid, finding.image, finding.field, self.settings.bands)
+        scale, field = model.detector.map_limit(), finding.maps[model.detector.map_part][0]
+        heat = partial(codec.heat, field)
+        overlaid = partial(codec.overlaid, finding.image, field, self.settings.bands)
         draw = heat if request.options.style == "heat" else overlaid
         return await self._in_thread(lambda: draw(scale)), scale
 
@@ -217,7 +218,7 @@ class Service:
             calibration_images=len(detector.calibration_scores_),
             groups={name: len(scores) for name, scores in calibration.by_group.items()} if calibration.grouped else {},
             maps=detector.extractor.has_maps,
-            map_scale=detector.map_scale_,
+            map_scale=detector.map_limit() if detector.extractor.has_maps else None,
             smallest_alpha=model.smallest_alpha,
             guarantee=model.guarantee(model.alpha(options.alpha)),
             rates=await self._in_thread(lambda: model.rates) if options.rates else None,
@@ -250,7 +251,7 @@ def _results(
     findings: Sequence[Finding | str],
     bands: tuple[int, ...] | None,
 ) -> list[messages.ImageResult]:
-    options, scale = request.options, model.detector.map_scale_ or 1.0
+    options, detector = request.options, model.detector
     scores = [finding.score for finding in findings if isinstance(finding, Finding)]
     decided = zip(*model.decide(scores, alpha, options.group), strict=True)
     results = []
@@ -261,8 +262,10 @@ def _results(
         else:
             result.score = finding.score
             result.p_value, result.alarm = next(decided)
-            if options.map and finding.field is not None:
-                result.map = codec.data_uri(codec.heat(finding.field, scale))
+            if options.map and finding.maps is not None:
+                field, limit = finding.maps[detector.map_part][0], detector.map_limit()
+                result.map = codec.data_uri(codec.heat(field, limit))
+                result.regions = [messages.MapRegion.of(one) for one in map_regions(detector, finding.maps, 0, alpha)]
             if options.seen:
                 result.seen = codec.data_uri(codec.network_view(finding.image, bands))
         results.append(result)
@@ -275,11 +278,11 @@ ATTEMPTS = 3
 
 
 class Finding(NamedTuple):
-    """A network input with its score, and its map if one was requested."""
+    """A network input with its score, and its maps by part, (1, H, W) each, if they were requested."""
 
     image: Image
     score: float
-    field: Map | None
+    maps: Fields | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,8 +307,10 @@ class Model:
     def score_batch(self, images: Sequence[Image], with_maps: bool) -> list[Finding]:
         """Scores, and maps from the same network passes, of preprocessed images."""
         scores, maps = self.detector.score_batch(images, with_maps)
-        fields = [None] * len(images) if maps is None else list(maps)
-        return [Finding(*found) for found in zip(images, scores.tolist(), fields, strict=True)]
+        return [
+            Finding(image, score, maps and {name: fields[[place]] for name, fields in maps.items()})
+            for place, (image, score) in enumerate(zip(images, scores.tolist(), strict=True))
+        ]
 
     def blank(self) -> Image:
         """A grey image."""

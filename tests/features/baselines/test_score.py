@@ -30,8 +30,9 @@ import gepc
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
-from gepc.features.baselines.score import EigenScore, _eighth, eps_and_trace, signs
-from gepc.features.pooling import box_filter
+from gepc.features.base import extract_with_maps
+from gepc.features.baselines.score import EigenScore, eps_and_trace, signs
+from gepc.features.pooling import box_filter, odd_eighth
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.metrics import auroc
 from gepc.verdicts.conformal import CalibrationScores
@@ -321,7 +322,7 @@ def test_expected_residual(rho: float) -> None:
 def test_the_score_is_read_from_the_map() -> None:
     extractor = method("spr", window=3)
     images, steps = sample(4), method("spr").timesteps(gaussian())
-    table, maps = extractor.maps(gaussian(), batch_of(images), steps)
+    table, maps = extract_with_maps(extractor, gaussian(), batch_of(images), steps)
     assert maps.shape == (4, 1, 4, 4)
     np.testing.assert_allclose(table["spr"], maps.max((2, 3)), rtol=1e-6)
     np.testing.assert_array_equal(run(extractor, images)["spr"], table["spr"])
@@ -332,7 +333,7 @@ def test_the_box_shrinks_at_the_border() -> None:
     boxed = box_filter(field, 3)[0]
     assert boxed[0, 0] == field[0, :2, :2].mean()
     assert boxed[1, 1] == field[0, :3, :3].mean()
-    assert [_eighth(side) for side in (8, 16, 32, 64, 256)] == [1, 1, 3, 7, 31]
+    assert [odd_eighth(side) for side in (8, 16, 32, 64, 256)] == [1, 1, 3, 7, 31]
 
 
 def test_it_costs_three_passes_and_has_maps() -> None:

@@ -22,7 +22,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Cost, Features, HasMaps, Maps, Table, WholeImage, check_least, register
+from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, check_least, register
 from gepc.features.pooling import Pooling, check_window, position_distance, ring_sides
 from gepc.images.preprocessing import from_log_magnitude
 
@@ -63,11 +63,11 @@ class PixelTest(HasMaps, WholeImage):
         pooled = Pooling("local", self.topk, self.window).pixels(field)
         return {self.name: pooled.clamp_min(SMALLEST).log()}
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The table, and -log Pfa as (N, 1, H, W)."""
         field = -self.log_pfa(batch.clean(backbone))
         table = {name: values.double().cpu().numpy()[:, None] for name, values in self._pooled(field).items()}
-        return table, field[:, None].float().cpu().numpy()
+        return table, {"residual": field[:, None].float().cpu().numpy()}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gepc.features.base import (
     Extractor,
     Features,
     HasMaps,
-    Maps,
+    MapParts,
     PerLevel,
     Table,
     WholeImage,
@@ -117,10 +117,11 @@ class FlowMismatch(HasMaps, PerLevel):
         """The mean over pixels as `flow_mismatch`."""
         return {"flow_mismatch": self.field(backbone, batch, t).double().mean((1, 2))}
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The table and |vhat - v| from the same passes."""
         fields = torch.stack([self.field(backbone, batch, int(t)) for t in timesteps], dim=1)
-        return {"flow_mismatch": to_numpy(fields.double().mean((2, 3)))}, fields.float().cpu().numpy()
+        table = {"flow_mismatch": to_numpy(fields.double().mean((2, 3)))}
+        return table, {"residual": fields.float().cpu().numpy()}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gepc.features.base import (
     Cost,
     Features,
     HasMaps,
-    Maps,
+    MapParts,
     PerLevel,
     Table,
     check_least,
@@ -27,7 +27,7 @@ from gepc.features.base import (
     total,
 )
 from gepc.features.groups import Action, Group
-from gepc.features.pooling import box_filter, check_window
+from gepc.features.pooling import box_filter, check_window, odd_eighth
 from gepc.images import noise
 
 # --- norms -----------------------------------------------------------------------------------------------------------
@@ -331,11 +331,11 @@ class SPR(HasMaps, PerLevel):
         """The map's maximum or mean."""
         return {"spr": self._pooled(self._map(backbone, batch, t))}
 
-    def maps(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, Maps]:
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The table, and the map of every level."""
         fields = [self._map(backbone, batch, int(t)) for t in timesteps]
         table = {"spr": np.stack([self._pooled(field).cpu().numpy() for field in fields], axis=1)}
-        return table, np.stack([field.float().cpu().numpy() for field in fields], axis=1)
+        return table, {"residual": np.stack([field.float().cpu().numpy() for field in fields], axis=1)}
 
     def _pooled(self, field: torch.Tensor) -> torch.Tensor:
         pixels = field.double().flatten(1)
@@ -348,13 +348,7 @@ class SPR(HasMaps, PerLevel):
         for draw in range(self.draws):
             x_t, drawn = batch.noised(backbone, t, draw)
             field += (rho * (drawn - backbone.eps(x_t, t))).square().mean(1) / self.draws
-        return box_filter(field, self.window or _eighth(min(batch.size)))
-
-
-def _eighth(side: int) -> int:
-    """The largest odd number up to an eighth of the side: 31 at 256, 3 at 32."""
-    part = max(1, side // 8)
-    return part - 1 + part % 2
+        return box_filter(field, self.window or odd_eighth(min(batch.size)))
 
 
 # --- transported scores ----------------------------------------------------------------------------------------------

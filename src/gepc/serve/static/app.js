@@ -133,7 +133,7 @@ function fit(card, photo) {
   const cropped = input?.resize === "crop";
   const ratio = cropped ? input.width / input.height : photo.naturalWidth / photo.naturalHeight;
   const width = Math.min(box.clientWidth, box.clientHeight * ratio);
-  for (const image of card.querySelectorAll("img")) {
+  for (const image of card.querySelectorAll("img, .regions")) {
     image.style.width = `${width}px`;
     image.style.height = `${width / ratio}px`;
   }
@@ -161,11 +161,26 @@ function show(item, again = false) {
     if (result.map) {
       const heat = card.querySelector(".heat");
       heat.src = result.map;
-      heat.alt = `Map of ${item.file.name || "the pasted image"}: where it is inconsistent with the model`;
+      heat.alt = `Map of ${item.file.name || "the pasted image"}: where it stands out from the calibration images`;
       heat.hidden = false;
+      heat.decode().then(() => drawRegions(card, heat, result.regions ?? []), () => {});
     }
     decide(item);
   } else paint(card, "waiting", "Waiting");
+}
+
+// Boxes around what stands out, in pixels of the map.
+function drawRegions(card, heat, regions) {
+  card.querySelector(".regions").replaceChildren(...regions.map((region) => {
+    const box = document.createElement("div");
+    box.style.top = `${100 * region.top / heat.naturalHeight}%`;
+    box.style.left = `${100 * region.left / heat.naturalWidth}%`;
+    box.style.height = `${100 * (region.bottom - region.top) / heat.naturalHeight}%`;
+    box.style.width = `${100 * (region.right - region.left) / heat.naturalWidth}%`;
+    const p = region.p_value === null ? "" : `, p = ${number(region.p_value)}`;
+    box.title = `${region.part ?? "map"} ${number(region.score)}${p}, ${count(region.area, "pixel")}`;
+    return box;
+  }));
 }
 
 function trackPosition(p) {
@@ -326,7 +341,7 @@ async function connect() {
     `This ${method} detector compares each image with ${count(n, "normal calibration image")} and shows how unusual it is, and where. ` +
     `${passes.replace(/\+0J$/, "").replace("F", " network passes")} per image.`;
   $("map-control").hidden = !detector.maps;
-  $("legend-end").textContent = detector.maps ? `inconsistent (${number(detector.map_scale)} or more, same scale for all images)` : "";
+  $("legend-end").textContent = detector.maps ? `unusual (${number(detector.map_scale)} or more, same scale for all images)` : "";
   const groups = Object.keys(detector.groups);
   $("group-row").hidden = !groups.length;
   if ([...$("group").options].map((option) => option.value).join() !== groups.join()) {
