@@ -45,8 +45,9 @@ TESTS = {
     "features/pooling": ["tests/features/test_pooling.py"],
     "features/gepc": ["tests/features/test_gepc.py", "tests/test_parity.py"],
     "features/residuals": [
-        "tests/features/test_gepc.py",
         "tests/features/test_gepc_plus.py",
+        "tests/features/test_gepc.py",
+        "tests/features/test_inner.py",
         "tests/test_parity.py",
         "tests/backbones/test_latent.py",
     ],

@@ -121,3 +121,15 @@ def test_every_variance_is_raised_by_a_millionth() -> None:
     """Of one channel the mean distance is var/(var + 1e-6 var), whatever its unit."""
     field = torch.from_numpy(np.random.default_rng(7).normal(size=(2, 1, 5, 5))) * 1e3
     assert position_distance(field).mean((1, 2)).tolist() == pytest.approx([1.0 / (1.0 + 1e-6)] * 2, rel=1e-9)
+
+
+def test_contrast_keeps_its_precision_far_from_zero() -> None:
+    """In float32 and with an offset of a thousand standard deviations, as in double precision."""
+    field = torch.from_numpy(np.random.default_rng(9).normal(size=(2, 40, 40)) + 1000.0).float()
+    assert torch.allclose(log_contrast(field, 3).double(), log_contrast(field.double(), 3), atol=1e-2)
+
+
+def test_contrast_treats_rows_and_columns_alike() -> None:
+    """Also where only one side of the image is too short for the ring."""
+    field = torch.from_numpy(np.random.default_rng(10).normal(size=(2, 9, 40)))
+    assert torch.allclose(log_contrast(field.mT, 3), log_contrast(field, 3).mT)
