@@ -52,6 +52,13 @@ def test_radar_ships(load: Any) -> None:
     assert load("radar_ships").main()["auroc"] > 0.5
 
 
+def test_radar_pipeline(load: Any, tmp_path: Path) -> None:
+    """Simulate, cut, fit, compare and scan: no step is a dead end."""
+    found = load("radar_pipeline").main(tmp_path)
+    assert min(found["gepc+:radar"], found["ca_cfar"]) > 0.6
+    assert found["alarms"] > 0
+
+
 def test_custom_symmetry(load: Any) -> None:
     """A half turn is blind to itself, exactly; shifts are not."""
     found = load("custom_symmetry").main()

@@ -71,6 +71,11 @@ def test_data_without_a_training_split_are_divided_by_image(tmp_path: Path) -> N
     sets = gather(PROTOCOL, tmp_path / "sea", [])
     assert not {patch.scene.path for patch in sets.fit} & {patch.scene.path for patch in sets.clutter}
     assert list(sets.ships) == ["sea"]
+    write_simulation(tmp_path / "calm", Sea(), 4, 64, 0, 1, lambda _: None)
+    apart = gather(PROTOCOL, tmp_path / "calm", [tmp_path / "sea"])  # clutter alone, ships of another data set
+    assert list(apart.ships) == ["sea"]
+    with pytest.raises(InputError, match="calm has no patch of 16 pixels with a ship"):
+        gather(PROTOCOL, tmp_path / "calm", [])
 
 
 def test_data_without_ships_and_unknown_methods_are_refused(data: tuple[Path, Path], tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def gather(
     protocol : the protocol.
     data : folder of the data set that clutter is taken from. Detectors are fitted on training images of HRSID held out
         from the backbone and tested on its test images; any other data set is divided by image.
-    others : folders of further data sets with ships.
+    others : folders of further data sets with ships; `data` may then be clutter alone.
     on_progress : called with 1 after each scene.
     """
     if detect_layout(data) == "hrsid":
@@ -160,6 +160,8 @@ def gather(
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")
         cuts[other.name] = cut(open_scenes(other), protocol.rules, on_progress=on_progress)
     ships = {name: sample(found.ships, protocol.limit, protocol.seed) for name, found in cuts.items() if name != "fit"}
+    if others and not ships[data.name]:
+        del ships[data.name]  # clutter alone
     for name, found in ships.items():
         if not found:
             raise InputError(f"{name} has no patch of {protocol.rules.size} pixels with a ship")
@@ -218,13 +220,11 @@ def measure(
             ships, maps = score_patches(detector, patches, on_progress)
             groups = [_sources(sets.clutter), _sources(patches)]
             spans = bootstrap_intervals(_auroc_and_fpr95, (clutter, ships), groups, protocol.draws)
-            where = localisation(maps, np.stack([patch.mask() for patch in patches]))
-            cells = [
-                cell
-                for value, span in zip(_auroc_and_fpr95(clutter, ships), spans, strict=True)
-                for cell in (value, f"{span[0]:.3f} to {span[1]:.3f}")
+            spans_of = zip(_auroc_and_fpr95(clutter, ships), spans, strict=True)
+            cells: list[Cell] = [
+                cell for value, (low, high) in spans_of for cell in (value, f"{low:.3f} to {high:.3f}")
             ]
-            cells += [float(where.auroc.mean()), float(where.hit.mean()), where.pro]
+            cells += _where(maps, patches)
             rows.append((f"{name} ships", len(patches), method, detector.cost().forward, *cells))
     rows.sort(key=lambda row: list(sets.ships).index(str(row[0]).removesuffix(" ships")))
     header = ("OOD set", "patches", "method", "passes", "AUROC", "95 % interval", "FPR95", "95 % interval ")
@@ -239,6 +239,16 @@ def measure(
 
 def _auroc_and_fpr95(inside: Array, outside: Array) -> tuple[float, float]:
     return auroc(inside, outside), fpr_at_tpr(inside, outside)
+
+
+def _where(maps: Map, patches: Sequence[Patch]) -> list[Cell]:
+    """Pixel AUROC, pointing game and PRO, over the patches that a ship does not cover whole."""
+    masks = np.stack([patch.mask() for patch in patches])
+    partly = ~masks.all((1, 2))
+    if not partly.any():
+        return [None, None, None]
+    found = localisation(maps[partly], masks[partly])
+    return [float(found.auroc.mean()), float(found.hit.mean()), found.pro]
 
 
 def _sources(patches: Sequence[Patch]) -> list[str]:
