@@ -70,7 +70,7 @@ def main() -> None:
     shown = [inside.pixels[0], inside.pixels[1], *(set_.pixels[0] for set_ in others[1:4])]
     maps = detector.score_map([pixels.squeeze() if pixels.shape[2] == 1 else pixels for pixels in shown])
     labels = [inside.name, inside.name, *(set_.name for set_ in others[1:4])]
-    figures.maps(shown, maps, labels, detector.map_scale_ or 1.0).savefig(OUT / "how-maps.png", dpi=150, facecolor="w")
+    figures.maps(shown, maps, labels, detector.map_limit()).savefig(OUT / "how-maps.png", dpi=150, facecolor="w")
 
     scores = {set_.name: detector.score(set_.pixels) for set_ in (inside, *others)}
     outside = np.concatenate([scores[set_.name] for set_ in others])
