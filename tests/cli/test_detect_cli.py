@@ -115,7 +115,9 @@ def test_map_writes_pictures_arrays_and_metadata(place, gepc):
         field = np.load(place / "maps" / entry["map"])
         assert field.shape == (16, 16)
         with Image.open(place / "maps" / entry["picture"]) as picture:
-            assert picture.size == (512 + 64, 256)  # image, overlay, colour bar
+            assert picture.size == (512 + 64, 20 + 256)  # image, overlay and colour bar under a line of text
+    regions = json.loads((place / "maps" / "regions.json").read_text())
+    assert len(regions["annotations"]) == sum(entry["regions"] for entry in good)
     assert gepc("map", "det", "new", "--out", "new").returncode == 2
 
 
@@ -124,7 +126,7 @@ def test_map_shows_the_parts_of_a_fitted_detector(place, gepc):
     assert gepc("fit", "normal", "--out", "plus", *fitting).returncode == 0
     found = {}
     for part in (None, "sum", "residual", "error"):
-        options = [] if part is None else ["--part", part]
+        options = ["--raw"] if part is None else ["--raw", "--part", part]
         run = gepc("map", "plus", "new/00.png", "--out", f"plus-{part}", *options)
         assert run.returncode == 0, run.stderr
         metadata = json.loads((place / f"plus-{part}" / "metadata.json").read_text())
