@@ -88,7 +88,7 @@ def test_scores_p_values_maps_and_costs(family: str, load: Load) -> None:
     backbone.reset_counts()
     detector = detector_of(backbone)
     images = NEW[backbone.channels]
-    assert backbone.encoder_count == (24 if family in LATENT else 0)
+    assert backbone.encoder_count == (24 + detector.map_images(16, 8) if family in LATENT else 0)
     scores = detector.score(images)
     assert np.isfinite(scores).all()
     assert len(np.unique(scores)) == 4

@@ -106,13 +106,14 @@ def compared(bench, baselines):
 def test_names_of_methods():
     found = method_names("all")
     assert sorted({name.partition(":")[0] for name in found}) == METHODS
-    assert {"gepc+:fast", "gepc+:full"} <= set(found)  # it has no preset light: all of them
+    assert {"gepc+:fast", "gepc+:full"} <= set(found)  # it has no preset light: all of them,
+    assert not {"gepc+:radar", "gepc+:inspect"} & set(found)  # but those for one kind of images
     free = method_names("training-free")
     assert set(free) == {name for name in found if name not in published.ID_TRAINED}
     assert {"nll_vlb", "ic", "msma", "ddpm_ood", "lmd", "diffpath", "scoped"} <= set(free)
     assert method_names("scoped, msma,msma") == ["msma", "scoped"]
     assert method_names("gepc") == []
-    assert method_names("msma:knn,msma,training-free")[-1] == "spr"
+    assert method_names("msma:knn,msma,training-free")[-1] == "ufcod"
     assert {"msma", "msma:knn"} <= set(method_names("all,msma:knn"))
     with pytest.raises(OptionError, match="did you mean 'msma'"):
         method_names("mmsa")

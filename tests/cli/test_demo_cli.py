@@ -56,7 +56,7 @@ def finished(place) -> subprocess.CompletedProcess[str]:
 def test_it_ends_well_and_says_where_the_report_is(finished, place):
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.endswith(f"report: {Path('out') / 'report.html'}\n")
-    assert "442 network passes, about" in finished.stderr
+    assert "600 network passes, about" in finished.stderr
     assert "Traceback" not in finished.stderr
     assert sorted(path.name for path in (place / "out").iterdir()) == ["demo.json", "report.html"]
 
@@ -77,7 +77,7 @@ def test_the_table_on_the_terminal_is_the_one_in_the_report(finished, place):
 def test_the_numbers_are_in_a_file_too(finished, place):
     found = json.loads((place / "out" / "demo.json").read_text())
     assert found["kind"] == "gepc demo"
-    assert found["passes"] == 442
+    assert found["passes"] == 600
     assert found["detector"]["backbone"]["source"] == "net"
     assert len(found["scores"]["gravel"]["score"]) == 24
 

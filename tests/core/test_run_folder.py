@@ -26,7 +26,7 @@ def test_a_run_is_resumed_with_its_own_layout(tmp_path: Path) -> None:
         (run.path / ".piece-1.abc.part").touch()
         assert run.begin(IDENTITY, {"size": 9})["size"] == 3
         assert not list(run.path.glob(".*.part"))
-        assert run.join(IDENTITY) == {"schema": 1, **IDENTITY, "size": 3}
+        assert json.loads((run.path / "run.json").read_text()) == {"schema": 1, **IDENTITY, "size": 3}
 
 
 def test_another_identity_is_refused_by_name(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_actors_load_the_backbone_with_its_own_options(
     monkeypatch.chdir(tmp_path / "elsewhere")
     np.save("stack.npy", images)
     actor = ScoreActor(payload, "stack.npy")
-    assert actor.scorer.detector.backbone.load_options["dtype"] == "bfloat16"
+    assert actor.detector.backbone.load_options["dtype"] == "bfloat16"
     item = ImageLocations.of(open_images("stack.npy"), "stack.npy").item(Shard(0, 0, 5), None)
     (rows,) = actor({name: [value] for name, value in item.items()})
     np.testing.assert_array_equal(rows["score"], expected)

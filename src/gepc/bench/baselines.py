@@ -20,6 +20,8 @@ from gepc.features.extraction import OnProgress
 from gepc.features.gepc import GepcExtractor
 from gepc.scoring.scorer import Scorer
 
+FOR_ONE_KIND = ("radar", "inspect")
+"""Presets for one kind of images, which `all` leaves out."""
 SCORING_OPTIONS = ("calibration", "keep", "weights", "aggregate", "fuse")
 
 
@@ -94,7 +96,9 @@ def _names_of(word: str) -> list[str]:
 
 def _usual_presets(name: str) -> list[str]:
     presets = find_method(name).presets
-    return [name] if "light" in presets or not presets else [f"{name}:{preset}" for preset in presets]
+    if "light" in presets or not presets:
+        return [name]
+    return [f"{name}:{preset}" for preset in presets if preset not in FOR_ONE_KIND]
 
 
 def choose_baselines(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Baseline]:

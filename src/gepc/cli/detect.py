@@ -40,8 +40,9 @@ METHOD_HELP = (
 )
 PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
-    "pass, no transform), radar (2 passes, for targets that are small in their image). gepc: paper and paper-celeba "
-    "(the paper's noise levels), inner (symmetry of inner layers). Baselines: light and paper."
+    "pass, no transform), radar (2 passes, for targets that are small in their image), inspect (1 pass, for "
+    "parts in their own size). gepc: paper and paper-celeba (the paper's noise levels), inner (symmetry of inner "
+    "layers). Baselines: light and paper."
 )
 
 
