@@ -44,7 +44,7 @@ CheckpointSettings = Annotated[
 ]
 
 
-@opt.loads_backbone
+@opt.with_groups
 def info(
     source: Annotated[
         str | None,

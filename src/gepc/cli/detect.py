@@ -46,7 +46,7 @@ PRESET_HELP = (
 )
 
 
-@opt.loads_backbone
+@opt.with_groups
 def fit(
     images: Annotated[str, Argument(help="In-distribution images: a folder, or an array: data.npz:train_x.")],
     out: opt.DetectorOut,
@@ -59,11 +59,7 @@ def fit(
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    engine: opt.Engine = "local",
-    address: opt.Address = None,
-    actors: opt.Actors = None,
-    cpus_per_actor: opt.Cpus = 1.0,
-    gpus_per_actor: opt.Gpus = 0.0,
+    compute: opt.Compute = opt.DEFAULT_COMPUTE,
     as_json: opt.AsJson = False,
 ) -> None:
     """Fit a detector on in-distribution images and save it.
@@ -83,7 +79,7 @@ def fit(
     estimate(detector, detector.map_images(total, total), detector.cost(), "for maps at most {:,} images again")
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
-        cluster = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
+        cluster = compute.feature_engine()
         detector.fit(collection, calibration, labels, advance, cluster)
     detector.save(out)
     if as_json:

@@ -46,7 +46,7 @@ ProtocolSettings = Annotated[list[str] | None, opt.setting("Option of the protoc
 NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")]
 
 
-@opt.loads_backbone
+@opt.with_groups
 def demo(
     out: Annotated[Path, Option(help="Folder for the report; an earlier demo in it is overwritten.")] = Path("demo"),
     quick: Annotated[bool, Option("--quick", help="Use a third of the patches, for a third of the time.")] = False,
@@ -132,7 +132,7 @@ def _demo_results(result: Demo) -> str:
     )
 
 
-@opt.loads_backbone
+@opt.with_groups
 def choose(
     images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
     backbone: opt.NewBackbone = "celeba32-tiny",
@@ -191,7 +191,7 @@ def selfcheck(as_json: opt.AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@opt.loads_backbone
+@opt.with_groups
 def bench(
     config: ProtocolArgument,
     out: ResultsOut,
@@ -215,11 +215,7 @@ def bench(
     cache: opt.Cache = opt.DEFAULT_CACHE,
     no_cache: NoCache = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    engine: opt.Engine = "local",
-    address: opt.Address = None,
-    actors: opt.Actors = None,
-    cpus_per_actor: opt.Cpus = 1.0,
-    gpus_per_actor: opt.Gpus = 0.0,
+    compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
     """Repeat the paper's evaluation: every table and figure from one pass over each data set.
 
@@ -231,12 +227,11 @@ def bench(
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
-    elsewhere = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
-    chosen = opt.parse_settings(settings)
-    _run(loading, config, out, data, chosen, None if no_cache else cache, methods, budget_minutes, elsewhere)
+    chosen, engine = opt.parse_settings(settings), compute.feature_engine()
+    _run(loading, config, out, data, chosen, None if no_cache else cache, methods, budget_minutes, engine)
 
 
-@opt.loads_backbone
+@opt.with_groups
 def ablate(
     config: ProtocolArgument,
     out: ResultsOut,
@@ -254,7 +249,7 @@ def ablate(
     _run(loading, config, out, data, chosen, None if no_cache else cache, only_ablations=True)
 
 
-@opt.loads_backbone
+@opt.with_groups
 def reproduce(
     out: ResultsOut,
     data: Annotated[Path, Option(help="Folder with the data sets; missing ones are downloaded into it.")],
@@ -270,11 +265,7 @@ def reproduce(
     ] = False,
     cache: opt.Cache = opt.DEFAULT_CACHE,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    engine: opt.Engine = "local",
-    address: opt.Address = None,
-    actors: opt.Actors = None,
-    cpus_per_actor: opt.Cpus = 1.0,
-    gpus_per_actor: opt.Gpus = 0.0,
+    compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
     """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
 
@@ -301,7 +292,7 @@ def reproduce(
         say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {(_peak_memory() or 0) / 2**20:,.0f} MiB")
         return
     fetch_all(wanted, data, mirror)
-    elsewhere = opt.feature_engine(engine, address, actors, cpus_per_actor, gpus_per_actor)
+    elsewhere = compute.feature_engine()
     _run(loading, config, out, data, overrides, cache, methods, None, elsewhere)
 
 

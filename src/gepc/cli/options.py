@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gepc.features.base import Cost
     from gepc.features.extraction import Engine as FeatureEngine
     from gepc.images.sources import Images
+    from gepc.runs.cluster import Cluster
 
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]
 ImagesArgument = Annotated[
@@ -40,13 +41,8 @@ Groups = Annotated[
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
 Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]
 DEFAULT_CACHE = Path(".gepc-cache")
-Engine = Annotated[str, Option(help="Where network passes run: local (this machine) or ray (a cluster).")]
 ENGINES = ("local", "ray")
-Address = Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")]
-Actors = Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
-Cpus = Annotated[float, Option(min=0.1, help="Number of CPUs per Ray actor.")]
-Gpus = Annotated[float, Option(min=0.0, help="Number of GPUs per Ray actor.")]
 
 
 def setting(what: str) -> Any:
@@ -124,22 +120,61 @@ class Loading:
 DEFAULT_LOADING = Loading()
 
 
-def loads_backbone(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the command's parameter `loading` becomes the options of `Loading`, in its place."""
+@dataclass(frozen=True)
+class Compute:
+    """Where a command makes its network passes."""
+
+    engine: Annotated[str, Option(help="Where network passes run: local (this machine) or ray (a cluster).")] = "local"
+    address: Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")] = None
+    actors: Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")] = None
+    cpus_per_actor: Annotated[float, Option(min=0.1, help="Number of CPUs per Ray actor.")] = 1.0
+    gpus_per_actor: Annotated[float, Option(min=0.0, help="Number of GPUs per Ray actor.")] = 0.0
+
+    def cluster(self) -> Cluster | None:
+        """The Ray cluster; None for this process."""
+        check_choice("engine", self.engine, ENGINES)
+        if self.engine == "local":
+            return None
+        from gepc.runs.cluster import Cluster
+
+        return Cluster(self.address, self.actors, self.cpus_per_actor, self.gpus_per_actor)
+
+    def feature_engine(self) -> FeatureEngine | None:
+        """What computes features on a cluster; None for this process."""
+        cluster = self.cluster()
+        if cluster is None:
+            return None
+        from gepc.runs.cluster import FeaturesOnCluster
+
+        return FeaturesOnCluster(cluster)
+
+
+DEFAULT_COMPUTE = Compute()
+GROUPS: tuple[type[Any], ...] = (Loading, Compute)
+"""Options that several commands have in common."""
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: a parameter of the command whose type is one of `GROUPS` becomes the options of that group."""
+    theirs = get_type_hints(command, include_extras=True)
+    found = {name: kind for name, kind in theirs.items() if kind in GROUPS}
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        loading = Loading(**{field.name: given.pop(field.name) for field in fields(Loading)})
-        command(**given, loading=loading)
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in found.items()}
+        command(**given, **made)
 
-    ours, theirs = (get_type_hints(one, include_extras=True) for one in (Loading, command))
-    kind = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(one.name, kind, default=one.default, annotation=ours[one.name]) for one in fields(Loading)
-    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        parameters += added if name == "loading" else [parameter.replace(kind=kind, annotation=theirs[name])]
+        if name in found:
+            ours = get_type_hints(found[name], include_extras=True)
+            parameters += [
+                inspect.Parameter(one.name, keyword, default=one.default, annotation=ours[one.name])
+                for one in fields(found[name])
+            ]
+        else:
+            parameters.append(parameter.replace(kind=keyword, annotation=theirs[name]))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -153,18 +188,6 @@ def open_detector(folder: Path, backbone: str | None, batch_size: int | None = N
     if batch_size is not None:
         detector.batch_size = batch_size
     return detector
-
-
-def feature_engine(
-    engine: str, address: str | None, actors: int | None, cpus_per_actor: float, gpus_per_actor: float
-) -> FeatureEngine | None:
-    """What computes features on a cluster; None for this process."""
-    check_choice("engine", engine, ENGINES)
-    if engine == "local":
-        return None
-    from gepc.runs.cluster import Cluster, FeaturesOnCluster
-
-    return FeaturesOnCluster(Cluster(address, actors, cpus_per_actor, gpus_per_actor))
 
 
 QUICK = 2000  # fewer network passes than this need no estimate

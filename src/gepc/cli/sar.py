@@ -113,7 +113,7 @@ def simulate(
 
 
 @sar.command()
-@opt.loads_backbone
+@opt.with_groups
 def fit(
     patches: Annotated[str, Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
     out: opt.DetectorOut,
@@ -150,7 +150,7 @@ def fit(
 
 
 @sar.command()
-@opt.loads_backbone
+@opt.with_groups
 def bench(
     data: DataArgument,
     out: Annotated[Path, Option(help="Folder for radar.md, radar.csv and radar.json.")],

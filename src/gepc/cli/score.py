@@ -16,7 +16,7 @@ from typer import Option
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress
 from gepc.cli.options import estimate
-from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.errors import InputError, OptionError, StorageError
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
@@ -43,6 +43,7 @@ class Request:
     cluster: Cluster | None
 
 
+@opt.with_groups
 def score(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
@@ -62,11 +63,7 @@ def score(
     shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
     workers: Annotated[int, Option(min=0, help="Number of processes that read images ahead; 0 uses a thread.")] = 0,
-    engine: opt.Engine = "local",
-    address: opt.Address = None,
-    actors: opt.Actors = None,
-    cpus_per_actor: opt.Cpus = 1.0,
-    gpus_per_actor: opt.Gpus = 0.0,
+    compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
     """Score images: one row each with score, p-value and alarm, or the reason why the file could not be scored.
 
@@ -77,15 +74,13 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
-    from gepc.runs.cluster import Cluster
     from gepc.runs.score_tables import arrow, format_of
     from gepc.verdicts.decision import DecisionRule
 
-    check_choice("engine", engine, opt.ENGINES)
-    kind = format_of(out, format_ or ("parquet" if engine == "ray" and out is None else None))
+    cluster = compute.cluster()
+    kind = format_of(out, format_ or ("parquet" if cluster is not None and out is None else None))
     if "parquet" in (kind, format_of(out, None)):
         arrow()
-    cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
     request = Request(detector, images, backbone, device, batch_size, shard_size, restart, workers, cluster)
     _run(request, DecisionRule(alpha, confidence, fdr, procedure), out, shards, kind, groups)
 
