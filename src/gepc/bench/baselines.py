@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gepc.backbones.base import Backbone
 from gepc.bench import published
-from gepc.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores
+from gepc.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores, Sizes
 from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.core.errors import OptionError, check_names
 from gepc.detector.detector import Detector
@@ -68,6 +68,10 @@ class Baseline:
     def images(self, split: str) -> int:
         """The largest number of images of a split."""
         return self.train_images if split == "train" else self.test_images
+
+    def all_images(self, sizes: Sizes, seeds: int) -> int:
+        """The number of images over all splits and noise seeds."""
+        return seeds * sum(min(count, self.images(split)) for (_, split), count in sizes.items())
 
 
 def method_names(text: str) -> list[str]:

@@ -138,7 +138,7 @@ def compare(
 def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], size: int | None, seed: int) -> Trial:
     from scipy.stats import spearmanr
 
-    detector = candidate.detector(backbone, seed=seed, size=size).fit(halves[0])
+    detector = candidate.detector(backbone, seed=seed, size=size, maps="raw").fit(halves[0])
     held_out = [
         image
         for chunk in chunks(halves[1], detector.preprocessing_, detector.batch_size, OnBadImage.UNREADABLE)

@@ -87,8 +87,7 @@ def estimate_cost(baselines: Sequence[Baseline], benchmark: Benchmark) -> list[C
                 cost = part.cost(backbone, size)
                 own = Cost(own.forward + cost.forward, own.jvp + cost.jvp)
             known.add((what, baseline.train_images, baseline.test_images))
-        images = sum(min(count, baseline.images(split)) for (_, split), count in benchmark.sizes.items())
-        images *= len(protocol.seeds)
+        images = baseline.all_images(benchmark.sizes, len(protocol.seeds))
         found.append(CostEstimate(baseline, method.cost(backbone, size), own, images))
     return found
 
@@ -169,7 +168,7 @@ def trial_table(protocol: Protocol, backbone: Backbone, baselines: Sequence[Base
     for baseline in baselines:
         method = for_fitting(baseline.extractor)
         cost = measure(backbone, method, batch, method.timesteps(backbone))
-        images = sum(min(count, baseline.images(split)) for (_, split), count in sizes.items()) * len(protocol.seeds)
+        images = baseline.all_images(sizes, len(protocol.seeds))
         rows.append((baseline.label, str(cost), cost.in_passes, images * cost.in_passes * bare / 3600))
     header = ("method", "F+J", "time in bare passes", "hours")
     note = (

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gepc.bench import published
 from gepc.bench.evaluate import GepcBench, Variant, std_over_seeds
 from gepc.bench.protocol import Pair, Protocol
-from gepc.core.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.verdicts.conformal import CalibrationScores, realised_range
 from gepc.verdicts.decision import DecisionRule
 
@@ -220,7 +220,7 @@ def false_alarm_table(bench: GepcBench) -> ResultTable:
             for alpha in (alpha for alpha in ALPHAS if alpha * (count + 1) >= 1):
                 rate = float(np.mean([DecisionRule(alpha).alarms(p, calibration).mean() for p, calibration in runs]))
                 low, high = realised_range(alpha, count)
-                source, span = f"{count} of ID-{reference}", f"{low:.3f} to {high:.3f}"
+                source, span = f"{count} of ID-{reference}", interval_text(low, high)
                 rows.append((bench.protocol.label(name), source, alpha, rate, span, len(runs[0][0])))
     header = ("ID set", "calibration images", "alpha", "alarms on held-out ID", "90 % range", "held-out images")
     note = (

@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError
-from gepc.core.tables import Cell, ResultTable, write_each, write_tables
+from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
 from gepc.features.extraction import OnProgress
 from gepc.features.pooling import Map
 from gepc.images.formats import read_file
 from gepc.images.sources import FileImages, image_files
-from gepc.scoring.metrics import auroc, auroc_interval, bootstrap_intervals, localisation, region_overlap
+from gepc.scoring.metrics import auroc, auroc_interval, bootstrap_intervals, localisation
 
 Mask = npt.NDArray[np.bool_]
 MAIN = (
@@ -149,13 +149,12 @@ class MaskBenchmark:
     def _row(self, kind: str) -> tuple[Cell, ...]:
         good, bad = ([one.score for one in images] for images in (self.good, self.defective[kind]))
         maps, masks = _maps(self.defective[kind], self.detector.map_part)
-        found = [localisation(field[None], mask[None]) for field, mask in zip(maps, masks, strict=True)]
-        pixel, hit, area = (np.concatenate([getattr(one, name) for one in found]) for name in ("auroc", "hit", "area"))
-        detected = (auroc(good, bad), _span(auroc_interval(good, bad)))
-        alone = [str(place) for place in range(len(pixel))]  # images are independent
-        (interval,) = bootstrap_intervals(lambda values: [values.mean()], [pixel], [alone], draws=1000)
-        pointed = (float(pixel.mean()), _span(interval), region_overlap(maps, masks))
-        return (kind, len(bad), *detected, *pointed, float(hit.mean()), float(area.mean()))
+        found = localisation(maps, masks)
+        detected = (auroc(good, bad), interval_text(*auroc_interval(good, bad)))
+        alone = [str(place) for place in range(len(maps))]  # images are independent
+        (interval,) = bootstrap_intervals(lambda values: [values.mean()], [found.auroc], [alone], draws=1000)
+        pointed = (float(found.auroc.mean()), interval_text(*interval), found.pro)
+        return (kind, len(bad), *detected, *pointed, float(found.hit.mean()), float(found.area.mean()))
 
     def _part_row(self, part: str) -> tuple[Cell, ...]:
         numbers = []
@@ -170,10 +169,6 @@ class MaskBenchmark:
 
 def _maps(images: Sequence[Inspected], part: str) -> tuple[list[Map], list[Mask]]:
     return [one.fields[part] for one in images], [one.mask for one in images if one.mask is not None]
-
-
-def _span(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
 def run_masks(

@@ -84,6 +84,11 @@ class ResultTable:
         )
 
 
+def interval_text(low: float, high: float) -> str:
+    """An interval as tables show it: `0.123 to 0.456`."""
+    return f"{low:.3f} to {high:.3f}"
+
+
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file row by row."""
     with replacing(path) as draft, open(draft, "w", newline="", encoding="utf-8") as handle:

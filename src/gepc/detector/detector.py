@@ -100,7 +100,7 @@ class Detector:
     normalise : `fixed` or `patch` scale of log-magnitudes; see `gepc.Preprocessing`.
     maps : `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
         p-values; `aligned` learns it for every position, where the same pixel shows the same thing in all images;
-        `raw` learns nothing and saves the passes.
+        `raw` learns their common scale alone, with fewer passes.
     score_from : `features`, or `map`: the score is the largest value of the calibrated map, for small defects in
         images that are usual otherwise.
     calibration_share : share of the in-distribution images held out for p-values.

@@ -181,7 +181,7 @@ def csv_rows(path: str, regions: Sequence[MapRegion]) -> list[tuple[Any, ...]]:
 def coco(images: Sequence[tuple[str, tuple[int, int], Sequence[MapRegion]]]) -> dict[str, Any]:
     """Regions as COCO annotations, which labelling tools read: for each image its path, (height, width) and regions.
 
-    Besides the fields of COCO an annotation has `score`, `p_value` and `parts`.
+    In addition to the fields of COCO, an annotation has `score`, `p_value` and `parts`.
     """
     annotations: list[dict[str, Any]] = []
     for number, (_, _, regions) in enumerate(images, start=1):

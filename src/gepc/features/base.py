@@ -255,6 +255,16 @@ class DerivedExtractor(ABC):
         """This method's table from the tables of `builds_on`, without a network pass."""
         return {name: values for table in tables for name, values in table.items()}
 
+    def from_parts(self, backbone: Backbone, batch: Batch) -> Table:
+        """The table, with the passes of all parts."""
+        parts = self.builds_on()
+        return self.complete([part.extract(backbone, batch, part.timesteps(backbone)) for part in parts], batch)
+
+    def cost_of_parts(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """The passes of all parts for one image."""
+        costs = [part.cost(backbone, size) for part in self.builds_on()]
+        return Cost(sum(cost.forward for cost in costs), sum(cost.jvp for cost in costs))
+
 
 class UsesOtherBackbones(ABC):
     """Mixin: a method whose features depend on further networks."""

@@ -165,9 +165,8 @@ class LevelPass:
 
     def _encoder(self, picked: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """The first half of `_grids`, in the order of execution, for some of the images."""
-        names = list(self._grids)[: (len(self._grids) + 1) // 2]
-        whole = picked is None or len(picked) == len(self.rows)
-        return {name: self._grids[name] if whole else self._grids[name][picked] for name in names}
+        grids = self._grids if picked is None else self._grids_of(picked)
+        return dict(list(grids.items())[: (len(grids) + 1) // 2])
 
     @cached_property
     def _grids(self) -> dict[str, torch.Tensor]:
@@ -357,11 +356,16 @@ def activation_distance(maps: Mapping[str, torch.Tensor], size: tuple[int, int])
     along a side, interpolated to `size`, (H, W). It compares an image with itself, so that another sensor is not
     foreign as a whole.
     """
-    step = -(-max(size) // GRID)
-    grid = (-(-size[0] // step), -(-size[1] // step))
+    grid = _common_grid(size)
     vectors = torch.cat([adaptive_avg_pool2d(layer.float(), grid) for layer in maps.values()], 1)
     distance = position_distance(vectors) / vectors.shape[1]
     return interpolate(distance[:, None], size, mode="bilinear")[:, 0]
+
+
+def _common_grid(size: tuple[int, int]) -> tuple[int, int]:
+    """Cells of a grid over an image of `size`, at most `GRID` along a side."""
+    step = -(-max(size) // GRID)
+    return -(-size[0] // step), -(-size[1] // step)
 
 
 def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
@@ -370,8 +374,7 @@ def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) ->
     Layers with more pixels are averaged over the cells of the grid, those with fewer are interpolated. Of the channels
     at most 256 are taken, evenly spaced over all layers: neighbouring channels say much the same.
     """
-    step = -(-max(size) // GRID)
-    grid = (-(-size[0] // step), -(-size[1] // step))
+    grid = _common_grid(size)
     channels = sum(activations.shape[1] for activations in maps.values())
     every = torch.linspace(0, channels - 1, min(channels, VECTOR_CHANNELS)).round().long()
     found, first = [], 0

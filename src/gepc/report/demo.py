@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
 from gepc.core.errors import GepcError
-from gepc.core.tables import ResultTable
+from gepc.core.tables import ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
 from gepc.features.gepc import GepcExtractor
@@ -364,7 +364,7 @@ def result_rows(demo: Demo) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for other in demo.others:
         found = demo.detections[other.name]
-        interval = f"{found.auroc_low:.3f} to {found.auroc_high:.3f}"
+        interval = interval_text(found.auroc_low, found.auroc_high)
         numbers = (f"{found.auroc:.3f}", interval, f"{found.aupr:.3f}", f"{found.fpr95:.3f}")
         rows.append((other.name, str(found.n_ood), *numbers, f"{other.alarms} of {found.n_ood}"))
     return rows

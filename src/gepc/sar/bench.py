@@ -14,7 +14,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.core.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
 from gepc.features.pooling import Map, box_filter
@@ -111,7 +111,8 @@ class SarProtocol:
     def detector(self, method: str, backbone: Backbone) -> Detector:
         """The detector of a method, not fitted."""
         size = self.rules.size
-        return radar_detector(backbone, method, self.target_pixels, size, self.normalise, seed=self.seed)
+        options = {"seed": self.seed, "maps": "raw"}  # patches are compared by raw maps
+        return radar_detector(backbone, method, self.target_pixels, size, self.normalise, **options)
 
 
 @dataclass(frozen=True)
@@ -215,15 +216,14 @@ def measure(
         detector = protocol.detector(method, backbone)
         detector.batch_size = 1  # a patch has the same score in a sample of any size, to the last bit
         detector.fit(PatchImages(sets.fit), on_progress=on_progress)
-        clutter, _ = score_patches(detector, sets.clutter, on_progress)
+        results = detector.results(PatchImages(sets.clutter), "raise", on_progress=on_progress)
+        clutter = np.array([result.score for result in results])
         for name, patches in sets.ships.items():
             ships, maps = score_patches(detector, patches, on_progress)
             groups = [_sources(sets.clutter), _sources(patches)]
             spans = bootstrap_intervals(_auroc_and_fpr95, (clutter, ships), groups, protocol.draws)
             spans_of = zip(_auroc_and_fpr95(clutter, ships), spans, strict=True)
-            cells: list[Cell] = [
-                cell for value, (low, high) in spans_of for cell in (value, f"{low:.3f} to {high:.3f}")
-            ]
+            cells: list[Cell] = [cell for value, (low, high) in spans_of for cell in (value, interval_text(low, high))]
             cells += _where(maps, patches)
             rows.append((f"{name} ships", len(patches), method, detector.cost().forward, *cells))
     rows.sort(key=lambda row: list(sets.ships).index(str(row[0]).removesuffix(" ships")))

@@ -127,22 +127,20 @@ class Localisation:
     pro: float
 
 
-def localisation(maps: npt.ArrayLike, masks: npt.ArrayLike) -> Localisation:
-    """Compare maps (N, H, W) with masks (N, H, W) that are true inside the annotated regions."""
-    fields, inside = np.asarray(maps, dtype=np.float64), np.asarray(masks, dtype=bool)
-    if fields.shape != inside.shape or fields.ndim != 3:
-        raise InputError(f"maps {fields.shape} and masks {inside.shape} must both be (N, H, W)")
-    if not inside.any((1, 2)).all() or inside.all((1, 2)).any():
+def localisation(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]]) -> Localisation:
+    """Compare maps (H, W), one for each image, with masks (H, W) that are true inside the annotated regions."""
+    fields, inside = [np.asarray(one, dtype=np.float64) for one in maps], [np.asarray(one, bool) for one in masks]
+    if [one.shape for one in fields] != [one.shape for one in inside] or any(one.ndim != 2 for one in fields):
+        raise InputError("maps and masks must both be (H, W), as many of one as of the other")
+    if not all(mask.any() and not mask.all() for mask in inside):
         raise InputError("an image without a region, or covered by one, cannot be used to measure localisation")
-    if not np.isfinite(fields).all():
+    if not all(np.isfinite(field).all() for field in fields):
         raise InputError("a map must be finite")
     pairs = list(zip(fields, inside, strict=True))
-    hits = [float(mask[field == field.max()].mean()) for field, mask in pairs]
-    areas = inside.mean((1, 2))
     return Localisation(
         np.array([auroc(field[~mask], field[mask]) for field, mask in pairs]),
-        np.array(hits),
-        areas,
+        np.array([float(mask[field == field.max()].mean()) for field, mask in pairs]),
+        np.array([float(mask.mean()) for mask in inside]),
         region_overlap(fields, inside),
     )
 

@@ -284,7 +284,7 @@ class DensityOfStates(DerivedExtractor, NllVlb):
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         """The cost of the bound, and one pass per level."""
-        return Cost(forward=sum(part.cost(backbone, size).forward for part in self.builds_on()))
+        return self.cost_of_parts(backbone, size)
 
     def builds_on(self) -> tuple[NllVlb, ScoreNorm]:
         """The likelihood and the score norms."""
@@ -292,8 +292,7 @@ class DensityOfStates(DerivedExtractor, NllVlb):
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """`bpd` (N, 1), `bands` (N, 1, bands) and `norms` (N, 1, levels)."""
-        tables = [part.extract(backbone, batch, part.timesteps(backbone)) for part in self.builds_on()]
-        return self.complete(tables, batch)
+        return self.from_parts(backbone, batch)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """The bound, its terms but L_T (which takes no pass) in bands from low noise to high, the norms."""

@@ -60,13 +60,13 @@ class UFCOD(DerivedExtractor, WholeImage):
         """One pass per step."""
         return Cost(forward=self.steps)
 
-    def builds_on(self) -> tuple[Extractor, ...]:
+    def builds_on(self) -> tuple[DiffPath]:
         """The sums along the path."""
         return (DiffPath(dim=1, steps=self.steps, clip=self.clip),)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """All sums of the path."""
-        return DiffPath(dim=1, steps=self.steps, clip=self.clip).of_images(backbone, batch)
+        return self.builds_on()[0].of_images(backbone, batch)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class FLIPD(PerLevel):
 
 @register("lid")
 @dataclass(frozen=True)
-class LocalDimension(DerivedExtractor, WholeImage):
+class LocalDimension(DerivedExtractor, NllVlb):
     """Local intrinsic dimension with likelihood: an image is OOD if it is unlikely, or lies on too thin a manifold.
 
         LID = D + sigma^2 (tr ds/dx + |s|^2)  at x = sqrt(abar) x_0,  s = -eps/sigma
@@ -159,18 +159,18 @@ class LocalDimension(DerivedExtractor, WholeImage):
     ----------
     levels : noise level of the dimension.
     probes : Hutchinson probes of the trace.
-    strata : strata of the variational bound; None evaluates every step.
+
+    The others are those of `NllVlb`.
     """
 
     calibration: ClassVar[str] = "softplus"
-    pixels_only: ClassVar[str | None] = NllVlb.pixels_only
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"strata": None, "probes": 4}, "light": {}}
 
     levels: Levels = Levels((0.998,))
     probes: int = 1
-    strata: int | None = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "levels", Levels.of(self.levels))
         check_least(1, probes=self.probes)
 
@@ -181,22 +181,15 @@ class LocalDimension(DerivedExtractor, WholeImage):
 
     def builds_on(self) -> tuple[Extractor, ...]:
         """The bound and the dimension."""
-        return NllVlb(strata=self.strata), FLIPD(self.levels, self.probes)
+        return self.plain(), FLIPD(self.levels, self.probes)
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         """The cost of both parts."""
-        parts = [part.cost(backbone, size) for part in self.builds_on()]
-        return Cost(sum(part.forward for part in parts), sum(part.jvp for part in parts))
-
-    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """Not used: the table is that of the parts."""
-        raise NotImplementedError
+        return self.cost_of_parts(backbone, size)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """`bpd` (N, 1) and `thin` (N, 1, levels)."""
-        return self.complete(
-            [part.extract(backbone, batch, part.timesteps(backbone)) for part in self.builds_on()], batch
-        )
+        return self.from_parts(backbone, batch)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """The bound and the negative dimension."""
