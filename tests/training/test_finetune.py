@@ -65,7 +65,7 @@ def test_a_run_remembers_its_init(trained: Path, others: Path, tiny: Recipe, tmp
         run.loop(None if name == "whole" else lambda tick: os.kill(os.getpid(), signal.SIGTERM))
     assert run.state.step == 1
     with pytest.raises(InputError, match=r"a run with another init \(.*moved, not celeba32-tiny\)"):
-        TrainingRun(recipe, others, tmp_path / "parts", init="celeba32-tiny")
+        TrainingRun(dataclasses.replace(recipe, init="celeba32-tiny"), others, tmp_path / "parts")
     shutil.rmtree(moved)
     resumed, choices = recipe_for(others, tmp_path / "parts")
     assert choices == []
@@ -85,7 +85,7 @@ def test_contradictions_are_refused(trained: Path, others: Path, tiny: Recipe, t
     with pytest.raises(OptionError, match=r"channels is \(16, 16\), but .*net has \(8, 8\); leave channels out"):
         TrainingRun(load_recipe(None, {"init": str(trained), "channels": [16, 16]}), others, tmp_path / "out")
     with pytest.raises(OptionError, match=r"diffusion_steps is 16, but .* has 100"):
-        train(tiny, others, tmp_path / "out", init=trained)
+        train(dataclasses.replace(tiny, init=str(trained)), others, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -320,36 +320,6 @@ def test_a_loss_that_is_no_number_stops_with_the_last_good_state(data: Path, tin
     assert_last_good_state(data, tiny, tmp_path / "out", 3)
 
 
-def test_a_net_that_cannot_be_compiled_trains_without(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    from torch._dynamo.exc import BackendCompilerFailed
-
-    run = TrainingRun(tiny, data, tmp_path / "out")
-
-    def no_compiler(*_: Any, **__: Any) -> None:
-        raise BackendCompilerFailed(print, RuntimeError("no C++ compiler"), None)
-
-    run.forward = no_compiler
-    with pytest.warns(UserWarning, match="training without compilation, which is slower"):
-        assert run.loop()
-    assert_same_run(whole, tmp_path / "out")
-
-
-def test_a_compiler_that_loses_gradients_is_not_used(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    """Right answers and wrong gradients, as a compiler may give: the run notices and is the same as without it."""
-    run = TrainingRun(tiny, data, tmp_path / "out")
-
-    def loses_gradients(noisy: torch.Tensor, timesteps: torch.Tensor, **options: Any) -> Any:
-        with torch.no_grad():
-            right = run.model(noisy, timesteps, **options)[0]
-        wrong = run.net.conv_out(torch.zeros(len(noisy), run.net.conv_out.in_channels, *noisy.shape[2:]))
-        return (right + wrong - wrong.detach(),)
-
-    run.forward = loses_gradients
-    with pytest.warns(UserWarning, match=r"\d+ of its gradients are wrong on this machine"):
-        assert run.loop()
-    assert_same_run(whole, tmp_path / "out")
-
-
 def test_precision_that_this_machine_has_not(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -373,8 +373,6 @@ def _opening(run: TrainingRun) -> str:
     lines = [f"{images}; {net}"]
     if run.resumed_from:
         lines.append(f"{run.out}: resuming after step {run.resumed_from}")
-    if run.recipe.compile:
-        lines.append("the first step compiles the network, which takes about a minute")
     return "\n".join(lines)
 
 
@@ -402,7 +400,7 @@ def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
         task = bar.add_task("training", total=total, completed=run.resumed_from, facts="")
 
         def on_tick(tick: Tick) -> None:
-            first = tick.step == run.resumed_from + 1  # includes compilation, so its speed is not representative
+            first = tick.step == run.resumed_from + 1  # also allocates memory, so its speed is not representative
             bar.update(task, completed=tick.step, total=tick.total, facts="" if first else _facts(tick))
 
         yield on_tick

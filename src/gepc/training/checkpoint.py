@@ -24,31 +24,17 @@ LOG_EVERY = 20
 
 @dataclass
 class TrainingState:
-    """The state of a run, except for its tensors.
-
-    Attributes
-    ----------
-    step : number of finished steps.
-    seconds : wall time of the run.
-    cpu_seconds : CPU time of the main process.
-    ema_step : number of updates of the averaged weights.
-    grad_scale : scale of fp16 gradients; None without fp16.
-    recipe : the recipe, as plain values.
-    data : fingerprint of the training images.
-    losses : losses since the last row of the loss log.
-    optimizer_step : number of optimiser updates if it is below `step`, as after a skipped update in fp16; else None.
-    grad_scale_age : steps since the scale of fp16 gradients changed.
-    """
+    """The state of a run after `step` steps, except for its tensors."""
 
     step: int = 0
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of the main process
     ema_step: int = 0
-    grad_scale: float | None = None
+    grad_scale: float | None = None  # of fp16 gradients
     recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
-    data: str = ""
-    losses: list[float] = dataclasses.field(default_factory=list)
-    optimizer_step: int | None = None
+    data: str = ""  # fingerprint of the training images
+    losses: list[float] = dataclasses.field(default_factory=list)  # since the last row of the loss log
+    optimizer_step: int | None = None  # below `step` after a skipped update in fp16
     grad_scale_age: int = 0
 
 

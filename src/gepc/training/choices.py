@@ -16,8 +16,7 @@ from gepc.training.recipe import Recipe, init_fields, load_init, load_recipe
 SMALL_SIZE, LARGE_SIZE = 32, 64
 NARROW, WIDE = (16, 32, 48), (32, 64, 96)
 FEW_SAMPLES = 1000
-EPOCHS, FEWEST_STEPS, MOST_STEPS = 50, 1000, 10_000
-FINE_TUNING_EPOCHS, FEWEST_FINE_TUNING_STEPS, MOST_FINE_TUNING_STEPS = 20, 500, 4000
+LENGTH, FINE_TUNING_LENGTH = (50, 1000, 10_000), (20, 500, 4000)  # epochs, fewest and most steps
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,12 @@ class Choice:
 
 
 def saved_recipe(out: str | Path) -> dict[str, Any] | None:
-    """The recipe of the run in `out`, as plain values; None if there is no run."""
+    """The recipe of the run in `out`, as plain values without fields of earlier versions; None if there is no run."""
     path = Path(out) / RUN_FOLDER / "run.json"
-    return dict(read_json(path).get("recipe", {})) if path.is_file() else None
+    if not path.is_file():
+        return None
+    known = Recipe.__dataclass_fields__
+    return {name: value for name, value in read_json(path).get("recipe", {}).items() if name in known}
 
 
 def recipe_for(
@@ -66,13 +68,7 @@ def recipe_for(
 
 
 def choose(images: Survey, given: Mapping[str, Any]) -> list[Choice]:
-    """The fields of a recipe that depend on the images, except those that are given.
-
-    Parameters
-    ----------
-    images : the images.
-    given : fields that are set already.
-    """
+    """The fields of a recipe that depend on the images, except those that are given."""
     chosen: dict[str, Choice] = {}
 
     def pick(field: str, value: Any, reason: str) -> Any:
@@ -87,14 +83,13 @@ def choose(images: Survey, given: Mapping[str, Any]) -> list[Choice]:
     levels = len(given.get("channels", WIDE))
     size = pick("image_size", *_size(images, 2 ** (levels - 1)))
     crop = pick("crop", *_crop(images, size))
-    samples = _samples(images, size if crop else None)
+    samples = images.count
+    if crop:
+        samples = sum(count * (height // size) * (width // size) for (height, width), count in images.sizes.items())
     kind = "crops that do not overlap" if crop else "images"
     width = f"{samples} {kind}; a narrow network below {FEW_SAMPLES}"
     pick("channels", NARROW if samples < FEW_SAMPLES else WIDE, width)
-    limits = (EPOCHS, FEWEST_STEPS, MOST_STEPS)
-    if given.get("init") is not None:
-        limits = (FINE_TUNING_EPOCHS, FEWEST_FINE_TUNING_STEPS, MOST_FINE_TUNING_STEPS)
-    epochs, fewest, most = limits
+    epochs, fewest, most = LENGTH if given.get("init") is None else FINE_TUNING_LENGTH
     steps = round(epochs * samples / given.get("batch_size", Recipe.batch_size))
     reason = f"{epochs} passes over {samples} {kind}, at least {fewest} and at most {most} steps"
     pick("steps", min(max(steps, fewest), most), reason)
@@ -119,9 +114,3 @@ def _crop(images: Survey, size: int | None) -> tuple[bool, str]:
     if size is None or min(height, width) < size or (height, width) == (size, size):
         return False, "the images are not larger than image_size"
     return True, "random crops keep the resolution of images of one size"
-
-
-def _samples(images: Survey, crop: int | None) -> int:
-    if crop is None:
-        return images.count
-    return sum(count * (height // crop) * (width // crop) for (height, width), count in images.sizes.items())

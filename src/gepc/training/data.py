@@ -25,13 +25,9 @@ MINIMUM_IMAGES = 16
 
 @dataclass(frozen=True)
 class Survey:
-    """Number, sizes and channels of the images of a collection.
+    """Number of the images of a collection, how many there are of each (height, width), and their channels.
 
-    Attributes
-    ----------
-    count : number of images.
-    sizes : how many images there are of each (height, width).
-    channels : 1 if all images are grey, 3 if some are in colour; otherwise their number of channels.
+    `channels` is 1 if all images are grey, 3 if some are in colour; otherwise their number of channels.
     """
 
     count: int
@@ -60,21 +56,15 @@ class Crops:
     preprocessing: Preprocessing
 
     def cut(self, indices: npt.NDArray[np.int64], places: npt.NDArray[np.float64]) -> Image:
-        """One crop (C, H, W) from each of the images `indices`.
-
-        Parameters
-        ----------
-        indices : positions of the images.
-        places : vertical and horizontal position of each crop, from 0, the first one, to 1, the last one.
-        """
-        return np.stack([self._crop(self.pixels[index], place) for index, place in zip(indices, places, strict=True)])
-
-    def _crop(self, pixels: Pixels, place: npt.NDArray[np.float64]) -> Image:
+        """One crop (C, H, W) from each of the images `indices`, at (y, x) in `places`, from 0, the first, to 1."""
         assert self.preprocessing.size is not None
         height, width = self.preprocessing.size
-        top = int(place[0] * (pixels.shape[0] - height + 1))
-        left = int(place[1] * (pixels.shape[1] - width + 1))
-        return self.preprocessing(pixels[top : top + height, left : left + width])
+        crops = []
+        for index, (y, x) in zip(indices, places, strict=True):
+            pixels = self.pixels[index]
+            top, left = int(y * (pixels.shape[0] - height + 1)), int(x * (pixels.shape[1] - width + 1))
+            crops.append(self.preprocessing(pixels[top : top + height, left : left + width]))
+        return np.stack(crops)
 
 
 @dataclass(frozen=True)
@@ -109,29 +99,29 @@ def open_training_images(data: str | Path) -> Images:
 
 
 def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
-    """Read the images of a run. The held-out images are the last `recipe.held_out` of a seeded shuffle.
-
-    Parameters
-    ----------
-    data : a folder of images, or an `.npz` file with an array `train_x`.
-    recipe : the recipe of the run.
-    """
+    """Read the images of a run. The held-out images are the last `recipe.held_out` of a seeded shuffle."""
     collection = open_training_images(data)
     channels = survey(collection).channels if recipe.image_channels is None else recipe.image_channels
     observed = ObservedImages(collection, lambda record: (record.content_hash(), _is_colour(record)))
+    size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
+    preprocessing = Preprocessing(recipe.value_range, size, "cut" if recipe.crop else "stretch", channels)
     crops = None
     if recipe.crop:
-        images, crops = _load_crops(observed, replace(recipe, image_channels=channels))
+        images, crops = _load_crops(observed, preprocessing)
     else:
-        images = _load(observed, str(data), replace(recipe, image_channels=channels))
+        images = _load(observed, str(data), preprocessing)
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
         raise InputError(
             f"images of {height}x{width} do not fit this network: the sides must be multiples of {recipe.stride}; "
             f"set image_size, for instance image_size={max(1, width // recipe.stride) * recipe.stride}"
         )
-    if channels == 1:
-        _warn_about_colour([is_colour for _, is_colour in observed.seen.values()])
+    in_colour = sum(is_colour for _, is_colour in observed.seen.values())
+    if channels == 1 and in_colour:
+        warnings.warn(
+            f"{in_colour} of {len(images)} images are in colour; they are converted to grey, since image_channels is 1",
+            stacklevel=3,
+        )
     order = np.random.default_rng(recipe.seed).permutation(len(images))
     trained, held = np.split(order, [len(images) - min(recipe.held_out, len(images) // 4)])
     hashes = np.unique(np.asarray([observed.seen[index][0] for index in trained.tolist()], dtype=np.uint64))
@@ -144,27 +134,12 @@ def _is_colour(record: Record) -> bool:
     return record.axes_known and record.pixels is not None and record.pixels.shape[2:] == (3,)
 
 
-def _warn_about_colour(in_colour: list[bool]) -> None:
-    if any(in_colour):
-        warnings.warn(
-            f"{sum(in_colour)} of {len(in_colour)} images are in colour; they are converted to grey, since "
-            "image_channels is 1",
-            stacklevel=4,
-        )
-
-
-def _preprocessing(recipe: Recipe) -> Preprocessing:
-    size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
-    assert recipe.image_channels is not None
-    return Preprocessing(recipe.value_range, size, "cut" if recipe.crop else "stretch", recipe.image_channels)
-
-
-def _load(collection: Images, where: str, recipe: Recipe) -> Image:
+def _load(collection: Images, where: str, preprocessing: Preprocessing) -> Image:
     try:
-        return load_all(collection, _preprocessing(recipe))
+        return load_all(collection, preprocessing)
     except InputError as error:
         sizes = Counter(record.pixels.shape[:2] for record in collection if record.pixels is not None)
-        if recipe.image_size is not None or len(sizes) < 2:
+        if preprocessing.size is not None or len(sizes) < 2:
             raise
         counts = ", ".join(f"{count} of {rows}x{columns}" for (rows, columns), count in sizes.most_common(3))
         more = ", ..." if len(sizes) > 3 else ""
@@ -174,19 +149,18 @@ def _load(collection: Images, where: str, recipe: Recipe) -> Image:
         ) from error
 
 
-def _load_crops(collection: Images, recipe: Recipe) -> tuple[Image, Crops]:
+def _load_crops(collection: Images, cut: Preprocessing) -> tuple[Image, Crops]:
     """The central crops, and the images for random ones."""
-    cut = _preprocessing(recipe)
-    whole = replace(cut, size=None)
-    warn_about_range(collection, recipe.value_range)
+    assert cut.size is not None
+    whole, side = replace(cut, size=None), cut.size[0]
+    warn_about_range(collection, cut.value_range)
     centres, pixels = [], []
     for record in collection:
         found = record.pixels_for(cut.channels)
-        if recipe.image_size is not None and min(found.shape[:2]) < recipe.image_size:
+        if min(found.shape[:2]) < side:
             raise InputError(
-                f"{record.label} is {found.shape[0]}x{found.shape[1]}, smaller than the crops of "
-                f"{recipe.image_size}x{recipe.image_size}; leave it out, set a smaller image_size, "
-                "or set crop to false to resize all images"
+                f"{record.label} is {found.shape[0]}x{found.shape[1]}, smaller than the crops of {side}x{side}; leave "
+                "it out, set a smaller image_size, or set crop to false to resize all images"
             )
         whole(found, record.label)  # an invalid pixel is found now, not in the step that crops it
         centres.append(cut(found, record.label))
@@ -211,23 +185,16 @@ class Draw:
 
 
 def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int) -> Draw:
-    """The batch of one step. Epochs are seeded permutations of the images, divided into batches.
+    """The batch of one step: of `count` images of `shape`, with the timesteps of `low_noise_table`.
 
-    Parameters
-    ----------
-    recipe : the recipe of the run.
-    count : number of training images.
-    shape : shape of an image.
-    table : timesteps of low noise, see `low_noise_table`.
-    step : the step.
+    Epochs are seeded permutations of the images, divided into batches.
     """
     rng = np.random.default_rng([recipe.seed, step, 0, 1])
     size = recipe.batch_size
-    flips = {"flip_x": recipe.flips in ("horizontal", "both"), "flip_y": recipe.flips in ("vertical", "both")}
     return Draw(
         indices=_epoch_slice(recipe.seed, count, step * size, size),
-        flip_x=(rng.random(size) < 0.5) & flips["flip_x"],
-        flip_y=(rng.random(size) < 0.5) & flips["flip_y"],
+        flip_x=(rng.random(size) < 0.5) & (recipe.flips in ("horizontal", "both")),
+        flip_y=(rng.random(size) < 0.5) & (recipe.flips in ("vertical", "both")),
         timesteps=sample_timesteps(recipe, table, rng, size),
         noise=rng.standard_normal((size, *shape), dtype=np.float32),
         places=np.random.default_rng([recipe.seed, step, 0, 3]).random((size, 2)),

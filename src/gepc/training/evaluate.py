@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,9 @@ GRID, SAMPLING_STEPS, SHOWN_WIDTH, GAP = 8, 50, 96, 2
 
 @dataclass(frozen=True)
 class LevelError:
-    """Mean squared error of the predicted noise at one level, of the network and of two baselines.
+    """Mean squared error of the noise at one level, as predicted by the network, the best linear predictor and zero.
 
-    Attributes
-    ----------
-    asked : the requested level as sqrt(abar).
-    timestep : the timestep of the schedule nearest to it.
-    sqrt_abar : the level of that timestep.
-    net : error of the network.
-    linear : error of the best linear predictor.
-    zero : error of predicting 0, the mean square of the noise: 1 up to sampling error.
+    `asked` is the requested level as sqrt(abar), `sqrt_abar` that of the nearest timestep.
     """
 
     asked: float
@@ -92,13 +85,6 @@ def denoising_errors(
     """mean (eps_hat(x_t) - noise)^2 over the held-out images at `LEVELS`.
 
     The noise of an image depends on its position, the timestep and a fixed seed, so it is the same for all predictors.
-
-    Parameters
-    ----------
-    net : the network.
-    abar : its schedule.
-    linear : the linear baseline.
-    held_out : images (N, C, H, W).
     """
     errors = []
     for asked in LEVELS:
@@ -127,14 +113,12 @@ def _noise_errors(
     sums = np.zeros(len(predictors))
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
-        noise = np.stack([_noise(timestep, start + offset, batch.shape[1:]) for offset in range(len(batch))])
+        seeds = ([NOISE_SEED, timestep, start + offset] for offset in range(len(batch)))
+        fields = [np.random.default_rng(seed).standard_normal(batch.shape[1:], dtype=np.float32) for seed in seeds]
+        noise = np.stack(fields)
         noisy = (np.sqrt(abar) * batch + np.sqrt(1.0 - abar) * noise).astype(np.float32)
         sums += [np.square(predict(noisy) - noise, dtype=np.float64).sum() for predict in predictors]
     return [float(total) for total in sums / images.size]
-
-
-def _noise(timestep: int, index: int, shape: tuple[int, ...]) -> Image:
-    return np.random.default_rng([NOISE_SEED, timestep, index]).standard_normal(shape, dtype=np.float32)
 
 
 def error_table(errors: Iterable[LevelError]) -> str:
@@ -153,7 +137,12 @@ def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int
     pixels = np.round(255.0 * np.clip(sample(net, recipe, GRID * GRID, shape) / 2.0 + 0.5, 0.0, 1.0))
     scale = max(1, SHOWN_WIDTH // shape[-1])
     tiles = pixels.astype(np.uint8).repeat(scale, axis=2).repeat(scale, axis=3)
-    picture = PILImage.fromarray(_grid(tiles[:, : 3 if shape[0] >= 3 else 1]))
+    tiles = tiles[:, : 3 if shape[0] >= 3 else 1]
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=255)
+    _, channels, height, width = tiles.shape
+    rows = tiles.reshape(GRID, GRID, channels, height, width).transpose(0, 3, 1, 4, 2)
+    canvas = rows.reshape(GRID * height, GRID * width, channels)[:-GAP, :-GAP]
+    picture = PILImage.fromarray(canvas if channels == 3 else canvas[..., 0])
     with replacing(path) as draft:
         picture.save(draft, format="PNG")
 
@@ -161,17 +150,7 @@ def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int
 def sample(
     net: UNet2DModel, recipe: Recipe, count: int, shape: tuple[int, ...], seed: int = 0, batch_size: int = 16
 ) -> Image:
-    """Sample images (N, C, H, W) in [-1, 1] by deterministic DDIM with at most 50 steps.
-
-    Parameters
-    ----------
-    net : the network.
-    recipe : its recipe.
-    count : number of images.
-    shape : (C, H, W).
-    seed : seed of the initial noise.
-    batch_size : images per network call.
-    """
+    """Sample images (N, C, H, W) in [-1, 1] by deterministic DDIM with at most 50 steps."""
     import torch
     from diffusers import DDIMScheduler
 
@@ -186,17 +165,6 @@ def sample(
                 x = scheduler.step(net(x, timestep, return_dict=False)[0], timestep, x, return_dict=False)[0]
             images.append(x.cpu().numpy())
     return np.concatenate(images)
-
-
-def _grid(tiles: Image) -> Image:
-    """(N, C, H, W) as rows of GRID tiles with a white gap: (rows, columns) or (rows, columns, 3)."""
-    count, channels, height, width = tiles.shape
-    rows = -(-count // GRID)
-    canvas = np.full((rows * (height + GAP) - GAP, GRID * (width + GAP) - GAP, channels), 255, dtype=tiles.dtype)
-    for index, tile in enumerate(tiles):
-        top, left = index // GRID * (height + GAP), index % GRID * (width + GAP)
-        canvas[top : top + height, left : left + width] = tile.transpose(1, 2, 0)
-    return canvas[..., 0] if channels == 1 else canvas
 
 
 def write_loss_curve(path: Path, rows: list[LossRow]) -> bool:
@@ -225,16 +193,6 @@ CHUNK = 1024
 
 Array = npt.NDArray[Any]
 Predictor = Callable[[Image], Array]
-
-
-class LinearPredictor(Protocol):
-    """A linear predictor fitted to images; `kind` describes the covariance in words."""
-
-    kind: str
-
-    def at(self, abar: float) -> Predictor:
-        """eps_hat(x_t) at one noise level, for batches (N, C, H, W)."""
-        ...
 
 
 def fit_linear(images: Image) -> LinearPredictor:
@@ -302,3 +260,6 @@ class StationaryCovariance:
 def _chunks(images: Image) -> Iterator[Image]:
     for start in range(0, len(images), CHUNK):
         yield images[start : start + CHUNK]
+
+
+LinearPredictor = FullCovariance | StationaryCovariance

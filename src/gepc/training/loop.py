@@ -7,8 +7,6 @@ import json
 import math
 import signal
 import time
-import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,17 +19,15 @@ from gepc.backbones.load import TRAINED_ON
 from gepc.backbones.weights import Patches
 from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
-from gepc.images.sources import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
-from gepc.training.choices import recipe_for, saved_recipe
-from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
+from gepc.training.choices import saved_recipe
+from gepc.training.data import draw, fingerprint, load_training_images, low_noise_table
 from gepc.training.recipe import (
     Recipe,
     alphas_cumprod,
     build_net,
     cannot_start_from,
-    compilation_fault,
     init_fields,
     init_name,
     load_init,
@@ -45,21 +41,12 @@ if TYPE_CHECKING:
 
     from gepc.backbones.diffusers import DiffusersBackbone
 
-MAY_CHANGE = ("steps", "checkpoint_every", "compile", "mixed_precision")
+MAY_CHANGE = ("steps", "checkpoint_every", "mixed_precision")
 
 
 @dataclass(frozen=True)
 class Tick:
-    """The progress after a step, for a display.
-
-    Attributes
-    ----------
-    step : number of finished steps.
-    total : number of steps in all, estimated if the run ends by the clock.
-    loss : mean loss since the last row of the loss log.
-    images_per_second : training speed.
-    seconds_left : estimated remaining time.
-    """
+    """The progress after a step, for a display; `loss` is the mean since the last row of the loss log."""
 
     step: int
     total: int
@@ -77,12 +64,11 @@ def learning_rate(recipe: Recipe, step: int, fraction: float) -> float:
 
 
 def train(
-    recipe: Recipe | None,
+    recipe: Recipe,
     data: str | Path,
     out: str | Path,
     minutes: float | None = None,
     on_tick: Callable[[Tick], None] | None = None,
-    init: str | Path | None = None,
 ) -> TrainingState:
     """Train a network, or resume the run in `out`.
 
@@ -91,17 +77,13 @@ def train(
 
     Parameters
     ----------
-    recipe : parameters of the run; None takes those of the run in `out`, or chooses them for the images.
+    recipe : parameters of the run.
     data : a folder of images, or an `.npz` file with an array `train_x`.
     out : folder of the result, a diffusers model; state, loss and evaluation are in its subfolder `training`.
     minutes : train for this time in all, instead of `recipe.steps` steps.
     on_tick : called after each step.
-    init : backbone whose weights training starts from, an embedded name or a folder. Its architecture and schedule must
-        be those of the recipe. A resumed run does not need it.
     """
-    if recipe is None:
-        recipe, _ = recipe_for(data, out, overrides={} if init is None else {"init": str(init)})
-    run = TrainingRun(recipe, data, out, minutes, init)
+    run = TrainingRun(recipe, data, out, minutes)
     run.loop(on_tick)
     return run.state
 
@@ -109,29 +91,15 @@ def train(
 class TrainingRun:
     """One process of a training run: reads the images, builds the network, and restores the run in `out` if any.
 
-    Its parameters are those of `train`.
-
-    Attributes
-    ----------
-    state : the current state.
-    resumed_from : the step at which the run was resumed; 0 for a new run.
-    recipe : the recipe, with the number of image channels and the network to start from.
-    images : training images (N, C, H, W) in [-1, 1]; central crops if the recipe crops.
-    held_out : held-out images (N, C, H, W) in [-1, 1].
+    Its parameters are those of `train`. `recipe` is completed by the number of image channels and the network to start
+    from; `resumed_from` is the step at which the run was resumed, 0 for a new run.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: str | Path,
-        out: str | Path,
-        minutes: float | None = None,
-        init: str | Path | None = None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, data: str | Path, out: str | Path, minutes: float | None = None) -> None:
         if minutes is not None and not minutes > 0:
             raise OptionError(f"minutes must be positive, got {minutes:g}")
         self.out, self.folder, self.minutes = Path(out), Path(out) / RUN_FOLDER, minutes
-        recipe, start = self._start(recipe, None if init is None else str(init))
+        recipe, start = self._start(recipe)
         self.data = load_training_images(data, recipe)
         self.images, self.held_out = self.data.images, self.data.held_out
         self.recipe = dataclasses.replace(recipe, image_channels=self.images.shape[1])
@@ -146,17 +114,19 @@ class TrainingRun:
         if self.is_main:
             write_json(self.folder / "run.json", identity)
             if found is None or not (self.out / TRAINED_ON).exists():
-                self._write_trained_on(start)
+                earlier = None if start is None else start.trained_on
+                hashes = self.data.hashes if earlier is None else np.union1d(earlier, self.data.hashes)
+                write_arrays(self.out / TRAINED_ON, {"hashes": hashes})
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and reports progress; the others only compute."""
         return bool(self.accelerator.is_main_process)
 
-    def _start(self, recipe: Recipe, init: str | None) -> tuple[Recipe, DiffusersBackbone | None]:
+    def _start(self, recipe: Recipe) -> tuple[Recipe, DiffusersBackbone | None]:
         """The recipe, completed by the network to start from; and this network, unless there is a checkpoint."""
         saved = saved_recipe(self.out) or {}
-        name = init or recipe.init or saved.get("init")
+        name = recipe.init or saved.get("init")
         if name is None:
             return recipe, None
         recipe = dataclasses.replace(recipe, init=init_name(name))
@@ -174,12 +144,6 @@ class TrainingRun:
         missing = {field: value for field, value in wanted.items() if getattr(recipe, field) is None}
         return dataclasses.replace(recipe, **missing), start
 
-    def _write_trained_on(self, start: DiffusersBackbone | None) -> None:
-        """Store the hashes of the training images, and of those that the network to start from was trained on."""
-        earlier = None if start is None else start.trained_on
-        hashes = self.data.hashes if earlier is None else np.union1d(earlier, self.data.hashes)
-        write_arrays(self.out / TRAINED_ON, {"hashes": hashes})
-
     def _find_run(self, identity: dict[str, Any]) -> TrainingState | None:
         """The state of this run in the output folder; other content of the folder is an error."""
         if self.out.exists() and not self.out.is_dir():
@@ -195,7 +159,7 @@ class TrainingRun:
         return found
 
     def _check_same_run(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
-        theirs = {**Recipe().as_dict(), **found.get("recipe", {})}
+        theirs = {**Recipe().as_dict(), **found.get("recipe", {})}  # runs of earlier versions lack newer fields
         changed = [
             f"{name} ({theirs[name]}, not {value})"
             for name, value in identity["recipe"].items()
@@ -224,13 +188,12 @@ class TrainingRun:
         self.net.to(memory_format=torch.channels_last)
         self.abar = alphas_cumprod(recipe)
         self.table = low_noise_table(recipe, self.abar)
-        optimizer = torch.optim.AdamW(self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-        self.model, self.optimizer = self.accelerator.prepare(self.net, optimizer)
-        self.forward: Callable[..., Any] = torch.compile(self.model) if recipe.compile else self.model
+        self.adamw = torch.optim.AdamW(self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+        self.model, self.optimizer = self.accelerator.prepare(self.net, self.adamw)
         self.ema = EMAModel(self.net.parameters(), decay=recipe.ema_decay, foreach=True)
 
     def _restore(self) -> None:
-        checkpoint.restore(self.folder, self.net, self.ema, _plain(self.optimizer), self.state)
+        checkpoint.restore(self.folder, self.net, self.ema, self.adamw, self.state)
         scaler = self.accelerator.scaler
         if scaler is not None and self.state.grad_scale is not None:
             scale = {"scale": self.state.grad_scale, "_growth_tracker": self.state.grad_scale_age}
@@ -253,9 +216,8 @@ class TrainingRun:
     def _steps(self, on_tick: Callable[[Tick], None] | None, stopping: list[bool]) -> bool:
         log = LossLog(self.folder, self.state.step) if self.is_main else None
         start, cpu_start = time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds
-        speed = _Speed()
+        begun = time.monotonic()
         self.model.train()
-        self._check_compilation()
         while self._fraction() < 1.0:
             if any(self._agree(float(stopping[0]))):
                 return False
@@ -263,11 +225,13 @@ class TrainingRun:
             self.state.step += 1
             (self.state.seconds,) = self._agree(time.monotonic() - start)
             self.state.cpu_seconds = time.process_time() - cpu_start
-            tick = self._tick(speed.after_step())
+            tick = self._tick((self.state.step - self.resumed_from) / max(1e-9, time.monotonic() - begun))
             if self.state.step % LOG_EVERY == 0:
                 self.state.losses = []
                 if log is not None:
-                    log.append(self._row(tick))
+                    rate, state = self.adamw.param_groups[0]["lr"], self.state
+                    row = (tick.step, tick.loss, rate, tick.images_per_second, state.seconds, state.cpu_seconds)
+                    log.append(LossRow(*row))
             if on_tick is not None and self.is_main:
                 on_tick(tick)
             if self.state.step % self.recipe.checkpoint_every == 0 and self._fraction() < 1.0:
@@ -297,16 +261,16 @@ class TrainingRun:
         loss = float(np.mean(self.state.losses))
         return Tick(step, total, loss, steps_per_second * self.recipe.batch_size, left)
 
-    def _row(self, tick: Tick) -> LossRow:
-        rate = self.optimizer.param_groups[0]["lr"]
-        return LossRow(tick.step, tick.loss, rate, tick.images_per_second, self.state.seconds, self.state.cpu_seconds)
-
     def _step(self) -> float:
-        rate = learning_rate(self.recipe, self.state.step, self._fraction())
+        """Minimise mean (eps(x_t, t) - noise)^2; the loss."""
+        import torch
+
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(self.recipe, self.state.step, self._fraction())
         noisy, timesteps, noise = self._batch()
-        loss = self._loss(self.forward, noisy, timesteps, noise)
+        with self.accelerator.autocast():
+            predicted = self.model(noisy, timesteps, return_dict=False)[0]
+        loss = torch.nn.functional.mse_loss(predicted.float(), noise)
         (mean_loss,) = self._agree(float(loss.detach()))
         if not math.isfinite(mean_loss):
             raise OptionError(
@@ -321,36 +285,13 @@ class TrainingRun:
         return mean_loss
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The share of this process in the batch of the current step."""
+        """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, t and noise: the share of this process in the step."""
+        import torch
+
         batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.state.step)
-        return self._noised(batch.part(self.accelerator.process_index, self.accelerator.num_processes))
-
-    def _loss(
-        self, forward: Callable[..., Any], noisy: torch.Tensor, timesteps: torch.Tensor, noise: torch.Tensor
-    ) -> torch.Tensor:
-        """mean (eps(x_t, t) - noise)^2."""
-        import torch
-
-        with self.accelerator.autocast():
-            predicted = forward(noisy, timesteps, return_dict=False)[0]
-        return torch.nn.functional.mse_loss(predicted.float(), noise)
-
-    def _check_compilation(self) -> None:
-        """Compilation only saves time: continue without it if it fails or gives wrong gradients."""
-        if self.forward is self.model:
-            return
-        batch = self._batch()
-        fault = compilation_fault(self.model, self.forward, lambda forward: self._loss(forward, *batch))
-        if any(self._agree(float(bool(fault)))):
-            warnings.warn(f"training without compilation, which is slower: {fault}", stacklevel=2)
-            self.forward = self.model
-
-    def _noised(self, batch: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise."""
-        import torch
-
+        batch = batch.part(self.accelerator.process_index, self.accelerator.num_processes)
         crops = self.data.crops
-        images: Image = self.images[batch.indices] if crops is None else crops.cut(batch.indices, batch.places)
+        images = self.images[batch.indices] if crops is None else crops.cut(batch.indices, batch.places)
         images[batch.flip_x] = images[batch.flip_x][..., ::-1]
         images[batch.flip_y] = images[batch.flip_y][..., ::-1, :]
         abar = self.abar[batch.timesteps][:, None, None, None]
@@ -370,7 +311,7 @@ class TrainingRun:
         if scaler is not None:
             self.state.grad_scale = float(scaler.get_scale())
             self.state.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
-        checkpoint.save(self.folder, self.net, self.ema, _plain(self.optimizer), self.state)
+        checkpoint.save(self.folder, self.net, self.ema, self.adamw, self.state)
         save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
 
 
@@ -408,20 +349,6 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-class _Speed:
-    """Steps per second over the last hundred steps, without the first step, which may compile."""
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self._ends: deque[float] = deque(maxlen=101)
-
-    def after_step(self) -> float:
-        self._ends.append(time.monotonic())
-        if len(self._ends) == 1:
-            return 1.0 / max(1e-9, self._ends[0] - self._begun)
-        return (len(self._ends) - 1) / max(1e-9, self._ends[-1] - self._ends[0])
-
-
 @contextmanager
 def _stop_on_signals() -> Iterator[list[bool]]:
     """Yield a flag that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts immediately."""
@@ -442,9 +369,3 @@ def _stop_on_signals() -> Iterator[list[bool]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _plain(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimiser without the wrapper of accelerate."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    return inner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from diffusers import DDPMScheduler, UNet2DModel
 
     from gepc.backbones.diffusers import DiffusersBackbone
+
+SCHEDULES = {"cosine": cosine_alphas_cumprod, "linear": linear_alphas_cumprod}
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,6 @@ class Recipe:
     flips : random flips: `none`, `horizontal`, `vertical` or `both`.
     mixed_precision : `no`, `fp16`, `bf16` or `auto`, which is fp16 on an NVIDIA or AMD GPU and `no` elsewhere: the
         eight bits of bf16 are too few for the lowest noise levels, and most CPUs emulate it.
-    compile : compile the network with `torch.compile`.
     checkpoint_every : steps between checkpoints.
     held_out : images to hold out from training, at most a quarter.
     seed : seed of the weights, the batches and the held-out images.
@@ -86,7 +87,6 @@ class Recipe:
     rho_range: tuple[float, float] = (0.0075, 2.0)
     flips: str = "horizontal"
     mixed_precision: str = "no"
-    compile: bool = False
     checkpoint_every: int = 250
     held_out: int = 512
     seed: int = 0
@@ -94,7 +94,7 @@ class Recipe:
     init: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, ("cosine", "linear"))
+        check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("flips", self.flips, ("none", "horizontal", "vertical", "both"))
         check_choice("mixed_precision", self.mixed_precision, ("no", "auto", "fp16", "bf16"))
         for name, (valid, wanted) in self._requirements().items():
@@ -105,13 +105,15 @@ class Recipe:
         """For each field, whether its value is valid and what is; NaN is never valid."""
         groups = max(1, self.norm_groups)
         low, high = self.rho_range
+        positive = ("norm_groups", "layers_per_block", "batch_size", "steps", "checkpoint_every")
+        not_negative = ("final_learning_rate", "warmup_steps", "weight_decay", "held_out", "seed")
         return {
-            "norm_groups": (self.norm_groups >= 1, "at least 1"),
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in positive},
+            **{name: (0 <= getattr(self, name) < math.inf, "0 or more") for name in not_negative},
             "channels": (
                 bool(self.channels) and all(width > 0 and width % groups == 0 for width in self.channels),
                 f"a list of widths that are multiples of norm_groups={self.norm_groups}",
             ),
-            "layers_per_block": (self.layers_per_block >= 1, "at least 1"),
             "image_channels": (self.image_channels is None or self.image_channels >= 1, "at least 1"),
             "image_size": (
                 self.image_size is None or (self.image_size > 0 and self.image_size % self.stride == 0),
@@ -119,19 +121,11 @@ class Recipe:
             ),
             "crop": (not self.crop or self.image_size is not None, "false unless image_size, the crop's side, is set"),
             "diffusion_steps": (self.diffusion_steps >= 2, "at least 2"),
-            "batch_size": (self.batch_size >= 1, "at least 1"),
-            "steps": (self.steps >= 1, "at least 1"),
             "learning_rate": (0 < self.learning_rate < math.inf, "positive"),
-            "final_learning_rate": (0 <= self.final_learning_rate < math.inf, "0 or more"),
-            "warmup_steps": (self.warmup_steps >= 0, "0 or more"),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
             "gradient_clip": (self.gradient_clip > 0, "positive"),
             "ema_decay": (0 <= self.ema_decay < 1, "at least 0 and below 1"),
             "low_noise_share": (0 <= self.low_noise_share <= 1, "between 0 and 1"),
             "rho_range": (0 < low < high < math.inf, "two positive numbers, the smaller first"),
-            "checkpoint_every": (self.checkpoint_every >= 1, "at least 1"),
-            "held_out": (self.held_out >= 0, "0 or more"),
-            "seed": (self.seed >= 0, "0 or more"),
         }
 
     @property
@@ -162,23 +156,16 @@ def load_recipe(
     overrides : values that replace those of the file.
     base : values of fields that neither sets, such as the recipe of a run that is resumed.
     """
-    values = {**({} if config is None else read_yaml(_recipe_file(config))), **(overrides or {})}
+    known = builtin_recipes()
+    values: dict[str, Any] = {}
+    if config is not None:
+        if not Path(config).is_file() and str(config) not in known:
+            raise InputError(f"{config} is neither a YAML file nor a recipe of the package; {nearest(config, known)}")
+        values = read_yaml(config if Path(config).is_file() else known[str(config)])
+    values |= overrides or {}
     if base is None:
         base = {} if values.get("init") is None else {**FINE_TUNING, **init_fields(load_init(str(values["init"])))}
     return build(Recipe, {**base, **values}, "recipe")
-
-
-def _recipe_file(config: str | Path) -> Path:
-    path = Path(config)
-    if not path.is_file():
-        known = builtin_recipes()
-        if str(config) not in known:
-            raise InputError(f"{config} is neither a YAML file nor a recipe of the package; {nearest(config, known)}")
-        path = known[str(config)]
-    return path
-
-
-TOLERANCE = 0.05  # of a parameter's gradient: reduced precision changes less, a faulty compiler loses all of it
 
 
 def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
@@ -207,35 +194,23 @@ def build_scheduler(recipe: Recipe) -> DDPMScheduler:
     """The scheduler with the schedule of `alphas_cumprod`."""
     from diffusers import DDPMScheduler
 
+    steps = recipe.diffusion_steps
     if recipe.schedule == "cosine":
-        return DDPMScheduler(num_train_timesteps=recipe.diffusion_steps, beta_schedule="squaredcos_cap_v2")
-    scale = 1000.0 / recipe.diffusion_steps
-    return DDPMScheduler(
-        num_train_timesteps=recipe.diffusion_steps,
-        beta_schedule="linear",
-        beta_start=scale * 1e-4,
-        beta_end=scale * 0.02,
-    )
+        return DDPMScheduler(steps, beta_schedule="squaredcos_cap_v2")
+    scale = 1000.0 / steps
+    return DDPMScheduler(steps, beta_schedule="linear", beta_start=scale * 1e-4, beta_end=scale * 0.02)
 
 
 def alphas_cumprod(recipe: Recipe) -> npt.NDArray[np.float64]:
     """abar_t of the recipe's schedule in float64."""
-    make = cosine_alphas_cumprod if recipe.schedule == "cosine" else linear_alphas_cumprod
-    return make(recipe.diffusion_steps)
+    return SCHEDULES[recipe.schedule](recipe.diffusion_steps)
 
 
 def save_folder(net: UNet2DModel, averages: Iterable[torch.Tensor], recipe: Recipe, out: Path) -> None:
-    """Write a diffusers folder.
+    """Write a diffusers folder with the weights `averages` in place of the network's own.
 
     Files are replaced as a whole and the configuration does not change during a run, so the folder can be loaded at any
     time, even after a failed write.
-
-    Parameters
-    ----------
-    net : the network.
-    averages : the weights to write in place of its own, in the order of its parameters.
-    recipe : the recipe of the run.
-    out : the folder.
     """
     weights = dict(net.state_dict())
     weights.update((name, average) for (name, _), average in zip(net.named_parameters(), averages, strict=True))
@@ -244,44 +219,8 @@ def save_folder(net: UNet2DModel, averages: Iterable[torch.Tensor], recipe: Reci
     write_tensors(out / "diffusion_pytorch_model.safetensors", weights, {"format": "pt"})
 
 
-def compilation_fault(net: torch.nn.Module, compiled: Any, loss_of: Callable[[Any], torch.Tensor]) -> str:
-    """Why the compiled network must not be trained, or an empty string.
-
-    A faulty compiler can return wrong gradients without an error; training then continues with parts of the network
-    unchanged. So the gradients of one batch are compared with those of the network itself.
-
-    Parameters
-    ----------
-    net : the network.
-    compiled : its compiled form.
-    loss_of : the loss of one batch as a function of either.
-    """
-    from torch._dynamo.exc import BackendCompilerFailed  # slow to import, and rarely needed
-
-    try:
-        found, expected = _gradients(net, lambda: loss_of(compiled)), _gradients(net, lambda: loss_of(net))
-    except BackendCompilerFailed as error:
-        return str(error).strip().splitlines()[0]
-    rounding = 1e-4 * max(float(gradient.norm()) for gradient in expected.values())
-    wrong = [
-        name
-        for name, right in expected.items()
-        if name not in found or float((found[name] - right).norm()) > TOLERANCE * float(right.norm()) + rounding
-    ]
-    return f"{len(wrong)} of its gradients are wrong on this machine" if wrong else ""
-
-
-def _gradients(net: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:
-    net.zero_grad(set_to_none=True)
-    loss().backward()  # type: ignore[no-untyped-call]
-    found = {name: p.grad.detach().clone() for name, p in net.named_parameters() if p.grad is not None}
-    net.zero_grad(set_to_none=True)
-    return found
-
-
 FINE_TUNING = {"learning_rate": 2e-4, "warmup_steps": 50}
 """Fields of a recipe whose defaults are different in fine-tuning."""
-SCHEDULES = {"cosine": cosine_alphas_cumprod, "linear": linear_alphas_cumprod}
 
 
 def init_name(init: str) -> str:
