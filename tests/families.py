@@ -61,9 +61,9 @@ def _vae(channels: int = 4, **options: Any) -> Any:
     return AutoencoderKL(**{**given, **options})
 
 
-def text_encoder(folder: Path) -> dict[str, Any]:
-    """A tiny CLIP text model and its tokenizer with a vocabulary of letters."""
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+def text_encoder(folder: Path, width: int = WIDTH, projection: int | None = None) -> dict[str, Any]:
+    """A tiny CLIP text model, with a projection if that has a width, and its tokenizer of letters."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
     letters = [chr(code) for code in range(97, 123)]
     words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
@@ -73,16 +73,17 @@ def text_encoder(folder: Path) -> dict[str, Any]:
     tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=TOKENS)
     config = CLIPTextConfig(
         vocab_size=len(words),
-        hidden_size=WIDTH,
+        hidden_size=width,
         intermediate_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=TOKENS,
-        projection_dim=WIDTH,
+        projection_dim=projection or WIDTH,
         bos_token_id=len(words) - 2,
         eos_token_id=len(words) - 1,
     )
-    return {"text_encoder": CLIPTextModel(config).eval(), "tokenizer": tokenizer}
+    kind = CLIPTextModelWithProjection if projection else CLIPTextModel
+    return {"text_encoder": kind(config).eval(), "tokenizer": tokenizer}
 
 
 def embeddings(*names: str) -> dict[str, Any]:
