@@ -139,6 +139,31 @@ def test_upload_verdict_slider_map_and_a_bad_file(open_page, address, folder, de
     assert not bad.locator(".heat").is_visible()
 
 
+def test_regions_are_drawn_where_the_map_has_them(open_page, address, tmp_path):
+    """A smooth square in noise: the boxes on the page are those that the service answers, in pixels of the map."""
+    pixels = as_uint8(pictures(1, 16, seed=11))[0].copy()
+    pixels[4:10, 5:12] = [255, 0, 0]
+    path = tmp_path / "defect.png"
+    path.write_bytes(png(pixels))
+    page, answers = ready(open_page(address)), []
+    page.on("response", lambda response: answers.append(response) if "/v1/score" in response.url else None)
+    upload(page, path)
+    (regions,) = [result["regions"] for answer in answers for result in answer.json()["results"]]
+    assert regions
+    boxes = page.locator(".card .regions div")
+    boxes.first.wait_for(state="attached")
+    assert boxes.count() == len(regions)
+    heat = page.locator(".card .heat").bounding_box()
+    for place, region in enumerate(regions):
+        box = boxes.nth(place).bounding_box()
+        for side, start, end in (("x", "left", "right"), ("y", "top", "bottom")):
+            length = "width" if side == "x" else "height"
+            scale = heat[length] / 16
+            assert box[side] == pytest.approx(heat[side] + scale * region[start], abs=1)
+            assert box[length] == pytest.approx(scale * (region[end] - region[start]), abs=1)
+        assert f"{region['area']} pixel" in boxes.nth(place).get_attribute("title")
+
+
 def test_the_page_decides_by_the_limits_of_the_service(open_page, address, folder, detector, images):
     page = open_page(address)
     p_values = detector.p_value(images)
