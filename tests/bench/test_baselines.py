@@ -392,20 +392,15 @@ def test_intervals_of_every_method_and_pair(bench, compared):
         assert values["low"] <= values["AUROC"] <= values["high"]
 
 
-def test_names_in_the_figure_do_not_overlap():
-    from itertools import combinations
+def test_the_figure_of_costs_has_a_row_for_every_method(compared):
+    from gepc.bench.plots import auroc_over_cost
 
-    from gepc.report.figures import drawing, place_labels
-
-    rng = np.random.default_rng(0)
-    x, y = 10 ** rng.uniform(0.3, 2.2, 18), rng.uniform(0.6, 0.75, 18)  # crowded: as wide, a seventh as high
-    with drawing(3.75) as figure:
-        axes = figure.add_subplot()
-        axes.scatter(x, y)
-        axes.set_xscale("log")
-        axes.set(xlim=(1, 400), ylim=(0.4, 1.0))
-        boxes = place_labels(axes, x.tolist(), y.tolist(), [f"method{place}[msgms]" for place in range(18)])
-    assert not any(first.overlaps(second) for first, second in combinations(boxes, 2))
+    quality, cost = auroc_over_cost(compared).axes
+    names = [text.get_text() for text in quality.get_yticklabels()]
+    (averages, _), (passes, _) = (axes.collections[0].get_offsets().T for axes in (quality, cost))
+    expected = {one.method.label: (one.method.average, one.cost.passes) for one in compared}
+    assert dict(zip(names, zip(averages, passes, strict=True), strict=True)) == expected
+    assert list(passes) == sorted(passes, reverse=True)
 
 
 def test_the_best_method_is_paired_with_every_other_on_common_images(bench, baselines, compared):

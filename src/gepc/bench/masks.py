@@ -21,6 +21,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError
 from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
+from gepc.detector.maps import resized
 from gepc.detector.registry import create_detector
 from gepc.features.extraction import OnProgress
 from gepc.features.pooling import Map
@@ -189,9 +190,8 @@ def run_masks(
             return Inspected(float(scores[0]), maps)
         top, left, height, width = detector.preprocessing_.window((pixels.shape[0], pixels.shape[1]))
         inside = _read_mask(mask, pixels.shape)[top : top + height, left : left + width]
-        return Inspected(
-            float(scores[0]), {name: _resized(field, inside.shape) for name, field in maps.items()}, inside
-        )
+        maps = {name: resized(field, (height, width)) for name, field in maps.items()}
+        return Inspected(float(scores[0]), maps, inside)
 
     good = [inspect(path) for path in testing]
     found = {kind: [inspect(*pair) for pair in pairs] for kind, pairs in defective.items()}
@@ -209,14 +209,6 @@ def _read_mask(path: Path, shape: tuple[int, ...]) -> Mask:
         raise InputError(f"the mask {path} has {pixels.shape[:2]} pixels, its image {shape[:2]}")
     flat = pixels if pixels.ndim == 2 else pixels.max(axis=2)
     return np.asarray(flat > np.iinfo(flat.dtype).max // 2 if flat.dtype.kind == "u" else flat > 0)
-
-
-def _resized(field: Map, shape: tuple[int, ...]) -> Map:
-    if field.shape == shape:
-        return field
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(field).resize((shape[1], shape[0]), Image.Resampling.BILINEAR))
 
 
 def write_masks(found: MaskBenchmark, protocol: MaskProtocol, out: Path, command: str) -> list[ResultTable]:

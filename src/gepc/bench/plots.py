@@ -15,7 +15,7 @@ from gepc.core.palette import LIGHT, line_style
 from gepc.features.base import extract_with_maps
 from gepc.features.pooling import combine, v_global
 from gepc.report import figures
-from gepc.report.figures import PANEL, drawing, place_labels
+from gepc.report.figures import PANEL, drawing
 from gepc.report.page import Picture
 from gepc.verdicts.decision import DecisionRule
 
@@ -175,17 +175,21 @@ def calibration_curve(bench: GepcBench) -> Figure:
 
 
 def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
-    """Average AUROC of every method against F+J per image on a log axis; the first, GEPC, is highlighted."""
-    with drawing(1.5 * PANEL) as figure:
-        axes = figure.add_subplot()
-        x, y = [one.cost.passes for one in compared], [one.method.average for one in compared]
-        axes.scatter(x[1:], y[1:], s=14, color=LIGHT["inside"], zorder=3)
-        axes.scatter(x[:1], y[:1], s=30, color=LIGHT["outside"], marker="D", zorder=3)
-        _chance(axes)
-        axes.set_xscale("log")
-        low, high = min(*y, 0.5), max(y)
-        axes.set(xlim=(min(x) / 2.0, max(x) * 7.0), ylim=(low - 0.06, min(1.02, high + 0.08)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="F+J per image, log axis", ylabel="average AUROC")
-        place_labels(axes, x, y, [one.method.label for one in compared])
+    """Average AUROC of every method beside its F+J per image on a log axis, the cheapest above; GEPC is highlighted."""
+    ordered = sorted(compared, key=lambda one: (-one.cost.passes, one.method.average))
+    colours = [LIGHT["outside" if one is compared[0] else "inside"] for one in ordered]
+    places = range(len(ordered))
+    with drawing(0.7 + 0.17 * len(ordered)) as figure:
+        quality, cost = figure.subplots(1, 2, sharey=True)
+        quality.scatter([one.method.average for one in ordered], places, s=16, c=colours)
+        quality.axvline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
+        quality.set_yticks(places, [one.method.label for one in ordered], fontsize=7)
+        quality.set(xlabel="average AUROC")
+        cost.scatter([one.cost.passes for one in ordered], places, s=16, c=colours)
+        cost.set_xscale("symlog", linthresh=1.0)
+        cost.xaxis.set_major_formatter("{x:g}")
+        cost.set(xlabel="F+J per image")
+        for axes in (quality, cost):
+            axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
+            axes.set_axisbelow(True)
     return figure

@@ -194,5 +194,14 @@ def overlay(picture: npt.NDArray[np.floating[Any]], field: Map, scale: float, st
     return picture * (1.0 - opacity) + heat * opacity
 
 
+def resized(field: Map, size: tuple[int, int]) -> Map:
+    """A map resized bilinearly to (height, width)."""
+    from PIL import Image as PILImage
+
+    if field.shape == size:
+        return field
+    return np.asarray(PILImage.fromarray(field).resize(size[::-1], PILImage.Resampling.BILINEAR), dtype=np.float32)
+
+
 def _safe(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60]

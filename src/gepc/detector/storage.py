@@ -119,10 +119,10 @@ def describe(detector: Detector) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+def versions(*more: str) -> dict[str, str]:
+    """Of what the numbers depend on, and of more packages where they are installed."""
     found = {"gepc": __version__, "python": platform.python_version()}
-    for package in ("numpy", "torch", "diffusers", "safetensors"):
+    for package in ("numpy", "torch", "diffusers", "safetensors", *more):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

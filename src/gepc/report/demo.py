@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gepc._version import __version__
 from gepc.backbones.base import Backbone
 from gepc.core.errors import GepcError
 from gepc.core.tables import ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
-from gepc.features.gepc import GepcExtractor
+from gepc.detector.storage import versions
 from gepc.report import figures
 from gepc.report.page import FOLDER, Picture, render
 from gepc.scoring.metrics import Detection, detection
@@ -197,12 +193,6 @@ class Demo:
         return self.scored[1:]
 
     @property
-    def method(self) -> GepcExtractor:
-        """GEPC with its parameters."""
-        assert isinstance(self.detector.extractor, GepcExtractor)
-        return self.detector.extractor
-
-    @property
     def threshold(self) -> float:
         """The score above which a patch raises an alarm."""
         return conformal.threshold(self.detector.calibration_scores_, self.alpha)
@@ -317,9 +307,7 @@ def _low_middle_high(count: int) -> list[int]:
 
 
 COLUMNS = ("against", "patches", "AUROC", "95% interval", "AUPR", "FPR95", "alarms")
-PACKAGES = ("torch", "diffusers", "numpy", "scikit-image", "matplotlib")
 FACES = "celeba32-tiny"
-SHOWN = 8
 THUMBNAIL = 128
 
 
@@ -333,25 +321,20 @@ def render_demo(demo: Demo, command: str) -> str:
     """
     import torch
 
-    detector, method, backbone = demo.detector, demo.method, demo.detector.backbone
-    scale = detector.map_limit()
+    scale, backbone = demo.detector.map_limit(), demo.detector.backbone
     return render(
         FOLDER / "demo.html",
         demo=demo,
         table=_table(demo),
         photographs=_photographs(demo),
         scores=_score_figures(demo),
-        patches=_patches(demo),
         maps=[_map_figure(scored, scale) for scored in demo.scored],
         map_scale=scale,
-        features=", ".join(f"`{name}`" for name in method.features),
-        pool=f"top {method.topk:.0%} of the pixels" if method.pool == "topk" else f"{method.pool} pooling",
-        kept=", ".join(f"{t} (weight {w:.3f})" for t, w in zip(detector.kept_, detector.weights_, strict=True)),
         faces=backbone.source == FACES,
         backbone=backbone,
         threads=torch.get_num_threads(),
         command=command,
-        versions=_versions(),
+        versions=", ".join(map(" ".join, versions("scikit-image", "matplotlib").items())),
         side=SIDE,
         full=FULL,
         fit_rows=FIT_ROWS,
@@ -390,16 +373,13 @@ def _photographs(demo: Demo) -> Picture:
 
 def _thumbnail(photograph: Photograph, band: bool) -> Any:
     """The largest centred square, reduced; with `band` the unused rows of patches are dark."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     pixels = load_photograph(photograph).copy()
     if band:
         rows = slice(FIT_ROWS.stop * SIDE, TEST_ROWS.start * SIDE)
         pixels[rows] = pixels[rows] // 4
-    side = min(pixels.shape[:2])
-    top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
-    square = Image.fromarray(np.squeeze(pixels[top : top + side, left : left + side]))
-    return np.asarray(square.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS))
+    return np.asarray(ImageOps.fit(Image.fromarray(np.squeeze(pixels)), (THUMBNAIL, THUMBNAIL)))
 
 
 def _score_figures(demo: Demo) -> list[Picture]:
@@ -410,55 +390,19 @@ def _score_figures(demo: Demo) -> list[Picture]:
     for other in demo.others:
         names, label = (inside.name, other.name), f"α = {demo.alpha:g}"
         figure = figures.histogram(inside.scores, other.scores, threshold, names, limits, label)
-        alt = f"Histogram of scores: {_spread(inside)}; {_spread(other)}; the threshold is {short(threshold)}."
-        pictures.append(Picture(figure, alt))
+        medians = " and ".join(f"{short(np.median(one.scores))} for {one.name}" for one in (inside, other))
+        pictures.append(Picture(figure, f"Histogram of scores: median {medians}; threshold {short(threshold)}."))
     curves = figures.roc({other.name: (inside.scores, other.scores) for other in demo.others})
     areas = ", ".join(f"{name} {found.auroc:.3f}" for name, found in demo.detections.items())
     return [*pictures, Picture(curves, f"ROC curves with the area under each: {areas}.")]
-
-
-def _spread(scored: ScoredPatches) -> str:
-    low, middle, high = map(short, np.quantile(scored.scores, [0.0, 0.5, 1.0]))
-    return f"{scored.name} from {low} to {high}, with median {middle}"
-
-
-def _patches(demo: Demo) -> list[Picture]:
-    inside = demo.held_out
-    order = np.argsort(inside.scores, kind="stable")
-    ends = [(other, other.shown[end]) for end in (-1, 0) for other in demo.others]
-    return [
-        _tiles(f"Most typical {inside.name}", [(inside, place) for place in order[:SHOWN]], 4),
-        _tiles(f"Least typical {inside.name}", [(inside, place) for place in order[::-1][:SHOWN]], 4),
-        _tiles("Others, highest and lowest", ends, len(demo.others), named=True),
-    ]
-
-
-def _tiles(title: str, picked: Sequence[tuple[ScoredPatches, Any]], columns: int, named: bool = False) -> Picture:
-    scores = [short(scored.scores[place]) for scored, place in picked]
-    labels = [f"{scored.name} {score}" for (scored, _), score in zip(picked, scores, strict=True)]
-    images = [scored.pixels[place] for scored, place in picked]
-    figure = figures.gallery(images, labels if named else scores, columns)
-    return Picture(figure, f"{title}; patches and scores: {', '.join(labels)}.", title)
 
 
 def _map_figure(scored: ScoredPatches, scale: float) -> Picture:
     places = ("lowest", "median", "highest")[-len(scored.shown) :]
     labels = [f"{place} {short(scored.scores[index])}" for place, index in zip(places, scored.shown, strict=True)]
     images = [scored.pixels[index] for index in scored.shown]
-    bright = ", ".join(
-        f"{label}: {(field >= scale).mean():.0%}" for label, field in zip(labels, scored.maps, strict=True)
-    )
-    alt = f"Maps of patches of {scored.name}. Score, and share of pixels at the end of the scale: {bright}."
-    return Picture(figures.maps(images, list(scored.maps), labels, scale), alt, scored.name)
-
-
-def _versions() -> str:
-    """gepc, Python and the installed packages, with their versions."""
-    found = [f"gepc {__version__}", f"Python {platform.python_version()}"]
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
-    return ", ".join(found)
+    figure = figures.maps(images, list(scored.maps), labels, scale)
+    return Picture(figure, f"Patches of {scored.name} with their maps; scores: {', '.join(labels)}.", scored.name)
 
 
 def short(score: float) -> str:

@@ -7,7 +7,6 @@ transparent, and the colours are those of `gepc.core.palette`, for which a page 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import GepcError, InputError
-from gepc.core.palette import DASHES, LIGHT, SERIES
+from gepc.core.palette import LIGHT, line_style
 from gepc.detector.maps import overlay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 Array = npt.NDArray[np.float64]
 Images = Sequence[npt.NDArray[Any]]
@@ -153,11 +151,8 @@ def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
         axes = figure.add_axes((0.48 / WIDTH, 0.44 / PANEL, side / WIDTH, side / PANEL))
         axes.plot([0, 1], [0, 1], color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (1, 2)))
         for position, (name, (inside, outside)) in enumerate(pairs.items()):
-            colour, style = SERIES[position % len(SERIES)], DASHES[position % len(DASHES)]
-            label = f"{_visible(name)} {auroc(inside, outside):.3f}"
-            axes.plot(
-                *_curve(inside, outside), color=colour, linestyle=style, linewidth=1.6, label=label, clip_on=False
-            )
+            label, style = f"{_visible(name)} {auroc(inside, outside):.3f}", line_style(position)
+            axes.plot(*_curve(inside, outside), **style, linewidth=1.6, label=label, clip_on=False)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false alarms (ID)")
         axes.set_ylabel("caught (OOD)", rotation_mode="anchor", labelpad=2)
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
@@ -267,63 +262,3 @@ def _colour_bar(figure: Figure, heat: Colormap, scale: float) -> None:
     bar.set_ticks([0.0, scale / 2, scale], labels=["0", f"{scale / 2:.2g}", f"≥ {scale:.2g}"])
     bar.outline.set_edgecolor(LIGHT["muted"])
     place.tick_params(labelsize=8)
-
-
-FONT = 7
-POINT = 4.0  # pixels around a point that stay free
-RADII = range(6, 160, 5)
-DIRECTIONS = 16
-NEAR = 14  # pixels: a name farther away gets a line to its point
-
-
-def place_labels(axes: Axes, x: Sequence[float], y: Sequence[float], names: Sequence[str]) -> list[Bbox]:
-    """Write names next to points; returns their boxes in pixels.
-
-    A name without a free place inside the axes is written at its point.
-
-    Parameters
-    ----------
-    axes : where to write; its limits and scales must be set before.
-    x : the points' first coordinates.
-    y : the points' second coordinates.
-    names : one for each point.
-    """
-    from matplotlib.transforms import Bbox
-
-    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
-    inside = axes.get_window_extent()
-    spots = [(float(px), float(py)) for px, py in axes.transData.transform(list(zip(x, y, strict=True)))]
-    taken = [Bbox([spot, spot]).padded(POINT) for spot in spots]
-    for spot, name in zip(spots, names, strict=True):
-        text = axes.text(0.0, 0.0, name, fontsize=FONT, ha="center", va="center", color=LIGHT["ink"])
-        size = text.get_window_extent()
-        places = (Bbox.from_bounds(*place, size.width, size.height) for place in _around(spot, size))
-        free = (box for box in places if _within(box, inside) and not box.count_overlaps(taken))
-        box = next(free, Bbox.from_bounds(*spot, size.width, size.height))
-        taken.append(box)
-        middle_x, middle_y = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
-        text.set_position((middle_x, middle_y))
-        _connect(axes, spot, box)
-    return taken[len(spots) :]
-
-
-def _around(spot: tuple[float, float], size: Bbox) -> Iterator[tuple[float, float]]:
-    """Lower left corners of boxes around a point, the nearest first; at each distance first to the right."""
-    for radius in RADII:
-        for step in sorted(range(DIRECTIONS), key=lambda step: min(step, DIRECTIONS - step)):
-            angle = 2.0 * math.pi * step / DIRECTIONS
-            right = math.cos(angle) * (radius + size.width / 2.0) - size.width / 2.0
-            up = math.sin(angle) * (radius + size.height / 2.0) - size.height / 2.0
-            yield spot[0] + right, spot[1] + up
-
-
-def _within(box: Bbox, inside: Bbox) -> bool:
-    return bool(inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1))
-
-
-def _connect(axes: Axes, spot: tuple[float, float], box: Bbox) -> None:
-    """A line from a point to its name, if that is not near."""
-    near = (min(max(spot[0], box.x0), box.x1), min(max(spot[1], box.y0), box.y1))
-    if math.dist(spot, near) > NEAR:
-        line = axes.transData.inverted().transform([spot, near])
-        axes.plot(line[:, 0], line[:, 1], color=LIGHT["rule"], linewidth=0.7, zorder=1)

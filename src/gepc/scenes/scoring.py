@@ -23,13 +23,14 @@ from gepc.core.files import read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.core.tables import escape_cell
 from gepc.detector.detector import Detector
+from gepc.detector.maps import resized
 from gepc.features.extraction import OnProgress
 from gepc.features.pooling import Map
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import warn_about_range
 from gepc.scenes.reading import Scene, Valid
-from gepc.scenes.tiling import Size, Stitcher, Tile, TileImages
+from gepc.scenes.tiling import Stitcher, Tile, TileImages
 from gepc.verdicts.conformal import UNGROUPED
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class SceneScorer:
                 labels = None if self.plan.group == UNGROUPED else np.array([self.plan.group] * len(scores))
                 p_values = detector.reference_.p_values(scores, labels, None)
                 for place, index in enumerate(chunk.indices):
-                    field = None if maps is None else _fitted(maps[detector.map_part][place], self.grid.tile)
+                    field = None if maps is None else resized(maps[detector.map_part][place], self.grid.tile)
                     numbers = (float(images.missing[index]), float(scores[place]), float(p_values[place]))
                     found[index] = TileResult(images.tiles[index], *numbers, field=field)
             yield from (found[index] for index in sorted(found))
@@ -265,13 +266,3 @@ class SceneScorer:
         lines = self.stitcher.advance(count)
         lines[~valid[first - top : first - top + count]] = np.nan
         self.folder.map.write(first, lines)
-
-
-def _fitted(field: Map, tile: Size) -> Map:
-    """The map of a tile that the detector resized, resized bilinearly to the pixels of the tile."""
-    if field.shape == tile:
-        return field
-    from PIL import Image as PILImage
-
-    resized = PILImage.fromarray(field).resize((tile[1], tile[0]), PILImage.Resampling.BILINEAR)
-    return np.asarray(resized, dtype=np.float32)

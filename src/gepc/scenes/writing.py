@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
 LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the overview
 WINDOW_PIXELS = 1 << 20
-NUMBERED = 99
 NO_DATA = 0.35
 
 Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
@@ -47,8 +44,7 @@ class SceneWriter:
         shape = (len(plan.grid.tops), len(plan.grid.lefts))
         self.scores, self.p_values = np.full(shape, np.nan), np.full(shape, np.nan)
         self.flags = np.zeros(shape, dtype=bool)
-        self.left_out = 0
-        self.failed = 0
+        self.left_out = self.failed = 0
 
     def write(self) -> dict[str, Any]:
         """Write all files, `scene.json` last, and return its content."""
@@ -123,16 +119,8 @@ class SceneWriter:
             "warning": plan.control.shortfall(scored, n),
             "map_scale": self.detector.map_limit() if plan.with_map else None,
             "files": files,
-            "versions": _versions(),
+            "versions": versions("pillow", "scipy", "rasterio"),
         }
-
-
-def _versions() -> dict[str, str]:
-    found = versions()
-    for package in ("pillow", "scipy", "rasterio"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def write_tiff(path: Path, field: MapFile, place: Georeference | None, side: int = 256) -> None:
@@ -227,6 +215,7 @@ def _draw(
     scale: float | None,
     caption: str,
 ) -> None:
+    """Boxes with numbers on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = pixels.shape[:2]
@@ -234,39 +223,16 @@ def _draw(
     sheet.paste(Image.fromarray(pixels), (0, 0))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
     for region in reversed(regions):  # the first ones on top
-        _draw_region(draw, region, zoom, font, (width, height))
+        top, left, bottom, right = (round(edge * zoom) for edge in region.box)
+        box = (left, top, min(max(right - 1, left + 2), width - 1), min(max(bottom - 1, top + 2), height - 1))
+        draw.rectangle(box, outline=DARK["series5"], width=2)
+        draw.text((left + 4, top + 2), str(region.number), fill=DARK["series5"], font=font)
     draw.text((8, height + 6), caption, fill=DARK["ink"], font=font)
     if scale is not None:
-        _draw_bar(sheet, draw, height + 32, scale, font)
+        ramp = np.repeat(np.linspace(0.0, 1.0, 160, dtype=np.float32)[None], 12, axis=0)
+        colours = overlay(np.zeros((12, 160, 3)), ramp, 1.0, strength=1.0)
+        sheet.paste(Image.fromarray(np.rint(colours * 255.0).astype(np.uint8)), (24, height + 35))
+        draw.text((8, height + 32), "0", fill=DARK["ink"], font=font)
+        draw.text((190, height + 32), f"{scale:.3g} and above; grey: no data", fill=DARK["ink"], font=font)
     with replacing(path) as draft:
         sheet.save(draft, format="PNG")
-
-
-def _draw_region(draw: Any, region: TileRegion, zoom: float, font: Any, size: tuple[int, int]) -> None:
-    top, left, bottom, right = (round(edge * zoom) for edge in region.box)
-    box = (left, top, min(max(right - 1, left + 2), size[0] - 1), min(max(bottom - 1, top + 2), size[1] - 1))
-    draw.rectangle((box[0] - 1, box[1] - 1, box[2] + 1, box[3] + 1), outline=DARK["paper"])
-    draw.rectangle(box, outline=DARK["series5"], width=2)
-    if region.number > NUMBERED:
-        return
-    text = str(region.number)
-    wide = draw.textlength(text, font=font) + 6
-    x = min(left, size[0] - int(wide))
-    y = top - 17 if top >= 17 else min(box[3] + 1, size[1] - 17)
-    draw.rectangle((x, y, x + wide, y + 16), fill=DARK["series5"])
-    draw.text((x + 3, y), text, fill=DARK["paper"], font=font)
-
-
-def _draw_bar(sheet: Any, draw: Any, top: int, scale: float, font: Any) -> None:
-    """The colours of the overlay on black, from 0 to the common scale."""
-    from PIL import Image
-
-    ramp = np.repeat(np.linspace(0.0, 1.0, 160, dtype=np.float32)[None], 12, axis=0)
-    colours = overlay(np.zeros((12, 160, 3)), ramp, 1.0, strength=1.0)
-    sheet.paste(Image.fromarray(np.rint(colours * 255.0).astype(np.uint8)), (24, top + 3))
-    draw.rectangle((23, top + 2, 184, top + 15), outline=DARK["muted"])
-    draw.text((8, top), "0", fill=DARK["ink"], font=font)
-    text = f"{scale:.3g} and above: map, common scale; grey: no data"
-    if 190 + draw.textlength(text, font=font) > sheet.width:
-        text = f"{scale:.3g}+; grey: no data"
-    draw.text((190, top), text, fill=DARK["ink"], font=font)
