@@ -11,14 +11,7 @@ from toys import as_uint8, pictures, toy_backbone, toy_network
 import gepc
 from gepc.bench import detector_tables, published
 from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
-from gepc.bench.comparison import (
-    HEAD,
-    compare_methods,
-    comparison_table,
-    methods_table,
-    paired_table,
-    reproduction_table,
-)
+from gepc.bench.comparison import HEAD, compare_methods, comparison_table, methods_table, paired_table
 from gepc.bench.cost import estimate_cost
 from gepc.bench.evaluate import Benchmark, GepcBench
 from gepc.bench.protocol import MethodChoice, Protocol, load_protocol
@@ -370,18 +363,19 @@ def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, 
 
 def test_published_values_beside_the_measured_ones(bench, compared):
     methods = [one.method for one in compared]
-    assert reproduction_table(bench.protocol, methods) is None
+    assert "paper" not in methods_table(bench.protocol, methods).header
     labels = {"set0": "C10", "set1": "SVHN"}
     sets = {name: replace(source, label=labels[name]) for name, source in bench.protocol.datasets.items()}
-    table = reproduction_table(replace(bench.protocol, datasets=sets), methods)
-    found = {(row[0], row[1]): row for row in table.rows}
-    paper, measured, difference, mark = found["GEPC", "C10:SVHN"][2:]
+    table = methods_table(replace(bench.protocol, datasets=sets), methods)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    (found,) = (row for row in rows if (row["method"], row["pair"]) == ("GEPC", "C10:SVHN"))
     one = bench.detections()[0]["set0", "set1"]
-    assert (paper, measured) == (0.842, one.auroc)
-    assert difference == pytest.approx(measured - 0.842)
-    assert (mark == "differs") != (one.auroc_low <= 0.842 <= one.auroc_high)
-    assert {row[5] for row in table.rows} <= {"", "differs"}
-    assert table.note.startswith(f"{sum(row[5] == 'differs' for row in table.rows)} of {len(table.rows)} ")
+    assert (found["paper"], found["AUROC"]) == (0.842, one.auroc)
+    assert found["difference"] == pytest.approx(one.auroc - 0.842)
+    assert (found["95 % interval"] == "differs") != (one.auroc_low <= 0.842 <= one.auroc_high)
+    known = [row for row in rows if row["paper"] is not None]
+    assert {row["95 % interval"] for row in rows} <= {"", "differs"}
+    assert f"{sum(row['95 % interval'] == 'differs' for row in known)} of {len(known)} published" in table.note
 
 
 def test_intervals_of_every_method_and_pair(bench, compared):

@@ -13,7 +13,7 @@ from radar_files import speckle, with_ships, write_hrsid
 
 from gepc.core.errors import InputError, OptionError
 from gepc.sar.annotations import Box, SceneSet, open_scenes
-from gepc.sar.patches import PatchImages, PatchRules, cut, is_land, sample, sea_level, windows
+from gepc.sar.patches import PatchImages, PatchRules, cut, sample, windows
 
 SMALL = PatchRules(size=16)
 
@@ -74,24 +74,6 @@ def test_copies_are_near_duplicates_and_noise_is_not(tmp_path: Path) -> None:
     found = cut(folder(tmp_path, a=speckle(1), b=speckle(2), c=noisy.astype(np.uint8)), PatchRules(size=32))
     assert found.left_out == {"near-duplicate": 4}
     assert {patch.scene.path.stem for patch in found.clutter} == {"a", "b"}
-
-
-def test_land_is_left_out_only_when_asked(tmp_path: Path) -> None:
-    coast = speckle(1, 128, 128)
-    coast[64:] = np.random.default_rng(5).integers(120, 220, (64, 128))
-    scenes = folder(tmp_path, coast=coast)
-    assert len(cut(scenes, PatchRules(size=64)).clutter) == 4
-    found = cut(scenes, PatchRules(size=64, land=True))
-    assert found.left_out == {"land": 2}
-    assert [patch.top for patch in found.clutter] == [0, 0]
-
-
-def test_a_ship_is_not_land() -> None:
-    pixels = with_ships(1, [(0, 0, 40, 40)])
-    ships = np.zeros((64, 64), dtype=bool)
-    ships[:40, :40] = True
-    assert not is_land(pixels, ships, sea_level(pixels))
-    assert is_land(pixels, np.zeros_like(ships), sea_level(pixels))
 
 
 def test_ground_of_the_other_split_is_left_out(tmp_path: Path) -> None:

@@ -75,14 +75,9 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Trial:
-    """What a candidate achieves.
+    """A candidate, its cost per image, the scores of held-out images and of their outliers by kind, and its stability.
 
-    Attributes
-    ----------
-    candidate : the detector.
-    cost : network passes per image.
-    scores : of the held-out images, and of their outliers by kind.
-    stability : Spearman's correlation of the held-out images' scores under two noise seeds.
+    The stability is Spearman's correlation of the held-out images' scores under two noise seeds.
     """
 
     candidate: Candidate

@@ -40,14 +40,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """A method with what is known of it beyond its scores.
-
-    Attributes
-    ----------
-    method : its features and scores.
-    gepc_average : the average AUROC of GEPC on the same images.
-    cost : the measured cost of one image.
-    """
+    """A method, the average AUROC of GEPC on the same images, and the measured cost of one image."""
 
     method: MethodBench
     gepc_average: float
@@ -114,45 +107,32 @@ def _with_worst(protocol: Protocol, row: Row, passes: str) -> Row:
 
 
 def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultTable:
-    """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds."""
-    rows: list[Row] = []
-    for method in methods:
-        runs = method.detections()
-        for pair, label in zip(protocol.pair_list, protocol.pair_labels, strict=True):
-            first, spread = runs[0][pair], std_over_seeds([run[pair].auroc for run in runs])
-            interval, images = (first.auroc, first.auroc_low, first.auroc_high), f"{first.n_id} / {first.n_ood}"
-            rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images))
-    header = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
-    note = (
-        "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
-        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images."
-    )
-    return ResultTable("methods", "All metrics of every method", header, tuple(rows), note)
+    """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds.
 
-
-def reproduction_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultTable | None:
-    """Every published value beside the measured one; None if no method and pair has one.
-
-    A difference is marked where the published value is outside the 95 % interval over test images.
+    Where the paper has values, they are beside ours, marked if they are outside the interval.
     """
     rows: list[Row] = []
     for method in methods:
+        runs = method.detections()
         values, _ = published.MAIN.get(published.MAIN_ROW.get(method.name, ""), ((None,) * len(published.PAIRS), ""))
-        found = method.detections()[0]
-        for pair, label, paper in zip(
-            protocol.pair_list, protocol.pair_labels, published_values(protocol, values), strict=True
-        ):
-            if paper is not None:
-                one = found[pair]
-                mark = "" if one.auroc_low <= paper <= one.auroc_high else "differs"
-                rows.append((method.label, label, paper, one.auroc, one.auroc - paper, mark))
-    if not rows:
-        return None
-    header = ("method", "pair", "paper", "measured", "difference", "95 % interval")
+        papers = published_values(protocol, values)
+        for pair, label, paper in zip(protocol.pair_list, protocol.pair_labels, papers, strict=True):
+            first, spread = runs[0][pair], std_over_seeds([run[pair].auroc for run in runs])
+            interval, images = (first.auroc, first.auroc_low, first.auroc_high), f"{first.n_id} / {first.n_ood}"
+            differs = paper is not None and not first.auroc_low <= paper <= first.auroc_high
+            beside = (paper, None if paper is None else first.auroc - paper, "differs" if differs else "")
+            rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images, *beside))
+    header = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
     note = (
-        f"{sum(bool(row[-1]) for row in rows)} of {len(rows)} published values are outside. {published_note(protocol)}"
+        "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
+        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images. "
     )
-    return ResultTable("reproduction", "The paper's values and these", header, tuple(rows), note)
+    if published_note(protocol):
+        header += ("paper", "difference", "95 % interval")
+        outside, known = sum(row[-1] == "differs" for row in rows), sum(row[-3] is not None for row in rows)
+        note += f"{outside} of {known} published values are outside the interval. {published_note(protocol)}"
+    shown = tuple(row[: len(header)] for row in rows)
+    return ResultTable("methods", "All metrics of every method", header, shown, note)
 
 
 def paired_table(methods: Sequence[MethodBench]) -> ResultTable:

@@ -34,27 +34,9 @@ def passes_needed(protocol: Protocol, backbone: Backbone, sizes: Sizes) -> int:
     return levels * per_level * len(protocol.seeds)
 
 
-def naive_passes(protocol: Protocol, backbone: Backbone, sizes: Sizes) -> int:
-    """Network passes of the main table alone, pair by pair, with (1 + |G|) passes per level as the paper counts."""
-    per_level = 1 + len(protocol.extractor().group)
-    total = 0
-    for name, other in protocol.pair_list:
-        candidates = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
-        total += sizes[name, "train"] * candidates + (sizes[name, "test"] + sizes[other, "test"]) * protocol.keep
-    return total * per_level * len(protocol.seeds)
-
-
 @dataclass(frozen=True)
 class CostEstimate:
-    """The estimated network passes of one baseline.
-
-    Attributes
-    ----------
-    baseline : the method.
-    per_image : passes per image while fitting.
-    own : those of them that no other method of the run makes too.
-    images : the number of images, over all splits and noise seeds.
-    """
+    """A baseline, its passes per image in fitting, those that no other method makes too, and its number of images."""
 
     baseline: Baseline
     per_image: Cost

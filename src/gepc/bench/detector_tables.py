@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.bench import published
-from gepc.bench.evaluate import GepcBench, Variant, std_over_seeds
+from gepc.bench.evaluate import GepcBench, Variant
 from gepc.bench.protocol import Pair, Protocol
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.verdicts.conformal import CalibrationScores, realised_range
@@ -59,25 +59,6 @@ def main_table(bench: GepcBench) -> ResultTable:
     note = f"This implementation needs {cost} per image; counted as in the paper, {paper_cost}. "
     header = ("method", *protocol.pair_labels, "average", "F+J")
     return ResultTable("main", "AUROC on all pairs", header, tuple(rows), note + published_note(protocol))
-
-
-def seed_table(bench: GepcBench) -> ResultTable:
-    """The main detector's AUROC and kept timesteps with every noise seed."""
-    seeds, protocol = bench.protocol.seeds, bench.protocol
-    runs = bench.detections()
-    values = {
-        label: [run[pair].auroc for run in runs]
-        for pair, label in zip(protocol.pair_list, protocol.pair_labels, strict=True)
-    }
-    values["average"] = [float(np.mean([one.auroc for one in run.values()])) for run in runs]
-    rows: list[Row] = [
-        (what, *numbers, float(np.mean(numbers)), std_over_seeds(numbers)) for what, numbers in values.items()
-    ]
-    for name in protocol.pairs:
-        kept = [", ".join(map(str, bench.scores(name, seed).kept)) for seed in seeds]
-        rows.append((f"kept, ID {protocol.label(name)}", *kept, None, None))
-    header = ("pair", *(f"seed {seed}" for seed in seeds), "mean", "std over seeds")
-    return ResultTable("seeds", "Noise seeds", header, tuple(rows), "The same images with different noise.")
 
 
 def kept_table(bench: GepcBench) -> ResultTable:
@@ -240,5 +221,4 @@ def ablation_tables(bench: GepcBench) -> list[ResultTable]:
 def all_tables(bench: GepcBench) -> list[ResultTable]:
     """Every table that needs no further network pass, in the paper's order."""
     main, *ablations = ablation_tables(bench)
-    seeds = [seed_table(bench)] if len(bench.protocol.seeds) > 1 else []
-    return [main, *seeds, kept_table(bench), *ablations, false_alarm_table(bench)]
+    return [main, kept_table(bench), *ablations, false_alarm_table(bench)]

@@ -126,15 +126,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Collection:
-    """The features of one method on every split.
-
-    Attributes
-    ----------
-    tables : (set, split, noise seed) -> features.
-    passes : the network passes made for them, F and J.
-    cached : the number of cache files read.
-    computed : the number of cache files computed.
-    """
+    """(set, split, noise seed) -> features of one method; passes made for them, cache files read and computed."""
 
     tables: dict[tuple[str, str, int], FeatureTable]
     passes: int = 0

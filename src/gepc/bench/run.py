@@ -9,15 +9,8 @@ from typing import Any
 
 from gepc.bench import detector_tables
 from gepc.bench.baselines import Baseline, BaselineBench, collect_baselines
-from gepc.bench.comparison import (
-    ComparedMethod,
-    compare_methods,
-    comparison_table,
-    methods_table,
-    paired_table,
-    reproduction_table,
-)
-from gepc.bench.cost import naive_passes, passes_needed, runtime_table
+from gepc.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
+from gepc.bench.cost import passes_needed, runtime_table
 from gepc.bench.evaluate import Benchmark, Collection, GepcBench
 from gepc.core.files import replacing, write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
@@ -25,7 +18,7 @@ from gepc.features.extraction import OnProgress, plain_options
 from gepc.report.page import Picture, render
 
 SECTIONS = {
-    "Results": ("main", "paired", "reproduction", "methods", "seeds", "kept"),
+    "Results": ("main", "paired", "methods", "kept"),
     "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
     "False alarms and cost": ("false_alarms", "runtime"),
 }
@@ -34,16 +27,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """A finished benchmark.
-
-    Attributes
-    ----------
-    bench : GEPC on every pair.
-    baselines : the other methods on every pair.
-    compared : GEPC and the other methods with their costs; empty without other methods.
-    tables : all tables, the main one first.
-    about : what they were measured on, as plain values.
-    """
+    """GEPC and the other methods on every pair, their costs if there are others, the tables, and what they measured."""
 
     bench: GepcBench
     baselines: list[BaselineBench]
@@ -95,9 +79,7 @@ def run(
         tables = detector_tables.ablation_tables(bench)
     else:
         main, *others = detector_tables.all_tables(bench)
-        beside = reproduction_table(protocol, [bench, *found])
-        details = [*([] if beside is None else [beside]), methods_table(protocol, [bench, *found])]
-        tables = [main, *details, *others, runtime_table(bench)]
+        tables = [main, methods_table(protocol, [bench, *found]), *others, runtime_table(bench)]
     compared = compare_methods(bench, found) if found else []
     if compared:
         tables[:1] = [comparison_table(protocol, compared), paired_table([bench, *found])]
@@ -107,7 +89,6 @@ def run(
         "sha256": backbone.sha256,
         "passes": collection.passes,
         "passes_one": passes_needed(protocol, backbone, collection.sizes),
-        "passes_naive": naive_passes(protocol, backbone, collection.sizes),
         "skipped": collection.skipped,
         "protocol": protocol.as_dict(),
         "methods": [_about_baseline(one) for one in found],
@@ -183,7 +164,6 @@ def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
         ("noise seeds", ", ".join(map(str, protocol.seeds))),
         ("detector", f"top-k {protocol.topk:g}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
         ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
-        ("passes, pair by pair", f"{about['passes_naive']:,} for the main table alone, counted as in the paper"),
         ("skipped images", str(len(about["skipped"]))),
     ]
     compared = about["methods"]

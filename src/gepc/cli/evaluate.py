@@ -352,15 +352,14 @@ def _run_masks(protocol: MaskProtocol, loading: opt.Loading, data: Path, out: Pa
 
 def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int, float]:
     """Print the estimated cost with an empty cache; returns the total for the progress bar, and minutes."""
-    from gepc.bench.cost import estimate_cost, naive_passes, passes_needed
+    from gepc.bench.cost import estimate_cost, passes_needed
 
     protocol, backbone, sizes = benchmark.protocol, benchmark.backbone, benchmark.sizes
     size = (protocol.size, protocol.size)
     pass_seconds = seconds_per_pass(backbone, size)
     passes = passes_needed(protocol, backbone, sizes)
     minutes = passes * pass_seconds / 60
-    naive = naive_passes(protocol, backbone, sizes)
-    note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes; without reuse {naive:,}")
+    note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes")
     estimated = estimate_cost(baselines, benchmark)
     jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
     rows: list[tuple[Any, ...]] = []

@@ -24,7 +24,6 @@ DataArgument = Annotated[
 Size = Annotated[int, Option(help="Side length of a patch in pixels.")]
 Stride = Annotated[int | None, Option(help="Distance between patches in pixels; the patch size by default.")]
 ShipShare = Annotated[float, Option(help="Smallest share of a ship that makes a patch out-of-distribution.")]
-NoLand = Annotated[bool, Option("--no-land", help="Leave out patches of land.")]
 White = Annotated[float | None, Option(help="Magnitude that maps to white, for floating-point and complex images.")]
 Normalise = Annotated[
     str, Option(help="Brightness scale: fixed (the same for all patches) or patch (each patch its own).")
@@ -45,7 +44,6 @@ def patches(
     hold_out: Annotated[
         float | None, Option(help="Share of the training images to leave out, for fitting detectors later.")
     ] = None,
-    land: NoLand = False,
     log: Annotated[bool, Option("--log", help="Write log-magnitude on a fixed scale, with 16 bits.")] = False,
     white: White = None,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of patches of each class.")] = None,
@@ -61,7 +59,7 @@ def patches(
     from gepc.sar.annotations import SPLITS, detect_layout, divide, open_scenes
     from gepc.sar.patches import ARRAYS, PatchRules, cut, sample, stack, write_folder, write_npz
 
-    how = PatchRules(size, stride, ship_share, land)
+    how = PatchRules(size, stride, ship_share)
     value_range = None if white is None else (0.0, white)
     if out.suffix not in ("", ".npz"):
         raise OptionError(f"--out is an .npz file or a folder, got {out}")
@@ -160,7 +158,6 @@ def bench(
     size: Size = 256,
     stride: Stride = None,
     ship_share: ShipShare = 0.5,
-    land: NoLand = False,
     limit: Annotated[int | None, Option(min=2, help="Maximum number of patches per test set.")] = None,
     fit_limit: Annotated[int | None, Option(min=12, help="Maximum number of patches to fit on.")] = None,
     hold_out: Annotated[float, Option(help="Share of the training images to fit on.")] = 0.35,
@@ -182,7 +179,7 @@ def bench(
     from gepc.sar.patches import PatchRules
 
     check_free(out, "radar.json", "benchmark")
-    rules, names = PatchRules(size, stride, ship_share, land), tuple(methods.split(","))
+    rules, names = PatchRules(size, stride, ship_share), tuple(methods.split(","))
     protocol = SarProtocol(rules, hold_out, fit_limit, limit, names, target_pixels, normalise, draws, seed)
     loaded, sets = loading.load(backbone), gather(protocol, data, ood or [])
     each = sum(protocol.detector(method, loaded).cost().forward for method in names)

@@ -95,26 +95,24 @@ def write_shard(path: Path, results: Sequence[Result]) -> None:
 
 def read_shard(path: Path) -> list[Result]:
     """Read the results of a shard."""
-    if path.suffix == ".parquet":
-        return _read_parquet(path)
+    pa = arrow() if path.suffix == ".parquet" else None
     try:
+        if pa is not None:
+            table = pa.parquet.read_table(io.BytesIO(path.read_bytes()))
+            return [_result(*(row[name] for name in SHARD_COLUMNS)) for row in table.to_pylist()]
         text = path.read_bytes().decode("utf-8", "surrogateescape")
         rows = csv.reader(io.StringIO(text, newline=""))
         if tuple(next(rows, ())) != SHARD_COLUMNS:
             raise ValueError("unexpected columns")
         return [_result(*row) for row in rows]
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise _damaged(path, error) from error
+    except (OSError, ValueError, TypeError, KeyError, NotImplementedError, csv.Error) as error:
+        raise InputError(f"{path} is damaged ({error}); delete it and run it again") from error
 
 
-def _result(index: str, name: str, score: str, p_value: str, error: str) -> Result:
+def _result(index: Any, name: str, score: Any, p_value: Any, error: str | None) -> Result:
     if error:
         return Result(int(index), unescape_cell(name), math.nan, math.nan, unescape_cell(error))
     return Result(int(index), unescape_cell(name), float(score), float(p_value))
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} is damaged ({error}); delete it and run it again")
 
 
 def _schema(columns: Sequence[str]) -> Any:
@@ -133,20 +131,6 @@ def _arrow_table(results: Sequence[Result], alarms: Sequence[bool], schema: Any)
             row["error"] = escape_cell(result.error)
         rows.append(row)
     return arrow().Table.from_pylist(rows, schema=schema)
-
-
-def _read_parquet(path: Path) -> list[Result]:
-    pa = arrow()
-    try:
-        rows = pa.parquet.read_table(io.BytesIO(path.read_bytes())).to_pylist()
-        return [
-            Result(row["index"], unescape_cell(row["path"]), row["score"], row["p_value"])
-            if row["error"] is None
-            else Result(row["index"], unescape_cell(row["path"]), math.nan, math.nan, unescape_cell(row["error"]))
-            for row in rows
-        ]
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise _damaged(path, error) from error
 
 
 @contextlib.contextmanager

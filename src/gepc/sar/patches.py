@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, replacing, write_json
@@ -35,13 +34,11 @@ class PatchRules:
     stride : pixels from one patch to the next; None is `size`. A last patch is aligned with the right or bottom edge
         if more than half a patch would be missed there.
     ship_share : a patch is OOD if it contains at least this fraction of the area of some ship's box.
-    land : exclude land, see `gepc.sar.patches.is_land`.
     """
 
     size: int = 256
     stride: int | None = None
     ship_share: float = 0.5
-    land: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 8 or (self.stride is not None and self.stride < 1):
@@ -181,20 +178,16 @@ def _cut_scene(
     pixels = read_grey(scene)
     magnitude = np.abs(pixels)
     white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, float(np.nanmax(magnitude)))))[1]
-    ships = box_mask(scene.ships, scene.height, scene.width)
-    sea = sea_level(np.nan_to_num(magnitude)) if rules.land else 0.0
     nearby = [other for other in apart if other.source == scene.source]
     for top, left in windows(scene.height, scene.width, rules.size, rules.stride or rules.size):
         window = (slice(top, top + rules.size), slice(left, left + rules.size))
         patch = Patch(scene, top, left, rules.size)
         if 0.0 < patch.ship_share < rules.ship_share:
             reason = "a smaller share of a ship"
-        elif has_no_data(magnitude[window]):
+        elif not np.isfinite(magnitude[window]).all():
             reason = "no-data pixels"
         elif has_black_border(magnitude[window], white):
             reason = "black border"
-        elif rules.land and is_land(magnitude[window], ships[window], sea):
-            reason = "land"
         elif any(patch.overlaps(other) for other in nearby):
             reason = "ground of another split"
         elif not duplicates.is_new(magnitude[window]):
@@ -277,14 +270,8 @@ def write_folder(folder: Path, arrays: dict[str, Pixels], sources: dict[str, lis
 
 BLACK = 0.01  # of white
 EDGE_SHARE, BLACK_SHARE = 0.95, 0.5
-BLOCK, LAND_TIMES, LAND_SHARE = 16, 3.0, 0.25
 SAME_BITS = 4
 _BITS = np.array([value.bit_count() for value in range(256)], dtype=np.uint8)
-
-
-def has_no_data(magnitude: Pixels) -> bool:
-    """Whether some pixel is NaN or infinite."""
-    return not bool(np.isfinite(magnitude).all())
 
 
 def has_black_border(magnitude: Pixels, white: float) -> bool:
@@ -295,31 +282,6 @@ def has_black_border(magnitude: Pixels, white: float) -> bool:
     black = magnitude <= BLACK * white
     edges = (black[0], black[-1], black[:, 0], black[:, -1])
     return bool(max(edge.mean() for edge in edges) >= EDGE_SHARE or black.mean() >= BLACK_SHARE)
-
-
-def sea_level(magnitude: Pixels) -> float:
-    """Brightness of the sea in a scene: the 0.1 quantile of its 16x16 block means, black blocks excluded."""
-    means = block_means(magnitude).ravel()
-    lit = means[means > 0]
-    return float(np.quantile(lit, 0.1)) if len(lit) else 0.0
-
-
-def is_land(magnitude: Pixels, ships: Mask, sea: float) -> bool:
-    """Whether over a quarter of the 16x16 blocks without a ship are brighter than three times the sea level.
-
-    A rule of thumb for coasts: rough sea of uneven brightness may be taken for land, dark flat land for sea.
-    """
-    free = block_means(ships) == 0
-    bright = block_means(magnitude) > LAND_TIMES * sea
-    return bool(free.any() and bright[free].mean() > LAND_SHARE)
-
-
-def block_means(field: Pixels, block: int = BLOCK) -> npt.NDArray[np.float64]:
-    """Means over whole blocks; incomplete blocks at the right and the bottom are ignored."""
-    side = min(block, *field.shape)
-    rows, columns = field.shape[0] // side, field.shape[1] // side
-    whole = field[: rows * side, : columns * side].astype(np.float64)
-    return np.asarray(whole.reshape(rows, side, columns, side).mean((1, 3)))
 
 
 def difference_hash(magnitude: Pixels) -> int:
