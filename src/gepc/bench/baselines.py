@@ -27,15 +27,7 @@ SCORING_OPTIONS = ("calibration", "keep", "weights", "aggregate", "fuse")
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method to compare with.
-
-    Parameters
-    ----------
-    detector : holds the method and its options; it is never fitted.
-    preset : the preset of the method, or None.
-    train_images : the number of ID-train images.
-    test_images : the number of images of each test set.
-    """
+    """A method to compare with: an unfitted detector, its preset, and the number of images that it takes of a split."""
 
     detector: Detector
     preset: str | None
@@ -94,15 +86,13 @@ def _names_of(word: str) -> list[str]:
     if word not in ("all", "training-free"):
         split_name(word)
         return [word]
-    wanted = [name for name in methods() if word == "all" or name not in published.ID_TRAINED]
-    return [one for name in wanted for one in _usual_presets(name)]
-
-
-def _usual_presets(name: str) -> list[str]:
-    presets = find_method(name).presets
-    if "light" in presets or not presets:
-        return [name]
-    return [f"{name}:{preset}" for preset in presets if preset not in FOR_ONE_KIND]
+    found: list[str] = []
+    for name in methods():
+        if word == "all" or name not in published.ID_TRAINED:
+            presets = find_method(name).presets
+            usual = [f"{name}:{preset}" for preset in presets if preset not in FOR_ONE_KIND]
+            found += [name] if "light" in presets or not presets else usual
+    return found
 
 
 def choose_baselines(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Baseline]:

@@ -16,7 +16,6 @@ from gepc.bench.evaluate import (
     Keys,
     MethodBench,
     SeedScores,
-    mean_over_seeds,
     pair_aurocs,
     std_over_seeds,
 )
@@ -175,15 +174,12 @@ def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tupl
     from scipy.stats import norm
 
     mine, theirs = _contributions(first), _contributions(second)
-    lead = _average(first) - _average(second)
+    averages = [np.mean([list(pair_aurocs(run).values()) for run in runs]) for runs in (first, second)]
+    lead = float(averages[0] - averages[1])
     variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
     if variance <= 0.0:
         return lead, None
     return lead, max(float(norm.sf(lead / np.sqrt(variance))), LEAST)
-
-
-def _average(runs: Sequence[SeedScores]) -> float:
-    return float(np.mean(list(mean_over_seeds([pair_aurocs(run) for run in runs]).values())))
 
 
 def _contributions(runs: Sequence[SeedScores]) -> dict[str, Array]:

@@ -65,24 +65,18 @@ def estimate_cost(baselines: Sequence[Baseline], benchmark: Benchmark) -> list[C
         own = Cost()
         for part in parts_of(method) or (method,):
             what = repr((part.name, plain_options(part.options())))
-            if not (cached and _is_known(known, what, baseline)):
+            # a larger subset begins with a smaller one; if no multiple of the batch size, its last chunk differs
+            reused = cached and any(
+                what == other and train >= baseline.train_images and test >= baseline.test_images
+                for other, train, test in known
+            )
+            if not reused:
                 cost = part.cost(backbone, size)
                 own = Cost(own.forward + cost.forward, own.jvp + cost.jvp)
             known.add((what, baseline.train_images, baseline.test_images))
         images = baseline.all_images(benchmark.sizes, len(protocol.seeds))
         found.append(CostEstimate(baseline, method.cost(backbone, size), own, images))
     return found
-
-
-def _is_known(known: set[tuple[str, int, int]], what: str, baseline: Baseline) -> bool:
-    """Whether a table was extracted for at least as many images, since a larger subset begins with a smaller one.
-
-    If the numbers are no multiples of the batch size, the last chunk differs and is extracted again.
-    """
-    return any(
-        what == other and train >= baseline.train_images and test >= baseline.test_images
-        for other, train, test in known
-    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from gepc.report.page import Picture
 from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SHOWN = 4
@@ -42,8 +41,9 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[
     if compared:
         alt = "AUROC against F+J, one point for each method"
         found["cost"] = Picture(auroc_over_cost(compared), alt, "Average AUROC against passes per image")
-    alt, title = "AUROC of each feature, as bars", f"Single features, {named}"
-    found["features"] = Picture(feature_bars(bench, pair), alt, title)
+    alt, variants = "AUROC of each feature, as bars", feature_variants(bench).items()
+    features = bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})
+    found["features"] = Picture(features, alt, f"Single features, {named}")
     alt, title = "AUROC of each transform, as bars", f"Each transform, {named}"
     found["transforms"] = Picture(transform_bars(bench, pair), alt, title)
     for name in bench.protocol.pairs:
@@ -53,7 +53,9 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[
         alt = f"Histograms of {title} for ID and OOD images"
         found["histogram-" + title.split()[0].lower()] = Picture(figure, alt, f"{title}, {named}")
     for name in bench.protocol.pairs:
-        found[f"roc-{name}"] = Picture(roc_curves(bench, name), "ROC curves", f"ROC, ID {label(name)}")
+        scores = bench.scores(name, bench.protocol.seeds[0])
+        curves = figures.roc({label(other): (scores.inside, outside) for other, outside in scores.outside.items()})
+        found[f"roc-{name}"] = Picture(curves, "ROC curves", f"ROC, ID {label(name)}")
     alt = "Observed false-alarm rate against alpha"
     found["calibration"] = Picture(calibration_curve(bench), alt, "False-alarm rate: requested and observed")
     return found | _maps(bench, first)
@@ -85,23 +87,13 @@ def bars(values: Mapping[str, float], mean: float | None = None, mean_name: str 
         axes = figure.add_subplot()
         places = np.arange(len(values))
         axes.bar(places, list(values.values()), width=0.7, color=LIGHT["inside"])
-        _chance(axes)
+        axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
         if mean is not None:
             axes.axhline(mean, color=LIGHT["outside"], linewidth=1.2, linestyle=DASHED, label=mean_name)
             figure.legend(loc="outside upper center")
         axes.set_xticks(places, list(values), rotation=30, ha="right", fontsize=8)
         axes.set(ylim=(0.0, 1.0), ylabel="AUROC")
     return figure
-
-
-def _chance(axes: Axes) -> None:
-    axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
-
-
-def feature_bars(bench: GepcBench, pair: Pair) -> Figure:
-    """Single features and their fusion on one pair."""
-    variants = feature_variants(bench)
-    return bars({name: bench.variant_aurocs(one, only=pair[0])[pair] for name, one in variants.items()})
 
 
 def transform_bars(bench: GepcBench, pair: Pair) -> Figure:
@@ -151,12 +143,6 @@ def three_histograms(bench: GepcBench, pair: Pair) -> dict[str, Figure]:
     drawn["Residual of one step"] = histogram("s", "s at one timestep")
     drawn["Final score"] = figures.histogram(scores.inside, scores.outside[other], names=names)
     return drawn
-
-
-def roc_curves(bench: GepcBench, name: str) -> Figure:
-    """One ROC curve per OOD set."""
-    scores = bench.scores(name, bench.protocol.seeds[0])
-    return figures.roc({bench.protocol.label(other): (scores.inside, found) for other, found in scores.outside.items()})
 
 
 def calibration_curve(bench: GepcBench) -> Figure:

@@ -15,7 +15,7 @@ from gepc.bench.evaluate import Benchmark, Collection, GepcBench
 from gepc.core.files import replacing, write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.features.extraction import OnProgress, plain_options
-from gepc.report.page import Picture, render
+from gepc.report.page import render
 
 SECTIONS = {
     "Results": ("main", "paired", "methods", "kept"),
@@ -126,21 +126,17 @@ def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "
         for kind in formats:
             with replacing(out / "figures" / f"{name}.{kind}") as draft:
                 picture.figure.savefig(draft, format=kind, dpi=200)
-    write_text(out / "report.html", render_report(result, list(pictures.values())))
-
-
-def render_report(result: BenchmarkResult, pictures: Sequence[Picture]) -> str:
-    """The report as HTML."""
     main = dict(zip(result.tables[0].header, result.tables[0].rows[0], strict=True))
-    return render(
+    page = render(
         Path(__file__).parent / "benchmark.html",
         bench=result.bench,
         about=result.about,
         cost=main["F+J"],
         facts=_facts(result.bench, result.about),
         sections=table_sections(result.tables),
-        pictures=pictures,
+        pictures=list(pictures.values()),
     )
+    write_text(out / "report.html", page)
 
 
 def table_sections(tables: Sequence[ResultTable]) -> dict[str, list[ResultTable]]:
