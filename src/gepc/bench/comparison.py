@@ -121,7 +121,17 @@ def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultT
             differs = paper is not None and not first.auroc_low <= paper <= first.auroc_high
             beside = (paper, None if paper is None else first.auroc - paper, "differs" if differs else "")
             rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images, *beside))
-    header = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
+    header: tuple[str, ...] = (
+        "method",
+        "pair",
+        "AUROC",
+        "low",
+        "high",
+        "std over seeds",
+        "AUPR",
+        "FPR95",
+        "ID / OOD images",
+    )
     note = (
         "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
         "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images. "

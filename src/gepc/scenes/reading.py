@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ _TIFF, _JPEG2000 = "GTiff", "JP2OpenJPEG"
 DRIVERS = {b"II*\0": _TIFF, b"MM\0*": _TIFF, b"II+\0": _TIFF, b"MM\0+": _TIFF}
 DRIVERS |= {b"\0\0\0\x0c": _JPEG2000, b"\xff\x4f\xff\x51": _JPEG2000}
 _PIECE = 64
-_GREY = ("1", "L", "LA", "I", "F", "I;16", "I;16B", "I;16L")
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,12 @@ class Scene(ABC):
                 shape = (height, width) if len(self.bands) == 1 else (height, width, len(self.bands))
                 return np.zeros(shape), np.zeros((height, width), dtype=bool)
         if height >= width:
-            half = height // 2
+            axis, half = 0, height // 2
             windows = [(top, left, half, width), (top + half, left, height - half, width)]
         else:
-            half = width // 2
+            axis, half = 1, width // 2
             windows = [(top, left, height, half), (top, left + half, height, width - half)]
         pixels, valid = zip(*(self.read_around_damage(*window) for window in windows), strict=True)
-        axis = 0 if height >= width else 1
         return np.concatenate(pixels, axis), np.concatenate(valid, axis)
 
     @property
@@ -108,9 +105,6 @@ class Scene(ABC):
         """Bytes of a pixel in all used bands."""
         item = 8 if self.dtype == "complex_int16" else np.dtype(self.dtype).itemsize
         return item * len(self.bands)
-
-    def check(self) -> None:  # noqa: B027 - most files can only be checked by reading all of them
-        """Raise an `InputError` if the file can only be decoded whole and is damaged."""
 
     def close(self) -> None:  # noqa: B027 - most scenes hold nothing open
         """Close the file."""
@@ -155,47 +149,27 @@ def _ignored(category: type[Warning]) -> Iterator[None]:
 
 
 class PictureScene(Scene):
-    """A PNG, JPEG or other common format without windows, decoded whole by Pillow when it is first read."""
+    """A PNG, JPEG or other common format without windows, decoded whole by Pillow."""
 
     def __init__(self, path: Path) -> None:
         from PIL import Image as PILImage
-        from PIL import UnidentifiedImageError
-
-        try:
-            with _ignored(PILImage.DecompressionBombWarning), PILImage.open(path, formats=FORMATS) as picture:
-                self.width, self.height = picture.size
-                mode = picture.mode
-        except UnidentifiedImageError as error:
-            raise InputError(f"{path} is not an image that can be decoded") from error
-        except PILImage.DecompressionBombError as error:
-            raise InputError(f"{path} is too large to be decoded whole; convert it to a tiled TIFF") from error
-        except (OSError, SyntaxError, ValueError) as error:
-            raise InputError(f"{path} is damaged or cut short: {error}") from error
-        self.path = path
-        self.dtype = "float32" if mode == "F" else "uint16" if mode.startswith("I") else "uint8"
-        self.bands = (0,) if mode in _GREY else (0, 1, 2)
-        self._has_alpha = mode in ("LA", "RGBA")
-
-    def check(self) -> None:
-        """Decode it."""
-        _ = self._decoded
-
-    @cached_property
-    def _decoded(self) -> tuple[Pixels, Valid]:
-        from PIL import Image as PILImage
 
         with _ignored(PILImage.DecompressionBombWarning):  # the hard limit stays
-            pixels = read_pixels(self.path)
-            valid = np.ones(pixels.shape[:2], dtype=bool)
-            if self._has_alpha:
-                with PILImage.open(self.path, formats=FORMATS) as picture:
-                    valid = np.asarray(picture.getchannel("A")) > 0
-        return pixels[..., None] if pixels.ndim == 2 else pixels, valid
+            pixels = read_pixels(path)
+            try:
+                with PILImage.open(path, formats=FORMATS) as picture:
+                    alpha = np.asarray(picture.getchannel("A")) if picture.mode in ("LA", "RGBA") else None
+            except OSError as error:
+                raise InputError(f"{path} is not a picture: {error}") from error
+        self.path, self.dtype = path, pixels.dtype.name
+        self._pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        self._valid = np.ones(pixels.shape[:2], dtype=bool) if alpha is None else alpha > 0
+        self.height, self.width, count = self._pixels.shape
+        self.bands = tuple(range(count))
 
     def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
         part = (slice(top, top + height), slice(left, left + width))
-        pixels, valid = self._decoded
-        return pixels[part][..., list(self.bands)], valid[part]
+        return self._pixels[part][..., list(self.bands)], self._valid[part]
 
 
 class RasterScene(Scene):

@@ -195,7 +195,6 @@ def scan(
     settings = build(ScanOptions, options, "scan")
     with _opened(detector, path, settings) as scene:
         plan = _make_plan(detector, scene, settings)
-        scene.check()
         folder = ScanFolder(out)
         with folder.run.held(), storage_errors(folder.path):
             folder.run.begin(plan.identity)
