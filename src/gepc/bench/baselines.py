@@ -44,13 +44,6 @@ class Baseline:
         """The method's name in tables, with its preset if that is not the usual one."""
         return self.extractor.label if self.preset in (None, "light") else f"{self.extractor.label} {self.preset}"
 
-    @property
-    def distance(self) -> str | None:
-        """What images are compared by, if the method compares images."""
-        options = self.extractor.options()
-        names = options.get("distances", options.get("distance"))
-        return "+".join(names) if isinstance(names, tuple) else names
-
     def scorer(self, levels: int) -> Scorer:
         """An unfitted scorer of `levels` candidate levels, with the detector's options."""
         detector = self.detector
@@ -123,7 +116,7 @@ class BaselineBench(MethodBench):
         super().__init__(benchmark, collection)
         self.baseline, self.scoring_extractor = baseline, baseline.extractor
         self.name, self.label, self.preset = baseline.extractor.name, baseline.label, baseline.preset
-        self.distance, self.calibration = baseline.distance, baseline.detector.calibration_name
+        self.calibration = baseline.detector.calibration_name
 
     def scores(self, name: str, seed: int) -> Scores:
         """Fit on ID-train alone, then score ID-test and every OOD-test set, as `Detector` does."""

@@ -24,7 +24,7 @@ from gepc.core.tables import ResultTable
 
 TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its fastest
 LEAST = float(np.finfo(np.float64).tiny)  # shown for a p-value too small for a float, which is not 0
-HEAD = ("method", "source", "preset", "distance", "calibration", "train / test images")
+HEAD = ("method", "source", "preset", "calibration", "train / test images")
 TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")
 NOTE = (
     "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
@@ -85,7 +85,7 @@ def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
     values = list(method.aurocs.values())
     averages = [float(np.mean(list(pair_aurocs(run).values()))) for run in method.all_scores()]
     worst = int(np.argmin(values))
-    head = (method.label, "measured", method.preset, method.distance, method.calibration, f"{train} / {test}")
+    head = (method.label, "measured", method.preset, method.calibration, f"{train} / {test}")
     tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst], one.gepc_average)
     return (*head, *values, *tail, str(one.cost), one.cost.in_passes)
 
@@ -93,7 +93,7 @@ def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
 def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, ...], passes: str) -> list[Row]:
     per_set = name in published.OTHER_BACKBONE or "ID-trained" in name
     source = "published, a model for each ID set" if per_set else "published"
-    found = published_rows(protocol, (name, source, None, None, None, None), values)
+    found = published_rows(protocol, (name, source, None, None, None), values)
     return [_with_worst(protocol, row, passes) for row in found]
 
 

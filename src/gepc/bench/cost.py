@@ -111,7 +111,7 @@ def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: S
     clock = time.process_time if backbone.device.type == "cpu" else time.perf_counter
     estimated = extractor.cost(backbone, batch.size, len(timesteps))
     repeats = max(1, round(LEAST_PASSES / max(1, estimated.forward + estimated.jvp)))
-    bare, times = [_seconds(lambda: _bare_pass(backbone, batch), clock)], []
+    bare, times = [_bare_seconds(backbone, batch, clock)], []
     forward, jvp = backbone.forward_count, backbone.jvp_count
     for _ in range(repeats):
         begun = clock()
@@ -119,7 +119,7 @@ def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: S
         times.append(clock() - begun)
     images = repeats * len(batch)
     counted = (backbone.forward_count - forward) / images, (backbone.jvp_count - jvp) / images
-    bare.append(_seconds(lambda: _bare_pass(backbone, batch), clock))
+    bare.append(_bare_seconds(backbone, batch, clock))
     return MeasuredCost(*counted, statistics.median(times) / statistics.mean(bare))
 
 
@@ -135,7 +135,7 @@ def trial_table(protocol: Protocol, backbone: Backbone, baselines: Sequence[Base
     shape = (TRIAL_IMAGES, backbone.channels, protocol.size, protocol.size)
     pixels = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
     batch = Batch(pixels, [image_key(image) for image in pixels])
-    bare = _seconds(lambda: _bare_pass(backbone, batch)) / len(batch)
+    bare = _bare_seconds(backbone, batch) / len(batch)
     sizes = {place: protocol.images(place[1]) for place in protocol.timesteps(backbone)}
     candidates = protocol.levels_for(next(iter(protocol.pairs))).timesteps(backbone.alphas_cumprod)
     cost = measure(backbone, protocol.extractor(), batch, candidates)
@@ -159,7 +159,7 @@ def runtime_table(bench: GepcBench) -> ResultTable:
     name, seed, backbone = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0], bench.backbone
     method, kept = bench.scoring_extractor, bench.scores(name, seed).kept
     batch = bench.read_rows((name, "test"), range(bench.protocol.batch_size))
-    bare = _seconds(lambda: _bare_pass(backbone, batch)) / len(batch)
+    bare = _bare_seconds(backbone, batch) / len(batch)
     extraction = _seconds(lambda: extract_table(method, backbone, batch, kept)) / len(batch)
     columns = method.columns(extract_table(method, backbone, batch, kept))
     passes = method.cost(backbone, batch.size, len(kept)).forward
@@ -178,8 +178,8 @@ def runtime_table(bench: GepcBench) -> ResultTable:
     return ResultTable("runtime", "Runtime and passes", header, tuple(rows), note)
 
 
-def _bare_pass(backbone: Backbone, batch: Batch) -> None:
-    backbone.eps(batch.clean(backbone), 0)
+def _bare_seconds(backbone: Backbone, batch: Batch, clock: Callable[[], float] = time.perf_counter) -> float:
+    return _seconds(lambda: backbone.eps(batch.clean(backbone), 0), clock)
 
 
 def _seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

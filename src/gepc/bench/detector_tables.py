@@ -167,21 +167,10 @@ def timestep_table(bench: GepcBench) -> ResultTable:
     return ResultTable("timesteps", "One timestep at a time", header, tuple(rows), note)
 
 
-def id_p_values(
-    bench: GepcBench, name: str, seed: int, reference: str = "test"
+def _id_p_values(
+    bench: GepcBench, name: str, seed: int, reference: str
 ) -> tuple[npt.NDArray[np.float64], CalibrationScores]:
-    """p-values of one half of the ID-test images, and the calibration scores they were computed with.
-
-    Levels and densities come from two thirds of ID-train.
-
-    Parameters
-    ----------
-    bench : the benchmark.
-    name : the ID set.
-    seed : the noise seed, which also shuffles the images.
-    reference : where the calibration images come from: `test`, the other half of ID-test, or `train`, the rest of
-        ID-train, which is not exchangeable with new images if the backbone was trained on it.
-    """
+    """p-values of one half of ID-test, against the other half (`test`) or a third of ID-train (`train`)."""
     variant, timesteps = bench.main, bench.candidates(name)
     train, test = (bench.columns(name, split, seed, variant, timesteps) for split in ("train", "test"))
     rng = np.random.default_rng(seed)
@@ -198,7 +187,7 @@ def false_alarm_table(bench: GepcBench) -> ResultTable:
     rows: list[Row] = []
     for name in bench.protocol.pairs:
         for reference in ("test", "train"):
-            runs = [id_p_values(bench, name, seed, reference) for seed in bench.protocol.seeds]
+            runs = [_id_p_values(bench, name, seed, reference) for seed in bench.protocol.seeds]
             count = len(runs[0][1].scores)
             for alpha in (alpha for alpha in ALPHAS if alpha * (count + 1) >= 1):
                 rate = float(np.mean([DecisionRule(alpha).alarms(p, calibration).mean() for p, calibration in runs]))

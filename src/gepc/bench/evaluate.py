@@ -204,7 +204,6 @@ class MethodBench(ABC):
     name : the registered name of the method.
     label : its name in tables.
     preset : its preset, or None.
-    distance : what images are compared by, or None where the method compares none.
     calibration : its calibrator.
     scoring_extractor : the extractor of the features that scores need, and of no others.
     """
@@ -212,7 +211,6 @@ class MethodBench(ABC):
     name: str
     label: str
     preset: str | None = None
-    distance: str | None = None
     calibration: str
     scoring_extractor: Extractor
 

@@ -1,4 +1,4 @@
-"""Figures of a benchmark: the paper's, cost, and false alarms."""
+"""Figures of a benchmark: the paper's, and the cost of every method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gepc.bench.comparison import ComparedMethod
-from gepc.bench.detector_tables import feature_variants, id_p_values, kept_raw
+from gepc.bench.detector_tables import feature_variants, kept_raw
 from gepc.bench.evaluate import GepcBench, Variant
 from gepc.bench.protocol import Pair
 from gepc.core.palette import LIGHT, line_style
@@ -17,7 +17,6 @@ from gepc.features.pooling import combine, v_global
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing
 from gepc.report.page import Picture
-from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,8 +55,6 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[
         scores = bench.scores(name, bench.protocol.seeds[0])
         curves = figures.roc({label(other): (scores.inside, outside) for other, outside in scores.outside.items()})
         found[f"roc-{name}"] = Picture(curves, "ROC curves", f"ROC, ID {label(name)}")
-    alt = "Observed false-alarm rate against alpha"
-    found["calibration"] = Picture(calibration_curve(bench), alt, "False-alarm rate: requested and observed")
     return found | _maps(bench, first)
 
 
@@ -143,21 +140,6 @@ def three_histograms(bench: GepcBench, pair: Pair) -> dict[str, Figure]:
     drawn["Residual of one step"] = histogram("s", "s at one timestep")
     drawn["Final score"] = figures.histogram(scores.inside, scores.outside[other], names=names)
     return drawn
-
-
-def calibration_curve(bench: GepcBench) -> Figure:
-    """Observed false-alarm rate on held-out ID images against alpha, one line per ID set."""
-    with drawing(PANEL) as figure:
-        axes = figure.add_subplot()
-        axes.plot([0, 0.5], [0, 0.5], color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
-        for position, name in enumerate(bench.protocol.pairs):
-            p, calibration = id_p_values(bench, name, bench.protocol.seeds[0])
-            alphas = np.linspace(max(0.005, 1 / (calibration.smallest + 1)), 0.5, 100)
-            rates = [DecisionRule(float(alpha)).alarms(p, calibration).mean() for alpha in alphas]
-            axes.plot(alphas, rates, linewidth=1.4, label=bench.protocol.label(name), **line_style(position))
-        axes.set(xlim=(0, 0.5), ylim=(0, 0.6), xlabel="alpha", ylabel="observed false-alarm rate")
-        figure.legend(loc="outside upper center", ncols=3)
-    return figure
 
 
 def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:

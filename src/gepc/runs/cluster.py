@@ -212,7 +212,7 @@ def score_shards_on_cluster(
     locations: ImageLocations,
     cluster: Cluster,
     labels: Labels | None = None,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Score the pending shards of a run and write each as it comes back, until none is pending.
 
@@ -238,14 +238,13 @@ def _write_computed(
     run: ScoreRun,
     pending: int,
     computed: Iterator[tuple[Shard, list[Result]]],
-    on_progress: Callable[[int], None] | None,
+    on_progress: Callable[[int], None],
 ) -> None:
     """Write shards as they come back; return early if nodes are lost, so that the caller submits the rest again."""
     try:
         for shard, results in computed:
             run.write(shard, results)
-            if on_progress is not None:
-                on_progress(len(shard))
+            on_progress(len(shard))
     except (ray.exceptions.RayError, ray.data.exceptions.ExecutionTimeoutError) as error:
         if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == pending:
             raise GepcError(

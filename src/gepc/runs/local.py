@@ -34,7 +34,7 @@ def score_shards(
     images: Images,
     labels: Labels | None = None,
     workers: int = 0,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Score shards of a run and write each as soon as it is complete.
 
@@ -61,8 +61,7 @@ def score_shards(
         while len(results) < len(shard):
             found = next(stream)
             results += found
-            if on_progress is not None:
-                on_progress(len(found))
+            on_progress(len(found))
         run.write(shard, results)
 
 

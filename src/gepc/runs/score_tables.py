@@ -138,8 +138,9 @@ def result_table(path: Path, kind: str) -> Iterator[Append]:
     """Yield `append(results, alarms)` for a table at `path`, which appears once all rows are written."""
     with replacing(path) as draft:
         if kind == "parquet":
-            with _parquet_table(draft) as append:
-                yield append
+            schema = _schema(COLUMNS)
+            with open(draft, "wb") as sink, arrow().parquet.ParquetWriter(sink, schema) as writer:
+                yield lambda results, alarms: writer.write_table(_arrow_table(results, alarms, schema))
         else:
             with open(draft, "w", newline="", encoding="utf-8") as handle:
                 yield csv_table(handle)
@@ -151,19 +152,9 @@ def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
     writer.writerow(COLUMNS)
 
     def append(results: Sequence[Result], alarms: Sequence[bool]) -> None:
-        writer.writerows(_cells(result, alarm) for result, alarm in zip(results, alarms, strict=True))
+        for result, alarm in zip(results, alarms, strict=True):
+            numbers = (f"{result.score:.9g}", f"{result.p_value:.9g}", str(bool(alarm)).lower())
+            scored = ("", "", "") if result.error is not None else numbers
+            writer.writerow((escape_cell(result.name), *scored, escape_cell(result.error or "")))
 
     return append
-
-
-def _cells(result: Result, alarm: bool) -> tuple[str, ...]:
-    if result.error is not None:
-        return (escape_cell(result.name), "", "", "", escape_cell(result.error))
-    return (escape_cell(result.name), f"{result.score:.9g}", f"{result.p_value:.9g}", str(bool(alarm)).lower(), "")
-
-
-@contextlib.contextmanager
-def _parquet_table(draft: Path) -> Iterator[Append]:
-    schema = _schema(COLUMNS)
-    with open(draft, "wb") as handle, arrow().parquet.ParquetWriter(handle, schema) as writer:
-        yield lambda results, alarms: writer.write_table(_arrow_table(results, alarms, schema))

@@ -131,7 +131,7 @@ class PatchSets:
 
 
 def gather(
-    protocol: SarProtocol, data: Path, others: Sequence[Path], on_progress: OnProgress | None = None
+    protocol: SarProtocol, data: Path, others: Sequence[Path], on_progress: OnProgress = lambda _: None
 ) -> PatchSets:
     """Cut and sample the patches of a protocol.
 
@@ -146,16 +146,14 @@ def gather(
     if detect_layout(data) == "hrsid":
         train, test = open_scenes(data, "train"), open_scenes(data, "test")
         _, held_out = divide(train, protocol.hold_out)
-        cuts = {
-            "fit": cut(held_out, protocol.rules, test.scenes, on_progress=on_progress),
-            data.name: cut(test, protocol.rules, train.scenes, on_progress=on_progress),
-        }
+        apart = (test.scenes, train.scenes)
     else:
         test, held_out = divide(open_scenes(data), protocol.hold_out)
-        cuts = {
-            "fit": cut(held_out, protocol.rules, on_progress=on_progress),
-            data.name: cut(test, protocol.rules, on_progress=on_progress),
-        }
+        apart = ((), ())
+    cuts = {
+        name: cut(scenes, protocol.rules, elsewhere, on_progress=on_progress)
+        for name, scenes, elsewhere in zip(("fit", data.name), (held_out, test), apart, strict=True)
+    }
     for other in others:
         if other.name in cuts:
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")
@@ -176,7 +174,7 @@ def gather(
 
 
 def score_patches(
-    detector: Detector, patches: Sequence[Patch], on_progress: OnProgress | None = None
+    detector: Detector, patches: Sequence[Patch], on_progress: OnProgress = lambda _: None
 ) -> tuple[Array, Map]:
     """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from.
 
@@ -193,13 +191,12 @@ def score_patches(
         assert fields is not None
         scores.append(found)
         maps.append(box_filter(torch.from_numpy(fields[detector.map_part]), window).numpy())
-        if on_progress is not None:
-            on_progress(len(chunk))
+        on_progress(len(chunk))
     return np.concatenate(scores), np.concatenate(maps)
 
 
 def measure(
-    protocol: SarProtocol, sets: PatchSets, backbone: Backbone, on_progress: OnProgress | None = None
+    protocol: SarProtocol, sets: PatchSets, backbone: Backbone, on_progress: OnProgress = lambda _: None
 ) -> ResultTable:
     """Fit every method on clutter, and measure how well it detects and locates ships.
 

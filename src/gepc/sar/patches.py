@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,15 @@ class Patch:
     @property
     def boxes(self) -> tuple[Box, ...]:
         """Boxes of the ships inside, clipped to the patch."""
-        moved = (box.moved(self.left, self.top).clipped(self.size, self.size) for box in self.scene.ships)
-        return tuple(box for box in moved if box.area > 0)
+        return tuple(box for box in map(self._clipped, self.scene.ships) if box.area > 0)
 
     @property
     def ship_share(self) -> float:
         """The largest fraction of a ship's box that lies in the patch."""
-        moved = ((box, box.moved(self.left, self.top).clipped(self.size, self.size)) for box in self.scene.ships)
-        return max((inside.area / box.area for box, inside in moved), default=0.0)
+        return max((self._clipped(box).area / box.area for box in self.scene.ships), default=0.0)
+
+    def _clipped(self, box: Box) -> Box:
+        return box.moved(self.left, self.top).clipped(self.size, self.size)
 
     @property
     def name(self) -> str:
@@ -138,9 +140,9 @@ def read_grey(scene: AnnotatedScene) -> Pixels:
 def cut(
     scenes: SceneSet,
     rules: PatchRules,
-    apart: Iterable[AnnotatedScene] = (),
+    apart: Sequence[AnnotatedScene] = (),
     value_range: tuple[float, float] | None = None,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Cut:
     """Cut every scene into patches and classify them. Depends on the files, their annotations and the rules only.
 
@@ -152,25 +154,23 @@ def cut(
     value_range : magnitudes of black and white; None takes white from the pixel type, or the largest magnitude.
     on_progress : called with 1 after each scene.
     """
-    found, duplicates, others = Cut(), NearDuplicates(), list(apart)
-    shared = {scene.path.resolve() for scene in others} & {scene.path.resolve() for scene in scenes.scenes}
+    found, duplicates = Cut(scenes=len(scenes.scenes)), NearDuplicates()
+    shared = {scene.path.resolve() for scene in apart} & {scene.path.resolve() for scene in scenes.scenes}
     if shared:
         raise InputError(f"{len(shared)} images are in both splits, first {sorted(shared)[0].name}")
     for scene in scenes.scenes:
-        found.scenes += 1
         if min(scene.width, scene.height) < rules.size:
             found.left_out["scene smaller than a patch"] += 1
         else:
-            _cut_scene(scene, rules, others, value_range, duplicates, found)
-        if on_progress is not None:
-            on_progress(1)
+            _cut_scene(scene, rules, apart, value_range, duplicates, found)
+        on_progress(1)
     return found
 
 
 def _cut_scene(
     scene: AnnotatedScene,
     rules: PatchRules,
-    apart: list[AnnotatedScene],
+    apart: Sequence[AnnotatedScene],
     value_range: tuple[float, float] | None,
     duplicates: NearDuplicates,
     found: Cut,
@@ -242,9 +242,9 @@ def stack(patches: list[Patch], log: bool = False, value_range: tuple[float, flo
 def write_npz(path: Path, arrays: dict[str, Pixels], sources: dict[str, list[str]]) -> None:
     """Write the non-empty arrays, each with `NAME_source`: file, row and column of every patch."""
     named: dict[str, Any] = {}
-    for name, array in arrays.items():
-        if len(array):
-            named |= {name: array, f"{name}_source": np.array(sources[name])}
+    for name, stacked in arrays.items():
+        if len(stacked):
+            named |= {name: stacked, f"{name}_source": np.array(sources[name])}
     with replacing(path) as draft, open(draft, "wb") as handle:
         np.savez_compressed(handle, **named)
 
@@ -254,8 +254,8 @@ def write_folder(folder: Path, arrays: dict[str, Pixels], sources: dict[str, lis
     from PIL import Image
 
     check_free(folder, "sources.json", "patches")
-    for name, array in arrays.items():
-        for index, pixels in enumerate(array[..., 0]):
+    for name, stacked in arrays.items():
+        for index, pixels in enumerate(stacked[..., 0]):
             picture = pixels.dtype in (np.uint8, np.uint16)
             with (
                 replacing(folder / name / f"{index:06d}{'.png' if picture else '.npy'}") as draft,
@@ -275,10 +275,7 @@ _BITS = np.array([value.bit_count() for value in range(256)], dtype=np.uint8)
 
 
 def has_black_border(magnitude: Pixels, white: float) -> bool:
-    """Whether 95 % of an edge line or half of the patch is black, that is, at most 1 % of white.
-
-    Single black pixels are speckle and do not count.
-    """
+    """Whether 95 % of an edge line or half of the patch is at most 1 % of white; single black pixels are speckle."""
     black = magnitude <= BLACK * white
     edges = (black[0], black[-1], black[:, 0], black[:, -1])
     return bool(max(edge.mean() for edge in edges) >= EDGE_SHARE or black.mean() >= BLACK_SHARE)
@@ -302,17 +299,13 @@ class NearDuplicates:
     """
 
     def __init__(self) -> None:
-        self._hashes = np.empty(1024, dtype=np.uint64)
-        self._count = 0
+        self._hashes = array("Q")
 
     def is_new(self, magnitude: Pixels) -> bool:
         """Whether the patch differs from all new patches so far; if it does, it is added to them."""
-        found = np.uint64(difference_hash(magnitude))
-        differing = (self._hashes[: self._count] ^ found).view(np.uint8).reshape(-1, 8)
+        found = difference_hash(magnitude)
+        differing = (np.array(self._hashes, dtype=np.uint64) ^ np.uint64(found)).view(np.uint8).reshape(-1, 8)
         if (_BITS[differing].sum(axis=1) <= SAME_BITS).any():
             return False
-        if self._count == len(self._hashes):
-            self._hashes = np.concatenate([self._hashes, np.empty_like(self._hashes)])
-        self._hashes[self._count] = found
-        self._count += 1
+        self._hashes.append(found)
         return True
