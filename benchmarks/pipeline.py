@@ -39,8 +39,7 @@ from gepc.core.allocator import keep_freed_memory
 from gepc.images.formats import read_npz
 from gepc.images.sources import FileImages
 from gepc.runs.local import score_shards
-from gepc.runs.score_tables import merge, result_table
-from gepc.runs.shards import Identity, ScoreRun, open_run
+from gepc.runs.shards import Identity, ScoreRun, merge, open_run, result_table
 from gepc.verdicts.decision import DecisionRule
 
 LEVELS = (0.9979, 0.99)

@@ -21,8 +21,18 @@ from gepc.core.tables import unescape_cell
 from gepc.detector.detector import Result
 from gepc.detector.storage import detector_digest
 from gepc.images.sources import ArrayImages, FileImages
-from gepc.runs.score_tables import csv_table, format_of, merge, read_shard, result_table, write_shard
-from gepc.runs.shards import Identity, ScoreRun, list_digest, open_run
+from gepc.runs.shards import (
+    Identity,
+    ScoreRun,
+    csv_table,
+    format_of,
+    list_digest,
+    merge,
+    open_run,
+    read_shard,
+    result_table,
+    write_shard,
+)
 
 NAMES = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1)
 SCORES = st.floats(allow_nan=False, allow_infinity=False)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from gepc.images.sources import Images
     from gepc.runs.cluster import Cluster
     from gepc.runs.local import Labels
-    from gepc.runs.score_tables import Decide, TableSummary
-    from gepc.runs.shards import ScoreRun
+    from gepc.runs.shards import Decide, ScoreRun, TableSummary
     from gepc.verdicts.decision import DecisionRule
 
 
@@ -74,7 +73,7 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
-    from gepc.runs.score_tables import arrow, format_of
+    from gepc.runs.shards import arrow, format_of
     from gepc.verdicts.decision import DecisionRule
 
     cluster = compute.cluster()
@@ -229,7 +228,7 @@ def _score_on_cluster(
 
 
 def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> TableSummary:
-    from gepc.runs.score_tables import csv_table, merge, result_table
+    from gepc.runs.shards import csv_table, merge, result_table
 
     if out is not None:
         try:
