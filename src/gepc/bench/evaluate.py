@@ -199,13 +199,7 @@ def std_over_seeds(values: Sequence[float] | Array) -> float | None:
 class MethodBench(ABC):
     """The features of one method on every split, and the scores and metrics computed from them.
 
-    Attributes
-    ----------
-    name : the registered name of the method.
-    label : its name in tables.
-    preset : its preset, or None.
-    calibration : its calibrator.
-    scoring_extractor : the extractor of the features that scores need, and of no others.
+    `label` is its name in tables, `scoring_extractor` the extractor of the features that scores need, and of no others.
     """
 
     name: str
@@ -316,14 +310,14 @@ class GepcBench(MethodBench):
 
     def columns(self, name: str, split: str, seed: int, variant: Variant, timesteps: Sequence[int]) -> Array:
         """(N, levels, features) of one split under a variant."""
-        table = self.collection.tables[name, split, seed].at(timesteps).table
-        return np.stack([self._feature(feature, table[feature], variant) for feature in variant.features], axis=2)
-
-    def _feature(self, feature: str, values: Array, variant: Variant) -> Array:
-        if variant.elements is not None and feature in PER_ELEMENT:
-            names = self.extractor.group.names
-            values = values[:, :, [0, *(names.index(element) for element in variant.elements)]]
-        return self.extractor.reduce(feature, values)
+        table, names = self.collection.tables[name, split, seed].at(timesteps).table, self.extractor.group.names
+        found = []
+        for feature in variant.features:
+            values = table[feature]
+            if variant.elements is not None and feature in PER_ELEMENT:
+                values = values[:, :, [0, *(names.index(element) for element in variant.elements)]]
+            found.append(self.extractor.reduce(feature, values))
+        return np.stack(found, axis=2)
 
     def scores(self, name: str, seed: int, variant: Variant | None = None) -> Scores:
         """Fit a variant, by default `main`, on ID-train alone, then score ID-test and every OOD-test set."""

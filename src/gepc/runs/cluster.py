@@ -51,14 +51,7 @@ class DetectorPayload:
 
     @classmethod
     def of(cls, folder: Path, backbone: str | None, batch_size: int) -> DetectorPayload:
-        """Read a saved detector.
-
-        Parameters
-        ----------
-        folder : the saved detector.
-        backbone : replaces the place of its backbone, which is loaded with the same options in either case.
-        batch_size : images that an actor passes to the network at once.
-        """
+        """Read a saved detector; `backbone` replaces the place of its backbone, not the options of loading it."""
         description = read_json(folder / DESCRIPTION)
         stored = description["backbone"]
         stored["source"] = _absolute(backbone or stored["source"])
@@ -100,13 +93,6 @@ class ImageLocations:
         """Locations of `images`, which were opened from `source`."""
         return cls(images, None if isinstance(images, FileImages) else str(Path.cwd() / source))
 
-    def names(self, shard: Shard) -> list[str]:
-        """Absolute paths or URLs of the images of a shard; none for an array."""
-        if not isinstance(self.images, FileImages):
-            return []
-        names = self.images.between(shard.start, shard.stop).names
-        return [name if is_url(name) else str(Path(name).absolute()) for name in names]
-
     def shown(self, index: int, error: str) -> tuple[str, str]:
         """Name and error message as `gepc.runs.local` writes them: relative paths stay relative."""
         if not isinstance(self.images, FileImages):
@@ -115,10 +101,14 @@ class ImageLocations:
         return name, error.replace(str(Path(name).absolute()), name)
 
     def item(self, shard: Shard, labels: Labels | None) -> dict[str, Any]:
-        """What an actor receives for a shard."""
+        """What an actor receives for a shard: its range, absolute paths or URLs unless the array has the images."""
         groups = [] if labels is None else [str(label) for label in labels[shard.start : shard.stop]]
+        names: Sequence[str] = ()
+        if isinstance(self.images, FileImages):
+            names = self.images.between(shard.start, shard.stop).names
+        absolute = [name if is_url(name) else str(Path(name).absolute()) for name in names]
         place = {"shard": shard.number, "start": shard.start, "stop": shard.stop}
-        return {**place, "names": self.names(shard), "labels": groups}
+        return {**place, "names": absolute, "labels": groups}
 
 
 class ScoreActor:
@@ -136,7 +126,9 @@ class ScoreActor:
 
     def _rows(self, shard: int, start: int, stop: int, names: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         groups = np.asarray(labels, dtype=np.str_) if len(labels) else None
-        images = self._images(int(start), int(stop), names)
+        images: Images = FileImages([str(name) for name in names])
+        if self.array is not None:
+            images = Records([self.array[index] for index in range(int(start), int(stop))])
         results = score_part(self.detector, images, int(start), groups, READING_THREADS)
         return {
             "shard": np.full(len(results), shard),
@@ -145,11 +137,6 @@ class ScoreActor:
             "p_value": np.array([result.p_value for result in results]),
             "error": np.array([result.error or "" for result in results], dtype=object),
         }
-
-    def _images(self, start: int, stop: int, names: Sequence[str]) -> Images:
-        if self.array is not None:
-            return Records([self.array[index] for index in range(start, stop)])
-        return FileImages([str(name) for name in names])
 
 
 @dataclass(frozen=True)
@@ -229,27 +216,16 @@ def score_shards_on_cluster(
         while pending := run.pending():
             for shard in pending:
                 run.begin(shard)
-            computed = _computed(ray, pending, payload, locations, cluster, labels)
-            _write_computed(ray, run, len(pending), computed, on_progress)
-
-
-def _write_computed(
-    ray: Any,
-    run: ScoreRun,
-    pending: int,
-    computed: Iterator[tuple[Shard, list[Result]]],
-    on_progress: Callable[[int], None],
-) -> None:
-    """Write shards as they come back; return early if nodes are lost, so that the caller submits the rest again."""
-    try:
-        for shard, results in computed:
-            run.write(shard, results)
-            on_progress(len(shard))
-    except (ray.exceptions.RayError, ray.data.exceptions.ExecutionTimeoutError) as error:
-        if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == pending:
-            raise GepcError(
-                f"the cluster gave up: {reason_of(error)}. Finished shards are kept; run it again to continue"
-            ) from error
+            try:
+                for shard, results in _computed(ray, pending, payload, locations, cluster, labels):
+                    run.write(shard, results)
+                    on_progress(len(shard))
+            except (ray.exceptions.RayError, ray.data.exceptions.ExecutionTimeoutError) as error:
+                # if only nodes were lost, what is missing is submitted again
+                if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == len(pending):
+                    raise GepcError(
+                        f"the cluster gave up: {reason_of(error)}. Finished shards are kept; run it again to continue"
+                    ) from error
 
 
 def _computed(

@@ -66,16 +66,7 @@ def score_shards(
 
 
 def score_part(detector: Detector, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
-    """Results of one part of a list of images: what an actor of a cluster computes.
-
-    Parameters
-    ----------
-    detector : a fitted detector.
-    images : the images of the part.
-    start : index of the first of them in the list.
-    labels : the groups of the images of the part.
-    threads : threads that read images.
-    """
+    """Results of the images of one part of a list, which begins at `start`: what an actor of a cluster computes."""
     cuts = pieces(0, len(images), detector.batch_size)
     ranges = (ImageRange(start + first, image_range(images, first, last).images) for first, last in cuts)
     return [result for found in _scored(detector, ranges, labels, start, threads=threads) for result in found]
@@ -227,7 +218,6 @@ def _in_processes(parts: Iterable[ImageRange], reader: Reader, workers: int) -> 
         sampler=parts,
         num_workers=workers,
         prefetch_factor=AHEAD,
-        collate_fn=_unchanged,
         multiprocessing_context="spawn",
     )
     try:
@@ -239,7 +229,3 @@ def _in_processes(parts: Iterable[ImageRange], reader: Reader, workers: int) -> 
             "a process that reads images died, possibly for lack of memory; finished shards are kept: "
             "run it again with fewer workers"
         ) from error
-
-
-def _unchanged(chunk: Chunk) -> Chunk:
-    return chunk

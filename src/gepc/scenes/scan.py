@@ -116,14 +116,7 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class SceneReport:
-    """Results of a scan.
-
-    Parameters
-    ----------
-    out : the folder.
-    summary : content of `scene.json`.
-    resumed : tiles that an earlier, interrupted scan had finished.
-    """
+    """Results of a scan: the folder, the content of `scene.json`, and how many tiles an interrupted scan had finished."""
 
     out: Path
     summary: dict[str, Any]
@@ -235,8 +228,10 @@ def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanP
     map_format = settings.map_format
     if map_format == "auto":
         map_format = "npy" if importlib.util.find_spec("rasterio") is None else "tif"
+    file, bands = scene.path.stat(), [band + 1 for band in scene.bands]
+    same = {"bytes": file.st_size, "modified": file.st_mtime_ns, "changed": file.st_ctime_ns}
     identity = {
-        "scene": _scene_identity(scene),
+        "scene": {**same, "height": scene.height, "width": scene.width, "type": scene.dtype, "bands": bands},
         "detector": detector_digest(detector),
         "tile": list(tile),
         "stride": list(stride),
@@ -250,13 +245,6 @@ def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanP
     grid = Grid.over(scene.height, scene.width, tile, stride, str(scene.path))
     cost = detector.cost()
     return ScanPlan(grid, control, group, calibration, cost, with_map, map_format, settings.max_missing, identity)
-
-
-def _scene_identity(scene: Scene) -> dict[str, Any]:
-    file = scene.path.stat()
-    size = {"bytes": file.st_size, "modified": file.st_mtime_ns, "changed": file.st_ctime_ns}
-    size |= {"height": scene.height, "width": scene.width}
-    return {**size, "type": scene.dtype, "bands": [band + 1 for band in scene.bands]}
 
 
 def _tile(detector: Detector, settings: ScanOptions) -> Size:
