@@ -147,11 +147,7 @@ def collect_baselines(
 ) -> list[BaselineBench]:
     """Extract the features of every method on every split; the results come in the given order.
 
-    Parameters
-    ----------
-    baselines : the methods.
-    benchmark : the protocol, its network and its images.
-    on_progress : called with the number of network passes of every finished chunk.
+    `on_progress` is called with the number of network passes of every finished chunk.
     """
     found = {}
     for baseline in extraction_order(baselines):

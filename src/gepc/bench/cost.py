@@ -126,11 +126,7 @@ def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: S
 def trial_table(protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline]) -> ResultTable:
     """Run every method on two random images, which needs no data, and estimate the whole protocol from it.
 
-    Parameters
-    ----------
-    protocol : the benchmark; every split is taken to have as many images as requested.
-    backbone : the network.
-    baselines : methods to compare with.
+    Every split is taken to have as many images as requested.
     """
     shape = (TRIAL_IMAGES, backbone.channels, protocol.size, protocol.size)
     pixels = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)

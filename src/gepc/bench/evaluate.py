@@ -338,13 +338,9 @@ class GepcBench(MethodBench):
         return self._score_tests(name, scorer, timesteps, columns)
 
     def variant_aurocs(self, variant: Variant, symmetric: bool = False, only: str | None = None) -> dict[Pair, float]:
-        """AUROC of every pair, averaged over noise seeds.
+        """AUROC of every pair (or of those of the ID set `only`), averaged over noise seeds.
 
-        Parameters
-        ----------
-        variant : the detector.
-        symmetric : take max(a, 1 - a) of each AUROC a.
-        only : an ID set; only its pairs are computed.
+        With `symmetric`, max(a, 1 - a) of each AUROC a.
         """
         names = self.protocol.pairs if only is None else (only,)
         runs = [pair_aurocs({name: self.scores(name, seed, variant) for name in names}) for seed in self.protocol.seeds]

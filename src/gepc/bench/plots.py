@@ -27,13 +27,7 @@ DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
 
 def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[str, Picture]:
-    """Name of its files -> figure.
-
-    Parameters
-    ----------
-    bench : GEPC on every pair.
-    compared : GEPC and the baselines, if there are any.
-    """
+    """Name of its files -> figure; that of costs only if GEPC was compared with other methods."""
     label, pair = bench.protocol.label, bench.pairs[0]
     first, named = pair[0], label(*pair)
     found: dict[str, Picture] = {}

@@ -109,14 +109,7 @@ def _about_baseline(found: BaselineBench) -> dict[str, Any]:
 
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
-    """Write `results.md`, `results.json`, a CSV and a LaTeX file per table, the figures and `report.html`.
-
-    Parameters
-    ----------
-    result : the finished benchmark.
-    out : the folder to write to.
-    formats : the file formats of figures.
-    """
+    """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, the figures, and `report.html`."""
     from gepc.bench.plots import draw_all
 
     write_tables(out, "results", result.tables, result.about)

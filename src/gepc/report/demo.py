@@ -86,10 +86,9 @@ class Patches:
 
 @dataclass(frozen=True)
 class DemoData:
-    """All patches of a run.
+    """All patches of a run: `fit` from one part of the in-distribution photograph.
 
-    `fit` comes from one part of the in-distribution photograph. `calibration` and `held_out` are drawn at random from
-    another part, so that they are exchangeable, as the guarantee requires.
+    `calibration` and `held_out` are drawn at random from another part, so that they are exchangeable.
     """
 
     fit: Patches
@@ -312,13 +311,7 @@ THUMBNAIL = 128
 
 
 def render_demo(demo: Demo, command: str) -> str:
-    """The report as HTML.
-
-    Parameters
-    ----------
-    demo : the finished run.
-    command : the command that repeats it.
-    """
+    """The report as HTML, with the command that repeats the run."""
     import torch
 
     scale, backbone = demo.detector.map_limit(), demo.detector.backbone
@@ -366,20 +359,16 @@ def _table(demo: Demo) -> ResultTable:
 
 def _photographs(demo: Demo) -> Picture:
     shown = [scored.photograph for scored in demo.scored]
-    tiles = [_thumbnail(photograph, band=photograph is shown[0]) for photograph in shown]
+    tiles = [_thumbnail(photograph) for photograph in shown]
     alt = "The photographs: " + "; ".join(f"{one.name}, {one.shows}" for one in shown) + "."
     return Picture(figures.gallery(tiles, [one.name for one in shown], columns=3), alt)
 
 
-def _thumbnail(photograph: Photograph, band: bool) -> Any:
-    """The largest centred square, reduced; with `band` the unused rows of patches are dark."""
+def _thumbnail(photograph: Photograph) -> Any:
+    """The largest centred square, reduced."""
     from PIL import Image, ImageOps
 
-    pixels = load_photograph(photograph).copy()
-    if band:
-        rows = slice(FIT_ROWS.stop * SIDE, TEST_ROWS.start * SIDE)
-        pixels[rows] = pixels[rows] // 4
-    return np.asarray(ImageOps.fit(Image.fromarray(np.squeeze(pixels)), (THUMBNAIL, THUMBNAIL)))
+    return np.asarray(ImageOps.fit(Image.fromarray(np.squeeze(load_photograph(photograph))), (THUMBNAIL, THUMBNAIL)))
 
 
 def _score_figures(demo: Demo) -> list[Picture]:

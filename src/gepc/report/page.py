@@ -30,15 +30,7 @@ _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a page.
-
-    Parameters
-    ----------
-    figure : what to show.
-    alt : a description for those who cannot see it.
-    title : heading above it.
-    caption : text below it.
-    """
+    """A figure of a page, a description for those who cannot see it, a heading above it and text below it."""
 
     figure: Figure
     alt: str
@@ -65,13 +57,7 @@ def environment(folder: Path = FOLDER) -> Environment:
 
 
 def render(template: Path, **context: Any) -> str:
-    """Render a page.
-
-    Parameters
-    ----------
-    template : a file that extends `page.html`.
-    context : the variables of the template.
-    """
+    """Render a page: a template that extends `page.html`, with the variables of `context`."""
     html = environment(template.parent).get_template(template.name).render(context)
     return html if html.endswith("\n") else html + "\n"
 
@@ -92,13 +78,9 @@ def _safe(html: str) -> Markup:
 
 
 def inline_svg(figure: Figure, prefix: str, alt: str) -> str:
-    """A figure as an `<svg>` element in the page's fonts and colours.
+    """A figure as an `<svg>` element with the description `alt`, in the page's fonts and colours; text remains text.
 
-    Parameters
-    ----------
-    figure : what to show. Colours of the palette become CSS variables (`--ink`); text remains text.
-    prefix : every id begins with it, so that a page can hold several figures.
-    alt : the description of the element.
+    Colours of the palette become CSS variables (`--ink`); ids begin with `prefix`, for pages with several figures.
     """
     text = _element(_as_svg(figure, prefix))
     for name, colour in LIGHT.items():

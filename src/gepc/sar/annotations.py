@@ -63,15 +63,9 @@ class Box:
 
 @dataclass(frozen=True)
 class AnnotatedScene:
-    """One image file and the boxes of the ships in it.
+    """One image file, its size according to the annotation, and the boxes of the ships in it.
 
-    Parameters
-    ----------
-    path : the image file.
-    width : columns, according to the annotation.
-    height : rows, according to the annotation.
-    ships : the boxes of its ships.
-    place : (panorama, left, top) if the file is a known crop of a larger image.
+    `place` is (panorama, left, top) if the file is a known crop of a larger image.
     """
 
     path: Path

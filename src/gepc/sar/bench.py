@@ -176,14 +176,7 @@ def gather(
 def score_patches(
     detector: Detector, patches: Sequence[Patch], on_progress: OnProgress = lambda _: None
 ) -> tuple[Array, Map]:
-    """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from.
-
-    Parameters
-    ----------
-    detector : a fitted detector.
-    patches : the patches.
-    on_progress : called with the number of patches of every finished chunk.
-    """
+    """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from."""
     scores, maps = [], []
     window = getattr(detector.extractor, "window", 1)
     for chunk in chunks(PatchImages(patches), detector.preprocessing_, detector.batch_size, OnBadImage.NONE):
@@ -198,15 +191,7 @@ def score_patches(
 def measure(
     protocol: SarProtocol, sets: PatchSets, backbone: Backbone, on_progress: OnProgress = lambda _: None
 ) -> ResultTable:
-    """Fit every method on clutter, and measure how well it detects and locates ships.
-
-    Parameters
-    ----------
-    protocol : the protocol.
-    sets : its patches.
-    backbone : the network that predicts noise.
-    on_progress : called with the number of patches of every finished chunk.
-    """
+    """Fit every method on clutter, and measure how well it detects and locates ships; progress is told in patches."""
     backbone.check_size(protocol.rules.size, protocol.rules.size, what="patches")
     rows: list[tuple[Cell, ...]] = []
     for method in protocol.methods:

@@ -219,13 +219,9 @@ def sample(patches: Sequence[Patch], limit: int | None, seed: int = 0) -> list[P
 
 
 def stack(patches: list[Patch], log: bool = False, value_range: tuple[float, float] | None = None) -> Pixels:
-    """Patches as one (N, H, W, 1) array.
+    """Patches as one (N, H, W, 1) array, in the type of their pixels or, with `log`, as 16-bit log-magnitude.
 
-    Parameters
-    ----------
-    patches : the patches to read.
-    log : store the fixed-scale log-magnitude as 16-bit integers instead of the pixels in their own type.
-    value_range : magnitudes of black and white, needed by `log` for float and complex pixels.
+    `value_range` has the magnitudes of black and white, which `log` needs for float and complex pixels.
     """
     found = []
     for record in PatchImages(patches):

@@ -6,7 +6,6 @@
     report.regions, report.guarantee
 
 Data flow: reading (windows) -> tiling (tiles, no-data) -> scoring (detector, map) -> flags and regions -> writing.
-PNG, JPEG and `.npy` need no other package; TIFF and GeoTIFF need the extra `gepc[scenes]`.
 """
 
 from __future__ import annotations

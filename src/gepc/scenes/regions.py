@@ -24,12 +24,7 @@ COLUMNS = (
 class TileRegion(Region):
     """Connected flagged tiles.
 
-    Parameters
-    ----------
-    tiles : number of tiles.
-    peak : largest value of the map, None if the method has no maps.
-    peak_place : (line, column) of that value.
-    hot : box around the pixels where the map exceeds the common scale, if there are any.
+    `peak` is the largest value of the map, at `peak_place`, and `hot` the box around the pixels above the common scale.
     """
 
     tiles: int = 1

@@ -116,7 +116,7 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class SceneReport:
-    """Results of a scan: the folder, the content of `scene.json`, and how many tiles an interrupted scan had finished."""
+    """The folder of a scan, the content of its `scene.json`, and how many tiles an interrupted scan had finished."""
 
     out: Path
     summary: dict[str, Any]
@@ -141,15 +141,7 @@ class SceneReport:
 def plan_scan(
     detector: Detector, path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any
 ) -> ScanPlan:
-    """What `scan` with the same arguments would do.
-
-    Parameters
-    ----------
-    detector : a fitted detector.
-    path : the scene.
-    out : folder of an interrupted scan, to count the tiles that are finished.
-    options : those of `ScanOptions`.
-    """
+    """What `scan` with the same arguments would do; `out`, if given, is asked for the tiles that are finished."""
     settings = build(ScanOptions, options, "scan")
     with _opened(detector, path, settings) as scene:
         plan = _make_plan(detector, scene, settings)

@@ -40,15 +40,9 @@ class Tile:
 
 @dataclass(frozen=True)
 class Grid:
-    """The tiles of a scene, which cover every pixel.
+    """Tiles of (height, width) pixels that cover every pixel of a scene of height x width.
 
-    Parameters
-    ----------
-    height : lines of the scene.
-    width : columns of the scene.
-    tile : (height, width) of a tile.
-    tops : first lines of the rows of tiles.
-    lefts : first columns of the columns of tiles.
+    `tops` are the first lines of the rows of tiles, `lefts` the first columns of the columns of tiles.
     """
 
     height: int

@@ -156,7 +156,8 @@ def write_overview(
     factor = -(-max(scene.height, scene.width) // (LONGEST - FOOTER))
     picture = _shown(shrink(scene.read_around_damage, scene.height, scene.width, factor), scene.dtype)
     if field is not None and scale is not None:
-        picture = _heated(picture, field, scale, factor)
+        means = shrink(lambda *window: _valid_part(field, *window), *field.shape, factor)[..., 0]
+        picture = np.asarray(overlay(picture, np.nan_to_num(means).astype(np.float32), scale or 1.0))
     enlarge = max(1, SMALL // max(picture.shape[:2]))
     pixels = np.rint(picture.clip(0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, 0).repeat(enlarge, 1)
     _draw(path, pixels, enlarge / factor, regions, scale if field is not None else None, caption)
@@ -197,14 +198,9 @@ def _shown(values: Picture, dtype: str) -> Picture:
     return picture
 
 
-def _heated(picture: Picture, field: MapFile, scale: float, factor: int) -> Picture:
-    def read(top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
-        part = field[top : top + height, left : left + width]
-        return part, ~np.isnan(part)
-
-    means = shrink(read, *field.shape, factor)[..., 0]
-    heated = overlay(picture, np.nan_to_num(means, nan=0.0).astype(np.float32), scale or 1.0)
-    return np.asarray(heated, dtype=np.float64)
+def _valid_part(field: MapFile, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+    part = field[top : top + height, left : left + width]
+    return part, ~np.isnan(part)
 
 
 def _draw(
