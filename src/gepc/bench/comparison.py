@@ -93,16 +93,13 @@ def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
 def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, ...], passes: str) -> list[Row]:
     per_set = name in published.OTHER_BACKBONE or "ID-trained" in name
     source = "published, a model for each ID set" if per_set else "published"
-    found = published_rows(protocol, (name, source, None, None, None), values)
-    return [_with_worst(protocol, row, passes) for row in found]
-
-
-def _with_worst(protocol: Protocol, row: Row, passes: str) -> Row:
-    values = row[len(HEAD) : -1]
-    known = [value for value in values if isinstance(value, float)]
-    worst = min(known) if len(known) == len(values) else None
-    where = None if worst is None else protocol.pair_labels[values.index(worst)]
-    return (*row, None, worst, where, None, passes, None)
+    rows: list[Row] = []
+    for row in published_rows(protocol, (name, source, None, None, None), values):
+        found = row[len(HEAD) : -1]
+        worst = None if None in found else min(value for value in found if isinstance(value, float))
+        where = None if worst is None else protocol.pair_labels[found.index(worst)]
+        rows.append((*row, None, worst, where, None, passes, None))
+    return rows
 
 
 def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultTable:

@@ -37,8 +37,10 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[
     alt, variants = "AUROC of each feature, as bars", feature_variants(bench).items()
     features = bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})
     found["features"] = Picture(features, alt, f"Single features, {named}")
-    alt, title = "AUROC of each transform, as bars", f"Each transform, {named}"
-    found["transforms"] = Picture(transform_bars(bench, pair), alt, title)
+    alt, elements = "AUROC of each transform, as bars", [name for name in bench.extractor.group.names if name != "id"]
+    alone = {name: kept_raw(bench, (name,), only=first)[pair] for name in elements}
+    transforms = bars(alone, kept_raw(bench, None, only=first)[pair])
+    found["transforms"] = Picture(transforms, alt, f"Each transform, {named}")
     for name in bench.protocol.pairs:
         title = f"AUROC against t, ID {label(name)}"
         found[f"timesteps-{name}"] = Picture(timestep_curve(bench, name), "AUROC against the timestep", title)
@@ -72,26 +74,19 @@ def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
     return found
 
 
-def bars(values: Mapping[str, float], mean: float | None = None, mean_name: str = "") -> Figure:
-    """AUROC bars, with a dotted line for chance and a dashed one for a mean."""
+def bars(values: Mapping[str, float], mean: float | None = None) -> Figure:
+    """AUROC bars, with a dotted line for chance and a dashed one for the mean over the group."""
     with drawing(PANEL) as figure:
         axes = figure.add_subplot()
         places = np.arange(len(values))
         axes.bar(places, list(values.values()), width=0.7, color=LIGHT["inside"])
         axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
         if mean is not None:
-            axes.axhline(mean, color=LIGHT["outside"], linewidth=1.2, linestyle=DASHED, label=mean_name)
+            axes.axhline(mean, color=LIGHT["outside"], linewidth=1.2, linestyle=DASHED, label="mean over g")
             figure.legend(loc="outside upper center")
         axes.set_xticks(places, list(values), rotation=30, ha="right", fontsize=8)
         axes.set(ylim=(0.0, 1.0), ylabel="AUROC")
     return figure
-
-
-def transform_bars(bench: GepcBench, pair: Pair) -> Figure:
-    """The raw gap of each transform alone, sign-invariant, with the mean over the group as a line."""
-    names = [name for name in bench.extractor.group.names if name != "id"]
-    values = {name: kept_raw(bench, (name,), only=pair[0])[pair] for name in names}
-    return bars(values, kept_raw(bench, None, only=pair[0])[pair], "mean over g")
 
 
 def timestep_curve(bench: GepcBench, name: str) -> Figure:

@@ -91,21 +91,19 @@ def run(
         "passes_one": passes_needed(protocol, backbone, collection.sizes),
         "skipped": collection.skipped,
         "protocol": protocol.as_dict(),
-        "methods": [_about_baseline(one) for one in found],
+        "methods": [
+            {
+                "method": one.name,
+                "label": one.label,
+                "preset": one.preset,
+                "options": plain_options(one.baseline.extractor.options()),
+                "images": dict(zip(("train", "test"), one.collection.images, strict=True)),
+                "passes": one.collection.passes,
+            }
+            for one in found
+        ],
     }
     return BenchmarkResult(bench, found, compared, tables, about)
-
-
-def _about_baseline(found: BaselineBench) -> dict[str, Any]:
-    """Everything that a method's row depends on."""
-    return {
-        "method": found.name,
-        "label": found.label,
-        "preset": found.preset,
-        "options": plain_options(found.baseline.extractor.options()),
-        "images": dict(zip(("train", "test"), found.collection.images, strict=True)),
-        "passes": found.collection.passes,
-    }
 
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
 LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the overview
+BLOCK = 256  # pixels of a block of the TIFF
 WINDOW_PIXELS = 1 << 20
 NO_DATA = 0.35
 
@@ -123,25 +124,24 @@ class SceneWriter:
         }
 
 
-def write_tiff(path: Path, field: MapFile, place: Georeference | None, side: int = 256) -> None:
-    """Write a map as a TIFF in blocks of `side` pixels, BigTIFF if needed, with NaN as the no-data value."""
+def write_tiff(path: Path, field: MapFile, place: Georeference | None) -> None:
+    """Write a map as a tiled TIFF, BigTIFF if needed, with NaN as the no-data value."""
     import rasterio
     from rasterio.errors import NotGeoreferencedWarning
     from rasterio.transform import Affine
     from rasterio.windows import Window
 
     height, width = field.shape
-    layout = {"driver": "GTiff", "tiled": True, "blockxsize": side, "blockysize": side, "BIGTIFF": "IF_SAFER"}
+    layout = {"driver": "GTiff", "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "BIGTIFF": "IF_SAFER"}
     where = {} if place is None else {"transform": Affine(*place.transform), "crs": place.crs}
-    across = 64 * side
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         with rasterio.open(
             path, "w", width=width, height=height, count=1, dtype="float32", nodata=np.nan, **layout, **where
         ) as file:
-            for top in range(0, height, side):
-                for left in range(0, width, across):
-                    part = field[top : top + side, left : left + across]
+            for top in range(0, height, BLOCK):
+                for left in range(0, width, 64 * BLOCK):
+                    part = field[top : top + BLOCK, left : left + 64 * BLOCK]
                     file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
 
 
