@@ -107,15 +107,8 @@ def compare(
 ) -> list[Trial]:
     """Try every candidate; the best average AUROC comes first.
 
-    Parameters
-    ----------
-    backbone : the network.
-    images : normal images.
-    candidates : the detectors.
-    count : how many of the images to use, at most, drawn with `seed`.
-    size : side of the images that the network sees; defaults to the backbone's.
-    seed : of the draw, of the noise and of the outliers.
-    on_progress : called with the number of finished candidates, one by one.
+    At most `count` of the images, drawn with `seed`, are used. `size` is the side of the images that the network sees,
+    by default the backbone's. `on_progress` is called with the number of finished candidates, one by one.
     """
     opened = open_images(images)
     chosen = np.random.default_rng(seed).permutation(len(opened))[:count]

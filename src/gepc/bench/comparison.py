@@ -169,14 +169,10 @@ def _paired_row(leader: MethodBench, other: MethodBench) -> Row:
 def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tuple[float, float | None]:
     """By how much the average AUROC of one detector exceeds that of another, and the one-sided p-value.
 
-    The average over pairs and seeds is a U-statistic in the images of each set. DeLong's variance is the sum over the
-    sets of the variance of each image's contribution to the difference, over all pairs that the set is in. The p-value
-    is None if the variance is 0, as between a detector and itself.
-
-    Parameters
-    ----------
-    first : the scores of one detector, for every noise seed.
-    second : those of the other, on the same images.
+    Both have scores of the same images for every noise seed. The average over pairs and seeds is a U-statistic in the
+    images of each set. DeLong's variance is the sum over the sets of the variance of each image's contribution to the
+    difference, over all pairs that the set is in. The p-value is None if the variance is 0, as between a detector and
+    itself.
     """
     from scipy.stats import norm
 

@@ -97,16 +97,9 @@ class MeasuredCost:
 
 
 def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> MeasuredCost:
-    """Run a method on a batch and read the counters and the clock.
+    """Run a method on a batch at some timesteps, and read the counters and the clock.
 
     Bare passes are timed before and after. On a CPU the clock is processor time, which other programs do not disturb.
-
-    Parameters
-    ----------
-    backbone : the network.
-    extractor : the method.
-    batch : the images.
-    timesteps : where the method evaluates them.
     """
     clock = time.process_time if backbone.device.type == "cpu" else time.perf_counter
     estimated = extractor.cost(backbone, batch.size, len(timesteps))

@@ -84,11 +84,9 @@ class Benchmark:
     ) -> Collection:
         """Extract the features of one method on every split, with every noise seed.
 
-        Parameters
-        ----------
-        extractor : the method, at its own timesteps; by default the protocol's GEPC, at the timesteps of each split.
-        limits : the largest number of images of each split; by default all of them.
-        on_progress : called with the number of network passes of every finished chunk.
+        The method has its own timesteps; the protocol's GEPC, by default, those of each split. `limits` is the largest
+        number of images of each split. `on_progress` is called with the number of network passes of every finished
+        chunk.
         """
         protocol, backbone, cache = self.protocol, self.backbone, self.cache
         before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
@@ -267,16 +265,9 @@ class MethodBench(ABC):
 
 @dataclass(frozen=True)
 class Variant:
-    """One detector that can be computed from the features of GEPC.
+    """One detector that can be computed from the features of GEPC, which are fused by their mean.
 
-    Parameters
-    ----------
-    features : names of its features, fused by their mean.
-    keep : how many levels to keep; None keeps all.
-    weights : the weights of the kept levels.
-    calibration : the calibrator.
-    elements : the transforms; None is all of them.
-    timesteps : the candidate timesteps; None is those of the ID set.
+    `keep`, `elements` and `timesteps` are None for all levels, all transforms, and the candidates of the ID set.
     """
 
     features: tuple[str, ...] = ("s",)

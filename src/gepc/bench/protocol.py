@@ -221,7 +221,13 @@ def builtin_protocols() -> dict[str, Path]:
 
 
 def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> Protocol:
-    """Read a YAML file, or a protocol of the package by its name, with `overrides` in place of some of its values."""
+    """Read a protocol.
+
+    Parameters
+    ----------
+    config : a YAML file, or the name of a protocol that ships with the package.
+    overrides : values that replace those of the file.
+    """
     return build(Protocol, _values(config, overrides), "protocol")
 
 

@@ -120,14 +120,7 @@ def load_data(amounts: Amounts = FULL) -> DemoData:
 
 
 def draw(photograph: Photograph, counts: Sequence[int], rows: slice = slice(None)) -> list[Patches]:
-    """Draw sets of patches at random, without replacement, from a grid without overlap.
-
-    Parameters
-    ----------
-    photograph : where the patches come from.
-    counts : the number of patches of each set.
-    rows : the rows of the grid to draw from.
-    """
+    """Draw sets of `counts` patches at random, without replacement, from some rows of a grid without overlap."""
     pixels = load_photograph(photograph)
     grid = np.arange(pixels.shape[0] // SIDE)[rows]
     corners = SIDE * np.array([(row, column) for row in grid for column in range(pixels.shape[1] // SIDE)])
@@ -239,14 +232,8 @@ class Demo:
 def expected_alarms(alpha: float, calibration: int, count: int) -> tuple[int, int]:
     """The range that holds the number of false alarms among `count` new patches with probability 0.9 or more.
 
-    For exchangeable patches and scores without ties, with k = floor(alpha (n + 1)), the number follows
-    BetaBinomial(count, k, n + 1 - k); these are its 5 % and 95 % quantiles.
-
-    Parameters
-    ----------
-    alpha : the false-alarm rate.
-    calibration : the number n of calibration patches.
-    count : the number of new patches.
+    For exchangeable patches and scores without ties, n calibration patches and k = floor(alpha (n + 1)), the number
+    follows BetaBinomial(count, k, n + 1 - k); these are its 5 % and 95 % quantiles.
     """
     from scipy.stats import betabinom
 
@@ -268,14 +255,7 @@ def passes_needed(detector: Detector, data: DemoData) -> int:
 
 
 def run(detector: Detector, data: DemoData, on_passes: OnPasses = lambda _: None) -> Demo:
-    """Fit, score and map.
-
-    Parameters
-    ----------
-    detector : an unfitted detector.
-    data : the patches.
-    on_passes : called with the number of network passes of every step.
-    """
+    """Fit, score and map; `on_passes` is called with the number of network passes of every step."""
     begun, before = time.perf_counter(), detector.backbone.forward_count
     costs = iter([detector.fit_cost().forward] * len(data.fit) + [detector.cost().forward] * len(data.calibration))
     detector.fit(

@@ -203,14 +203,8 @@ def score_shards_on_cluster(
 ) -> None:
     """Score the pending shards of a run and write each as it comes back, until none is pending.
 
-    Parameters
-    ----------
-    run : where the shards are written.
-    payload : the detector.
-    locations : where the actors find the images.
-    cluster : where the actors run.
-    labels : the group of each image, for a detector fitted with groups.
-    on_progress : called with numbers of images.
+    `labels` has the group of each image, for a detector fitted with groups; `on_progress` is called with numbers of
+    images.
     """
     with cluster.joined() as ray:
         while pending := run.pending():

@@ -69,19 +69,10 @@ class Identity:
 
 
 class ScoreRun:
-    """The shards of a scoring run; `open_run` starts or resumes one.
+    """The shards of a scoring run of `count` images; `open_run` starts or resumes one.
 
-    Parameters
-    ----------
-    folder : where the shards are.
-    count : number of images.
-    shard_size : images in a shard.
-    kind : file format of the shards, `csv` or `parquet`.
-    names : paths or URLs of the images; none for images that are not files.
-
-    Attributes
-    ----------
-    outdated : number of shards that were removed because their files have changed.
+    `kind` is the file format of the shards, `csv` or `parquet`. `names` are the paths or URLs of the images; none for
+    images that are not files. `outdated` is the number of shards that were removed because their files have changed.
     """
 
     def __init__(self, folder: Path, count: int, shard_size: int, kind: str, names: Sequence[str] = ()) -> None:

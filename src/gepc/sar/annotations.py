@@ -123,14 +123,10 @@ def open_scenes(
     layout: str | None = None,
     boxes: str | os.PathLike[str] | None = None,
 ) -> SceneSet:
-    """Read the annotations of one split.
+    """Read the annotations of one split, `train` or `test`.
 
-    Parameters
-    ----------
-    root : folder of the data set.
-    split : `train` or `test`. Only HRSID is divided; all images of other layouts are test images.
-    layout : `hrsid`, `ssdd` or `folder`; None detects it.
-    boxes : for a plain folder, a CSV file with the boxes in place of its `boxes.csv`.
+    Only HRSID is divided; all images of other layouts are test images. `layout` is `hrsid`, `ssdd` or `folder`, or None
+    to detect it. For a plain folder, `boxes` is a CSV file with the boxes in place of its `boxes.csv`.
     """
     place = Path(root)
     check_choice("split", split, SPLITS)
@@ -150,12 +146,8 @@ def open_scenes(
 def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, SceneSet]:
     """Divide a split into (the rest, held out).
 
-    Parameters
-    ----------
-    scenes : the split.
-    share : approximate fraction to hold out. A hash of each name decides, so adding images moves no other image.
-        Crops of one panorama, which may overlap, stay together.
-    seed : changes the hash.
+    A hash of each name and of `seed` decides, so that about `share` of the images are held out, and adding images moves
+    no other image. Crops of one panorama, which may overlap, stay together.
     """
     if not 0.0 < share < 1.0:
         raise OptionError(f"share must be between 0 and 1, got {share}")

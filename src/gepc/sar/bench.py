@@ -133,15 +133,11 @@ class PatchSets:
 def gather(
     protocol: SarProtocol, data: Path, others: Sequence[Path], on_progress: OnProgress = lambda _: None
 ) -> PatchSets:
-    """Cut and sample the patches of a protocol.
+    """Cut and sample the patches of a protocol; `on_progress` is called with 1 after each scene.
 
-    Parameters
-    ----------
-    protocol : the protocol.
-    data : folder of the data set that clutter is taken from. Detectors are fitted on training images of HRSID held out
-        from the backbone and tested on its test images; any other data set is divided by image.
-    others : folders of further data sets with ships; `data` may then be clutter alone.
-    on_progress : called with 1 after each scene.
+    Clutter comes from the folder `data`. Detectors are fitted on training images of HRSID held out from the backbone
+    and tested on its test images; any other data set is divided by image. If `others`, folders of further data sets,
+    have ships, `data` may be clutter alone.
     """
     if detect_layout(data) == "hrsid":
         train, test = open_scenes(data, "train"), open_scenes(data, "test")

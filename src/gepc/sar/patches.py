@@ -146,13 +146,8 @@ def cut(
 ) -> Cut:
     """Cut every scene into patches and classify them. Depends on the files, their annotations and the rules only.
 
-    Parameters
-    ----------
-    scenes : the scenes to cut.
-    rules : how to cut them.
-    apart : scenes of another split; patches that show their ground are excluded.
-    value_range : magnitudes of black and white; None takes white from the pixel type, or the largest magnitude.
-    on_progress : called with 1 after each scene.
+    Patches that show the ground of the scenes `apart`, those of another split, are excluded. `value_range` has the
+    magnitudes of black and white; None takes white from the pixel type, or the largest magnitude.
     """
     found, duplicates = Cut(scenes=len(scenes.scenes)), NearDuplicates()
     shared = {scene.path.resolve() for scene in apart} & {scene.path.resolve() for scene in scenes.scenes}

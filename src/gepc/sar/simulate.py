@@ -132,13 +132,7 @@ def simulate(
 ) -> tuple[Array, list[Box]]:
     """Simulate one scene: its amplitude sqrt(I), where white is 1 (ships may exceed it), and the box of each hull.
 
-    Parameters
-    ----------
-    rows : height in pixels.
-    columns : width in pixels.
-    sea : statistics of the clutter.
-    targets : the ships.
-    seed : seed of texture, speckle and scatterers.
+    The seed is that of texture, speckle and scatterers.
     """
     rng = np.random.default_rng(seed)
     reflectivity = np.ones((rows, columns))
@@ -197,17 +191,9 @@ def gamma_quantile(normal: Array, nu: float) -> Array:
 def write_simulation(
     folder: Path, sea: Sea, count: int, size: int, ships: int, seed: int, on_progress: Callable[[int], None]
 ) -> int:
-    """Write scenes as 8-bit amplitude images, and finally `boxes.csv`; returns the number of boxes.
+    """Write `count` square scenes as 8-bit amplitude images, and finally `boxes.csv`; returns the number of boxes.
 
-    Parameters
-    ----------
-    folder : a new or empty folder.
-    sea : statistics of the clutter.
-    count : number of scenes.
-    size : side of a scene in pixels.
-    ships : number of ships in each scene.
-    seed : scene k of a seed is always the same.
-    on_progress : called with 1 after each scene.
+    `ships` is the number of ships in each scene. Scene k of a seed is always the same.
     """
     from PIL import Image
 

@@ -47,17 +47,8 @@ class Scene(ABC):
     """An image that is read window by window.
 
     A pixel is missing where a used band is NaN or infinite, where all used bands hold the no-data value, or where the
-    file's own mask or transparency marks it.
-
-    Attributes
-    ----------
-    path : the file.
-    height : lines.
-    width : columns.
-    dtype : type of the pixels in the file.
-    bands : positions, from 0, of the bands that are used.
-    nodata : value of missing pixels, in addition to what the file declares.
-    place : map coordinates, if the file has any.
+    file's own mask or transparency marks it. `bands` are the positions, from 0, of the bands that are used, `nodata` a
+    value in addition to what the file declares, and `place` the map coordinates, if the file has any.
     """
 
     path: Path
@@ -242,12 +233,9 @@ def open_scene(
 ) -> Scene:
     """Open a scene.
 
-    Parameters
-    ----------
-    path : the file.
-    bands : the bands to use, counted from 1; all by default, which must be 1, 3 or `channels`.
-    nodata : value of missing pixels, in addition to what the file declares.
-    channels : channels of the backbone. With one channel, 3 bands become grey, as for any image.
+    `bands` are counted from 1; by default all, which must be 1, 3 or `channels`, those of the backbone. With one
+    channel, 3 bands become grey, as for any image. `nodata` is a value of missing pixels, in addition to what the file
+    declares.
     """
     path = Path(path)
     if not path.is_file():

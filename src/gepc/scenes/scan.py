@@ -141,7 +141,15 @@ class SceneReport:
 def plan_scan(
     detector: Detector, path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any
 ) -> ScanPlan:
-    """What `scan` with the same arguments would do; `out`, if given, is asked for the tiles that are finished."""
+    """What `scan` with the same arguments would do.
+
+    Parameters
+    ----------
+    detector : a fitted detector.
+    path : the scene.
+    out : folder of an interrupted scan, to count the tiles that are finished.
+    options : those of `ScanOptions`.
+    """
     settings = build(ScanOptions, options, "scan")
     with _opened(detector, path, settings) as scene:
         plan = _make_plan(detector, scene, settings)

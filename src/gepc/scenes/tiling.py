@@ -117,16 +117,8 @@ def fill(pixels: Pixels, valid: Valid) -> Pixels:
 class TileImages(Images):
     """Tiles as images for the detector; a tile that is left out or cannot be read is a record with an error.
 
-    Parameters
-    ----------
-    tiles : the tiles.
-    cut : returns the pixels of a tile and where they are valid.
-    max_missing : tiles with a larger share of missing pixels are left out.
-
-    Attributes
-    ----------
-    missing : share of missing pixels of each tile, known once the tile has been read.
-    left_out : whether each tile is left out for missing pixels, known at the same time.
+    `cut` returns the pixels of a tile and where they are valid; tiles with a larger share of missing pixels than
+    `max_missing` are left out. `missing` and `left_out` are known once a tile has been read.
     """
 
     def __init__(self, tiles: list[Tile], cut: Callable[[Tile], tuple[Pixels, Valid]], max_missing: float) -> None:
