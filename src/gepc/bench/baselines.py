@@ -62,10 +62,8 @@ class Baseline:
 def method_names(text: str) -> list[str]:
     """Names of methods to compare with GEPC, which is always included and not returned.
 
-    Parameters
-    ----------
-    text : comma-separated `all`, `training-free`, `method` and `method:preset`. `training-free` excludes methods whose
-        originals need a model for each ID set. Of a method without a preset `light`, all presets are taken.
+    `text` has `all`, `training-free`, `method` and `method:preset`, separated by commas. `training-free` excludes
+    methods whose originals need a model for each ID set. Of a method without a preset `light`, all presets are taken.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:

@@ -1,9 +1,7 @@
 """Which detector to take, from normal images alone: candidates are compared on synthetic outliers of several kinds.
 
-One half of the images is fitted on. The other half is scored, and so are its synthetic outliers
-(`gepc.images.synthetic`): the AUROC between the two says what a candidate notices, kind by kind. The stability is the
-rank correlation of the scores of normal images under two noise seeds. Synthetic outliers are no substitute for real
-ones, so the default detector is recommended unless another one is clearly better.
+One half of the images is fitted on; the other half is scored, and so are its synthetic outliers. They are no substitute
+for real ones, so the default detector is recommended unless another one is clearly better.
 """
 
 from __future__ import annotations

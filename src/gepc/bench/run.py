@@ -144,10 +144,18 @@ def table_sections(tables: Sequence[ResultTable]) -> dict[str, list[ResultTable]
 def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
     protocol = bench.protocol
     sets = ", ".join(f"{protocol.label(name)} ({found.dataset})" for name, found in protocol.datasets.items())
+    images = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
+    fewer = [
+        f"{protocol.label(name)} {split}: {count}"
+        for (name, split), count in bench.collection.sizes.items()
+        if count < protocol.images(split)
+    ]
+    if fewer:
+        images += f"; fewer of {', '.join(fewer)}"
     facts = [
         ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
         ("data sets", sets),
-        ("images", _images(bench)),
+        ("images", images),
         ("noise seeds", ", ".join(map(str, protocol.seeds))),
         ("detector", f"top-k {protocol.topk:g}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
         ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
@@ -159,15 +167,3 @@ def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
         names = ", ".join(one["label"] for one in compared)
         facts.append(("compared methods", f"{names}; {passes:,} passes in this run"))
     return facts
-
-
-def _images(bench: GepcBench) -> str:
-    """How many images of each split were evaluated, which may be fewer than requested."""
-    protocol = bench.protocol
-    fewer = [
-        f"{protocol.label(name)} {split}: {count}"
-        for (name, split), count in bench.collection.sizes.items()
-        if count < protocol.images(split)
-    ]
-    text = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
-    return f"{text}; fewer of {', '.join(fewer)}" if fewer else text

@@ -1,8 +1,7 @@
 """Scoring and feature extraction on a Ray cluster, by actors that load the detector or the backbone once.
 
-For scoring, only names are sent and only rows come back: actors read the images themselves, from a folder that every
-node can read or from a URL. The process that started the run writes the shards, as in `gepc.runs.local`. If a node
-dies, the shards it was working on are computed elsewhere.
+For scoring, only names are sent and only rows come back. The process that started the run writes the shards; those of a
+node that dies are computed elsewhere.
 """
 
 from __future__ import annotations

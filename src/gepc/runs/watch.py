@@ -1,8 +1,7 @@
 """Score files as they appear in a folder: each file once, each file one row, also across crashes.
 
-The CSV file is the only state. Rows are flushed to the disk one by one; at the start, a row that was cut short by a
-crash is removed and the monitor's state is recomputed from the rows. So no file is lost and none is scored twice. A
-file that has changed since is scored again. Files are decoded in a process of their own.
+The CSV file is the only state: at the start, a row that was cut short is removed and the monitor's state is recomputed
+from the rows. A file that has changed since is scored again. Files are decoded in a process of their own.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_ca
 
 @dataclass(frozen=True)
 class WatchedFile:
-    """One file of the stream: the detector's result, the monitor's verdict where it could be scored, and its stamp.
-
-    The stamp is that of `gepc.images.sources.file_stamp` before the file was read.
-    """
+    """The result for one file, the verdict of the monitor if it could be scored, and its stamp before it was read."""
 
     result: Result
     verdict: Verdict | None
@@ -47,16 +43,11 @@ class WatchedFile:
 
 
 class Watch:
-    """A watched folder.
+    """A watched folder, with its subfolders.
 
-    Parameters
-    ----------
-    folder : the folder, with its subfolders.
-    detector : scores the files.
-    monitor : judges the stream of scores.
-    log : CSV file that rows are appended to; an existing one is resumed.
-    settle : seconds that a file's size and modification time must stay the same before it is read.
-    patience : the same for a file that cannot be decoded, since it may still be incomplete.
+    The monitor judges the stream of scores; rows are appended to the CSV file `log`, and an existing one is resumed. A
+    file is read when its size and modification time have stayed the same for `settle` seconds; one that cannot be
+    decoded, since it may still be incomplete, gets a row after `patience` seconds.
     """
 
     def __init__(

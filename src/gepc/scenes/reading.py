@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -229,7 +230,7 @@ def _georeference(file: Any) -> Georeference | None:
 
 
 def open_scene(
-    path: str | Path, bands: tuple[int, ...] | None = None, nodata: float | None = None, channels: int = 3
+    path: str | os.PathLike[str], bands: tuple[int, ...] | None = None, nodata: float | None = None, channels: int = 3
 ) -> Scene:
     """Open a scene.
 

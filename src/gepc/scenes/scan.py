@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,15 +200,10 @@ def scan(
             return SceneReport(folder.path, summary, resumed)
 
 
-@contextlib.contextmanager
-def _opened(detector: Detector, path: str | os.PathLike[str], settings: ScanOptions) -> Iterator[Scene]:
+def _opened(detector: Detector, path: str | os.PathLike[str], settings: ScanOptions) -> contextlib.closing[Scene]:
     if not detector.is_fitted:
         raise NotFittedError("this detector is not fitted yet; call fit(id_images) first")
-    scene = open_scene(Path(path), settings.bands, settings.nodata, detector.backbone.channels)
-    try:
-        yield scene
-    finally:
-        scene.close()
+    return contextlib.closing(open_scene(path, settings.bands, settings.nodata, detector.backbone.channels))
 
 
 def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanPlan:

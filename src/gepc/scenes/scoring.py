@@ -1,9 +1,8 @@
 """The tiles of a scene through the detector, a block of rows at a time; every finished block is saved, for resuming.
 
 `run.json` comes first and identifies the scan, `scene.json` comes last. In between, the folder `work` holds the tile
-records (`tiles.csv`), the map so far (`map.npy`) and `progress.safetensors`. The latter is replaced atomically after
-every block and states what is finished: tile records beyond it are cut off, map lines beyond it are written again. So
-a scan that is killed at any moment resumes with the first unfinished row, and no tile is lost or repeated.
+records, the map so far and `progress.safetensors`, which is replaced atomically after every block and states what is
+finished: tile records beyond it are cut off, map lines beyond it are written again.
 """
 
 from __future__ import annotations
