@@ -10,15 +10,7 @@ import numpy as np
 from gepc.bench import published
 from gepc.bench.cost import MeasuredCost, measure
 from gepc.bench.detector_tables import Row, published_note, published_rows, published_values
-from gepc.bench.evaluate import (
-    Array,
-    GepcBench,
-    Keys,
-    MethodBench,
-    SeedScores,
-    pair_aurocs,
-    std_over_seeds,
-)
+from gepc.bench.evaluate import Array, GepcBench, Keys, MethodBench, SeedScores, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import ResultTable
 

@@ -88,8 +88,7 @@ class Grid:
         """Columns, grouped as long as one row of the tiles of a group spans at most `pixels`."""
         wide = max(self.tile[1], pixels // self.tile[0])
         return _grouped(
-            range(len(self.lefts)),
-            lambda first, column: self.lefts[column] + self.tile[1] - self.lefts[first] <= wide,
+            range(len(self.lefts)), lambda first, column: self.lefts[column] + self.tile[1] - self.lefts[first] <= wide
         )
 
 
