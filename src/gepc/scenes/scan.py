@@ -75,20 +75,10 @@ class ScanOptions:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """What a scan will do.
+    """What a scan will do: which tiles it flags by which procedure, what a tile costs, and what is written.
 
-    Parameters
-    ----------
-    grid : the tiles.
-    control : the procedure that flags tiles.
-    group : the group of calibration images that tiles are compared with.
-    calibration_images : their number.
-    cost : network passes of a tile.
-    with_map : whether the method has maps.
-    map_format : `tif` or `npy`.
-    max_missing : tiles with a larger share of missing pixels are left out.
-    identity : everything the results depend on.
-    done : tiles that are finished already.
+    Tiles are compared with the calibration images of `group`. `identity` is everything the results depend on, `done` the
+    number of tiles that are finished already.
     """
 
     grid: Grid
