@@ -338,17 +338,14 @@ def _table(demo: Demo) -> ResultTable:
 
 
 def _photographs(demo: Demo) -> Picture:
-    shown = [scored.photograph for scored in demo.scored]
-    tiles = [_thumbnail(photograph) for photograph in shown]
-    alt = "The photographs: " + "; ".join(f"{one.name}, {one.shows}" for one in shown) + "."
-    return Picture(figures.gallery(tiles, [one.name for one in shown], columns=3), alt)
-
-
-def _thumbnail(photograph: Photograph) -> Any:
-    """The largest centred square, reduced."""
+    """The largest centred square of each, reduced."""
     from PIL import Image, ImageOps
 
-    return np.asarray(ImageOps.fit(Image.fromarray(np.squeeze(load_photograph(photograph))), (THUMBNAIL, THUMBNAIL)))
+    shown = [scored.photograph for scored in demo.scored]
+    whole = [Image.fromarray(np.squeeze(load_photograph(photograph))) for photograph in shown]
+    tiles = [np.asarray(ImageOps.fit(picture, (THUMBNAIL, THUMBNAIL))) for picture in whole]
+    alt = "The photographs: " + "; ".join(f"{one.name}, {one.shows}" for one in shown) + "."
+    return Picture(figures.gallery(tiles, [one.name for one in shown], columns=3), alt)
 
 
 def _score_figures(demo: Demo) -> list[Picture]:

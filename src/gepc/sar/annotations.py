@@ -152,17 +152,18 @@ def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, Sce
     if not 0.0 < share < 1.0:
         raise OptionError(f"share must be between 0 and 1, got {share}")
 
-    def rank(name: str) -> float:
-        digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") / 2.0**64
-
     parts: tuple[list[AnnotatedScene], list[AnnotatedScene]] = ([], [])
     for scene in scenes.scenes:
-        parts[rank(scene.source) < share].append(scene)
+        parts[name_rank(scene.source, seed) < share].append(scene)
     rest, held = (replace(scenes, scenes=tuple(part), clipped_boxes=0, dropped_boxes=0) for part in parts)
     if not rest.scenes or not held.scenes:
         raise InputError(f"{scenes.name}: {len(scenes.scenes)} images cannot be divided with a share of {share}")
     return rest, replace(held, name=f"{scenes.name}, held out")
+
+
+def name_rank(name: str, seed: int) -> float:
+    """A number in [0, 1) that depends on the name and the seed only."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest(), "big") / 2.0**64
 
 
 def read_hrsid(root: Path, split: str) -> SceneSet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from gepc.core.files import check_free, replacing, write_json
 from gepc.images.formats import Pixels, read_pixels
 from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude, window_starts
 from gepc.images.sources import Images, Record
-from gepc.sar.annotations import AnnotatedScene, Box, Mask, SceneSet, box_mask
+from gepc.sar.annotations import AnnotatedScene, Box, Mask, SceneSet, box_mask, name_rank
 
 ARRAYS = {"train": ("train_x", "train_ship_x"), "test": ("test_x", "test_ship_x")}
 
@@ -206,11 +205,8 @@ def sample(patches: Sequence[Patch], limit: int | None, seed: int = 0) -> list[P
     """
     if limit is None or limit >= len(patches):
         return list(patches)
-
-    def rank(position: int) -> bytes:
-        return hashlib.blake2b(f"{seed}|{patches[position].name}".encode(), digest_size=8).digest()
-
-    return [patches[position] for position in sorted(sorted(range(len(patches)), key=rank)[:limit])]
+    ranked = sorted(range(len(patches)), key=lambda position: name_rank(patches[position].name, seed))
+    return [patches[position] for position in sorted(ranked[:limit])]
 
 
 def stack(patches: list[Patch], log: bool = False, value_range: tuple[float, float] | None = None) -> Pixels:
