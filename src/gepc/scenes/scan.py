@@ -77,8 +77,8 @@ class ScanOptions:
 class ScanPlan:
     """What a scan will do: which tiles it flags by which procedure, what a tile costs, and what is written.
 
-    Tiles are compared with the calibration images of `group`. `identity` is everything the results depend on, `done` the
-    number of tiles that are finished already.
+    Tiles are compared with the calibration images of `group`. `identity` is everything the results depend on, `done`
+    the number of tiles that are finished already.
     """
 
     grid: Grid
