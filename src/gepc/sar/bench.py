@@ -79,18 +79,11 @@ def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
 class SarProtocol:
     """What the benchmark compares. In-distribution is sea clutter; no parameter is tuned on ships.
 
-    Parameters
-    ----------
-    rules : how scenes are cut.
-    hold_out : fraction of the training images, or of the images of a data set without a training split, that detectors
-        are fitted on. Backbones are trained on the other training images.
-    fit_limit : maximum number of patches to fit on; None uses all.
-    limit : maximum number of patches in each test set; None uses all.
-    methods : methods to compare, see `radar_detector`.
-    target_pixels : area of a target in pixels, which sets the pooling.
-    normalise : scale of the log-magnitude, see `radar_detector`.
-    draws : bootstrap samples of source images for each confidence interval.
-    seed : seed of the noise and of the patch selection.
+    Detectors are fitted on the fraction `hold_out` of the training images, or of the images of a data set without a
+    training split; backbones are trained on the other training images. `fit_limit` and `limit` are the largest numbers
+    of patches to fit on and of each test set, `draws` the bootstrap samples of source images for each interval. For
+    `methods`, `target_pixels` and `normalise` see `radar_detector`. `seed` is that of the noise and of the selection of
+    patches.
     """
 
     rules: PatchRules = field(default_factory=PatchRules)

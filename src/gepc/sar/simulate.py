@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
-from gepc.core.files import replacing, write_text
+from gepc.core.files import replacing
+from gepc.core.tables import write_rows
 from gepc.sar.annotations import BOX_COLUMNS, Box
 
 Array = npt.NDArray[np.float64]
@@ -199,7 +200,7 @@ def write_simulation(
 
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; give a new folder")
-    lines = [",".join(BOX_COLUMNS)]
+    rows: list[tuple[str, ...]] = []
     for index in range(count):
         targets = random_targets(ships, size, size, np.random.default_rng([seed, index, 1]))
         scene_seed = int(np.random.default_rng([seed, index]).integers(2**31))
@@ -207,7 +208,7 @@ def write_simulation(
         name = f"{index:04d}.png"
         with replacing(folder / name) as draft:
             Image.fromarray(np.rint(255.0 * amplitude.clip(0.0, 1.0)).astype(np.uint8)).save(draft, format="PNG")
-        lines += [f"{name},{box.x:.2f},{box.y:.2f},{box.width:.2f},{box.height:.2f}" for box in boxes]
+        rows += [(name, *(f"{side:.2f}" for side in (box.x, box.y, box.width, box.height))) for box in boxes]
         on_progress(1)
-    write_text(folder / "boxes.csv", "\n".join(lines) + "\n")
-    return len(lines) - 1
+    write_rows(folder / "boxes.csv", BOX_COLUMNS, rows)
+    return len(rows)
