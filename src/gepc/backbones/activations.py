@@ -34,13 +34,19 @@ def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Lay
     """
     import torch
 
-    modules = dict(net.named_modules())
+    modules, found = dict(net.named_modules()), dict[str, torch.nn.Module]()
+    for pattern in names or ():
+        matching = [name for name in modules if name and fnmatchcase(name, pattern)]
+        if not matching:
+            raise OptionError(f"the network has no module named {pattern!r}; {nearest(pattern, list(modules))}")
+        found |= {name: modules[name] for name in matching}
     if names is not None:
-        return {name: module for pattern in names for name, module in _matching(modules, pattern).items()}
+        return found
     for kind in (RESIDUAL, TRANSFORMER):
-        blocks = {name: module for name, module in modules.items() if kind.search(type(module).__name__)}
-        if blocks:
-            return {name: module for name, module in blocks.items() if not _inside(name, blocks)}
+        blocks = [name for name, module in modules.items() if kind.search(type(module).__name__)]
+        if blocks:  # those that are not inside another one
+            outer = [name for name in blocks if not name.startswith(tuple(f"{other}." for other in blocks))]
+            return {name: modules[name] for name in outer}
     convolutions = {name: module for name, module in modules.items() if isinstance(module, torch.nn.Conv2d)}
     if not convolutions:
         raise BackboneError(
@@ -48,18 +54,6 @@ def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Lay
             "to record with `layers`"
         )
     return convolutions
-
-
-def _matching(modules: Layers, pattern: str) -> Layers:
-    found = {name: module for name, module in modules.items() if name and fnmatchcase(name, pattern)}
-    if not found:
-        raise OptionError(f"the network has no module named {pattern!r}; {nearest(pattern, list(modules))}")
-    return found
-
-
-def _inside(name: str, blocks: Layers) -> bool:
-    """Whether a block lies within another one."""
-    return any(name.startswith(f"{other}.") for other in blocks)
 
 
 @contextmanager

@@ -152,12 +152,7 @@ class Backbone(ABC):
         return latent
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """The latents of images, a quarter of a megapixel at a time. Costs N encoder passes; none without an encoder.
-
-        Parameters
-        ----------
-        images : (N, C, H, W) in [-1, 1], on the backbone's device.
-        """
+        """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes; none without an encoder."""
         import torch
 
         if self.encoder is None:
@@ -197,17 +192,14 @@ class Backbone(ABC):
 
         Parameters
         ----------
-        x : noised images x_t, (N, C, H, W).
-        t : schedule index: one for all images, or one per image.
+        x, t : as for `eps`.
         v : direction of the derivative, shaped like `x`.
         """
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        def differentiate(
-            images: torch.Tensor, steps: torch.Tensor, directions: torch.Tensor
-        ) -> tuple[torch.Tensor, ...]:
-            return torch.func.jvp(lambda y: self._predict(y, steps), (images,), (directions,))[:2]
+        def differentiate(y: torch.Tensor, steps: torch.Tensor, direction: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.func.jvp(lambda z: self._predict(z, steps), (y,), (direction,))[:2]
 
         # fused attention kernels have no forward-mode derivative; the plain one has
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -234,8 +226,7 @@ class Backbone(ABC):
 
         Parameters
         ----------
-        x : noised images x_t, (N, C, H, W).
-        t : schedule index: one for all images, or one per image.
+        x, t : as for `eps`.
         layers : names of modules, with wildcards; None chooses them, see `gepc.backbones.activations.find_layers`.
         """
         import torch
@@ -279,7 +270,16 @@ class Backbone(ABC):
                     raise
                 self.rows = used // 2  # and so on until the device holds a part
         self.forward_count += len(x)
-        self._check_answer(answers[0], x)
+        if answers[0].shape != x.shape:
+            raise BackboneError(
+                f"the backbone answered shape {tuple(answers[0].shape)} to an input of shape {tuple(x.shape)}; "
+                "a noise prediction has the shape of its input"
+            )
+        # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
+        if not torch.isfinite(answers[0].detach().sum()):
+            raise BackboneError(
+                "the backbone returned NaN or infinite values; check its weights, its precision and the input's range"
+            )
         return answers
 
     def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
@@ -304,44 +304,20 @@ class Backbone(ABC):
     def _timesteps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         import torch
 
-        if isinstance(t, torch.Tensor) and t.ndim > 0:
-            if t.shape != (len(x),) or t.is_floating_point():
-                raise InputError(
-                    f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}"
-                )
-            steps = t.to(device=x.device, dtype=torch.int64)
-            ends = [int(t.min()), int(t.max())] if len(t) else []
+        if not isinstance(t, torch.Tensor) or t.ndim == 0:
+            ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
+        elif t.shape != (len(x),) or t.is_floating_point():
+            raise InputError(f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}")
         else:
-            steps = torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
-            ends = [int(t)]
+            ends = [int(t.min()), int(t.max())] if len(t) else []
+            steps = t.to(device=x.device, dtype=torch.int64)
         for index in ends:
             if not 0 <= index < self.n_steps:
                 raise InputError(f"timestep {index} is outside the schedule, 0 to {self.n_steps - 1}")
         return steps
 
-    def _check_answer(self, answer: torch.Tensor, x: torch.Tensor) -> None:
-        import torch
-
-        if answer.shape != x.shape:
-            raise BackboneError(
-                f"the backbone answered shape {tuple(answer.shape)} to an input of shape {tuple(x.shape)}; "
-                "a noise prediction has the shape of its input"
-            )
-        # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
-        if not torch.isfinite(answer.detach().sum()):
-            raise BackboneError(
-                "the backbone returned NaN or infinite values; check its weights, its precision and the input's range"
-            )
-
     def check_size(self, height: int, width: int, what: str = "images") -> None:
-        """Raise `InputError` unless the network accepts images of this size.
-
-        Parameters
-        ----------
-        height : rows of pixels.
-        width : columns of pixels.
-        what : what the error message calls the images.
-        """
+        """Raise `InputError`, which calls the images `what`, unless the network accepts images of this size."""
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
@@ -355,15 +331,14 @@ class Backbone(ABC):
 
     def identity(self) -> dict[str, Any]:
         """`settings`, with what the encoder and the conditioning add to them."""
-        added: dict[str, Any] = {}
+        found = self.settings()
         if self.encoder is not None:
             about = getattr(self.encoder, "settings", {"factor": self.factor, "channels": self.network_channels})
-            added |= {"encoder": about, "act_on": self.act_on}
+            found |= {"encoder": about, "act_on": self.act_on}
         if self.conditioning:
-            added["conditioning"] = {
-                name: hashlib.sha256(values.tobytes()).hexdigest()[:16] for name, values in self.conditioning.items()
-            }
-        return {**self.settings(), **added}
+            digests = {name: hashlib.sha256(values.tobytes()) for name, values in self.conditioning.items()}
+            found["conditioning"] = {name: digest.hexdigest()[:16] for name, digest in digests.items()}
+        return found
 
     def settings(self) -> dict[str, Any]:
         """The choices that change a prediction beside weights and schedule (class label, precision, ...)."""
@@ -456,10 +431,7 @@ class Backbone(ABC):
         denoiser : D(y, sigma) for images y (N, C, H, W) and one noise level per image, sigma (N,). One that does not
             know the level is `lambda y, sigma: net(y)`.
         sigmas : the noise levels to offer, ascending, in units where images lie in [-1, 1].
-        channels : image channels; any positive number.
-        image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
-        size_multiple : height and width must be multiples of this number.
-        device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
+        channels, image_size, size_multiple, device : see `from_callable`.
         """
         path = GaussianPath.of_denoiser(sigmas)
         return CallableBackbone("denoiser", denoiser, path, channels, image_size, size_multiple, device)
@@ -484,10 +456,7 @@ class Backbone(ABC):
         Parameters
         ----------
         velocity : v(y, time) for y (N, C, H, W) and one time per image, (N,).
-        channels : image channels; any positive number.
-        image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
-        size_multiple : height and width must be multiples of this number.
-        device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
+        channels, image_size, size_multiple, device : see `from_callable`.
         data_time : the time at which y is an image: 0, or 1 in torchcfm and flow_matching.
         noise_time : the time at which y is noise: 1, or 0 in torchcfm and flow_matching, or 1000 in diffusers.
         levels : the shares of noise s to offer, ascending in (0, 1]; None is 1000 levels, even in log s/(1-s), with

@@ -208,19 +208,17 @@ def _read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[st
 
 
 def _from_path(path: Path, wanted: Wanted) -> Network:
+    from gepc.backbones.openai.convert import convert
+
     try:
-        return _from_folder(path, wanted) if path.is_dir() else _from_checkpoint(path, wanted.config)
+        if path.is_dir():
+            return _from_folder(path, wanted)
+        converted = convert(path, wanted.config)
+        return Network(converted.build(), converted.scheduler, sha256(path), "openai", converted.patches)
     except GepcError:
         raise
     except Exception as error:  # files of others may be wrong in any way
         raise BackboneError(f"{path} does not describe a network: {type(error).__name__}: {error}") from error
-
-
-def _from_checkpoint(path: Path, config: str | Mapping[str, Any] | None) -> Network:
-    from gepc.backbones.openai.convert import convert
-
-    converted = convert(path, config)
-    return Network(converted.build(), converted.scheduler, sha256(path), "openai", converted.patches)
 
 
 def _from_folder(folder: Path, wanted: Wanted) -> Network:
@@ -263,11 +261,10 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
         files = [*files, *weight_files(home, wanted.variant)]
     elif lost := sorted(components & set(AUTOENCODERS)):
         raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {lost[0]}/ too")
-    embeddings = wanted.embeddings or {}
-    if needs and wanted.embeddings is None:
-        embeddings = _encode_prompt(pipeline, kind, wanted)
-    elif wanted.prompt is not None and not needs:
+    if wanted.prompt is not None and not needs:
         raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text")
+    encode = needs and wanted.embeddings is None
+    embeddings = _encode_prompt(pipeline, kind, wanted) if encode else wanted.embeddings or {}
     trained_on, family = read_trained_on(folder), extras.get("family", "diffusers")
     return Network(net, scheduler, sha256(*files), family, patches, trained_on, autoencoder, embeddings)
 

@@ -129,16 +129,12 @@ def find_class(kind: str, what: str) -> NetworkClass:
     return CLASSES[kind]
 
 
-def needed_embeddings(net: Any) -> tuple[str, ...]:
-    """Names of the embeddings that this network cannot do without."""
-    needs = CLASSES[type(net).__name__].needs
-    return (*needs, POOLED) if getattr(net.config, "addition_embed_type", None) == "text_time" else needs
-
-
 def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
     """Raise `OptionError` unless the embeddings are those that the network needs, one row each."""
-    needs, known = needed_embeddings(net), (PROMPT, POOLED, MASK)
-    check_names("embeddings", embeddings, known)
+    check_names("embeddings", embeddings, (PROMPT, POOLED, MASK))
+    needs = CLASSES[type(net).__name__].needs
+    if getattr(net.config, "addition_embed_type", None) == "text_time":
+        needs = (*needs, POOLED)
     if embeddings and not needs:
         raise OptionError(f"embeddings or a prompt were given, but a {type(net).__name__} is not conditioned on text")
     missing = [name for name in needs if name not in embeddings]

@@ -14,7 +14,6 @@ where noise (F = n):                       eps = F
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.backbones.schedule import FloatArray, Scheduler, check_alphas_cumprod
-from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
-from gepc.core.options import build
+from gepc.backbones.schedule import FloatArray, Scheduler, build_scheduler, check_alphas_cumprod
+from gepc.core.errors import InputError, OptionError, check_choice
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +46,8 @@ class GaussianPath:
     alphas_cumprod : the schedule of x_t.
     times : what the network is called with; None calls it with the index itself.
     scale : y = scale x_t; None is 1.
-    input_gain : the network is given input_gain y + input_offset; None is 1.
-    input_offset : see `input_gain`.
-    y_gain : see the formula of the module; None is 0.
-    answer_gain : see the formula of the module; None is 1.
-    divisor : see the formula of the module; None is 1.
+    input_gain, input_offset : the network is given input_gain y + input_offset; None is 1.
+    y_gain, answer_gain, divisor : see the formula of the module; None is 0, 1 and 1.
     """
 
     alphas_cumprod: FloatArray
@@ -224,14 +219,8 @@ def read_scheduler(config: Mapping[str, Any], where: str) -> Scheduler | SigmaSc
         kind = "flow"
     if kind is None:
         return Scheduler.from_config(config, where)
-    names = {field.name for field in dataclasses.fields(SigmaScheduler)} - {"kind", "variance_type"}
-    ours = {"sigma_data"} if kind == "flow" else set()
-    found = {name: value for name, value in config.items() if name in names - ours and value is not None}
-    if kind == "flow":
-        found.pop("prediction_type", None)
+    unused = {"kind", "variance_type", *(("sigma_data", "prediction_type") if kind == "flow" else ())}
+    found = {name: value for name, value in config.items() if name not in unused and value is not None}
     if kind == "ve":
         found = {"sigma_min": 0.01, "sigma_max": 1348.0, "num_train_timesteps": 2000, **found}
-    try:
-        return build(SigmaScheduler, {**found, "kind": kind}, where)
-    except OptionError as error:
-        raise BackboneError(f"{where}: {error}") from error
+    return build_scheduler(SigmaScheduler, {**found, "kind": kind}, where)

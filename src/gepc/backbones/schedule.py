@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 from gepc.core.options import build
 
+T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
 
 _SCALES: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -122,19 +123,14 @@ class Levels:
         """Read levels: a `Levels`, plain numbers (sqrt(abar)), or text such as `rho:0.05,0.17`."""
         if isinstance(levels, Levels):
             return levels
-        if isinstance(levels, str):
-            return cls._parse(levels)
-        if isinstance(levels, (int, float)):
-            levels = (float(levels),)
-        return cls(tuple(levels))
-
-    @classmethod
-    def _parse(cls, text: str) -> Levels:
-        scale, _, numbers = text.rpartition(":")
+        if not isinstance(levels, str):
+            return cls((float(levels),) if isinstance(levels, (int, float)) else tuple(levels))
+        scale, _, numbers = levels.rpartition(":")
         try:
             values = tuple(float(number) for number in re.split(r"[,\s]+", numbers.strip()) if number)
         except ValueError as error:
-            raise OptionError(f"cannot read levels {text!r}; write for instance 0.99,0.999 or rho:0.05,0.17") from error
+            example = "write for instance 0.99,0.999 or rho:0.05,0.17"
+            raise OptionError(f"cannot read levels {levels!r}; {example}") from error
         return cls(values, scale.strip() or "sqrt_abar")
 
     def timesteps(self, alphas_cumprod: npt.ArrayLike) -> tuple[int, ...]:
@@ -202,11 +198,7 @@ class Scheduler:
                 f"{where} describes {name}, which has no beta schedule; wrap such a network with "
                 "Backbone.from_denoiser (noise given as sigma) or Backbone.from_callable"
             )
-        names = {field.name for field in dataclasses.fields(cls)}
-        try:
-            return build(cls, {name: value for name, value in config.items() if name in names}, where)
-        except OptionError as error:
-            raise BackboneError(f"{where}: {error}") from error
+        return build_scheduler(cls, config, where)
 
     @property
     def n_train(self) -> int:
@@ -230,8 +222,11 @@ class Scheduler:
         else:
             betas = _BETAS[self.beta_schedule](self.num_train_timesteps, self.beta_start, self.beta_end)
         abar: FloatArray = np.cumprod(1.0 - betas, dtype=np.float64)
-        if self.rescale_betas_zero_snr:
-            abar = _zero_terminal_snr(abar)
+        if (
+            self.rescale_betas_zero_snr
+        ):  # sqrt(abar) ends at 0 and keeps its first value (Lin et al., 2024, algorithm 1)
+            root = np.sqrt(abar)
+            abar = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
         return check_alphas_cumprod(abar[self.kept_timesteps()])
 
     def settings(self) -> dict[str, Any]:
@@ -251,10 +246,17 @@ class Scheduler:
 
     def to_config(self) -> dict[str, Any]:
         """The fields that a `DDPMScheduler` knows, for its config file."""
-        ours = ("rescale_timesteps", "timestep_respacing")
-        return {
-            name: value for name, value in dataclasses.asdict(self).items() if value is not None and name not in ours
-        }
+        values, ours = dataclasses.asdict(self), ("rescale_timesteps", "timestep_respacing")
+        return {name: value for name, value in values.items() if value is not None and name not in ours}
+
+
+def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
+    """The dataclass `cls` from the fields of a diffusers config that it has; an error is about the file `where`."""
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    try:
+        return build(cls, {name: value for name, value in config.items() if name in names}, where)
+    except OptionError as error:
+        raise BackboneError(f"{where}: {error}") from error
 
 
 def respace(steps: int, sections: str) -> list[int]:
@@ -286,12 +288,6 @@ def respace(steps: int, sections: str) -> list[int]:
     if not kept:
         raise OptionError(f"timestep_respacing {sections!r} keeps no timestep")
     return kept
-
-
-def _zero_terminal_snr(abar: FloatArray) -> FloatArray:
-    """sqrt(abar) shifted to end at 0 and scaled to keep its first value (Lin et al., 2024, algorithm 1)."""
-    root = np.sqrt(abar)
-    return np.asarray(((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2)
 
 
 def _cosine(steps: int) -> FloatArray:

@@ -135,17 +135,14 @@ def unwrap(content: Mapping[str, Any], landmarks: Sequence[str], path: Path) -> 
         for landmark in landmarks:
             for name in map(str, entry):
                 if name == landmark or name.endswith(f".{landmark}"):
-                    return _without_prefix(entry, name.removesuffix(landmark), path)
+                    others = [(key, value) for key, value in entry.items() if not isinstance(value, torch.Tensor)]
+                    if others:
+                        raise BackboneError(f"{path}: {others[0][0]} is a {type(others[0][1]).__name__}, not a tensor")
+                    prefix = name.removesuffix(landmark)
+                    return {key.removeprefix(prefix): value for key, value in entry.items()}
     names = ", ".join(map(str, list(content)[:4]))
     hint = "; this is diffusers' layout: give the folder with its config.json" if "conv_in.weight" in content else ""
     raise BackboneError(f"{path} is not an OpenAI UNet: it holds {names}, but no tensor {landmarks[0]}{hint}")
-
-
-def _without_prefix(entry: Mapping[str, Any], prefix: str, path: Path) -> dict[str, torch.Tensor]:
-    for name, value in entry.items():
-        if not isinstance(value, torch.Tensor):
-            raise BackboneError(f"{path}: {name} is a {type(value).__name__}, not a tensor")
-    return {name.removeprefix(prefix): value for name, value in entry.items()}
 
 
 def check_shapes(path: Path | str, given: Mapping[str, torch.Tensor], expected: Mapping[str, Shape]) -> None:
@@ -269,46 +266,29 @@ class Patches:
 def build_net(config: Mapping[str, Any], patches: Patches) -> UNet2DModel:
     """The network of that config, without memory for its weights (meta device)."""
     from diffusers import UNet2DModel
+    from diffusers.models.attention_processor import Attention
+    from diffusers.models.downsampling import Downsample2D
+    from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+    from diffusers.models.upsampling import Upsample2D
 
     values = dict(config)
     if str(values.get("attention_head_dim")).startswith(MARK):
         values["attention_head_dim"] = patches.head_channels
     with torch.device("meta"):
         net = UNet2DModel.from_config(values)
-        if patches.encoder_heads is not None and patches.decoder_heads is not None:
-            _set_heads(net, patches.encoder_heads, patches.decoder_heads)
-        if patches.time_channels is not None:
-            _widen_time_embedding(net, patches.time_channels)
-        if patches.plain_resampling:
-            _drop_resampling_convolutions(net)
-    return net
-
-
-def _set_heads(net: UNet2DModel, encoder: int, decoder: int) -> None:
-    from diffusers.models.attention_processor import Attention
-
-    for name, module in net.named_modules():
-        if isinstance(module, Attention):
-            module.heads = decoder if name.startswith("up_blocks") else encoder
+        attentions = {name: module for name, module in net.named_modules() if isinstance(module, Attention)}
+        for name, module in attentions.items() if patches.encoder_heads is not None else ():
+            module.heads = patches.decoder_heads if name.startswith("up_blocks") else patches.encoder_heads
             module.sliceable_head_dim = module.heads
             module.scale = (module.inner_dim // module.heads) ** -0.5
-
-
-def _widen_time_embedding(net: UNet2DModel, channels: int) -> None:
-    from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-
-    width = net.time_embedding.linear_2.out_features
-    net.time_proj = Timesteps(channels, flip_sin_to_cos=True, downscale_freq_shift=0)
-    net.time_embedding = TimestepEmbedding(channels, width)
-
-
-def _drop_resampling_convolutions(net: UNet2DModel) -> None:
-    from diffusers.models.downsampling import Downsample2D
-    from diffusers.models.upsampling import Upsample2D
-
-    for block in (*net.down_blocks, *net.up_blocks):
-        width = block.resnets[-1].out_channels
-        if getattr(block, "downsamplers", None) is not None:
-            block.downsamplers = torch.nn.ModuleList([Downsample2D(width, use_conv=False, name="op")])
-        if getattr(block, "upsamplers", None) is not None:
-            block.upsamplers = torch.nn.ModuleList([Upsample2D(width, use_conv=False)])
+        if patches.time_channels is not None:
+            width = net.time_embedding.linear_2.out_features
+            net.time_proj = Timesteps(patches.time_channels, flip_sin_to_cos=True, downscale_freq_shift=0)
+            net.time_embedding = TimestepEmbedding(patches.time_channels, width)
+        for block in (*net.down_blocks, *net.up_blocks) if patches.plain_resampling else ():
+            width = block.resnets[-1].out_channels
+            if getattr(block, "downsamplers", None) is not None:
+                block.downsamplers = torch.nn.ModuleList([Downsample2D(width, use_conv=False, name="op")])
+            if getattr(block, "upsamplers", None) is not None:
+                block.upsamplers = torch.nn.ModuleList([Upsample2D(width, use_conv=False)])
+    return net

@@ -12,9 +12,8 @@ import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,7 @@ _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _PIXELS = 3 * 32 * 32
 
 
-@dataclass(frozen=True)
-class _Version:
+class _Version(NamedTuple):
     """One form of distribution: its folder and archive, the suffix of a batch file, and how a batch is decoded."""
 
     folder: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,13 @@ RETRIES, CHUNK, TIMEOUT = 3, 1 << 20, 60.0
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a data set.
-
-    Attributes
-    ----------
-    url : its address.
-    md5 : its checksum, as the owners or torchvision give it.
-    size : its number of bytes.
-    folder : the folder below the destination to put it in.
-    holds : the folder that an archive unpacks to; None for a file that is read as it is.
-    """
+    """A file of a data set."""
 
     url: str
-    md5: str
+    md5: str  # as the owners or torchvision give it
     size: int
-    folder: str = ""
-    holds: str | None = None
+    folder: str = ""  # below the destination
+    holds: str | None = None  # the folder that an archive unpacks to; None for a file that is read as it is
 
     @property
     def name(self) -> str:
@@ -128,9 +119,9 @@ def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) 
         raise InputError("downloads need pooch; install it with: pip install 'gepc[data]'") from error
 
     pooch.get_logger().setLevel("ERROR")
-    part = _Resuming(place / f"{one.name}.part", on_bytes or (lambda _: None))
+    resume = partial(_resume, place / f"{one.name}.part", on_bytes or (lambda _: None))
     try:
-        pooch.retrieve(url, f"md5:{one.md5}", one.name, place, downloader=part)
+        pooch.retrieve(url, f"md5:{one.md5}", one.name, place, downloader=resume)
     except requests.RequestException as error:
         raise InputError(
             f"{url} cannot be downloaded: {error}; run the command again to continue, or give another `mirror`"
@@ -144,50 +135,39 @@ def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) 
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
 
 
-@dataclass(frozen=True)
-class _Resuming:
-    """A downloader for pooch that continues a file of which some bytes are there."""
+def _resume(part: Path, on_bytes: OnBytes, url: str, output_file: str, _pooch: Any) -> None:
+    """Continue a file of which some bytes are in `part`, as pooch calls a downloader."""
+    import requests
 
-    part: Path
-    on_bytes: OnBytes
-
-    def __call__(self, url: str, output_file: str, _pooch: Any) -> None:
-        import requests
-
-        done = self.part.stat().st_size if self.part.exists() else 0
-        headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
-        with requests.Session() as session:
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
-            answer = session.get(url, stream=True, timeout=TIMEOUT, headers=headers)
-            if answer.status_code != requests.codes.requested_range_not_satisfiable:  # else all bytes are there
-                answer.raise_for_status()
-                continued = answer.status_code == requests.codes.partial_content
-                with self.part.open("ab" if continued else "wb") as target:
-                    for chunk in answer.iter_content(CHUNK):
-                        target.write(chunk)
-                        self.on_bytes(len(chunk))
-        os.replace(self.part, output_file)
+    done = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
+    with requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
+        answer = session.get(url, stream=True, timeout=TIMEOUT, headers=headers)
+        if answer.status_code != requests.codes.requested_range_not_satisfiable:  # else all bytes are there
+            answer.raise_for_status()
+            continued = answer.status_code == requests.codes.partial_content
+            with part.open("ab" if continued else "wb") as target:
+                for chunk in answer.iter_content(CHUNK):
+                    target.write(chunk)
+                    on_bytes(len(chunk))
+    os.replace(part, output_file)
 
 
 def _unpack(archive: Path, folder: Path, holds: str) -> None:
     """Unpack to a temporary folder first: the result is complete or absent."""
-    draft = Path(tempfile.mkdtemp(prefix=f".{holds}.", suffix=".part", dir=folder))
+    safely: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
     try:
-        if archive.suffix == ".zip":
-            shutil.unpack_archive(archive, draft)
-        else:
-            shutil.unpack_archive(archive, draft, filter="data")
-        if not (draft / holds).is_dir():
-            raise InputError(f"{archive} holds no folder {holds}")
-        os.replace(draft / holds, folder / holds)
+        with tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft:
+            shutil.unpack_archive(archive, draft, **safely)
+            if not Path(draft, holds).is_dir():
+                raise InputError(f"{archive} holds no folder {holds}")
+            os.replace(Path(draft, holds), folder / holds)
     except (shutil.ReadError, EOFError) as error:
         raise InputError(f"{archive} is damaged: {error}; remove it and run the command again") from error
     except OSError as error:
         raise StorageError(f"cannot unpack {archive}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(draft)
 
 
 def _unpack_given(name: str, folder: Path) -> None:

@@ -31,13 +31,9 @@ _DTD_LISTS = {"train": ("train1.txt", "val1.txt"), "test": ("test1.txt",)}
 
 @register("folder", layout="train/ and test/ with image files, or image files that are all test images")
 def folder(root: Path, split: str) -> NamedFiles:
-    """The images below `train/` or `test/`, subfolders included, in sorted order.
-
-    Without these folders all images are the test split and there is no training split, so that no image is used both to
-    calibrate and to evaluate.
-    """
+    """The images below `train/` or `test/`, in sorted order; without these folders all images are the test split."""
     divided = any((root / name).is_dir() for name in SPLITS)
-    if not divided and split == "train":
+    if not divided and split == "train":  # no image is used both to calibrate and to evaluate
         raise InputError(f"{root} has no train/, so all its images are test images")
     place = root / split if divided else root
     if not place.is_dir():
@@ -81,19 +77,13 @@ def npy(root: Path, split: str) -> PixelImages:
     home="https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
 )
 def celeba(root: Path, split: str) -> NamedFiles:
-    """CelebA, aligned and cropped (Liu et al., 2015): 162,770 training and 19,962 test images.
+    """CelebA, aligned (Liu et al., 2015): 162,770 training and 19,962 test images, without the validation images.
 
     An image is the 140x140 window in the middle of the 178x218 JPEG, as in the training of diffusion models on CelebA.
-    The validation images (partition 1) are in neither split.
     """
     images = first_of(root, "img_align_celeba/img_align_celeba", "img_align_celeba", "Img/img_align_celeba")
     lists = ("list_eval_partition.txt", "list_eval_partition.csv", "Eval/list_eval_partition.txt")
-    return NamedFiles(images, _celeba_members(first_of(root, *lists), split), finish=_centre_crop)
-
-
-def _celeba_members(path: Path, split: str) -> list[str]:
-    """The file names of a split in the order of the partition file."""
-    members = []
+    path, members = first_of(root, *lists), []
     for number, line in enumerate(_read_text(path).splitlines(), 1):
         words = line.replace(",", " ").split()
         if not words or words == ["image_id", "partition"]:
@@ -104,7 +94,7 @@ def _celeba_members(path: Path, split: str) -> list[str]:
             members.append(words[0])
     if not members:
         raise InputError(f"{path} has no image in the {split} split")
-    return members
+    return NamedFiles(images, members, finish=_centre_crop)
 
 
 def _centre_crop(pixels: Pixels) -> Pixels:
@@ -121,10 +111,7 @@ def _centre_crop(pixels: Pixels) -> Pixels:
     home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
 )
 def dtd(root: Path, split: str) -> NamedFiles:
-    """Describable Textures (Cimpoi et al., 2014): 3,760 training and 1,880 test images of various sizes.
-
-    Of the ten official partitions the first is used; its training and validation lists are the training split.
-    """
+    """Describable Textures (Cimpoi et al., 2014), first partition: 3,760 training or validation, 1,880 test images."""
     home = first_of(root, "dtd/images", "images").parent
     lists = [_read_text(first_of(home, f"labels/{name}")) for name in _DTD_LISTS[split]]
     return NamedFiles(home, [f"images/{line}" for text in lists for line in text.split()])
@@ -143,10 +130,7 @@ def _read_text(path: Path) -> str:
     home="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
 )
 def tiny_imagenet(root: Path, split: str) -> NamedFiles:
-    """Tiny-ImageNet (Stanford CS231n, 2015): 100,000 training and 10,000 test images of 64x64.
-
-    The test split is the official validation part, because the official test part has no labels.
-    """
+    """Tiny-ImageNet (Stanford CS231n, 2015): 100,000 training and 10,000 official validation images of 64x64."""
     part, pattern = ("train", "train/*/images/*.JPEG") if split == "train" else ("val", "val/images/*.JPEG")
     home = first_of(root, f"tiny-imagenet-200/{part}", part).parent
     return NamedFiles(home, sorted(path.relative_to(home).as_posix() for path in home.glob(pattern)))
@@ -198,10 +182,7 @@ def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
     home="http://ufldl.stanford.edu/housenumbers/",
 )
 def svhn(root: Path, split: str) -> PixelImages:
-    """SVHN, cropped digits (Netzer et al., 2011): 73,257 training and 26,032 test images of 32x32.
-
-    The files are compressed, so a split is loaded at once. The `extra` images are in neither split.
-    """
+    """SVHN, cropped digits (Netzer et al., 2011): 73,257 training and 26,032 test images of 32x32."""
     path = first_of(root, f"{split}_32x32.mat")
     pixels = read_matlab_bytes(path, "X")
     if pixels.ndim != 4 or pixels.shape[2] != 3:
@@ -219,9 +200,9 @@ MAX_UNPACKED = 4 << 30  # four times the largest split of SVHN
 def read_matlab_bytes(path: Path, name: str) -> _Bytes:
     """The array of bytes `name` in a MATLAB 5 file, its axes in MATLAB's order; memory-mapped if not compressed.
 
-    It is not read with scipy, whose reader crashes on some damaged files. A file is a header of 128 bytes and a
-    sequence of elements, each a type, a size and its content. A variable is an element that holds others (flags, shape,
-    name, numbers), and may be compressed as a whole.
+    scipy's reader crashes on some damaged files. A file is a header of 128 bytes and a sequence of elements, each a
+    type, a size and its content. A variable is an element that holds others (flags, shape, name, numbers), and may be
+    compressed as a whole.
     """
     try:
         content = np.memmap(path, np.uint8, mode="r")
@@ -287,7 +268,7 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
         raise InputError("hf needs the package `datasets`: pip install datasets") from error
     path, _, configuration = name.partition(":")
     try:
-        with _offline(), _quiet(library):
+        with _offline(library):
             table = _load(library, root / path, path, configuration or None)
     except InputError:
         raise
@@ -311,10 +292,12 @@ def _load(library: Any, folder: Path, name: str, configuration: str | None) -> A
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """Turn the offline switches of the libraries on."""
+def _offline(library: Any) -> Iterator[None]:
+    """Turn the offline switches of the libraries on, and the progress bars off."""
     modules = [(sys.modules.get(module), switch) for module, switch in _SWITCHES]
     before = [(module, switch, getattr(module, switch)) for module, switch in modules if hasattr(module, switch)]
+    hidden = library.are_progress_bars_disabled()
+    library.disable_progress_bars()
     try:
         for module, switch, _ in before:
             setattr(module, switch, True)
@@ -322,16 +305,6 @@ def _offline() -> Iterator[None]:
     finally:
         for module, switch, value in before:
             setattr(module, switch, value)
-
-
-@contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Turn the progress bars of the library off."""
-    hidden = library.are_progress_bars_disabled()
-    library.disable_progress_bars()
-    try:
-        yield
-    finally:
         if not hidden:
             library.enable_progress_bars()
 

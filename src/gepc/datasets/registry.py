@@ -31,7 +31,7 @@ class DatasetSpec:
     family : the name in the registry, which is what precedes the colon in `hf:NAME`.
     layout : a description of the files on disk, for error messages.
     home : where to get the data.
-    read : the reader. It takes (root, split), or (root, split, name) with `by_name`.
+    read : takes (root, split), or (root, split, name) with `by_name`.
     by_name : whether what follows the colon is a name for the reader; otherwise it is a path below the root.
     """
 
@@ -45,13 +45,11 @@ class DatasetSpec:
         """Open the whole split; a missing or damaged file is an `InputError` that describes the expected layout."""
         if self.by_name and not rest:
             raise OptionError(f"{self.family} needs a name: write {self.family}:NAME")
-        place = root if self.by_name else root / rest
+        place, name = (root, (rest,)) if self.by_name else (root / rest, ())
         try:
-            if self.by_name:
-                return self.read(place, split, rest)
-            if not place.exists():
+            if not self.by_name and not place.exists():
                 raise InputError(f"{place} does not exist")
-            return self.read(place, split)
+            return self.read(place, split, *name)
         except (InputError, OSError) as error:
             home = f"; get it from {self.home}, or with `gepc data get`" if self.home and not self.by_name else ""
             raise InputError(
@@ -103,17 +101,12 @@ def open_dataset(
 
     Parameters
     ----------
-    name:
-        One of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`),
+    name : one of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`),
         `hf:NAME` is a Hugging Face data set.
-    root:
-        The folder that contains the folder or archive of the data set, or that folder or archive itself.
-    split:
-        `train` or `test`, as the data set defines them. They are read from different files and never overlap.
-    limit:
-        Keep at most this many images. Without a seed they are the first ones.
-    seed:
-        Draw the `limit` images at random instead. The draw depends only on (name, split, seed) and the number of
+    root : the folder that contains the folder or archive of the data set, or that folder or archive itself.
+    split : `train` or `test`, as the data set defines them. They are read from different files and never overlap.
+    limit : keep at most this many images. Without a seed they are the first ones.
+    seed : draw the `limit` images at random instead. The draw depends only on (name, split, seed) and the number of
         images. The images are in the order of the draw: a larger limit begins with the images of a smaller one, so
         that their cached features are found.
 
@@ -136,13 +129,9 @@ def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]
 
 
 class PixelImages(Images):
-    """Consecutive arrays of images. A record is named `test/17` after the split and its position in the split.
+    """Consecutive arrays of images, (N,H,W,C) or (N,C,H,W) each, in memory or memory-mapped.
 
-    Parameters
-    ----------
-    arrays : (N,H,W,C) or (N,C,H,W) each, in memory or memory-mapped.
-    split : the split's name.
-    numbers : the position of each image in the split, for a subset.
+    A record is named `test/17` after the split and its position there, which is in `numbers` for a subset.
     """
 
     def __init__(self, arrays: Sequence[Pixels], split: str, numbers: Sequence[int] | None = None) -> None:
@@ -150,7 +139,6 @@ class PixelImages(Images):
         self._ends = list(accumulate(len(part) for part in self._parts))
         self._split = split
         self._numbers = range(self._ends[-1]) if numbers is None else numbers
-        self.mapped = all(isinstance(array, np.memmap) for array in arrays)
         if not self._numbers:
             raise InputError("it holds no image")
 
@@ -167,21 +155,18 @@ class PixelImages(Images):
         part = bisect_right(self._ends, index)
         return part, index - (self._ends[part - 1] if part else 0)
 
-    def copy(self, indices: Sequence[int]) -> PixelImages:
-        """A copy of some images, so that the memory of the others can be freed."""
-        places = [self._place(index) for index in indices]
-        pixels = np.stack([np.asarray(self._arrays[part][place]) for part, place in places])
+    def take(self, indices: Sequence[int]) -> Images:
+        """Some of the images; copied unless they are memory-mapped, so that the memory of the others can be freed."""
+        if all(isinstance(array, np.memmap) for array in self._arrays):
+            return Subset(self, indices)
+        pixels = np.stack([self._arrays[part][place] for part, place in map(self._place, indices)])
         return PixelImages([pixels], self._split, [self._numbers[index] for index in indices])
 
 
 class NamedFiles(Images):
-    """Image files below a folder. A file that is missing or damaged is a record with the reason.
+    """Image files `names` below a folder, at least one of which must exist; `finish` is applied to decoded pixels.
 
-    Parameters
-    ----------
-    folder : where the files are; at least one of them must exist.
-    names : the paths below `folder`, with forward slashes, which are also the names of the records.
-    finish : applied to the decoded pixels.
+    A file that is missing or damaged is a record with the reason.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], finish: Callable[[Pixels], Pixels] | None = None) -> None:
@@ -204,7 +189,7 @@ class NamedFiles(Images):
 
 
 class Subset(Images):
-    """Some images of another collection, which is kept."""
+    """The images of another collection at some positions, in their order."""
 
     def __init__(self, images: Images, indices: Sequence[int]) -> None:
         self._images, self._indices = images, indices
@@ -217,10 +202,8 @@ class Subset(Images):
 
 
 def choose(images: Images, indices: Sequence[int]) -> Images:
-    """Some of the images, without keeping others in memory."""
-    if isinstance(images, PixelImages) and not images.mapped:
-        return images.copy(indices)
-    return Subset(images, indices)
+    """Some of the images, in this order."""
+    return images.take(indices) if isinstance(images, PixelImages) else Subset(images, indices)
 
 
 def first_of(root: Path, *names: str) -> Path:

@@ -16,22 +16,13 @@ from gepc.images.sources import Image, Images
 
 @dataclass
 class Chunk:
-    """Consecutive images of a collection: those that can be scored, and the reasons for those that cannot.
+    """Consecutive images of a collection: those that can be scored, and the reasons for those that cannot."""
 
-    Parameters
-    ----------
-    indices : positions in the collection of the images that can be scored.
-    names : their names.
-    keys : their content keys, see `gepc.images.noise.image_key`.
-    images : the preprocessed images, (C, H, W) each.
-    failures : (position, name, reason) of each image that cannot be scored.
-    """
-
-    indices: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)  # positions in the collection
     names: list[str] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    images: list[Image] = field(default_factory=list)
-    failures: list[tuple[int, str, str]] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the content, see `image_key`
+    images: list[Image] = field(default_factory=list)  # preprocessed, (C, H, W) each
+    failures: list[tuple[int, str, str]] = field(default_factory=list)  # (position, name, reason)
 
     @classmethod
     def of(cls, images: Sequence[Image]) -> Chunk:

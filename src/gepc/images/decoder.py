@@ -28,12 +28,7 @@ MEMORY, MEMORY_PER_PIXEL = 1 << 30, 32
 
 
 class DecoderProcess:
-    """Decodes files one at a time. The process is started when it is first needed, and again after it was killed.
-
-    Parameters
-    ----------
-    seconds : time allowed for one file.
-    """
+    """Decodes files one at a time, in at most `seconds` each; started when it is needed, and again after a kill."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
@@ -80,10 +75,9 @@ class DecoderProcess:
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            late_reason = f"takes more than {self.seconds:g} s to decode"
-            reason = late_reason if late.is_set() else "cannot be decoded: it makes the decoder fail"
             self.close()
-            raise InputError(reason) from error
+            failed = "cannot be decoded: it makes the decoder fail"
+            raise InputError(f"takes more than {self.seconds:g} s to decode" if late.is_set() else failed) from error
         finally:
             timer.cancel()
             timer.join()
@@ -129,12 +123,12 @@ def main() -> None:
         try:
             with open_file(job["path"]) if "path" in job else io.BytesIO(content) as opened:
                 pixels = decode(opened, Path(job.get("path", "")).suffix, job["pixels"])
-            facts = {"shape": pixels.shape, "dtype": pixels.dtype.str, "bytes": pixels.nbytes}
-            answers.write(json.dumps(facts).encode() + b"\n" + pixels.tobytes())
-        except InputError as error:
-            answers.write(json.dumps({"error": str(error)}).encode() + b"\n")
-        except MemoryError:
-            answers.write(json.dumps({"error": "takes too much memory to decode"}).encode() + b"\n")
+            answer = {"shape": pixels.shape, "dtype": pixels.dtype.str, "bytes": pixels.nbytes}
+            content = pixels.tobytes()
+        except (InputError, MemoryError) as error:
+            refused = isinstance(error, InputError)
+            answer, content = {"error": str(error) if refused else "takes too much memory to decode"}, b""
+        answers.write(json.dumps(answer).encode() + b"\n" + content)
         answers.flush()
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -49,13 +49,9 @@ _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of 
 def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pixels:
     """Return an image array as (H, W) or (H, W, C), whichever of (C, H, W) and (H, W, C) it was.
 
-    The channel axis is the first or the last one. The first rule that selects exactly one of the two decides:
-
-    1. it has 1 or 3 elements;
-    2. it has `channels` elements;
-    3. it is shorter than both other axes.
-
-    If both have 1 or 3 elements, or no rule decides, the array is refused.
+    The channel axis is the first or the last one. The first rule that selects exactly one of the two decides: it has 1
+    or 3 elements; it has `channels` elements; it is shorter than both other axes. If both have 1 or 3 elements, or no
+    rule decides, the array is refused.
 
     Parameters
     ----------
@@ -108,15 +104,10 @@ def read_file(path: str | os.PathLike[str]) -> Pixels:
 
 
 def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Decode the content of one file, in one of `FORMATS`, a TIFF with any number of bands, or `.npy`.
+    """Decode one file, in one of `FORMATS`, a TIFF with any number of bands, or an array by its suffix or first bytes.
 
-    An `InputError` has a text that goes on after the name of the file.
-
-    Parameters
-    ----------
-    content : the file.
-    suffix : the suffix of its name; a file is an array if it is `.npy`, or if its first bytes say so.
-    max_pixels : larger images are refused before they are decoded.
+    Larger images than `max_pixels` are refused before they are decoded. An `InputError` has a text that goes on after
+    the name of the file.
     """
     from PIL import Image as PILImage
     from PIL import UnidentifiedImageError
@@ -304,11 +295,7 @@ def is_stack(path: Path) -> bool:
 
 
 def split_archive(source: str | os.PathLike[str]) -> tuple[Path, str | None] | None:
-    """Split `data.npz:NAME` into the path of the archive and the name of the array; None for anything else.
-
-    Everything that takes such a source uses this function. The name is None where none is given, and `.npz` may occur
-    in the names of folders too: `data.npz.d/train.npz` is one path.
-    """
+    """Split `data.npz[:NAME]` into path and name; None for anything else. `data.npz.d/train.npz` is one path."""
     text = str(source)
     path, colon, key = text.rpartition(".npz:")
     if text.endswith(".npz") and (not colon or Path(text).exists()):
@@ -317,14 +304,7 @@ def split_archive(source: str | os.PathLike[str]) -> tuple[Path, str | None] | N
 
 
 def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
-    """Read one array of an `.npz` archive; the others are not loaded.
-
-    Parameters
-    ----------
-    path : the archive.
-    key : the name of the array; None reads the only one, or the first of `default_keys` that is there.
-    default_keys : the names that are looked for if the archive holds several arrays and `key` is None.
-    """
+    """Read the array `key` of an `.npz` archive, or the only one, or the first of `default_keys` that is there."""
     try:
         with open_regular(path) as handle:
             if not zipfile.is_zipfile(handle):

@@ -91,17 +91,7 @@ class Preprocessing:
                 raise OptionError(f"size must be (height, width) of at least 1, got {self.size}")
 
     def __call__(self, pixels: Pixels, name: str = "image") -> Image:
-        """Preprocess one image.
-
-        Parameters
-        ----------
-        pixels : (H, W) or (H, W, C).
-        name : what errors call the image.
-
-        Returns
-        -------
-        Contiguous float32 (C, H, W) in [-1, 1].
-        """
+        """Preprocess pixels (H, W) or (H, W, C) to contiguous float32 (C, H, W) in [-1, 1]; errors call them `name`."""
         if pixels.ndim == 2:
             pixels = pixels[..., None]
         if 0 in pixels.shape:
@@ -150,23 +140,18 @@ class Preprocessing:
     def _to_size(self, image: Image, name: str) -> Image:
         if self.resize == "native" and min(image.shape[:2]) < self.multiple:
             raise InputError(f"{name} is smaller than {self.multiple} pixels, the smallest that the network takes")
-        if self.resize == "native" or self.size is None or image.shape[:2] == self.size:
-            return self._window_of(image)
-        given, wanted = (f"{height}x{width}" for height, width in (image.shape[:2], self.size))
-        if self.resize == "exact":
-            raise InputError(
-                f"{name} is {given} but {wanted} is expected; "
-                "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size"
-            )
-        if self.resize == "cut":
-            if image.shape[0] < self.size[0] or image.shape[1] < self.size[1]:
+        if self.size is not None and image.shape[:2] != self.size:
+            given, wanted = (f"{height}x{width}" for height, width in (image.shape[:2], self.size))
+            if self.resize == "exact":
+                raise InputError(
+                    f"{name} is {given} but {wanted} is expected; "
+                    "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size"
+                )
+            if self.resize == "cut" and (image.shape[0] < self.size[0] or image.shape[1] < self.size[1]):
                 raise InputError(f"{name} is {given}, too small to cut {wanted} out of it")
-            return self._window_of(image)
-        return _resized(self._window_of(image), self.size)
-
-    def _window_of(self, image: Image) -> Image:
         top, left, height, width = self.window((image.shape[0], image.shape[1]))
-        return image[top : top + height, left : left + width]
+        part = image[top : top + height, left : left + width]
+        return part if self.size is None or self.size == (height, width) else _resized(part, self.size)
 
     def window(self, shape: tuple[int, int]) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the part of an image of this (H, W) that is used, before it is resized."""
@@ -189,13 +174,9 @@ def accepted_channels(channels: int) -> tuple[int, ...]:
 def log_magnitude(
     pixels: Pixels, value_range: tuple[float, float] | None = None, name: str = "image"
 ) -> npt.NDArray[np.float64]:
-    """Log-magnitude y in [0, 1], as defined at the top of this module.
+    """Log-magnitude y in [0, 1] of real or complex pixels, as defined at the top of this module.
 
-    Parameters
-    ----------
-    pixels : real or complex pixels of any shape.
-    value_range : (no echo, white); brighter pixels saturate, as in 8-bit products. Float and complex pixels need it.
-    name : what errors call the image.
+    Pixels brighter than white in `value_range`, (no echo, white), saturate, as in 8-bit products.
     """
     _check_numbers(pixels, name)
     black, white = value_range or _type_range(pixels, name, "(0, white)")
@@ -217,11 +198,7 @@ def from_log_magnitude(y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def rgb_picture(image: Image, bands: tuple[int, ...] | None = None) -> Image:
     """A preprocessed image (C, H, W) as (H, W, 3) in [0, 1] for display.
 
-    Parameters
-    ----------
-    image : the image.
-    bands : the bands shown as red, green and blue, or one as grey, counted from 1; None shows the first three, or the
-        first one of an image with fewer.
+    `bands` are shown as red, green and blue, or one as grey, counted from 1; by default the first three, or the first.
     """
     if bands is None:
         bands = (1, 2, 3) if len(image) >= 3 else (1,)
@@ -269,13 +246,7 @@ def _resized(image: Image, size: tuple[int, int]) -> Image:
 
 
 def warn_about_range(images: Images, value_range: tuple[float, float] | None) -> None:
-    """Warn if the first float images have no negative value: they are read as [-1, 1], but may be in [0, 1].
-
-    Parameters
-    ----------
-    images : the collection; its first 16 images are read.
-    value_range : the range that was given, in which case there is nothing to warn about.
-    """
+    """Warn if the first float images have no negative value: they are read as [-1, 1], but may be in [0, 1]."""
     if value_range is not None:
         return
     suspicious = False
@@ -296,14 +267,9 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
 
 
 def window_starts(length: int, size: int, stride: int, slack: int = 0) -> list[int]:
-    """First positions of windows along one side of an image: 0, stride, 2 stride, ...
+    """First positions of windows of `size` pixels along a side of `length`: 0, stride, 2 stride, ...
 
-    Parameters
-    ----------
-    length : pixels of the side.
-    size : pixels of a window, at most `length`.
-    stride : pixels from one window to the next.
-    slack : a last window, flush with the end, is added where more than this many pixels would not be covered.
+    A last window, flush with the end, is added where more than `slack` pixels would not be covered.
     """
     starts = list(range(0, length - size + 1, stride))
     return [*starts, length - size] if length - size - starts[-1] > slack else starts

@@ -35,6 +35,7 @@ from gepc.images.formats import (
 )
 
 Image = npt.NDArray[np.float32]
+ReadFile = Callable[[str], Pixels]
 
 
 @dataclass(frozen=True)
@@ -103,21 +104,10 @@ class Images(ABC):
 
 
 class ObservedImages(Images):
-    """A collection that passes every readable image to a function when it is read.
-
-    Parameters
-    ----------
-    images : the collection.
-    observe : the function.
-
-    Attributes
-    ----------
-    seen : position of an image -> result of the function.
-    """
+    """A collection that passes every readable image to a function when it is read: `seen` has position -> result."""
 
     def __init__(self, images: Images, observe: Callable[[Record], Any]) -> None:
-        self._images = images
-        self._observe = observe
+        self._images, self._observe = images, observe
         self.seen: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -198,11 +188,7 @@ def _as_numpy(array: Any) -> Pixels:
 
 
 class ArrayImages(Images):
-    """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array.
-
-    A 3-D array whose first axis has 1 or 3 elements, or whose last axis has 1, 3 or 4, is refused: it is probably a
-    single image.
-    """
+    """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; what may be a single image in colour is refused."""
 
     def __init__(self, array: Pixels) -> None:
         if array.ndim == 3 and array.shape[0] not in (1, 3) and array.shape[2] not in (1, 3, 4):
@@ -224,10 +210,7 @@ class ArrayImages(Images):
 
 
 class ItemImages(Images):
-    """A list of arrays, a torch Dataset, anything with `len` and indexing; a label next to the image is ignored.
-
-    An item that the data set fails to read, or that is not an image, is a record with the reason.
-    """
+    """A list of arrays, a torch Dataset, anything with `len` and indexing; other items are records with a reason."""
 
     def __init__(self, items: Any) -> None:
         self._items = items
@@ -246,10 +229,8 @@ class ItemImages(Images):
 class StreamImages(Images):
     """A DataLoader, an IterableDataset, any iterable: read once in order, in constant memory, without a length.
 
-    Parameters
-    ----------
-    source : yields images, (image, label) pairs, dictionaries with an image, files, or batches of images. A
-        `DataLoader` with a batch size yields batches; elsewhere a 4-D array is a batch.
+    It yields images, (image, label) pairs, dictionaries with an image, files, or batches of images: a `DataLoader` with
+    a batch size yields batches; elsewhere a 4-D array is a batch.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -326,9 +307,6 @@ def record_of_item(name: str, item: Any) -> Record:
 # --- files and URLs --------------------------------------------------------------------------------------------------
 
 
-ReadFile = Callable[[str], Pixels]
-
-
 def read_record(name: str, path: str | os.PathLike[str], read: ReadFile = read_file) -> Record:
     """The record of one file. A file that cannot be read is a record with the reason, not an exception."""
     try:
@@ -339,29 +317,19 @@ def read_record(name: str, path: str | os.PathLike[str], read: ReadFile = read_f
 
 
 def file_stamp(name: str) -> str:
-    """What changes whenever the content of a file or URL does: its size and times, or what its store knows it by.
-
-    Empty if there is no such file. The time of the last status change is part of it, since a file that is moved over
-    another keeps the other times.
-    """
+    """What changes whenever the content of a file or URL does; empty if there is no such file."""
     try:
         if is_url(name):
             system, place = file_system(name)
             return str(system.ukey(place))
-        facts = Path(name).stat()
+        facts = Path(name).stat()  # a file that is moved over another keeps its times, except that of the status
         return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
     except Exception:  # noqa: BLE001 - every file system of fsspec raises errors of its own
         return ""
 
 
 class FileImages(Images):
-    """Image files. One that cannot be read is a record with the reason.
-
-    Parameters
-    ----------
-    names : a path or a URL of each file; `s3://bucket/0.png` and whatever else fsspec knows.
-    read : reads one of them.
-    """
+    """Image files, by paths or URLs (whatever fsspec knows). One that cannot be read is a record with a reason."""
 
     def __init__(self, names: Sequence[str | os.PathLike[str]], read: ReadFile = read_file) -> None:
         self._read = read

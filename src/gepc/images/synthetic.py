@@ -61,23 +61,6 @@ def _blur(image: Field, _: np.random.Generator) -> Field:
     return np.asarray(gaussian_filter(image, (0.0, sigma, sigma), mode="nearest"))
 
 
-def _noise(image: Field, rng: np.random.Generator) -> Field:
-    return image + NOISE * rng.standard_normal(image.shape)
-
-
-def _contrast(image: Field, _: np.random.Generator) -> Field:
-    mean = image.mean()
-    return np.asarray(mean + CONTRAST * (image - mean))
-
-
-def _colour(image: Field, _: np.random.Generator) -> Field:
-    return -image if len(image) == 1 else np.roll(image, 1, axis=0)
-
-
-def _negative(image: Field, _: np.random.Generator) -> Field:
-    return -image
-
-
 def _zoom(image: Field, _: np.random.Generator) -> Field:
     """Bilinear."""
     from scipy.ndimage import map_coordinates
@@ -91,10 +74,10 @@ _MAKERS: dict[str, Callable[[Field, np.random.Generator], Field]] = {
     "shuffle": _shuffle,
     "phase": _phase,
     "blur": _blur,
-    "noise": _noise,
-    "contrast": _contrast,
-    "colour": _colour,
-    "negative": _negative,
+    "noise": lambda image, rng: image + NOISE * rng.standard_normal(image.shape),
+    "contrast": lambda image, _: np.asarray(image.mean() + CONTRAST * (image - image.mean())),
+    "colour": lambda image, _: -image if len(image) == 1 else np.roll(image, 1, axis=0),
+    "negative": lambda image, _: -image,
     "zoom": _zoom,
 }
 KINDS = tuple(_MAKERS)
