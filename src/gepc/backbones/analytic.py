@@ -71,8 +71,7 @@ class GaussianBackbone(MixtureBackbone):
 
     Parameters
     ----------
-    mu : the mean, broadcastable to `shape`.
-    cov : one variance for all pixels, a variance per pixel, or the full matrix, see `MixtureBackbone`.
+    mu, cov : the mean and the covariance, in one of the forms of `MixtureBackbone`.
     shape : (C, H, W) of the images.
     alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
     """

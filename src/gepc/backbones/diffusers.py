@@ -19,12 +19,7 @@ from gepc.core.errors import BackboneError, OptionError, check_choice
 
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 class DiffusersBackbone(Backbone):
@@ -89,11 +84,7 @@ class DiffusersBackbone(Backbone):
     def with_autoencoder(self, autoencoder: Any, act_on: str = "latents", offload: bool = False) -> DiffusersBackbone:
         """The backbone behind the encoder of a diffusers autoencoder, which is changed in place.
 
-        Parameters
-        ----------
-        autoencoder : the autoencoder.
-        act_on : see `Backbone.with_encoder`.
-        offload : keep the network or the encoder in main memory while the other one runs on the device.
+        With `offload`, the network or the encoder stays in main memory while the other one runs on the device.
         """
         encoder = AutoencoderEncoder(autoencoder, self.device, self.precision)
         if encoder.latent_channels != self.channels:
@@ -127,10 +118,8 @@ class DiffusersBackbone(Backbone):
         if self.class_label is not None:
             labels = torch.full(given.shape[:1], self.class_label, device=given.device)
         y = given.to(self.precision).contiguous(memory_format=torch.channels_last)
-        embeddings = {
-            name: torch.from_numpy(values).to(y).expand(y.shape[0], *values.shape[1:])
-            for name, values in self.conditioning.items()
-        }
+        tensors = {name: torch.from_numpy(values).to(y) for name, values in self.conditioning.items()}
+        embeddings = {name: values.expand(y.shape[0], *values.shape[1:]) for name, values in tensors.items()}
         size = (y.shape[-2] * self.factor, y.shape[-1] * self.factor)
         call = CLASSES[type(self.net).__name__].call
         answer: torch.Tensor = call(self.net, y, self._times[t], Conditions(labels, embeddings, size))[0]

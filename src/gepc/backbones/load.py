@@ -251,7 +251,7 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
         net: Any = build_net(values, patches)
         tensors = read_all(files)
         check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
-        place(net, tensors)
+        net = place(net, tensors)
     else:
         net = _pretrained(model, kind, wanted)
     home = next((pipeline / name for name in AUTOENCODERS if (pipeline / name / "config.json").is_file()), None)

@@ -47,11 +47,8 @@ def _dit(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> An
 def _pixart(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
     added: dict[str, Any] = {"resolution": None, "aspect_ratio": None}
     if net.use_additional_conditions:
-        height, width = given.size
-        added = {
-            "resolution": y.new_tensor([[height, width]]).expand(len(y), -1),
-            "aspect_ratio": y.new_tensor([[height / width]]).expand(len(y), -1),
-        }
+        values = {"resolution": given.size, "aspect_ratio": (given.size[0] / given.size[1],)}
+        added = {name: y.new_tensor([value]).expand(len(y), -1) for name, value in values.items()}
     return net(
         y,
         encoder_hidden_states=given.embeddings[PROMPT],
@@ -94,20 +91,12 @@ def _flux(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> A
 
 @dataclass(frozen=True)
 class NetworkClass:
-    """How a class of networks is called.
+    """How a class of networks is called."""
 
-    Parameters
-    ----------
-    call : the network, its input, the time and the conditions -> a tuple that begins with the answer.
-    needs : the embeddings it cannot do without.
-    prompt : where the embeddings are in the answer of a pipeline's `encode_prompt`, by name.
-    cells : latent cells per side of what the network counts as one channel group; 2 for Flux, which packs 2x2.
-    """
-
-    call: Call
-    needs: tuple[str, ...] = ()
-    prompt: Mapping[str, int] | None = None
-    cells: int = 1
+    call: Call  # the network, its input, the time and the conditions -> a tuple that begins with the answer
+    needs: tuple[str, ...] = ()  # the embeddings it cannot do without
+    prompt: Mapping[str, int] | None = None  # where they are in the answer of a pipeline's `encode_prompt`
+    cells: int = 1  # latent cells per side of what the network counts as one channel group; Flux packs 2x2
 
 
 CLASSES: dict[str, NetworkClass] = {

@@ -21,12 +21,7 @@ MOST_IMAGES = 32  # of one call; some networks of diffusers take another path fr
 
 
 class OnnxBackbone(Backbone):
-    """A network that `export_onnx` wrote, run by onnxruntime on the CPU: predictions and activations, no derivatives.
-
-    Parameters
-    ----------
-    path : the file.
-    """
+    """A network that `export_onnx` wrote, run by onnxruntime on the CPU: predictions and activations only."""
 
     family = "onnx"
 
@@ -38,13 +33,12 @@ class OnnxBackbone(Backbone):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         try:
-            self.net = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            about = json.loads(self.net.get_modelmeta().custom_metadata_map[KEY])
+            net = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            about = json.loads(net.get_modelmeta().custom_metadata_map[KEY])
         except KeyError as error:
             raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
         except Exception as error:  # onnxruntime has a dozen of its own
             raise InputError(f"{path} is no ONNX network: {str(error).splitlines()[0]}") from error
-        net = self.net
         super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
         self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
         self.parameters, self.sha256, self.source = about["parameters"], sha256(path), str(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import pickle
 import pickletools
 import re
@@ -129,17 +130,14 @@ def unwrap(content: Mapping[str, Any], landmarks: Sequence[str], path: Path) -> 
     Checkpoints wrap it as {"model": ...}, {"state_dict": ...} or {"ema": ...} (averaged weights are taken first) and
     prefix its names with `module.` or the like; that prefix is cut off.
     """
-    for entry in [content, *(content.get(key) for key in WRAPPERS)]:
-        if not isinstance(entry, Mapping):
-            continue
-        for landmark in landmarks:
-            for name in map(str, entry):
-                if name == landmark or name.endswith(f".{landmark}"):
-                    others = [(key, value) for key, value in entry.items() if not isinstance(value, torch.Tensor)]
-                    if others:
-                        raise BackboneError(f"{path}: {others[0][0]} is a {type(others[0][1]).__name__}, not a tensor")
-                    prefix = name.removesuffix(landmark)
-                    return {key.removeprefix(prefix): value for key, value in entry.items()}
+    entries = [entry for entry in (content, *map(content.get, WRAPPERS)) if isinstance(entry, Mapping)]
+    for entry, landmark in itertools.product(entries, landmarks):
+        prefixes = [name.removesuffix(landmark) for name in map(str, entry) if f".{name}".endswith(f".{landmark}")]
+        if prefixes:
+            for name, value in entry.items():
+                if not isinstance(value, torch.Tensor):
+                    raise BackboneError(f"{path}: {name} is a {type(value).__name__}, not a tensor")
+            return {name.removeprefix(prefixes[0]): value for name, value in entry.items()}
     names = ", ".join(map(str, list(content)[:4]))
     hint = "; this is diffusers' layout: give the folder with its config.json" if "conv_in.weight" in content else ""
     raise BackboneError(f"{path} is not an OpenAI UNet: it holds {names}, but no tensor {landmarks[0]}{hint}")
@@ -160,10 +158,10 @@ def check_shapes(path: Path | str, given: Mapping[str, torch.Tensor], expected: 
             raise BackboneError(f"{path}: tensor {names[0]} {text}{others}")
 
 
-def place(net: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make `tensors` the parameters of `net` (built on the meta device): assigned, not copied."""
+def place(net: UNet2DModel, tensors: Mapping[str, torch.Tensor]) -> UNet2DModel:
+    """The network, built on the meta device, with `tensors` as its parameters: assigned, not copied."""
     net.load_state_dict(dict(tensors), strict=True, assign=True)
-    net.requires_grad_(False)
+    return net.requires_grad_(False)
 
 
 def settle(net: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
@@ -230,22 +228,13 @@ EXTRAS = "gepc.json"  # the file beside the config that holds the patches
 
 @dataclass(frozen=True)
 class Patches:
-    """Changes to a built network, each None or False where the config is enough.
+    """Changes to a built network, each None or False where the config is enough."""
 
-    Parameters
-    ----------
-    encoder_heads : attention heads at every width in encoder and middle; the config only has a width per head.
-    decoder_heads : the same for the decoder.
-    time_channels : width of the sinusoidal time embedding, if it is not that of the first level.
-    plain_resampling : average pooling and nearest neighbour without a convolution (`conv_resample=False`).
-    head_channels : the config's own `attention_head_dim`, which `MARK` replaces there.
-    """
-
-    encoder_heads: int | None = None
+    encoder_heads: int | None = None  # at every width, also in the middle; the config only has a width per head
     decoder_heads: int | None = None
-    time_channels: int | None = None
-    plain_resampling: bool = False
-    head_channels: int | None = None
+    time_channels: int | None = None  # width of the sinusoidal time embedding, if it is not that of the first level
+    plain_resampling: bool = False  # average pooling and nearest neighbour without a convolution
+    head_channels: int | None = None  # the config's own `attention_head_dim`, which `MARK` replaces there
 
     @property
     def reasons(self) -> list[str]:

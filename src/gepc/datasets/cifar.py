@@ -78,9 +78,9 @@ def _map_files(folder: Path, names: Sequence[str]) -> list[Bytes]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise InputError(f"{folder} lacks {', '.join(missing)}")
-    empty = [name for name in names if (folder / name).stat().st_size == 0]
-    if empty:
-        raise InputError(f"{folder / empty[0]} is empty")
+    for name in names:
+        if (folder / name).stat().st_size == 0:
+            raise InputError(f"{folder / name} is empty")
     return [np.memmap(folder / name, np.uint8, mode="r") for name in names]
 
 
@@ -199,18 +199,11 @@ def read_plain_pickle(content: bytes) -> dict[str, Any]:
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(found, dict):
             raise InputError(f"it holds a {type(found).__name__}, not a dictionary")
-        return {_text(key): value for key, value in found.items()}
+        return {str(_bytes(key), "latin1") if not isinstance(key, str) else key: value for key, value in found.items()}
     except InputError:
         raise
     except _DAMAGED_PICKLE as error:
         raise InputError(f"it is damaged or cut short: {error}") from error
-
-
-def _text(key: Any) -> str:
-    key = _bytes(key)
-    if not isinstance(key, (str, bytes)):
-        raise TypeError("a key of its dictionary is not text")
-    return key if isinstance(key, str) else key.decode("latin1")
 
 
 def _bytes(value: Any) -> Any:

@@ -26,9 +26,6 @@ _CELEBA_PARTITION = {"0": "train", "1": "validation", "2": "test"}
 _DTD_LISTS = {"train": ("train1.txt", "val1.txt"), "test": ("test1.txt",)}
 
 
-# --- any folder or array ---------------------------------------------------------------------------------------------
-
-
 @register("folder", layout="train/ and test/ with image files, or image files that are all test images")
 def folder(root: Path, split: str) -> NamedFiles:
     """The images below `train/` or `test/`, in sorted order; without these folders all images are the test split."""
@@ -65,9 +62,6 @@ def npy(root: Path, split: str) -> PixelImages:
         raise InputError(f"{path}: {error}") from error
     except DAMAGED_ARRAY as error:
         raise InputError(f"{path} is not a complete, plain .npy array: {error}") from error
-
-
-# --- image files -----------------------------------------------------------------------------------------------------
 
 
 @register(
@@ -136,8 +130,6 @@ def tiny_imagenet(root: Path, split: str) -> NamedFiles:
     return NamedFiles(home, sorted(path.relative_to(home).as_posix() for path in home.glob(pattern)))
 
 
-# --- IDX files -------------------------------------------------------------------------------------------------------
-
 _IDX_NAMES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 _IDX_LAYOUT = "{}/ with train-images-idx3-ubyte and t10k-images-idx3-ubyte, unpacked or as .gz"
 
@@ -171,9 +163,6 @@ def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
         return PixelImages([pixels.reshape(*shape, 1)], split)
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise InputError(f"{path} is not a complete IDX file of images: {error}") from error
-
-
-# --- MATLAB files ----------------------------------------------------------------------------------------------------
 
 
 @register(

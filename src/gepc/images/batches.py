@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,12 +23,6 @@ class Chunk:
     keys: list[bytes] = field(default_factory=list)  # of the content, see `image_key`
     images: list[Image] = field(default_factory=list)  # preprocessed, (C, H, W) each
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # (position, name, reason)
-
-    @classmethod
-    def of(cls, images: Sequence[Image]) -> Chunk:
-        """A chunk of images that are preprocessed already, named by their numbers."""
-        indices = list(range(len(images)))
-        return cls(indices, [str(index) for index in indices], [image_key(image) for image in images], list(images))
 
     def stacked(self) -> Image:
         """The readable images as (N, C, H, W)."""

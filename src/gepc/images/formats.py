@@ -43,9 +43,6 @@ _PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
 _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
 
 
-# --- the channel axis ------------------------------------------------------------------------------------------------
-
-
 def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pixels:
     """Return an image array as (H, W) or (H, W, C), whichever of (C, H, W) and (H, W, C) it was.
 
@@ -80,9 +77,6 @@ def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pix
 def axes_need_count(shape: tuple[int, ...]) -> bool:
     """Whether only the backbone's number of channels can tell (C, H, W) from (H, W, C)."""
     return len(shape) == 3 and shape[0] != shape[2] and not set(_COMMON_COUNTS) & {shape[0], shape[2]}
-
-
-# --- one image per file ----------------------------------------------------------------------------------------------
 
 
 def read_pixels(path: str | os.PathLike[str]) -> Pixels:
@@ -190,10 +184,9 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def decode_picture(picture: Any) -> Pixels:
-    """Pixels of a PIL picture: grey (H, W) in 8 bits, 16 bits or float, colour (H, W, 3) in 8 bits.
+    """Pixels of a PIL picture: grey (H, W) in 8 bits, 16 bits or float, colour (H, W, 3) in 8 bits; alpha is dropped.
 
-    Palettes and other colour spaces become RGB, and an alpha channel is dropped. A TIFF with further bands, which PIL
-    would drop too, is an `InputError`.
+    Palettes and other colour spaces become RGB. A TIFF with further bands, which PIL would drop, is an `InputError`.
     """
     bands = _data_bands(picture)
     if bands not in _COMMON_COUNTS:
@@ -259,9 +252,6 @@ def _read_bands(content: IO[bytes], max_pixels: int) -> Pixels:
                 return np.asarray(file.read(bands).transpose(1, 2, 0))
     except (rasterio.errors.RasterioError, OSError) as error:
         raise InputError(f"is not an image that can be decoded: {error}") from error
-
-
-# --- array files -----------------------------------------------------------------------------------------------------
 
 
 def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:

@@ -45,14 +45,7 @@ def recipe_for(
 ) -> tuple[Recipe, list[Choice]]:
     """The recipe of a run, and what was chosen for the images if there is no recipe.
 
-    Fields that are not set are those of the run in `out`, if there is one.
-
-    Parameters
-    ----------
-    data : a folder of images, or an `.npz` file with an array `train_x`.
-    out : folder of the run.
-    config : a YAML file, or the name of a recipe of the package.
-    overrides : values of fields.
+    Fields that neither the recipe `config` nor `overrides` sets are those of the run in `out`, if there is one.
     """
     given = dict(overrides or {})
     saved = saved_recipe(out)

@@ -44,16 +44,10 @@ def survey(images: Images) -> Survey:
 
 @dataclass(frozen=True)
 class Crops:
-    """Images that are larger than the network's input, from which a step takes random crops.
+    """Images that are larger than the network's input, from which a step takes random crops."""
 
-    Parameters
-    ----------
-    pixels : the images as they were read, (H, W) or (H, W, C) each; preprocessed, they would need more memory.
-    preprocessing : turns a crop into the network's input; its `size` is the size of a crop.
-    """
-
-    pixels: Sequence[Pixels]
-    preprocessing: Preprocessing
+    pixels: Sequence[Pixels]  # as they were read, (H, W) or (H, W, C) each; preprocessed, they would need more memory
+    preprocessing: Preprocessing  # its `size` is the size of a crop
 
     def cut(self, indices: npt.NDArray[np.int64], places: npt.NDArray[np.float64]) -> Image:
         """One crop (C, H, W) from each of the images `indices`, at (y, x) in `places`, from 0, the first, to 1."""
@@ -69,28 +63,18 @@ class Crops:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The images of a run.
+    """The images of a run."""
 
-    Attributes
-    ----------
-    images : training images (N, C, H, W) in [-1, 1]; their central crops if the recipe crops.
-    held_out : held-out images, prepared in the same way.
-    hashes : sorted hashes of the training images' sources, see `Record.content_hash`.
-    crops : the training images that random crops are taken from; None if the recipe does not crop.
-    """
-
-    images: Image
+    images: Image  # (N, C, H, W) in [-1, 1]; their central crops if the recipe crops
     held_out: Image
-    hashes: npt.NDArray[np.uint64]
-    crops: Crops | None = None
+    hashes: npt.NDArray[np.uint64]  # sorted, of the training images' sources, see `Record.content_hash`
+    crops: Crops | None = None  # the training images that random crops are taken from
 
 
 def open_training_images(data: str | Path) -> Images:
     """Open a folder of images, or an `.npz` file with an array `train_x`; other arrays of it are not read."""
-    is_archive = Path(data).suffix == ".npz"
-    collection = open_images(
-        read_npz(Path(data), default_keys=("train_x", "x", "images")) if is_archive else Path(data)
-    )
+    path = Path(data)
+    collection = open_images(read_npz(path, default_keys=("train_x", "x", "images")) if path.suffix == ".npz" else path)
     if len(collection) < MINIMUM_IMAGES:
         raise InputError(
             f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
@@ -102,7 +86,7 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
     """Read the images of a run. The held-out images are the last `recipe.held_out` of a seeded shuffle."""
     collection = open_training_images(data)
     channels = survey(collection).channels if recipe.image_channels is None else recipe.image_channels
-    observed = ObservedImages(collection, lambda record: (record.content_hash(), _is_colour(record)))
+    observed = ObservedImages(collection, _hash_and_colour)
     size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
     preprocessing = Preprocessing(recipe.value_range, size, "cut" if recipe.crop else "stretch", channels)
     crops = None
@@ -130,8 +114,9 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
     return TrainingData(images[trained], images[held], hashes, crops)
 
 
-def _is_colour(record: Record) -> bool:
-    return record.axes_known and record.pixels is not None and record.pixels.shape[2:] == (3,)
+def _hash_and_colour(record: Record) -> tuple[int, bool]:
+    is_colour = record.axes_known and record.pixels is not None and record.pixels.shape[2:] == (3,)
+    return record.content_hash(), is_colour
 
 
 def _load(collection: Images, where: str, preprocessing: Preprocessing) -> Image:

@@ -45,17 +45,9 @@ class LevelError:
 def evaluate(
     out: str | Path, recipe: Recipe, images: Image, held_out: Image, step: int
 ) -> tuple[list[LevelError], list[str]]:
-    """Evaluate a trained network and write `held_out.json`, `samples.png` and `loss.png` to its run folder.
+    """Evaluate the network in `out` and write `held_out.json`, `samples.png` and `loss.png` to its run folder.
 
-    Returns the errors per level, and notes on what was skipped.
-
-    Parameters
-    ----------
-    out : folder of the trained network.
-    recipe : its recipe.
-    images : the training images, which the linear predictor is fitted to.
-    held_out : the held-out images.
-    step : number of training steps, for the record.
+    The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
     """
     import torch
     from diffusers import UNet2DModel

@@ -52,9 +52,7 @@ class Converted:
 
     def build(self) -> UNet2DModel:
         """The network; its parameters are the converted tensors themselves."""
-        net = build_net(self.config, self.patches)
-        place(net, self.tensors)
-        return net
+        return place(build_net(self.config, self.patches), self.tensors)
 
     @property
     def caveats(self) -> list[str]:
@@ -234,11 +232,8 @@ def save_folder(converted: Converted, out: Path) -> None:
 def _extras(converted: Converted) -> dict[str, Any]:
     """What gepc needs beyond diffusers' files: patches, OpenAI's timesteps, and the origin of the weights."""
     scheduler, options = converted.scheduler, converted.options
-    said = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(options)
-        if getattr(options, field.name) != field.default
-    }
+    defaults = dataclasses.asdict(Options())
+    said = {name: value for name, value in dataclasses.asdict(options).items() if value != defaults[name]}
     return {
         "family": "openai",
         "patches": converted.patches.to_dict(),
@@ -283,11 +278,9 @@ def fitting_presets(net: Architecture) -> list[str]:
     """The presets that the tensors do not contradict."""
     fitting = []
     for name in PRESETS:
-        try:
+        with contextlib.suppress(OptionError, BackboneError):
             check_agreement(net, read_options(name), Path(name))
-        except (OptionError, BackboneError):
-            continue
-        fitting.append(name)
+            fitting.append(name)
     return fitting
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gepc.backbones.schedule import Scheduler
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import build, read_yaml
-
-if TYPE_CHECKING:
-    from gepc.backbones.schedule import Scheduler
 
 _COSINE_4000 = {"noise_schedule": "cosine", "diffusion_steps": 4000, "rescale_timesteps": True}
 _LINEAR_1000 = {"noise_schedule": "linear", "diffusion_steps": 1000, "rescale_timesteps": False}
@@ -143,20 +141,19 @@ class Options:
     @property
     def head_channels(self) -> int | None:
         """Channels per attention head; None if the number of heads is fixed instead (OpenAI writes -1)."""
-        return self.num_head_channels if self.num_head_channels not in (None, -1) else None
+        return None if self.num_head_channels == -1 else self.num_head_channels
 
     @property
     def decoder_heads(self) -> int | None:
         """The number of heads in the decoder: that of the encoder, unless said otherwise (OpenAI writes -1)."""
-        return self.num_heads_upsample if self.num_heads_upsample not in (None, -1) else self.num_heads
+        return self.num_heads if self.num_heads_upsample in (None, -1) else self.num_heads_upsample
 
     def heads(self, width: int, *, decoder: bool) -> int:
         """The number of heads of an attention over `width` channels."""
         if self.head_channels is not None:
             return width // self.head_channels
         heads = self.decoder_heads if decoder else self.num_heads
-        if heads is None:
-            raise OptionError("num_heads or num_head_channels must be given")
+        assert heads is not None  # `missing` says so
         return heads
 
     @property
@@ -173,8 +170,6 @@ class Options:
 
     def scheduler(self, *, learned_variance: bool) -> Scheduler:
         """The noise schedule under diffusers' names. Linear betas run from 1e-4 to 0.02, times 1000/T."""
-        from gepc.backbones.schedule import Scheduler
-
         steps = self.diffusion_steps or 1000
         fixed = "fixed_small" if self.sigma_small else "fixed_large"
         return Scheduler(
