@@ -78,13 +78,9 @@ def recorded(layers: Layers) -> Iterator[dict[str, Any]]:
 def feature_map(output: Any, size: tuple[int, int]) -> torch.Tensor:
     """A layer's output as (N, C, h, w).
 
-    The tokens of a transformer, (N, h w, C), are arranged as a grid of the image's aspect ratio; tokens that form none
-    become (N, C, tokens, 1). Of several outputs the largest counts: the image's tokens rather than the text's.
-
-    Parameters
-    ----------
-    output : what the layer returned.
-    size : (H, W) of the network's input.
+    The tokens of a transformer, (N, h w, C), are arranged as a grid with the aspect ratio of the input's `size`; tokens
+    that form none become (N, C, tokens, 1). Of several outputs the largest counts: the image's tokens rather than the
+    text's.
     """
     import torch
 

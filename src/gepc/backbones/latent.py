@@ -16,13 +16,8 @@ class AutoencoderEncoder:
     """z = ((mode of encode(x)) - shift) * scaling_factor, of `AutoencoderKL`, `VQModel`, `AutoencoderDC` and the like.
 
     Of a `VQModel` the latents are those before quantisation. With `latents_mean` and `latents_std` in its config, z is
-    (mode - mean) * scaling_factor / std, per channel. The decoder is dropped.
-
-    Parameters
-    ----------
-    autoencoder : the autoencoder, which is changed in place.
-    device : where it runs.
-    dtype : its precision; float32 instead of float16 where its config says `force_upcast`.
+    (mode - mean) * scaling_factor / std, per channel. The autoencoder is changed in place: its decoder is dropped. It
+    runs in float32 instead of float16 where its config says `force_upcast`.
     """
 
     def __init__(self, autoencoder: Any, device: torch.device, dtype: torch.dtype) -> None:

@@ -76,17 +76,11 @@ def missing_files(name: str, folder: Path) -> list[RemoteFile]:
 
 
 def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes | None = None) -> dict[str, int]:
-    """Download a data set and read it: split -> number of images.
+    """Download a data set of `FILES` or `MANUAL` and read it: split -> number of images.
 
     Files that are there are not downloaded again. A file appears under its name when it is complete and its checksum is
-    right; until then its bytes are in a file that ends in `.part`, and the next call continues it.
-
-    Parameters
-    ----------
-    name : one of `FILES`, or of `MANUAL`, whose archive is unpacked once it is in the folder.
-    folder : the destination; it becomes the root for `open_dataset`.
-    mirror : an address that holds all files under their names, instead of the owners' addresses.
-    on_bytes : called with the number of bytes of every chunk.
+    right; until then its bytes are in a file that ends in `.part`, and the next call continues it. With `mirror`, all
+    files are at that address, under their names. `on_bytes` is called with the number of bytes of every chunk.
     """
     wanted = missing_files(name, folder)
     _check_space(folder, sum(one.size * (3 if one.holds else 1) for one in wanted))

@@ -24,22 +24,13 @@ SPLITS = ("train", "test")
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One family of data sets.
+    """One family of data sets."""
 
-    Parameters
-    ----------
-    family : the name in the registry, which is what precedes the colon in `hf:NAME`.
-    layout : a description of the files on disk, for error messages.
-    home : where to get the data.
-    read : takes (root, split), or (root, split, name) with `by_name`.
-    by_name : whether what follows the colon is a name for the reader; otherwise it is a path below the root.
-    """
-
-    family: str
-    layout: str
-    home: str
-    read: Callable[..., Images]
-    by_name: bool = False
+    family: str  # the name in the registry, which is what precedes the colon in `hf:NAME`
+    layout: str  # a description of the files on disk, for error messages
+    home: str  # where to get the data
+    read: Callable[..., Images]  # takes (root, split), or (root, split, name) with `by_name`
+    by_name: bool = False  # whether what follows the colon is a name for the reader, not a path below the root
 
     def open(self, root: Path, split: str, rest: str) -> Images:
         """Open the whole split; a missing or damaged file is an `InputError` that describes the expected layout."""

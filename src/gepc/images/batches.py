@@ -45,14 +45,9 @@ class OnBadImage(Enum):
 
 
 def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image: OnBadImage) -> Iterator[Chunk]:
-    """Read and preprocess a collection in order.
+    """Read and preprocess a collection in order, `size` images per chunk; fewer where their sizes differ.
 
-    Parameters
-    ----------
-    images : the collection.
-    preprocessing : applied to every image. Without a size, the first image sets the size of all.
-    size : images per chunk; fewer where their sizes differ.
-    on_bad_image : which images become failures instead of an `InputError`.
+    If the preprocessing has no size, the first image sets that of all.
     """
     chunk = Chunk()
     for index, record in enumerate(images):

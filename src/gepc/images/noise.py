@@ -26,14 +26,9 @@ def image_key(image: Image) -> bytes:
 
 
 def generator(seed: int, key: bytes, purpose: str, *numbers: int) -> np.random.Generator:
-    """A counter-based generator for one image and one purpose.
+    """A counter-based generator for one image, by its `image_key`, and one purpose.
 
-    Parameters
-    ----------
-    seed : the detector's seed.
-    key : the image's key, from `image_key`.
-    purpose : what the numbers are for; draws for different purposes are independent.
-    numbers : anything else that the draw depends on, such as the timestep and the repetition.
+    Draws for different purposes or `numbers`, such as the timestep and the repetition, are independent.
     """
     text = f"{seed}|{purpose}|{'|'.join(map(str, numbers))}"
     digest = hashlib.blake2b(key + text.encode(), digest_size=16).digest()

@@ -40,20 +40,12 @@ ReadFile = Callable[[str], Pixels]
 
 @dataclass(frozen=True)
 class Record:
-    """One image of a collection.
+    """One image of a collection: its pixels, (H, W) or (H, W, C), or the reason why it cannot be read."""
 
-    Parameters
-    ----------
-    name : the path, the URL, or the position in an array.
-    pixels : (H, W) or (H, W, C); None if the image cannot be read.
-    error : the reason why there are no pixels.
-    axes_known : False for an array that may be (C, H, W) or (H, W, C); `pixels_for` decides.
-    """
-
-    name: str
+    name: str  # the path, the URL, or the position in an array
     pixels: Pixels | None = None
     error: str | None = None
-    axes_known: bool = True
+    axes_known: bool = True  # False for an array that may be (C, H, W) or (H, W, C); `pixels_for` decides
 
     @classmethod
     def of_array(cls, name: str, pixels: Pixels, label: str) -> Record:

@@ -148,13 +148,10 @@ def builtin_recipes() -> dict[str, Path]:
 def load_recipe(
     config: str | Path | None, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None
 ) -> Recipe:
-    """Read a recipe. With `init`, the architecture and the schedule are those of that network.
+    """Read a recipe: a YAML file, or the name of a recipe of the package; None for the default values.
 
-    Parameters
-    ----------
-    config : a YAML file, or the name of a recipe of the package; None for the default values.
-    overrides : values that replace those of the file.
-    base : values of fields that neither sets, such as the recipe of a run that is resumed.
+    `overrides` replace its values; fields that neither sets are those of `base`, such as the recipe of a run that is
+    resumed. With `init`, the architecture and the schedule are those of that network.
     """
     known = builtin_recipes()
     values: dict[str, Any] = {}

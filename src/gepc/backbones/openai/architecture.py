@@ -37,21 +37,17 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about a net that its tensors show.
-
-    `widths` are the channels of each level, finest first, and `attention` says which levels have it. `resampling` is
-    "conv", "resblock" or "plain". `classes` is None for an unconditional net.
-    """
+    """Everything about a net that its tensors show."""
 
     channels: int
     out_channels: int
     model_channels: int
-    widths: tuple[int, ...]
+    widths: tuple[int, ...]  # channels of each level, finest first
     res_blocks: int
-    attention: tuple[bool, ...]
+    attention: tuple[bool, ...]  # which levels have it
     scale_shift: bool
-    resampling: str
-    classes: int | None
+    resampling: str  # "conv", "resblock" or "plain"
+    classes: int | None  # None for an unconditional net
 
     @property
     def time_channels(self) -> int:
@@ -115,10 +111,8 @@ def blocks_of(net: Architecture) -> Iterator[UNetBlock]:
 
 
 def _resample(net: Architecture, source: str, target: str, kind: str, width: int) -> Iterator[UNetBlock]:
-    if net.resampling == "resblock":
-        yield UNetBlock(source, target, RESBLOCK, width, width)
-    elif net.resampling == "conv":
-        yield UNetBlock(source, target, kind, width, width)
+    if net.resampling != "plain":
+        yield UNetBlock(source, target, RESBLOCK if net.resampling == "resblock" else kind, width, width)
 
 
 def expected_shapes(net: Architecture) -> dict[str, Shape]:
@@ -159,10 +153,9 @@ def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
     levels, res_blocks, resampling = _levels(kinds, path)
     widths, attention = [], []
     for level in range(levels):
-        encoder = [f"input_blocks.{1 + level * (res_blocks + 1) + layer}" for layer in range(res_blocks)]
-        decoder = [
-            f"output_blocks.{(levels - 1 - level) * (res_blocks + 1) + layer}" for layer in range(res_blocks + 1)
-        ]
+        down, up = 1 + level * (res_blocks + 1), (levels - 1 - level) * (res_blocks + 1)
+        encoder = [f"input_blocks.{down + layer}" for layer in range(res_blocks)]
+        decoder = [f"output_blocks.{up + layer}" for layer in range(res_blocks + 1)]
         tensors = ("in_layers.2.weight", "in_layers.2.bias", "out_layers.0.weight", "out_layers.3.bias")
         names = [f"{block}.0.{tensor}" for block in encoder + decoder for tensor in tensors]
         widths.append(_vote(_lengths(shapes, names), f"the width of level {level}", path))
