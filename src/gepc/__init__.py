@@ -39,35 +39,30 @@ if TYPE_CHECKING:
     from gepc.verdicts.monitor import Monitor as Monitor
 
 _HOME = {
-    "Action": "gepc.features.groups",
-    "Backbone": "gepc.backbones.base",
-    "DecisionRule": "gepc.verdicts.decision",
-    "Detector": "gepc.detector.detector",
-    "GEPC": "gepc.detector.registry",
-    "GepcError": "gepc.core.errors",
-    "Group": "gepc.features.groups",
-    "Levels": "gepc.backbones.schedule",
-    "Preprocessing": "gepc.images.preprocessing",
-    "Scorer": "gepc.scoring.scorer",
-    "create_detector": "gepc.detector.registry",
-    "list_datasets": "gepc.datasets",
-    "open_dataset": "gepc.datasets",
-    "Monitor": "gepc.verdicts.monitor",
-    "list_backbones": "gepc.backbones.load",
-    "list_detectors": "gepc.detector.registry",
-    "load_backbone": "gepc.backbones.load",
-    "load_detector": "gepc.detector.storage",
-    "register_action": "gepc.features.groups",
+    "gepc.backbones.base": ("Backbone",),
+    "gepc.backbones.load": ("list_backbones", "load_backbone"),
+    "gepc.backbones.schedule": ("Levels",),
+    "gepc.core.errors": ("GepcError",),
+    "gepc.datasets": ("list_datasets", "open_dataset"),
+    "gepc.detector.detector": ("Detector",),
+    "gepc.detector.registry": ("GEPC", "create_detector", "list_detectors"),
+    "gepc.detector.storage": ("load_detector",),
+    "gepc.features.groups": ("Action", "Group", "register_action"),
+    "gepc.images.preprocessing": ("Preprocessing",),
+    "gepc.scoring.scorer": ("Scorer",),
+    "gepc.verdicts.decision": ("DecisionRule",),
+    "gepc.verdicts.monitor": ("Monitor",),
 }
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_MODULE_OF]
 
 _install_aliases()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'gepc' has no attribute {name!r}")
 
 

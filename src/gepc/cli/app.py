@@ -25,21 +25,20 @@ from typer import Option
 from gepc._version import __version__
 from gepc.core.errors import GepcError, StorageError
 
-
-def new_app(name: str, help_text: str, add_completion: bool = False) -> typer.Typer:
-    """A group of commands; called without a command it shows its help."""
-    return typer.Typer(
-        name=name,
-        help=help_text,
-        no_args_is_help=True,
-        add_completion=add_completion,
-        rich_markup_mode="markdown",
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+new_app = partial(
+    typer.Typer,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+"""A group of commands; called without a command it shows its help."""
 
 
-app = new_app("gepc", "Detect out-of-distribution images with a pretrained diffusion model.", add_completion=True)
+app = new_app(
+    name="gepc", help="Detect out-of-distribution images with a pretrained diffusion model.", add_completion=True
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -86,7 +85,8 @@ def show_warning(arguments: Sequence[str], message: Warning | str, *_: Any, **__
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line. Invalid input gives a one-line message and exit code 2, never a traceback."""
-    warnings.showwarning = partial(show_warning, sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    warnings.showwarning = partial(show_warning, arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold bytes that are not text
     code = _run(arguments)
@@ -110,12 +110,11 @@ def _drop_output() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def _run(arguments: list[str] | None) -> int:
+def _run(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except GepcError as error:
-        flags = _flags(str(error), sys.argv[1:] if arguments is None else arguments)
-        note(f"error: {_installable(str(error))}{flags}")
+        note(f"error: {_installable(str(error))}{_flags(str(error), arguments)}")
         return 2
     except typer.Exit as stop:
         return stop.exit_code
@@ -203,14 +202,8 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task(label, total=total)
     begun, shown = time.monotonic(), False
 

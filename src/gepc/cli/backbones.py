@@ -23,7 +23,6 @@ from gepc.training.recipe import builtin_recipes
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
-    from gepc.training.choices import Choice
     from gepc.training.loop import Tick, TrainingRun
 
 LINE_EVERY_SECONDS = 60.0
@@ -67,10 +66,14 @@ def info(
     An OpenAI checkpoint: `gepc info celeba_ema.pt --architecture diffpath-celeba32`
     """
     from gepc.detector.storage import DESCRIPTION, is_detector
+    from gepc.features.base import methods as known_methods
 
     facts: Any
     if methods:
-        facts = method_facts()
+        facts = [
+            {"method": name, "presets": list(kind.presets), "summary": (kind.__doc__ or "").strip().splitlines()[0]}
+            for name, kind in known_methods().items()
+        ]
         rows = [(one["method"], ", ".join(one["presets"]), one["summary"]) for one in facts]
         text = text_table([("method", "presets", "description"), *rows])
     elif source is None:
@@ -149,16 +152,6 @@ def checkpoint_options(
     return {**values, **opt.parse_settings(settings)} or None
 
 
-def method_facts() -> list[dict[str, Any]]:
-    """Name, presets and summary of every detection method."""
-    from gepc.features.base import methods
-
-    return [
-        {"method": name, "presets": list(kind.presets), "summary": (kind.__doc__ or "").strip().splitlines()[0]}
-        for name, kind in methods().items()
-    ]
-
-
 def detector_text(facts: dict[str, Any]) -> str:
     """A saved detector's description; its backbone is not loaded."""
     from gepc.features.base import Cost
@@ -191,24 +184,26 @@ def _facts_table(named: Mapping[str, object]) -> str:
     return text_table([(name, value) for name, value in named.items() if value is not None])
 
 
+def _shape(sides: Iterable[object]) -> str:
+    return "x".join(map(str, sides))
+
+
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
     from gepc.features.base import cost_of
     from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
     from gepc.features.gepc_plus import GepcPlus
 
-    size = backbone.image_size or (_default_side(backbone),) * 2
-    method = GepcPlus()
-    cost = cost_of(method, backbone, size)
+    multiple = backbone.size_multiple
+    size = backbone.image_size or (-(-32 // multiple) * multiple,) * 2
+    cost = cost_of(GepcPlus(), backbone, size)
     seconds = seconds_per_pass(backbone, size)
     encoding = seconds_per_encoding(backbone, size) if cost.encoder else 0.0
+    levels = {"paper": PAPER_LEVELS, "paper, CelebA": PAPER_LEVELS_CELEBA}
     return {
         **backbone.describe(),
         "device": str(backbone.device),
-        "levels": {
-            "paper": level_table(backbone, PAPER_LEVELS),
-            "paper, CelebA": level_table(backbone, PAPER_LEVELS_CELEBA),
-        },
+        "levels": {name: level_table(backbone, wanted) for name, wanted in levels.items()},
         "cost": {
             "size": list(size),
             "seconds_per_pass": seconds,
@@ -232,25 +227,28 @@ def level_table(backbone: Backbone, levels: tuple[float, ...]) -> list[dict[str,
     return rows
 
 
-def _default_side(backbone: Backbone) -> int:
-    """32, or the next larger size that the network accepts."""
-    return -(-32 // backbone.size_multiple) * backbone.size_multiple
-
-
 def backbone_text(facts: dict[str, Any]) -> str:
     """The description of a backbone, for people."""
-    cost = facts["cost"]
+    cost, size, encoder = facts["cost"], facts["image_size"], facts.get("encoder")
+    predicts, respaced = facts.get("prediction_type"), facts.get("timestep_respacing")
+    schedule = [
+        facts.get("schedule"),
+        f"{facts['timesteps']} timesteps",
+        f"abar {facts['first_abar']:.7g} to {facts['last_abar']:.4g}",
+        respaced and f"respaced {respaced}",
+        facts.get("rescale_timesteps") and "called with t*1000/T",
+    ]
     about = {
         "family": facts["family"],
         "network": facts.get("network"),
-        "encoder": _encoder_text(facts.get("encoder")),
+        "encoder": encoder and _encoder_text(encoder),
         "source": facts["source"],
         "sha256": facts["sha256"],
         "parameters": "unknown" if facts["parameters"] is None else f"{facts['parameters']:,}",
         "channels": facts["channels"],
-        "size": _size_text(facts),
-        "predicts": _prediction_text(facts),
-        "schedule": _schedule_text(facts),
+        "size": f"any, in multiples of {facts['size_multiple']}" if size is None else _shape(size),
+        "predicts": f"{predicts} and a variance" if predicts and facts.get("learned_variance") else predicts,
+        "schedule": ", ".join(filter(None, schedule)),
         "conditioning": ", ".join(facts.get("conditioning", ())) or None,
         **{option: facts.get(option) for option in ("class_label", "act_on", "device", "precision")},
     }
@@ -267,38 +265,10 @@ def backbone_text(facts: dict[str, Any]) -> str:
     return "\n\n".join([*tables, _facts_table(spent)])
 
 
-def _encoder_text(encoder: dict[str, Any] | None) -> str | None:
-    if encoder is None:
-        return None
-    kind = encoder.get("class", "a function")
-    cells = f"{encoder['factor']}x{encoder['factor']} pixels per cell of {encoder['channels']} channels"
-    return (
-        f"{kind}, {cells}, scaling factor {encoder['scaling_factor']:g}" if "class" in encoder else f"{kind}, {cells}"
-    )
-
-
-def _shape(sides: Iterable[object]) -> str:
-    return "x".join(map(str, sides))
-
-
-def _size_text(facts: dict[str, Any]) -> str:
-    if facts["image_size"] is None:
-        return f"any, in multiples of {facts['size_multiple']}"
-    return _shape(facts["image_size"])
-
-
-def _prediction_text(facts: dict[str, Any]) -> str | None:
-    kind = facts.get("prediction_type")
-    return f"{kind} and a variance" if kind and facts.get("learned_variance") else kind
-
-
-def _schedule_text(facts: dict[str, Any]) -> str:
-    text = f"{facts['timesteps']} timesteps, abar {facts['first_abar']:.7g} to {facts['last_abar']:.4g}"
-    if facts.get("schedule"):
-        text = f"{facts['schedule']}, {text}"
-    if facts.get("timestep_respacing"):
-        text += f", respaced {facts['timestep_respacing']}"
-    return f"{text}, called with t*1000/T" if facts.get("rescale_timesteps") else text
+def _encoder_text(encoder: dict[str, Any]) -> str:
+    side = encoder["factor"]
+    text = f"{encoder.get('class', 'a function')}, {side}x{side} pixels per cell of {encoder['channels']} channels"
+    return f"{text}, scaling factor {encoder['scaling_factor']:g}" if "class" in encoder else text
 
 
 def train(
@@ -344,8 +314,10 @@ def train(
     recipe, choices = recipe_for(data, out, config, changes)
     run = TrainingRun(recipe, data, out, minutes)
     report: Callable[[str], None] = note if run.is_main else lambda _: None
-    if choices:
-        report(_choices_text(choices, minutes))
+    shown = [one for one in choices if one.field != "steps" or minutes is None]
+    if shown:
+        rows = [(f"  {one.field}", json.dumps(one.value), one.reason) for one in shown]
+        report(f"chosen for the images; change a value with --set:\n{text_table(rows)}")
     report(_opening(run))
     try:
         with _progress(run) as on_tick:
@@ -359,18 +331,12 @@ def train(
         _finish(run)
 
 
-def _choices_text(choices: list[Choice], minutes: float | None) -> str:
-    shown = [choice for choice in choices if choice.field != "steps" or minutes is None]
-    rows = [(f"  {choice.field}", json.dumps(choice.value), choice.reason) for choice in shown]
-    return f"chosen for the images; change a value with --set:\n{text_table(rows)}"
-
-
 def _opening(run: TrainingRun) -> str:
-    size = "x".join(str(side) for side in run.images.shape[2:])
-    images = f"{len(run.images)} training images of {size}, {len(run.held_out)} held out"
     parameters = sum(parameter.numel() for parameter in run.net.parameters())
-    net = f"{parameters / 1e6:.2f} M parameters on {run.accelerator.num_processes} x {run.accelerator.device.type}"
-    lines = [f"{images}; {net}"]
+    lines = [
+        f"{len(run.images)} training images of {_shape(run.images.shape[2:])}, {len(run.held_out)} held out; "
+        f"{parameters / 1e6:.2f} M parameters on {run.accelerator.num_processes} x {run.accelerator.device.type}"
+    ]
     if run.resumed_from:
         lines.append(f"{run.out}: resuming after step {run.resumed_from}")
     return "\n".join(lines)

@@ -23,15 +23,10 @@ SHOWN_REGIONS = 10
 ShownBands = Annotated[
     str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
 ]
-Control = Annotated[
-    str,
-    Option(
-        help="Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false "
-        "alarm in the scene), or tile (false-alarm rate of each tile)."
-    ),
-]
-
-
+CONTROL_HELP = (
+    "Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false alarm in the "
+    "scene), or tile (false-alarm rate of each tile)."
+)
 METHOD_HELP = (
     "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. Baselines: "
     "ca_cfar, cfs, ddpm_ood, diffpath, dos, eigenscore, flow_mismatch, ic, idecode, k_cfar, lid, lmd, lr, msma, "
@@ -79,8 +74,7 @@ def fit(
     estimate(detector, detector.map_images(total, total), detector.cost(), "for maps at most {:,} images again")
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
-        cluster = compute.feature_engine()
-        detector.fit(collection, calibration, labels, advance, cluster)
+        detector.fit(collection, calibration, labels, advance, compute.feature_engine())
     detector.save(out)
     if as_json:
         say((out / "detector.json").read_text(encoding="utf-8"))
@@ -126,9 +120,9 @@ def map_(
         loaded = with_map_part(loaded, part)
     check_free(out, "metadata.json", "maps")
     estimate(loaded, len(collection), loaded.cost())
+    options = MapOptions(scale, raw, alpha, _bands("--show-bands", show_bands))
     with progress("mapping", len(collection)) as advance:
-        bands = None if show_bands is None else _numbers("--show-bands", show_bands, ",")
-        entries = write_maps(loaded, collection, out, MapOptions(scale, raw, alpha, bands), advance)
+        entries = write_maps(loaded, collection, out, options, advance)
     raw = raw or loaded.maps_ is None
     limit = loaded.map_limit(alpha, raw)
     shown = {"scale": limit, "part": getattr(loaded.extractor, "map_part", None), "raw": raw, "alpha": alpha}
@@ -150,7 +144,7 @@ def scene(
     bands: Annotated[str | None, Option(help="Bands to use, counted from 1, for example 4,3,2.")] = None,
     nodata: Annotated[float | None, Option(help="Pixel value that marks missing data.")] = None,
     max_missing: Annotated[float, Option(help="Largest share of missing data in a tile that is scored.")] = 0.1,
-    control: Control = "bh",
+    control: Annotated[str, Option(help=CONTROL_HELP)] = "bh",
     alpha: Annotated[float, Option(help="Level of the error rate chosen with --control.")] = 0.05,
     group: Annotated[str | None, Option(help="Calibration group, if the detector was fitted with groups.")] = None,
     map_format: Annotated[str, Option(help="Map format: tif, npy, or auto (TIFF if rasterio is installed).")] = "auto",
@@ -172,7 +166,7 @@ def scene(
         "tile": _pixels("--tile", tile),
         "stride": _pixels("--stride", stride),
         "overlap": overlap,
-        "bands": None if bands is None else _numbers("--bands", bands, ","),
+        "bands": _bands("--bands", bands),
         "nodata": nodata,
         "max_missing": max_missing,
         "control": control,
@@ -207,12 +201,14 @@ def _say_regions(report: SceneReport, out: Path) -> None:
 
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    sides = _numbers(option, text.lower(), "x")
-    if len(sides) > 2:
+    sides = _numbers(option, text.lower(), "x") if text is not None else None
+    if sides is not None and len(sides) > 2:
         raise OptionError(f"{option} takes 64 or 64x96 (height x width), got {text!r}")
-    return sides[0], sides[-1]
+    return None if sides is None else (sides[0], sides[-1])
+
+
+def _bands(option: str, text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else _numbers(option, text, ",")
 
 
 def _numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
@@ -261,9 +257,10 @@ def watch(
             for row in watcher.step():
                 if row.verdict is None:
                     note(f"{row.result.name}: {row.result.error}")
-                elif row.verdict.alarm:
+                    continue
+                if row.verdict.alarm:
                     say(f"alarm  {row.result.name}  p = {row.verdict.p_value:.4g}")
-                if row.verdict is not None and row.verdict.drifted and not known_drift:
+                if row.verdict.drifted and not known_drift:
                     known_drift = True
                     say(
                         f"drift  after {row.verdict.seen} images the stream no longer looks like the calibration "
@@ -320,7 +317,7 @@ def serve(
         max_batch=max_batch,
         timeout=timeout,
         device=device,
-        bands=None if show_bands is None else _numbers("--show-bands", show_bands, ","),
+        bands=_bands("--show-bands", show_bands),
     )
     serve_detector(detector, settings, host, port, backbone, access_log)
 

@@ -18,8 +18,9 @@ from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say, text_table, typed_command
 from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, seconds_per_jvp, seconds_per_pass
-from gepc.core.errors import GepcError, InputError, OptionError, StorageError
-from gepc.core.files import check_free, read_json, write_json, write_text
+from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.files import check_free, write_json, write_text
+from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
     from gepc.bench.baselines import Baseline
@@ -70,10 +71,8 @@ def demo(
 
     detector = demonstration.build_detector(loading.load(backbone))
     data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
-    try:  # before minutes of work
+    with storage_errors(out):  # before minutes of work
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot create the folder {out}: {error.strerror or error}") from error
     passes = demonstration.passes_needed(detector, data)
     seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
     note(
@@ -104,13 +103,9 @@ def _check_demo(out: Path) -> None:
     if missing:
         raise GepcError(f"the demo needs {' and '.join(missing)}; install with: pip install 'gepc[demo]'")
     check_free(out, DEMO_RESULTS, "earlier demo")
-    if (out / DEMO_RESULTS).exists():
-        try:
-            known = read_json(out / DEMO_RESULTS).get("kind") == DEMO_KIND
-        except (InputError, AttributeError):
-            known = False
-        if not known:
-            raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
+    results = out / DEMO_RESULTS
+    if results.exists() and DEMO_KIND not in results.read_text(errors="replace"):
+        raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
 
 
 def _demo_command(out: Path, quick: bool, backbone: str) -> str:
@@ -162,12 +157,9 @@ def choose(
         ]
         say(json.dumps({"trials": rows, "reason": reason, "command": command}, indent=2))
         return
-    kinds = list(trials[0].aurocs)
-    table = [
-        (t.candidate, *(f"{value:.3f}" for value in (t.average, *t.aurocs.values(), t.stability)), t.cost)
-        for t in trials
-    ]
-    say(text_table(table, ("candidate", "average", *kinds, "stability", "per image")))
+    numbers = [[f"{value:.3f}" for value in (t.average, *t.aurocs.values(), t.stability)] for t in trials]
+    table = [(t.candidate, *shown, t.cost) for t, shown in zip(trials, numbers, strict=True)]
+    say(text_table(table, ("candidate", "average", *trials[0].aurocs, "stability", "per image")))
     say(f"\n{reason}\n{command}")
 
 
@@ -227,8 +219,8 @@ def bench(
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
-    chosen, engine = opt.parse_settings(settings), compute.feature_engine()
-    _run(loading, config, out, data, chosen, None if no_cache else cache, methods, budget_minutes, engine)
+    engine, kept = compute.feature_engine(), None if no_cache else cache
+    _run(loading, config, out, data, opt.parse_settings(settings), kept, methods, budget_minutes, engine)
 
 
 @opt.with_groups
@@ -245,8 +237,8 @@ def ablate(
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    chosen = opt.parse_settings(settings)
-    _run(loading, config, out, data, chosen, None if no_cache else cache, only_ablations=True)
+    kept = None if no_cache else cache
+    _run(loading, config, out, data, opt.parse_settings(settings), kept, only_ablations=True)
 
 
 @opt.with_groups
@@ -289,11 +281,10 @@ def reproduce(
         table = trial_table(protocol, net, choose_baselines(method_names(methods), protocol, net))
         say(table.markdown())
         size = sum(one.size for name in wanted for one in missing_files(name, data))
-        say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {(_peak_memory() or 0) / 2**20:,.0f} MiB")
+        say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {_peak_megabytes():,.0f} MiB")
         return
     fetch_all(wanted, data, mirror)
-    elsewhere = compute.feature_engine()
-    _run(loading, config, out, data, overrides, cache, methods, None, elsewhere)
+    _run(loading, config, out, data, overrides, cache, methods, None, compute.feature_engine())
 
 
 def _run(
@@ -321,9 +312,8 @@ def _run(
         _run_masks(with_masks, loading, folder, out)
         return
     protocol = load_protocol(config, overrides)
-    names = method_names(methods) if methods is not None else []
     backbone = loading.load(protocol.backbone)
-    baselines = choose_baselines(names, protocol, backbone)
+    baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
     benchmark = Benchmark.open(protocol, backbone, folder, FeatureCache(cache_folder), engine)
     passes, minutes = _estimate(benchmark, baselines)
     if budget is not None and minutes > budget:
@@ -354,21 +344,19 @@ def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int,
     """Print the estimated cost with an empty cache; returns the total for the progress bar, and minutes."""
     from gepc.bench.cost import estimate_cost, passes_needed
 
-    protocol, backbone, sizes = benchmark.protocol, benchmark.backbone, benchmark.sizes
-    size = (protocol.size, protocol.size)
+    backbone, size = benchmark.backbone, (benchmark.protocol.size,) * 2
     pass_seconds = seconds_per_pass(backbone, size)
-    passes = passes_needed(protocol, backbone, sizes)
+    passes = passes_needed(benchmark.protocol, backbone, benchmark.sizes)
     minutes = passes * pass_seconds / 60
     note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes")
     estimated = estimate_cost(baselines, benchmark)
     jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
     rows: list[tuple[Any, ...]] = []
     for one in estimated:
-        total = one.total
+        total, images = one.total, f"{one.baseline.train_images} / {one.baseline.test_images}"
         # the time of a Jacobian-vector product includes its forward pass
         own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
         minutes += own
-        images = f"{one.baseline.train_images} / {one.baseline.test_images}"
         made = f"{total.forward + total.jvp:,} passes"
         rows.append((one.baseline.label, images, one.per_image, made, f"{own:.1f}", "yes" if one.shared else ""))
         # the progress bar advances for every method, shared or not
@@ -385,21 +373,19 @@ def _report(result: BenchmarkResult, out: Path) -> None:
         note(f"{len(result.skipped)} images could not be read and are left out; the first:")
     for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:
         note(f"  {image}: {reason}")
-    peak = _peak_memory()
-    if peak is not None:
-        note(f"peak memory: {peak / 2**20:,.0f} MiB")
+    note(f"peak memory: {_peak_megabytes():,.0f} MiB")
     say(result.tables[0].markdown())
     say(f"tables, figures and report: {out / 'report.html'}")
 
 
-def _peak_memory() -> int | None:
-    """The largest resident size of the process in bytes; None if the system does not report it."""
+def _peak_megabytes() -> float:
+    """The largest resident size of the process in MiB; NaN on Windows, which does not report it."""
     try:
         import resource
-    except ImportError:  # Windows
-        return None
+    except ImportError:
+        return float("nan")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # macOS reports bytes, others KiB
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS reports bytes, others KiB
 
 
 def _data_folder(data: Path | None) -> Path:

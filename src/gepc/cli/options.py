@@ -35,8 +35,7 @@ OtherBackbone = Annotated[str | None, Option(help="Backbone to use instead of th
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of images per network call.")]
 Groups = Annotated[
-    str | None,
-    Option(help="Groups to calibrate separately: `folder`, or a text file with one label per image."),
+    str | None, Option(help="Groups to calibrate separately: `folder`, or a text file with one label per image.")
 ]
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
 Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]
@@ -78,9 +77,7 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     try:
         labels = Path(groups).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"--groups takes 'folder' or a text file with one label per line; {groups}: {error}"
-        ) from error
+        raise InputError(f"--groups takes 'folder' or a text file with a label per line; {groups}: {error}") from error
     if len(labels) != len(images):
         raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
     return labels
@@ -94,14 +91,10 @@ class Loading:
     dtype: Annotated[str, Option(help="Floating-point type: float32, bfloat16 or float16.")] = "float32"
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
-    embeddings: Annotated[Path | None, Option(help="Safetensors file with text embeddings, instead of --prompt.")] = (
-        None
-    )
+    embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None
     variant: Annotated[str | None, Option(help="Variant of a folder's weights, for example fp16.")] = None
     act_on: Annotated[str, Option(help="What a group acts on, for a latent backbone: latents or pixels.")] = "latents"
-    offload: Annotated[
-        bool, Option("--offload", help="On a GPU, hold only one of encoder and network of a latent backbone.")
-    ] = False
+    offload: Annotated[bool, Option("--offload", help="On a GPU, hold only one of encoder and network.")] = False
 
     def load(self, source: str, **more: Any) -> Backbone:
         """The backbone at `source`."""
@@ -141,12 +134,10 @@ class Compute:
 
     def feature_engine(self) -> FeatureEngine | None:
         """What computes features on a cluster; None for this process."""
-        cluster = self.cluster()
-        if cluster is None:
-            return None
         from gepc.runs.cluster import FeaturesOnCluster
 
-        return FeaturesOnCluster(cluster)
+        cluster = self.cluster()
+        return None if cluster is None else FeaturesOnCluster(cluster)
 
 
 DEFAULT_COMPUTE = Compute()
@@ -214,31 +205,22 @@ def duration(seconds: float) -> str:
 
 def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float = 5.0) -> float:
     """Seconds per image and forward pass: the best of batches of 1 to 32 that should take under `patience` seconds."""
-
-    def measure(count: int) -> float:
-        return _timed(backbone, backbone.network_shape(size), count, lambda x: backbone.eps(x, 0))
-
-    best = measure(1)
-    if best < patience:
-        best = measure(1)  # the first one was a warm-up
-    for count in (4, 8, 32):
-        if count * best < patience:
-            best = min(best, measure(count))
+    best = 0.0
+    for count in (1, 1, 4, 8, 32):  # the first one is a warm-up
+        if count * best <= patience:
+            seconds = _timed(backbone, backbone.network_shape(size), count, lambda x: backbone.eps(x, 0))
+            best = min(best or seconds, seconds)
     return best
 
 
 def seconds_per_encoding(backbone: Backbone, size: tuple[int, int]) -> float:
-    """Seconds per image of the encoder of a latent backbone."""
-    shape = (backbone.channels, *size)
-    seconds = [_timed(backbone, shape, 1, backbone.encode) for _ in range(2)]
-    return seconds[-1]  # the first one was a warm-up
+    """Seconds per image of the encoder of a latent backbone; the first call is a warm-up."""
+    return [_timed(backbone, (backbone.channels, *size), 1, backbone.encode) for _ in range(2)][-1]
 
 
-def seconds_per_jvp(backbone: Backbone, size: tuple[int, int], count: int = 8) -> float:
-    """Seconds per image of a Jacobian-vector product together with its forward pass."""
-    shape = backbone.network_shape(size)
-    seconds = [_timed(backbone, shape, count, lambda x: backbone.jvp(x, 0, x)) for _ in range(2)]
-    return seconds[-1]  # the first one was a warm-up
+def seconds_per_jvp(backbone: Backbone, size: tuple[int, int]) -> float:
+    """Seconds per image of a Jacobian-vector product together with its forward pass; the first call is a warm-up."""
+    return [_timed(backbone, backbone.network_shape(size), 8, lambda x: backbone.jvp(x, 0, x)) for _ in range(2)][-1]
 
 
 def _timed(backbone: Backbone, shape: tuple[int, int, int], count: int, call: Callable[[Any], object]) -> float:

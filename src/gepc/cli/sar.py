@@ -16,7 +16,7 @@ from gepc.core.files import check_free, write_text
 METHODS = ("gepc+:radar", "ca_cfar", "os_cfar", "k_cfar", "rx")
 PER_PATCH, ENOUGH = 1e-3, 999
 
-sar = new_app("sar", "Radar images: detect ships and wakes in sea clutter.")
+sar = new_app(name="sar", help="Radar images: detect ships and wakes in sea clutter.")
 
 DataArgument = Annotated[
     Path, Argument(help="HRSID or SSDD in its original layout, or a folder of images with or without boxes.csv.")

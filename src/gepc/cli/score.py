@@ -6,8 +6,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,31 +14,11 @@ from typer import Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress
-from gepc.cli.options import estimate
 from gepc.core.errors import InputError, OptionError, StorageError
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
-    from gepc.images.sources import Images
-    from gepc.runs.cluster import Cluster
-    from gepc.runs.local import Labels
-    from gepc.runs.shards import Decide, ScoreRun, TableSummary
-    from gepc.verdicts.decision import DecisionRule
-
-
-@dataclass(frozen=True)
-class Request:
-    """How the images are scored. None of it changes a score."""
-
-    detector: Path
-    images: str
-    backbone: str | None
-    device: str
-    batch_size: str | None
-    shard_size: int
-    restart: bool
-    workers: int
-    cluster: Cluster | None
+    from gepc.runs.shards import Decide, ScoreRun, Shard
 
 
 @opt.with_groups
@@ -73,60 +52,56 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
-    from gepc.runs.shards import arrow, format_of
+    from gepc.images.preprocessing import warn_about_range
+    from gepc.images.sources import open_images
+    from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
+    from gepc.runs.local import score_shards
+    from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder
+    from gepc.verdicts.conformal import group_labels
     from gepc.verdicts.decision import DecisionRule
 
-    cluster = compute.cluster()
+    cluster, rule = compute.cluster(), DecisionRule(alpha, confidence, fdr, procedure)
     kind = format_of(out, format_ or ("parquet" if cluster is not None and out is None else None))
     if "parquet" in (kind, format_of(out, None)):
         arrow()
-    request = Request(detector, images, backbone, device, batch_size, shard_size, restart, workers, cluster)
-    _run(request, DecisionRule(alpha, confidence, fdr, procedure), out, shards, kind, groups)
-
-
-def _run(
-    request: Request, rule: DecisionRule, out: Path | None, shards: Path | None, kind: str, groups: str | None
-) -> None:
-    """Score what is missing and write the table."""
-    from gepc.images.sources import open_images
-    from gepc.runs.shards import run_folder
-
-    detector = opt.open_detector(request.detector, request.backbone, device=request.device)
-    images = open_images(request.images)
+    loaded, collection = opt.open_detector(detector, backbone, device=device), open_images(images)
     if out is not None:
         _check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
-        labels = _labels(groups, images)
-        rule.check(detector.reference_, labels)
-        detector.batch_size = _batch_size(request.batch_size, detector, len(images))
-        run = _open_run(folder, detector, images, labels, kind, request)
-        _score(request, run, detector, images, labels)
+        labels = group_labels(opt.read_groups(groups, collection), collection)
+        rule.check(loaded.reference_, labels)
+        loaded.batch_size = _batch_size(batch_size, loaded, len(collection))
+        identity, names = Identity.of(loaded, collection, labels), getattr(collection, "names", ())
+        run = open_run(folder, identity, kind, shard_size, restart, names)
+        pending = _pending(run)
+        count = sum(map(len, pending))
+        warn_about_range(collection, loaded.value_range)
+        opt.estimate(loaded, count, loaded.cost())
+        with progress("scoring", count) as advance:
+            if cluster is None:
+                score_shards(run, pending, loaded, collection, labels, workers, advance)
+            else:
+                payload = DetectorPayload.of(detector, backbone, loaded.batch_size)
+                places = ImageLocations.of(collection, images)
+                score_shards_on_cluster(run, payload, places, cluster, labels, advance)
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
-        summary = _merge(run, lambda p_values: rule.alarms(p_values, detector.reference_, labels), out, kind)
+        _merge(run, lambda p_values: rule.alarms(p_values, loaded.reference_, labels), out, kind)
         if shards is None:
             run.remove()
-    place = "" if out is None else f"; {out}"
-    note(f"{summary.images} images, {summary.alarms} alarms, {summary.failures} could not be scored{place}")
-    note(f"guarantee: {rule.statement(detector.reference_)}")
+    note(f"guarantee: {rule.statement(loaded.reference_)}")
 
 
 @contextlib.contextmanager
 def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
-    """The folder of the run: the one given, or one next to the table, or a temporary one."""
-    if shards is not None:
-        yield shards
-    elif out is not None:
-        yield out.with_name(f"{out.name}.parts")
-    else:
-        with _kept_if_needed() as folder:
-            yield folder
+    """The folder of the run: the one given, or one next to the table, or a temporary one.
 
-
-@contextlib.contextmanager
-def _kept_if_needed() -> Iterator[Path]:
-    """A temporary folder, which is kept if finished shards could not be written out."""
+    A temporary folder is kept if its finished shards could not be written out.
+    """
+    if shards is not None or out is not None:
+        yield shards or Path(f"{out}.parts")
+        return
     place = Path(tempfile.mkdtemp(prefix="gepc-"))
     folder, keep = place / "run", False
     try:
@@ -155,31 +130,15 @@ def _check_writable(out: Path) -> None:
         raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
 
 
-def _labels(groups: str | None, images: Images) -> Labels | None:
-    from gepc.verdicts.conformal import group_labels
-
-    return group_labels(opt.read_groups(groups, images), images)
-
-
-def _open_run(
-    folder: Path,
-    detector: Detector,
-    images: Images,
-    labels: Labels | None,
-    kind: str,
-    request: Request,
-) -> ScoreRun:
-    """Start the run, or resume the one in the folder."""
-    from gepc.runs.shards import Identity, open_run
-
-    identity, names = Identity.of(detector, images, labels), getattr(images, "names", ())
-    run = open_run(folder, identity, kind, request.shard_size, request.restart, names)
+def _pending(run: ScoreRun) -> list[Shard]:
+    """The shards to score, after a word about those that are finished."""
     if run.outdated:
         note(f"{run.outdated} finished shards hold images that have changed since; they are scored again")
-    done = len(run.shards) - len(run.pending())
-    if done:
-        note(f"resuming in {folder}: {done} of {len(run.shards)} shards are finished")
-    return run
+    pending = run.pending()
+    if len(pending) < len(run.shards):
+        done = len(run.shards) - len(pending)
+        note(f"resuming in {run.folder}: {done} of {len(run.shards)} shards are finished")
+    return pending
 
 
 def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
@@ -196,50 +155,24 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
     return int(asked)
 
 
-def _score(request: Request, run: ScoreRun, detector: Detector, images: Images, labels: Labels | None) -> None:
-    """Score the missing shards."""
-    from gepc.images.preprocessing import warn_about_range
-    from gepc.runs.local import score_shards
-
-    pending = run.pending()
-    count = sum(len(shard) for shard in pending)
-    warn_about_range(images, detector.value_range)
-    estimate(detector, count, detector.cost())
-    with progress("scoring", count) as advance:
-        if request.cluster is None:
-            score_shards(run, pending, detector, images, labels, request.workers, advance)
-        else:
-            _score_on_cluster(request, request.cluster, run, detector.batch_size, images, labels, advance)
-
-
-def _score_on_cluster(
-    request: Request,
-    cluster: Cluster,
-    run: ScoreRun,
-    batch_size: int,
-    images: Images,
-    labels: Labels | None,
-    advance: Callable[[int], None],
-) -> None:
-    from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
-
-    payload = DetectorPayload.of(request.detector, request.backbone, batch_size)
-    score_shards_on_cluster(run, payload, ImageLocations.of(images, request.images), cluster, labels, advance)
-
-
-def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> TableSummary:
+def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
+    """Write the table from the shards."""
     from gepc.runs.shards import csv_table, merge, result_table
 
-    if out is not None:
-        try:
+    try:
+        if out is not None:
             with result_table(out, kind) as append:
-                return merge(run, decide, append)
-        except StorageError as error:
-            raise StorageError(
-                f"{error}. All scores are kept in {run.folder}: free disk space and run the same command again, "
-                f"or give --shards {run.folder} and another --out"
-            ) from error
-    with printing():
-        summary = merge(run, decide, csv_table(sys.stdout, "\n"))
-        sys.stdout.flush()  # before the shards are removed
-    return summary
+                summary = merge(run, decide, append)
+        else:
+            with printing():
+                summary = merge(run, decide, csv_table(sys.stdout, "\n"))
+                sys.stdout.flush()  # before the shards are removed
+    except StorageError as error:
+        if out is None:
+            raise
+        raise StorageError(
+            f"{error}. All scores are kept in {run.folder}: free disk space and run the same command again, "
+            f"or give --shards {run.folder} and another --out"
+        ) from error
+    place = "" if out is None else f"; {out}"
+    note(f"{summary.images} images, {summary.alarms} alarms, {summary.failures} could not be scored{place}")

@@ -35,27 +35,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        mode = _mode_of_new_file(draft)
+        draft.touch(exist_ok=False)  # reading the umask itself would change it for all threads
+        mode = stat.S_IMODE(draft.stat().st_mode)
+        draft.unlink()
         yield draft
         with open(draft, "rb+") as handle:
             os.fsync(handle.fileno())
         draft.chmod(mode)
         os.replace(draft, final)
-    except GeneratorExit:
-        raise
     except OSError as error:
         raise StorageError(f"cannot write {final}: {error.strerror or error}; the file is as it was before") from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
-
-
-def _mode_of_new_file(path: Path) -> int:
-    """0666 less the umask. Found by creating a file, because reading the umask changes it for all threads."""
-    path.touch(exist_ok=False)
-    mode = stat.S_IMODE(path.stat().st_mode)
-    path.unlink()
-    return mode
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -85,7 +77,6 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
     """Write numpy arrays as a safetensors file, completely or not at all."""
-    import numpy as np
     from safetensors.numpy import save
 
     # not save_file, whose error for a failed write does not mention the disk

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gepc.core.errors import InputError, OptionError, check_names
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
@@ -28,13 +28,10 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     check_names(what, values, fields)
-    missing = [
-        name
-        for name, field in fields.items()
-        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise OptionError(f"{what} needs {', '.join(missing)}")
+    unset = (dataclasses.MISSING, dataclasses.MISSING)
+    needed = [name for name, field in fields.items() if (field.default, field.default_factory) == unset]
+    if not values.keys() >= set(needed):
+        raise OptionError(f"{what} needs {', '.join(name for name in needed if name not in values)}")
     hints = typing.get_type_hints(cls)
     return cls(**{name: coerce(hints[name], value, f"{what}: {name}") for name, value in values.items()})
 
@@ -74,31 +71,22 @@ def is_scalar(hint: Any) -> bool:
     return set(kinds) <= {int, float, str, bool, type(None)}
 
 
-def _coerce_union(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in arguments:
+def _coerce_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
         return None
-    failures = []
-    for kind in arguments:
-        if kind is type(None):
-            continue
-        try:
+    for kind in kinds:
+        with contextlib.suppress(OptionError):
             return coerce(kind, value, where)
-        except OptionError as error:
-            failures.append(error)
-    raise failures[0]
+    return coerce(kinds[0], value, where)
 
 
 def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
     if hint is Any or not isinstance(hint, type):
         return value
     if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(ValueError):
             return float(value)  # YAML reads 1e-3 as text
-        except ValueError:
-            pass
-    if hint is int and isinstance(value, bool):
-        raise OptionError(f"{where} must be int, got {value!r}")
-    if not isinstance(value, hint):
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise OptionError(f"{where} must be {hint.__name__}, got {value!r}")
     return value
 

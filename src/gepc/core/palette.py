@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-LIGHT = {
-    "paper": "#ffffff",
-    "raised": "#f5f6f8",
-    "ink": "#1c2127",
-    "muted": "#59626e",
-    "rule": "#d6dae0",
-    "inside": "#2a6a9e",
-    "outside": "#b9501b",
-    "series1": "#b9501c",
-    "series2": "#2e7d4f",
-    "series3": "#7a4fa3",
-    "series4": "#8a6d00",
-    "series5": "#0f7b8a",
-    "series6": "#a83266",
+_COLOURS = {
+    "paper": ("#ffffff", "#14171b"),
+    "raised": ("#f5f6f8", "#1d2126"),
+    "ink": ("#1c2127", "#e5e8ec"),
+    "muted": ("#59626e", "#9ea8b4"),
+    "rule": ("#d6dae0", "#3a414a"),
+    "inside": ("#2a6a9e", "#74b3e3"),
+    "outside": ("#b9501b", "#f0935a"),
+    "series1": ("#b9501c", "#f0935b"),
+    "series2": ("#2e7d4f", "#6fc494"),
+    "series3": ("#7a4fa3", "#bb98e0"),
+    "series4": ("#8a6d00", "#d8ba4a"),
+    "series5": ("#0f7b8a", "#5cc4d2"),
+    "series6": ("#a83266", "#ea88b1"),
 }
-DARK = {
-    "paper": "#14171b",
-    "raised": "#1d2126",
-    "ink": "#e5e8ec",
-    "muted": "#9ea8b4",
-    "rule": "#3a414a",
-    "inside": "#74b3e3",
-    "outside": "#f0935a",
-    "series1": "#f0935b",
-    "series2": "#6fc494",
-    "series3": "#bb98e0",
-    "series4": "#d8ba4a",
-    "series5": "#5cc4d2",
-    "series6": "#ea88b1",
-}
+LIGHT, DARK = ({name: shades[paper] for name, shades in _COLOURS.items()} for paper in (0, 1))
 SERIES = tuple(LIGHT[name] for name in LIGHT if name.startswith("series"))
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1.5, 1, 1.5)))
 

@@ -76,11 +76,14 @@ class RunFolder:
         -------
         The stored description: identity and layout.
         """
-        place = self.path / DESCRIPTION
-        if restart and (place.exists() or self._is_left_over()):
+        place, entries = self.path / DESCRIPTION, self._entries()
+        left_over = bool(entries) and all(self._pieces.fullmatch(path.name) for path in entries)
+        if restart and (place.exists() or left_over):
             self.clear()
-        elif not place.exists():
-            self._check_usable()
+        elif left_over:
+            raise InputError(f"{self.path} holds pieces of a run and no {DESCRIPTION}; {self.advice}")
+        elif entries and not place.exists():
+            raise InputError(f"{self.path} is not empty and holds no run; give another folder")
         if not place.exists():
             write_json(place, {"schema": SCHEMA, **identity, **(layout or {})})
         remove_drafts(self.path)
@@ -90,9 +93,9 @@ class RunFolder:
         place = self.path / DESCRIPTION
         if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
             raise InputError(f"{place} is not a run of this version; {self.advice}")
-        missing = [name for name in [*identity, *layout] if name not in stored]
-        if missing:
-            raise InputError(f"{place} has no {missing[0]!r}; {self.advice}")
+        for name in [*identity, *layout]:
+            if name not in stored:
+                raise InputError(f"{place} has no {name!r}; {self.advice}")
         found = _flat(stored)
         for name, value in _flat(identity).items():
             if found.get(name) != value:
@@ -112,17 +115,6 @@ class RunFolder:
     def _entries(self) -> list[Path]:
         """What the folder holds, without drafts and locks."""
         return [path for path in self.path.iterdir() if not path.name.startswith(".")] if self.path.is_dir() else []
-
-    def _is_left_over(self) -> bool:
-        """Whether the folder holds pieces alone: a run whose description is lost."""
-        entries = self._entries()
-        return bool(entries) and all(self._pieces.fullmatch(path.name) for path in entries)
-
-    def _check_usable(self) -> None:
-        if self._is_left_over():
-            raise InputError(f"{self.path} holds pieces of a run and no {DESCRIPTION}; {self.advice}")
-        if self._entries():
-            raise InputError(f"{self.path} is not empty and holds no run; give another folder")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

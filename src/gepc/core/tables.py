@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.core.files import replacing, write_text
+from gepc.core.files import replacing, write_json, write_text
 
 Cell = str | float | int | None
 _FORMULA = ("=", "+", "-", "@", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width
@@ -63,25 +62,17 @@ class ResultTable:
 
     def latex(self) -> str:
         """A booktabs table."""
-        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.shown()]
-        head = " & ".join(map(_tex, self.header)) + r" \\"
-        columns = "l" + "c" * (len(self.header) - 1)
-        return "\n".join(
-            [
-                r"\begin{table}[t]",
-                r"  \centering",
-                rf"  \caption{{{_tex(self.title)}. {_tex(self.note)}}}",
-                rf"  \begin{{tabular}}{{{columns}}}",
-                r"    \toprule",
-                f"    {head}",
-                r"    \midrule",
-                *(f"    {line}" for line in body),
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
+        head, *body = ("    " + " & ".join(map(_tex, row)) + r" \\" for row in (self.header, *self.shown()))
+        lines = [
+            r"\begin{table}[t]",
+            r"  \centering",
+            rf"  \caption{{{_tex(self.title)}. {_tex(self.note)}}}",
+            rf"  \begin{{tabular}}{{l{'c' * (len(self.header) - 1)}}}",
+            *(r"    \toprule", head, r"    \midrule", *body, r"    \bottomrule"),
+            r"  \end{tabular}",
+            r"\end{table}",
+        ]
+        return "\n".join([*lines, ""])
 
 
 def interval_text(low: float, high: float) -> str:
@@ -129,7 +120,7 @@ def write_tables(folder: Path, name: str, tables: Sequence[ResultTable], about: 
     """`name.md` and `name.json` in the folder; gives back the Markdown."""
     text = "\n".join(table.markdown() for table in tables)
     write_text(folder / f"{name}.md", text)
-    write_text(folder / f"{name}.json", as_json(tables, about))
+    write_json(folder / f"{name}.json", {"about": about, "tables": [table.as_dict() for table in tables]})
     return text
 
 
@@ -138,11 +129,6 @@ def write_each(folder: Path, tables: Sequence[ResultTable]) -> None:
     for table in tables:
         write_text(folder / f"{table.name}.csv", table.csv())
         write_text(folder / f"{table.name}.tex", table.latex())
-
-
-def as_json(tables: Sequence[ResultTable], about: dict[str, Any]) -> str:
-    """All tables and what they were measured on, as one JSON text."""
-    return json.dumps({"about": about, "tables": [table.as_dict() for table in tables]}, indent=2) + "\n"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], aligned: bool = False) -> str:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
+Alarms = npt.NDArray[np.bool_]
+Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8
 MAPS = ("calibrated", "aligned", "raw")
 SCORE_FROM = ("features", "map")
@@ -152,9 +154,8 @@ class Detector:
         seed: int = 0,
     ) -> None:
         if not isinstance(backbone, Backbone):
-            raise OptionError(
-                f"backbone must be a gepc.Backbone, got {type(backbone).__name__}; see gepc.load_backbone"
-            )
+            kind = type(backbone).__name__
+            raise OptionError(f"backbone must be a gepc.Backbone, got {kind}; see gepc.load_backbone")
         self.backbone = backbone
         self.extractor = extractor
         self.calibration = calibration
@@ -180,26 +181,22 @@ class Detector:
             setattr(self, name, coerce(hints[name], getattr(self, name), name))
         self._scorer()
         self._preprocessing()
-        if self.backbone.encoder is not None and self.extractor.pixels_only:
-            raise OptionError(
-                f"the method {self.extractor.name!r} does not run on a latent backbone: {self.extractor.pixels_only}"
-            )
-        group = getattr(self.extractor, "group", ())
-        if self.resize == "native" and any(action.square_only for action in group):
+        method = self.extractor
+        if self.backbone.encoder is not None and method.pixels_only:
+            raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
+        if self.resize == "native" and any(action.square_only for action in getattr(method, "group", ())):
             raise OptionError("images that keep their size need not be square; leave rot90 out of `group`")
         check_choice("maps", self.maps, MAPS)
         check_choice("score_from", self.score_from, SCORE_FROM)
-        if self.score_from == "map" and (self.maps == "raw" or not self.extractor.has_maps):
+        if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
             raise OptionError("score_from='map' needs a method with maps, and calibrated ones")
         if not 0.0 < self.calibration_share < 1.0:
             raise OptionError(f"calibration_share must be between 0 and 1, got {self.calibration_share}")
         if self.batch_size < 1:
             raise OptionError(f"batch_size must be at least 1, got {self.batch_size}")
-        levels = self.extractor.timesteps(self.backbone)
-        if self.keep is not None and not 1 <= self.keep <= len(levels):
-            raise OptionError(
-                f"keep must be between 1 and {len(levels)}, the number of distinct levels here; got {self.keep}"
-            )
+        most = len(method.timesteps(self.backbone))
+        if self.keep is not None and not 1 <= self.keep <= most:
+            raise OptionError(f"keep must be between 1 and {most}, the number of distinct levels here; got {self.keep}")
 
     @property
     def calibration_name(self) -> str:
@@ -227,7 +224,7 @@ class Detector:
         self,
         images: Any,
         calibration_images: Any = None,
-        groups: Sequence[str] | str | None = None,
+        groups: Groups = None,
         on_progress: OnProgress | None = None,
         engine: Engine | None = None,
     ) -> Detector:
@@ -250,7 +247,7 @@ class Detector:
         opened = open_images(images)
         found = self._extract(opened, self._preprocessing(), spec, on_progress, engine, calibration_images is None)
         fitting, held_out = self._split(found.keys, calibration_images is None)
-        self._check_enough(len(fitting), found.keys)
+        _check_enough(len(fitting), found.keys)
         _warn_about_copies(found.keys)
         scorer = self._scorer().fit(found.rows(fitting))
         kept = list(scorer.selection_.kept)
@@ -265,7 +262,7 @@ class Detector:
             _warn_about_copies(again.keys)
             again = again.rows(self._split(again.keys, hold_out=False)[0])
             reference = again.columns
-            _check_disjoint(found.keys, again.keys)
+            _warn_about_shared(found.keys, again.keys)
 
         self.scorer_ = scorer
         scores, places = scorer.score_kept(reference), again.indices
@@ -339,15 +336,6 @@ class Detector:
         held_out = max(1, round(len(order) * self.calibration_share)) if hold_out else 0
         return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
-    def _check_enough(self, count: int, keys: Sequence[bytes]) -> None:
-        if len(keys) > 1 and len(set(keys)) == 1:
-            raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
-        if count < MINIMUM_FIT:
-            raise InputError(
-                f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
-                "(some hundreds for a useful false-alarm rate)"
-            )
-
     # --- scoring -------------------------------------------------------------------------------------------------
 
     def score(self, images: Any, on_error: str = "raise") -> Array:
@@ -362,13 +350,7 @@ class Detector:
 
     decision_function = score
 
-    def p_value(
-        self,
-        images: Any,
-        groups: Sequence[str] | str | None = None,
-        ties: str = "conservative",
-        on_error: str = "raise",
-    ) -> Array:
+    def p_value(self, images: Any, groups: Groups = None, ties: str = "conservative", on_error: str = "raise") -> Array:
         """Conformal p-values, p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
 
         Parameters
@@ -379,17 +361,16 @@ class Detector:
             p exactly uniform for in-distribution images.
         on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
         """
-        results = self.results(images, on_error, groups, ties)
-        return np.asarray([result.p_value for result in results], dtype=np.float64)
+        return np.asarray([one.p_value for one in self.results(images, on_error, groups, ties)], dtype=np.float64)
 
     def predict(
         self,
         images: Any,
         alpha: float = 0.05,
         confidence: float | None = None,
-        groups: Sequence[str] | str | None = None,
+        groups: Groups = None,
         on_error: str = "raise",
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Alarms:
         """True where an image is out of distribution at false-alarm rate `alpha`.
 
         Parameters
@@ -403,13 +384,8 @@ class Detector:
         return self._decide(DecisionRule(alpha, confidence), images, groups, on_error)
 
     def predict_fdr(
-        self,
-        images: Any,
-        fdr: float = 0.1,
-        procedure: str = "bh",
-        groups: Sequence[str] | str | None = None,
-        on_error: str = "raise",
-    ) -> npt.NDArray[np.bool_]:
+        self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Groups = None, on_error: str = "raise"
+    ) -> Alarms:
         """True for images of a batch such that, on average, at most a share `fdr` of the alarms is false.
 
         Parameters
@@ -424,28 +400,26 @@ class Detector:
 
     flag = predict_fdr
 
-    def _decide(
-        self, rule: DecisionRule, images: Any, groups: Sequence[str] | str | None, on_error: str
-    ) -> npt.NDArray[np.bool_]:
+    def _decide(self, rule: DecisionRule, images: Any, groups: Groups, on_error: str) -> Alarms:
         source = open_images(images)
         labels = group_labels(groups, source)
-        rule.check(self._reference(), labels)
+        rule.check(self._fitted().reference_, labels)
         return rule.alarms(self.p_value(source, groups, on_error=on_error), self.reference_, labels)
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
         """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
-        return Guarantee.at(alpha, self._reference().smallest)
+        return Guarantee.at(alpha, self._fitted().reference_.smallest)
 
     @property
     def calibration_scores_(self) -> Array:
         """The scores of all calibration images, sorted."""
-        return self._reference().scores
+        return self._fitted().reference_.scores
 
     def results(
         self,
         images: Any,
         on_error: str = "row",
-        groups: Sequence[str] | str | None = None,
+        groups: Groups = None,
         ties: str = "conservative",
         on_progress: OnProgress | None = None,
         paths: Iterable[object] | None = None,
@@ -462,15 +436,13 @@ class Detector:
         on_progress : called with the number of images of every finished chunk.
         paths : names of the images, in order, instead of their own.
         """
-        reference = self._reference()
         check_choice("ties", ties, ("conservative", "random"))
         check_choice("on_error", on_error, _ON_ERROR)
         opened = open_images(images)
-        warn_about_range(opened, self.value_range)
         labels = group_labels(groups, opened)
-        reference.check(labels)
+        self._fitted().reference_.check(labels)
         names = None if paths is None else map(str, paths)
-        for chunk in chunks(opened, self.preprocessing_, self.batch_size, _ON_ERROR[on_error]):
+        for chunk in self._chunks(opened, self.preprocessing_, _ON_ERROR[on_error]):
             results = self.score_chunk(chunk, None if labels is None else labels[chunk.indices], ties)
             yield from results if names is None else _renamed(results, names)
             if on_progress is not None:
@@ -483,7 +455,7 @@ class Detector:
         images: Any,
         alpha: float = 0.05,
         on_error: str = "row",
-        groups: Sequence[str] | str | None = None,
+        groups: Groups = None,
         paths: Iterable[object] | None = None,
     ) -> pandas.DataFrame:
         """The table of `gepc score` as a pandas DataFrame: path, score, p_value, alarm, error.
@@ -502,7 +474,7 @@ class Detector:
             raise OptionError("a data frame needs pandas; install it with: pip install 'gepc[frame]'") from error
         opened, rule = open_images(images), DecisionRule(alpha)
         labels = group_labels(groups, opened)
-        rule.check(self._reference(), labels)
+        rule.check(self._fitted().reference_, labels)
         rows = [(r.name, r.score, r.p_value, r.error) for r in self.results(opened, on_error, groups, paths=paths)]
         frame = pandas.DataFrame(rows, columns=["path", "score", "p_value", "error"])
         frame.insert(3, "alarm", rule.alarms(frame["p_value"].to_numpy(float), self.reference_, labels))
@@ -512,14 +484,12 @@ class Detector:
         """Results of a chunk of images, in order; `labels` are the groups of those that can be scored."""
         results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
         if chunk.indices:
-            scores = self._score(self._batch(chunk))
-            uniform = None if ties == "conservative" else self._tie_breakers(chunk)
-            p_values = self._reference().p_values(scores, labels, uniform)
+            scores, uniform = self._score(self._batch(chunk)), None
+            if ties == "random":
+                uniform = np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
+            p_values = self._fitted().reference_.p_values(scores, labels, uniform)
             results += map(Result, chunk.indices, chunk.names, scores.tolist(), p_values.tolist())
         return sorted(results, key=lambda result: result.index)
-
-    def _tie_breakers(self, chunk: Chunk) -> Array:
-        return np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
 
     def score_batch(
         self, images: Sequence[Image], with_maps: bool = False, raw: bool = False
@@ -528,8 +498,7 @@ class Detector:
 
         The maps are those of all parts together and of each part by name; raw if asked for, or without statistics.
         """
-        self._check_fitted()
-        batch = self._batch_of(images)
+        batch = self._fitted()._batch_of(images)
         return self._score_with_maps(batch, raw) if with_maps else (self._score(batch), None)
 
     def _batch_of(self, images: Sequence[Image]) -> Batch:
@@ -546,23 +515,17 @@ class Detector:
 
     def _score_with_maps(self, batch: Batch, raw: bool = False) -> tuple[Array, Fields]:
         table, parts, levels = self._map_parts(batch)
-        if raw or self.maps_ is None:
-            fields = {self.map_part: combine(levels, self.weights_)}
-        else:
-            fields = self.maps_.z(parts, batch.size)
-        if self.score_from == "map" and self.maps_ is not None:
-            return self.maps_.scores(fields if not raw else self.maps_.z(parts, batch.size)), fields
+        from_map = self.score_from == "map"
+        calibrated = self.maps_.z(parts, batch.size) if self.maps_ is not None and (from_map or not raw) else None
+        fields = {self.map_part: combine(levels, self.weights_)} if raw or calibrated is None else calibrated
+        if from_map and calibrated is not None:
+            return np.asarray(calibrated[TOGETHER].max((1, 2)), dtype=np.float64), fields
         return self.scorer_.score_kept(self.extractor.columns(table)), fields
 
     @property
     def map_part(self) -> str:
         """The part that `score_map` shows: `sum`, all of them together, unless the method's options say otherwise."""
         return str(getattr(self.extractor, "map_part", TOGETHER))
-
-    @property
-    def leading_parts(self) -> tuple[str, ...]:
-        """The parts that make up the calibrated map; none without statistics."""
-        return () if self.maps_ is None else self.maps_.leading
 
     @property
     def map_window(self) -> int:
@@ -575,8 +538,8 @@ class Detector:
         Of calibrated maps it is the value above which a pixel has a family-wise p-value of at most `alpha`, see
         `gepc.detector.map_statistics`; of raw maps it is `map_scale_`.
         """
-        self._check_fitted()
-        return (self.map_scale_ or 1.0) if raw or self.maps_ is None else self.maps_.limit(self.map_part, alpha)
+        statistics = None if raw else self._fitted().maps_
+        return (self._fitted().map_scale_ or 1.0) if statistics is None else statistics.limit(self.map_part, alpha)
 
     def score_map(self, images: Any, raw: bool = False) -> Map:
         """Anomaly maps (N, H, W), in standard deviations of in-distribution maps; see `gepc.detector.map_statistics`.
@@ -590,22 +553,15 @@ class Detector:
         raw : return m = sum_t w_t mean_g mean_c r_g^2 / b_t instead (of `gepc+` also the denoising error), to be
             divided by `map_scale_`. With mean pooling and raw calibration, the mean of a raw map is the score.
         """
-        self._check_fitted()
+        preprocessing = self._fitted().preprocessing_
         if not self.extractor.has_maps:
             names = ", ".join(self.extractor.column_names)
             raise OptionError(f"the method {self.extractor.name!r} has no maps of {names}")
-        opened = open_images(images)
-        warn_about_range(opened, self.value_range)
-        found = [
-            self._score_with_maps(self._batch(chunk), raw)[1][self.map_part]
-            for chunk in chunks(opened, self.preprocessing_, self.batch_size, OnBadImage.NONE)
-        ]
-        if not found:
-            height, width = self.preprocessing_.size or (0, 0)
-            return np.empty((0, height, width), dtype=np.float32)
+        read = self._chunks(open_images(images), preprocessing)
+        found = [self._score_with_maps(self._batch(chunk), raw)[1][self.map_part] for chunk in read]
         if len({field.shape[1:] for field in found}) > 1:
             raise OptionError("images of several sizes have maps of several sizes; give one image at a time")
-        return np.concatenate(found)
+        return np.concatenate(found) if found else np.empty((0, *(preprocessing.size or (0, 0))), dtype=np.float32)
 
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
         """The method's feature table at every candidate level: name -> (N, levels[, g]). Needs no fit.
@@ -622,14 +578,13 @@ class Detector:
         opened = open_images(images)
         if next(opened.first(1), None) is None:
             raise InputError("there are no images")
-        warn_about_range(opened, self.value_range)
         fields = None if noise is None else np.asarray(noise)
         if fields is not None and (fields.ndim != 5 or fields.shape[:2] != (len(levels), len(opened))):
             raise InputError(
                 f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(opened)}, ...), got {fields.shape}"
             )
         tables = []
-        for chunk in chunks(opened, preprocessing, self.batch_size, OnBadImage.NONE):
+        for chunk in self._chunks(opened, preprocessing):
             batch = self._batch(chunk)
             if fields is not None:
                 part = fields[:, chunk.indices]
@@ -651,6 +606,12 @@ class Detector:
     def fit_cost(self) -> Cost:
         """Network passes per image while fitting, at every candidate level."""
         return cost_of(for_fitting(self.extractor), self.backbone, self.input_size)
+
+    def _chunks(
+        self, images: Images, preprocessing: Preprocessing, on_bad_image: OnBadImage = OnBadImage.NONE
+    ) -> Iterator[Chunk]:
+        warn_about_range(images, self.value_range)
+        return chunks(images, preprocessing, self.batch_size, on_bad_image)
 
     def _batch(self, chunk: Chunk) -> Batch:
         images = chunk.stacked()
@@ -679,20 +640,16 @@ class Detector:
         """The fitted calibrator."""
         return self.scorer_.calibrator_
 
-    def _reference(self) -> CalibrationScores:
-        self._check_fitted()
-        return self.reference_
-
-    def _check_fitted(self) -> None:
+    def _fitted(self) -> Detector:
         if not self.is_fitted:
             raise NotFittedError(f"this {self.extractor.name} detector is not fitted yet; call fit(id_images) first")
+        return self
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `detector.json` and `state.safetensors`, both or none."""
         from gepc.detector.storage import save_detector
 
-        self._check_fitted()
-        save_detector(self, folder)
+        save_detector(self._fitted(), folder)
 
     def push_to_hub(
         self,
@@ -718,8 +675,8 @@ class Detector:
         """
         from gepc.detector.hub import push
 
-        self._check_fitted()
-        return push(self, repo_id, {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}, **options)
+        card = {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}
+        return push(self._fitted(), repo_id, card, **options)
 
     def __repr__(self) -> str:
         state = f"fitted on {self.n_fit_}+{len(self.calibration_scores_)}" if self.is_fitted else "not fitted"
@@ -734,36 +691,38 @@ def _renamed(results: Iterable[Result], names: Iterator[str]) -> Iterator[Result
         yield replace(result, name=name)
 
 
+def _check_enough(count: int, keys: Sequence[bytes]) -> None:
+    if len(keys) > 1 and len(set(keys)) == 1:
+        raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
+    if count < MINIMUM_FIT:
+        raise InputError(
+            f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
+            "(some hundreds for a useful false-alarm rate)"
+        )
+
+
 def _warn_about_copies(keys: Sequence[bytes]) -> None:
     """Copies are not exchangeable with other images, so they must not count several times."""
     copies = len(keys) - len(set(keys))
     if copies:
         message = f"{copies} of {len(keys)} images are copies of others; equal images count once"
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, stacklevel=3)
 
 
-def _check_disjoint(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:
+def _warn_about_shared(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:
     """The false-alarm guarantee needs calibration images that fitting has not seen."""
-    shared = set(fitted) & set(reference)
+    shared = len(set(fitted) & set(reference))
     if shared:
-        warnings.warn(
-            f"{len(shared)} calibration images are among the images fitted on, so p-values are not guaranteed; "
-            "calibrate with other images",
-            UserWarning,
-            stacklevel=3,
-        )
+        message = f"{shared} calibration images are among the images fitted on, so p-values are not guaranteed; "
+        warnings.warn(f"{message}calibrate with other images", stacklevel=3)
 
 
 def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uint64]) -> None:
     """A network denoises the images of its training better than new ones, so they are not exchangeable."""
     count = int(np.isin(np.asarray(hashes, dtype=np.uint64), trained_on).sum())
     if count:
-        warnings.warn(
-            f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not hold "
-            "for them; calibrate with unseen images (`calibration_images`)",
-            UserWarning,
-            stacklevel=4,
-        )
+        message = f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does "
+        warnings.warn(f"{message}not hold for them; calibrate with unseen images (`calibration_images`)", stacklevel=4)
 
 
 def detector_options() -> list[str]:

@@ -37,7 +37,7 @@ from gepc.scoring.calibrators import Calibrator, create_calibrator, under
 from gepc.verdicts.conformal import p_values, threshold
 
 Array = npt.NDArray[np.float64]
-Size = tuple[int, int]
+Size = tuple[int, ...]
 Fields = dict[str, Map]
 Read = Callable[[Sequence[Image]], MapParts]
 """The parts of the maps of some images of one size."""
@@ -166,10 +166,6 @@ class MapStatistics:
         """The family-wise p-value of each pixel of a map of that part."""
         return p_values(field.astype(np.float64), self.maxima[self.names.index(part)])
 
-    def scores(self, z: Fields) -> Array:
-        """The score of each image by its map: the largest value of all parts together."""
-        return np.asarray(z[TOGETHER].max((1, 2)), dtype=np.float64)
-
     def limit(self, part: str = TOGETHER, alpha: float = ALPHA) -> float:
         """z above which p <= alpha, or p <= 1/(n + 1) where that is larger."""
         maxima = self.maxima[self.names.index(part)]
@@ -186,36 +182,30 @@ class MapStatistics:
         """From a `state`; refuses arrays that do not fit each other."""
         gaussian = under("gaussian", dict(state))
         mean, std, offsets, maxima = (state[name] for name in ("mean", "std", "offsets", "maxima"))
-        found = cls(parts, window, weights, mean, std, offsets, maxima)
-        if gaussian:
-            found.gaussian = create_calibrator(GAUSSIAN).restore(gaussian)
-        shapes = {array.shape[0] for array in (found.mean, found.std, found.maxima)}
-        usable = found.mean.shape == found.std.shape and found.mean.ndim in (2, 3) and found.maxima.ndim == 2
-        usable = usable and shapes == {1 + len(parts)} and found.offsets.shape == (len(parts), 2)
-        if not usable or not found.maxima.size or min(found.std.min(), found.offsets[:, 1].min()) <= 0.0:
+        usable = mean.shape == std.shape and mean.ndim in (2, 3) and maxima.ndim == 2 and maxima.size > 0
+        usable = usable and len(mean) == len(maxima) == 1 + len(parts) and offsets.shape == (len(parts), 2)
+        if not usable or min(std.min(), offsets[:, 1].min()) <= 0.0:
             raise InputError("the statistics of the maps do not fit each other; fit the detector again")
         if ("activations" in parts) != bool(gaussian):
             raise InputError("the Gaussian of the activations is missing; fit the detector again")
-        return found
+        restored = create_calibrator(GAUSSIAN).restore(gaussian) if gaussian else None
+        return cls(parts, window, weights, mean, std, offsets, maxima, restored)
 
     def _fields(self, parts: MapParts, size: Size) -> Fields:
         """u_p, (N, H, W), for every part."""
         window = min(self.window, odd_eighth(min(size)))
         found = {}
         for name in self.parts:
-            levels = self._distances(parts[name]) if parts[name].ndim == 5 else parts[name]
+            levels = parts[name]
+            if levels.ndim == 5 and self.gaussian is not None:  # activations: d^2 of each position
+                shape = (levels.shape[1], *levels.shape[3:])
+                distances = [self.gaussian.per_level(_columns(image)).T.reshape(shape) for image in levels]
+                levels = np.stack(distances).astype(np.float32)
             field = torch.from_numpy(combine(levels, self.weights))
             if tuple(field.shape[1:]) != size:
                 field = interpolate(field[:, None], size, mode="bilinear")[:, 0]
             found[name] = np.log(np.maximum(box_filter(field, window).numpy(), TINY))
         return found
-
-    def _distances(self, vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """d^2 of the activations of each position, (N, levels, h, w)."""
-        assert self.gaussian is not None
-        _, levels, _, height, width = vectors.shape
-        found = [self.gaussian.per_level(_columns(image)).T.reshape(levels, height, width) for image in vectors]
-        return np.stack(found).astype(np.float32)
 
     def _by_part(self, fields: Fields) -> Fields:
         """z of each part; its size where both directions count."""
@@ -230,8 +220,7 @@ class MapStatistics:
         return np.asarray(np.max([z[name] for name in self.leading], axis=0))
 
     def _standardised(self, field: Map, row: int) -> Map:
-        size = (field.shape[1], field.shape[2])
-        mean, std = (_spread(values[row], size) for values in (self.mean, self.std))
+        mean, std = (_spread(values[row], field.shape[1:]) for values in (self.mean, self.std))
         return np.asarray((field - mean) / std, dtype=np.float32)
 
 
@@ -256,8 +245,7 @@ def _columns(vectors: npt.NDArray[np.float32]) -> Array:
 def _sampled(vectors: npt.NDArray[np.float32], each: int) -> Array:
     """The activations of at most that many random positions of every image, (vectors, levels, C)."""
     rng = np.random.default_rng(0)
-    columns = [_columns(image) for image in vectors]
-    return np.concatenate([one[rng.permutation(len(one))[:each]] for one in columns])
+    return np.concatenate([one[rng.permutation(len(one))[:each]] for one in map(_columns, vectors)])
 
 
 def _distance_to_border(size: Size) -> npt.NDArray[np.int64]:
@@ -270,7 +258,7 @@ def _by_band(fields: Sequence[Map]) -> tuple[Array, Array]:
     """Mean and standard deviation of the pixels at each distance to the border; on small images that of the nearest."""
     count, total, squares = np.zeros((3, BANDS + 1))
     for field in fields:
-        band = np.broadcast_to(_distance_to_border((field.shape[1], field.shape[2])), field.shape).ravel()
+        band = np.broadcast_to(_distance_to_border(field.shape[1:]), field.shape).ravel()
         values = field.ravel().astype(np.float64)
         count += np.bincount(band, minlength=BANDS + 1)
         total += np.bincount(band, values, BANDS + 1)
@@ -285,13 +273,13 @@ def _by_band(fields: Sequence[Map]) -> tuple[Array, Array]:
 def _by_position(fields: Sequence[Map]) -> tuple[Array, Array]:
     """Mean and standard deviation at each position; those of its distance to the border count as `PRIOR_IMAGES`."""
     values = np.concatenate(list(fields)).astype(np.float64)
-    size = (values.shape[1], values.shape[2])
+    size = values.shape[1:]
     prior_mean, prior_std = (band[_distance_to_border(size)] for band in _by_band(fields))
     share = len(values) / (len(values) + PRIOR_IMAGES)
     mean = share * values.mean(0) + (1.0 - share) * prior_mean
     std = np.sqrt(share * ((values - mean) ** 2).mean(0) + (1.0 - share) * prior_std**2)
     step = -(-max(size) // ALIGNED_SIDE)
-    grid = (-(-size[0] // step), -(-size[1] // step))
+    grid = tuple(-(-side // step) for side in size)
     return _resized(mean, grid, "area"), _resized(std, grid, "area")
 
 

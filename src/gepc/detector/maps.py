@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import replacing, write_json
 from gepc.core.palette import LIGHT
+from gepc.core.run_folder import storage_errors
 from gepc.core.tables import write_rows
 from gepc.detector.regions import COLUMNS, MapRegion, Region, coco, csv_rows, in_image, map_regions
 from gepc.features.gepc_plus import MAP_PARTS
@@ -80,7 +81,8 @@ def write_maps(
     """
     options = options or MapOptions()
     warn_about_range(images, detector.value_range)
-    _make_folder(out)
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
     located: list[tuple[str, tuple[int, int], list[MapRegion]]] = []
     for index, record in enumerate(images):
@@ -105,15 +107,6 @@ def write_maps(
     return entries
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(f"{out} is a file; give a folder for the maps") from error
-    except OSError as error:
-        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
-
-
 def _write_map(
     detector: Detector, image: Image, out: Path, stem: str, options: MapOptions
 ) -> tuple[dict[str, Any], list[MapRegion]]:
@@ -123,10 +116,13 @@ def _write_map(
     field, limit = fields[detector.map_part][0], detector.map_limit(options.alpha, options.raw)
     regions = map_regions(detector, fields, 0, options.alpha, options.raw)
     verdict = _verdict(detector, scores, options.alpha)
+    caption = f"score {verdict['score']:.3g}"
+    if "alarm" in verdict:
+        caption += f"   p = {verdict['p_value']:.2g}   {'alarm' if verdict['alarm'] else 'no alarm'}"
     top = (limit if options.scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
-    picture = drawn(rgb_picture(image, options.bands), field, top, regions, _caption(verdict))
+    picture = drawn(rgb_picture(image, options.bands), field, top, regions, caption)
     with replacing(out / f"{stem}.png") as draft:
         picture.save(draft, format="PNG")
     facts = {"map": f"{stem}.npy", "picture": f"{stem}.png", "mean": float(field.mean()), "scale": top, **verdict}
@@ -141,13 +137,6 @@ def _verdict(detector: Detector, scores: npt.NDArray[np.float64], alpha: float) 
     p_value = detector.reference_.p_values(scores)
     alarm = bool(DecisionRule(alpha).alarms(p_value, detector.reference_)[0])
     return {"score": score, "p_value": float(p_value[0]), "alarm": alarm}
-
-
-def _caption(verdict: Mapping[str, Any]) -> str:
-    text = f"score {verdict['score']:.3g}"
-    if "alarm" in verdict:
-        text += f"   p = {verdict['p_value']:.2g}   {'alarm' if verdict['alarm'] else 'no alarm'}"
-    return text
 
 
 def drawn(picture: Image, field: Map, scale: float, regions: Sequence[Region], caption: str) -> PILImage:

@@ -91,7 +91,8 @@ def map_regions(
     """
     from scipy.ndimage import find_objects, label
 
-    calibrated, shown = detector.maps_ is not None and not raw, fields[detector.map_part][place]
+    statistics, shown = None if raw else detector.maps_, fields[detector.map_part][place]
+    leading = () if statistics is None else statistics.leading
     labels, _ = label(shown > detector.map_limit(alpha, raw), structure=np.ones((3, 3)))
     found = []
     for number, (lines, columns) in enumerate(find_objects(labels), start=1):
@@ -99,15 +100,11 @@ def map_regions(
         inside = np.where(mask, shown[lines, columns], -np.inf)
         line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
         peak = (line + lines.start, column + columns.start)
-        p_value = np.nan
-        if detector.maps_ is not None and calibrated:
-            p_value = float(detector.maps_.p_values(shown[peak], detector.map_part))
-        parts = {name: float(values[place][peak]) for name, values in fields.items() if name in detector.leading_parts}
+        p_value = np.nan if statistics is None else float(statistics.p_values(shown[peak], detector.map_part))
+        parts = {name: float(fields[name][place][peak]) for name in leading}
         polygons = tuple(tuple((x + columns.start, y + lines.start) for x, y in outline) for outline in outlines(mask))
         box = (lines.start, columns.start, lines.stop, columns.stop)
-        found.append(
-            MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts if calibrated else {})
-        )
+        found.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts))
     return numbered(found)
 
 

@@ -15,7 +15,6 @@ from gepc.detector.detector import Detector, detector_options
 from gepc.features.base import Extractor, find_method, methods
 from gepc.features.extraction import plain_options
 from gepc.features.gepc import DEFAULT_LEVELS, GepcExtractor
-from gepc.features.groups import Action, Group
 
 DEFAULT_METHOD = "gepc+"
 
@@ -29,17 +28,9 @@ class GEPC(Detector):
     levels : noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
     keep : how many of the levels to keep; None keeps all.
     features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; see `gepc.features.gepc` for the formulas.
-    calibration : name of the calibrator; None is `kde`, or `parts` with the feature `inner`.
-    pool : pooling over pixels: `mean`, `topk` or `local`.
-    topk : the share of the largest pixels, for `topk` and `local`.
-    window : side of the box filter, for `local`.
-    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
-    mc_samples : noise draws to average.
-    group_samples : a random subset of this many elements per image; None uses all.
-    level_samples : a random subset of this many levels per image; None uses all.
-    layers : names of the layers that `inner` compares, with wildcards; None chooses them.
     **options : Any
-        The other parameters of `gepc.Detector`.
+        The other parameters of `gepc.features.gepc.GepcExtractor` (calibration, pool, topk, window, group, mc_samples,
+        group_samples, level_samples, layers) and of `gepc.Detector`.
     """
 
     def __init__(
@@ -48,32 +39,11 @@ class GEPC(Detector):
         levels: Levels | str | float | Iterable[float] = DEFAULT_LEVELS,
         keep: int | None = 2,
         features: Iterable[str] | str = ("s",),
-        calibration: str | None = None,
-        pool: str = "topk",
-        topk: float = 0.3,
-        window: int = 9,
-        group: Group | str | Iterable[str | Action] = "paper",
-        mc_samples: int = 1,
-        group_samples: int | None = None,
-        level_samples: int | None = None,
-        layers: Iterable[str] | None = None,
         **options: Any,
     ) -> None:
-        check_names("GEPC", options, [*extractor_options(GepcExtractor), *detector_options()])
-        own = {
-            "levels": Levels.of(levels),
-            "features": (features,) if isinstance(features, str) else tuple(features),
-            "pool": pool,
-            "topk": topk,
-            "window": window,
-            "group": Group.of(group),
-            "mc_samples": mc_samples,
-            "group_samples": group_samples,
-            "level_samples": level_samples,
-            "layers": None if layers is None else tuple(layers),
-        }
-        extractor = GepcExtractor(**_checked(GepcExtractor, own))
-        super().__init__(backbone, extractor, keep=keep, calibration=calibration, **options)
+        given = {"levels": levels, "keep": keep, "features": features, **options}
+        own, shared = _divided(GepcExtractor, given, "GEPC")
+        super().__init__(backbone, GepcExtractor(**own), **shared)
 
 
 def list_detectors() -> list[str]:
@@ -105,29 +75,34 @@ def create_detector(
         if preset not in extractor_class.presets:
             raise OptionError(f"method {method!r} has no preset {preset!r}; {nearest(preset, extractor_class.presets)}")
         options = {**extractor_class.presets[preset], **options}
-    own, shared = extractor_options(extractor_class), detector_options()
-    check_names(f"method {method!r}", options, [*own, *shared])
-    if method == GepcExtractor.name:
+    own, shared = _divided(extractor_class, options, f"method {method!r}")
+    if extractor_class is GepcExtractor:
         return GEPC(backbone, **options)
-    given = {name: value for name, value in options.items() if name in shared}
-    for name in ("keep", "weights", "aggregate"):
-        given.setdefault(name, getattr(extractor_class, name))
-    checked = _checked(extractor_class, {name: value for name, value in options.items() if name in own})
-    return Detector(backbone, extractor_class(**checked), **given)
+    defaults = {name: getattr(extractor_class, name) for name in ("keep", "weights", "aggregate")}
+    return Detector(backbone, extractor_class(**own), **{**defaults, **shared})
 
 
-def _checked(extractor_class: type[Extractor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, words and flags of the type that the method declares; the method itself checks all other options."""
-    hints = typing.get_type_hints(extractor_class)
-    return {
-        name: coerce(hints[name], value, f"{extractor_class.name}: {name}") if is_scalar(hints[name]) else value
-        for name, value in options.items()
-    }
+def _divided(
+    extractor_class: type[Extractor], options: Mapping[str, Any], what: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the method, of the types that it declares, and those of every detector.
+
+    The method itself checks its options other than numbers, words and flags.
+    """
+    own, shared = extractor_options(extractor_class), detector_options()
+    check_names(what, options, [*own, *shared])
+    hints, given = typing.get_type_hints(extractor_class), {}
+    for name in own & options.keys():
+        value, hint = options[name], hints[name]
+        given[name] = tuple(value) if isinstance(value, list) else value
+        if is_scalar(hint):
+            given[name] = coerce(hint, value, f"{extractor_class.name}: {name}")
+    return given, {name: value for name, value in options.items() if name in shared}
 
 
-def extractor_options(extractor_class: type[Extractor]) -> list[str]:
+def extractor_options(extractor_class: type[Extractor]) -> set[str]:
     """Names of a method's own parameters."""
-    return [field.name for field in dataclasses.fields(extractor_class)]  # type: ignore[arg-type]
+    return {field.name for field in dataclasses.fields(extractor_class)}  # type: ignore[arg-type]
 
 
 def options_of(detector: Detector) -> dict[str, Any]:

@@ -166,10 +166,8 @@ def load_detector(
         if not trust:
             _check_sources(description, backbone is None, folder)
         arrays, stored = _read_state(folder / STATE), description["backbone"]
-        prompt = {
-            name.removeprefix(CONDITIONING): arrays.pop(name) for name in list(arrays) if name.startswith(CONDITIONING)
-        }
-        options = {**stored["load_options"], "device": device, **({"embeddings": prompt} if prompt else {})}
+        embeddings = under("conditioning", arrays)
+        options = {**stored["load_options"], "device": device, **({"embeddings": embeddings} if embeddings else {})}
         return _assemble(description, arrays, _find_backbone(stored, backbone, options, folder))
     except GepcError as error:
         raise type(error)(str(error) if str(folder) in str(error) else f"{folder}: {error}") from error
@@ -237,9 +235,9 @@ def _read_state(path: Path) -> dict[str, Any]:
             if os.fstat(handle.fileno()).st_size > MAX_STATE:
                 raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
             arrays = load(handle.read())
+    except InputError:
+        raise
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path} is missing or damaged: {error}") from error
     for name, array in arrays.items():
         expected = np.float32 if name.endswith("/axes") else np.float64  # principal axes are by far the largest arrays
@@ -254,9 +252,8 @@ def _check_sources(description: dict[str, Any], follow: bool, folder: Path) -> N
     """Refuse a folder that names a network by a path or hub id, which `follow` or its method would load."""
     from gepc.backbones.load import list_backbones
 
-    others, stored = description["options"], description["backbone"]
-    named = [*([others.get("background")]), *(others.get("checkpoints") or ()), *([stored["source"]] if follow else ())]
-    for source in named:
+    others, own = description["options"], description["backbone"]["source"]
+    for source in (others.get("background"), *(others.get("checkpoints") or ()), own if follow else None):
         if source is not None and source not in list_backbones():
             raise BackboneError(
                 f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
@@ -341,12 +338,10 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
     detector.map_scale_, detector.n_fit_ = fitted.map_scale, fitted.fit_images
     kept = tuple(fitted.timesteps.index(t) for t in fitted.kept)
     selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
-    detector.maps_ = None
-    if fitted.map_parts is not None:
-        detector.maps_ = MapStatistics.restore(
-            fitted.map_parts, detector.map_window, selection.weights, under("maps", arrays)
-        )
-    state = {name: array for name, array in arrays.items() if not name.startswith(("reference/", MAPS))}
+    maps, parts, window = under("maps", arrays), fitted.map_parts, detector.map_window
+    detector.maps_ = None if parts is None else MapStatistics.restore(parts, window, selection.weights, maps)
+    others = ("reference/", MAPS, CONDITIONING)
+    state = {name: array for name, array in arrays.items() if not name.startswith(others)}
     detector.scorer_ = _restored(detector, selection, state)
     scores = {label: arrays[f"reference/{place}"] for place, label in enumerate(fitted.groups)}
     detector.reference_ = CalibrationScores(scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import threading
 
@@ -17,9 +18,7 @@ from gepc.images.formats import NPY_START
 from gepc.images.preprocessing import Preprocessing, rgb_picture
 from gepc.images.sources import Image, Record
 
-LARGE = 2_000_000
-STRENGTH = 0.75
-SHOWN_SIZE = 256
+LARGE, STRENGTH, SHOWN_SIZE = 2_000_000, 0.75, 256
 _one_large_at_a_time = threading.Lock()
 
 
@@ -36,9 +35,7 @@ def network_input(data: bytes, decoder: DecoderProcess, max_pixels: int, preproc
         raise InputError(f"the file {str(error).partition(':')[0]}") from error
     if data[: len(NPY_START)] == NPY_START:
         pixels = Record.of_array("the image", pixels, "the image").pixels_for(preprocessing.channels)
-    if pixels.size < LARGE:
-        return preprocessing(pixels, "the image")
-    with _one_large_at_a_time:
+    with _one_large_at_a_time if pixels.size >= LARGE else contextlib.nullcontext():
         return preprocessing(pixels, "the image")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gepc.detector.regions import MapRegion as Region
@@ -86,12 +86,9 @@ class MapRegion(BaseModel):
     @classmethod
     def of(cls, region: Region) -> MapRegion:
         """From a region of a map."""
-        top, left, bottom, right = region.box
+        box = dict(zip(("top", "left", "bottom", "right"), region.box, strict=True))
         p_value = None if math.isnan(region.p_value) else region.p_value
-        return cls(
-            top=top, left=left, bottom=bottom, right=right, area=region.area, score=region.score, p_value=p_value,
-            part=region.part,
-        )  # fmt: skip
+        return cls(**box, area=region.area, score=region.score, p_value=p_value, part=region.part)
 
 
 class ImageResult(BaseModel):
@@ -246,20 +243,16 @@ async def _read_form(
         raise HTTPException(status, f"the form cannot be read: {error.message}") from error
     except (LookupError, ValueError) as error:  # Python knows encodings that are none of text
         raise HTTPException(415, "the form is in an encoding that cannot be read; send UTF-8") from error
+    uploads: list[Upload] = []
     try:
-        return await _uploads(form), {name: value for name, value in form.multi_items() if name != FIELD}
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile) != (name == FIELD):
+                raise HTTPException(422, f"send image files in the field {FIELD!r}, and files in no other field")
+            if isinstance(value, UploadFile):
+                uploads.append(Upload(_plain_name(value.filename, len(uploads)), await value.read()))
+        return uploads, {name: value for name, value in form.multi_items() if name != FIELD}
     finally:
         await form.close()
-
-
-async def _uploads(form: FormData) -> list[Upload]:
-    found: list[Upload] = []
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile) != (name == FIELD):
-            raise HTTPException(422, f"send image files in the field {FIELD!r}, and files in no other field")
-        if isinstance(value, UploadFile):
-            found.append(Upload(_plain_name(value.filename, len(found)), await value.read()))
-    return found
 
 
 def _plain_name(name: str | None, index: int) -> str:
@@ -276,10 +269,9 @@ def _read_json(text: bytes, body: type[BaseModel]) -> tuple[list[Upload], BaseMo
 
 
 def _from_base64(text: str) -> bytes | None:
-    try:
+    with contextlib.suppress(ValueError):
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
+    return None
 
 
 def _validated(parse: Callable[[], BaseModel]) -> BaseModel:

@@ -19,8 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gepc.core.errors import OptionError
 
-BACKLOG = 512
-MAX_CONNECTIONS = 512
+BACKLOG = MAX_CONNECTIONS = 512
 MAX_IDLE = 256  # connections without a request; beyond it the oldest is closed
 HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the connection
 KEEP_ALIVE = 15
@@ -63,11 +62,10 @@ class Settings:
     bands: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
-            raise OptionError(
-                f"token must have at least {MIN_TOKEN_LENGTH} characters; create one with: openssl rand -hex 16"
-            )
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
+        token, least = self.token, MIN_TOKEN_LENGTH
+        if token is not None and len(token) < least:
+            raise OptionError(f"token must have at least {least} characters; create one with: openssl rand -hex 16")
+        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise OptionError("token must consist of printable ASCII characters without spaces")
         for name in ("max_bytes", "max_images", "max_pixels", "max_held_bytes", "queue", "max_batch", "timeout"):
             if getattr(self, name) <= 0:

@@ -36,12 +36,12 @@ from gepc.serve.server import Settings
 from gepc.verdicts.decision import DecisionRule
 
 log = logging.getLogger("gepc.serve")
-DECODERS = 2
-DECODE_SECONDS = 5.0
-SHUTDOWN_SECONDS = 3.0
+DECODERS, DECODE_SECONDS, SHUTDOWN_SECONDS = 2, 5.0, 3.0
 NOT_SCORED = "the image could not be scored"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+DEFAULT_ALPHA, LARGEST_ALPHA, N_RATES = 0.05, 0.5, 120
+ATTEMPTS = 3
 T = TypeVar("T")
 
 
@@ -134,9 +134,8 @@ class Service:
         results = await self._in_thread(lambda: _results(model, request, alpha, findings, self.settings.bands))
         for result in results:
             self.metrics.images.labels("failed" if result.error else "alarm" if result.alarm else "normal").inc()
-        scale = model.detector.map_limit() if model.detector.extractor.has_maps else None
         return messages.ScoreAnswer(
-            detector=model.identity, alpha=alpha, guarantee=guarantee, map_scale=scale, results=results
+            detector=model.identity, alpha=alpha, guarantee=guarantee, map_scale=model.map_scale, results=results
         )
 
     async def map(self, request: ScoreRequest[messages.MapOptions]) -> tuple[bytes, float]:
@@ -150,10 +149,10 @@ class Service:
         if isinstance(finding, str) or finding.maps is None:
             raise HTTPException(422, finding if isinstance(finding, str) else NOT_SCORED)
         scale, field = model.detector.map_limit(), finding.maps[model.detector.map_part][0]
-        heat = partial(codec.heat, field)
-        overlaid = partial(codec.overlaid, finding.image, field, self.settings.bands)
-        draw = heat if request.options.style == "heat" else overlaid
-        return await self._in_thread(lambda: draw(scale)), scale
+        draw = partial(codec.overlaid, finding.image, field, self.settings.bands)
+        if request.options.style == "heat":
+            draw = partial(codec.heat, field)
+        return await self._in_thread(partial(draw, scale)), scale
 
     async def _findings(self, model: Model, uploads: Sequence[Upload], with_maps: bool) -> list[Finding | str]:
         """The finding of every upload, or the reason why there is none."""
@@ -204,7 +203,7 @@ class Service:
         """The detector, its guarantee and the limits on a request, without paths."""
         model, settings = self.model, self.settings
         detector, (height, width) = model.detector, model.detector.input_size
-        preprocessing, calibration = detector.preprocessing_, detector.reference_
+        prepared, calibration = detector.preprocessing_, detector.reference_
         return messages.DetectorAnswer(
             detector=model.identity,
             version=__version__,
@@ -218,13 +217,11 @@ class Service:
             calibration_images=len(detector.calibration_scores_),
             groups={name: len(scores) for name, scores in calibration.by_group.items()} if calibration.grouped else {},
             maps=detector.extractor.has_maps,
-            map_scale=detector.map_limit() if detector.extractor.has_maps else None,
+            map_scale=model.map_scale,
             smallest_alpha=model.smallest_alpha,
             guarantee=model.guarantee(model.alpha(options.alpha)),
             rates=await self._in_thread(lambda: model.rates) if options.rates else None,
-            input=messages.Input(
-                height=height, width=width, channels=preprocessing.channels, resize=preprocessing.resize
-            ),
+            input=messages.Input(height=height, width=width, channels=prepared.channels, resize=prepared.resize),
             limits=messages.Limits(
                 bytes_per_request=settings.max_bytes,
                 images_per_request=settings.max_images,
@@ -270,11 +267,6 @@ def _results(
                 result.seen = codec.data_uri(codec.network_view(finding.image, bands))
         results.append(result)
     return results
-
-
-DEFAULT_ALPHA, LARGEST_ALPHA = 0.05, 0.5
-N_RATES = 120
-ATTEMPTS = 3
 
 
 class Finding(NamedTuple):
@@ -332,6 +324,11 @@ class Model:
         return max(DEFAULT_ALPHA, self.smallest_alpha) if asked is None else asked
 
     @property
+    def map_scale(self) -> float | None:
+        """The common scale of maps; None for a method without maps."""
+        return self.detector.map_limit() if self.detector.extractor.has_maps else None
+
+    @property
     def smallest_alpha(self) -> float:
         """The smallest false-alarm rate possible with the calibration images (of the smallest group)."""
         return 1.0 / (self.detector.reference_.smallest + 1)
@@ -340,9 +337,8 @@ class Model:
         """Raise `OptionError` if the calibration images do not allow `alpha`, or if there is no such group."""
         reference = self.detector.reference_
         if reference.grouped and group is None:
-            raise OptionError(
-                f"this detector was fitted with groups; set group to one of {', '.join(reference.by_group)}"
-            )
+            names = ", ".join(reference.by_group)
+            raise OptionError(f"this detector was fitted with groups; set group to one of {names}")
         if group is not None and not reference.grouped:
             raise OptionError("this detector was fitted without groups; leave group out")
         DecisionRule(alpha).check(reference, None if group is None else np.array([group]))
