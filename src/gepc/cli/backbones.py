@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from gepc.training.recipe import builtin_recipes
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
+    from gepc.training.choices import Choice
     from gepc.training.loop import Tick, TrainingRun
 
 LINE_EVERY_SECONDS = 60.0
@@ -314,11 +315,7 @@ def train(
     recipe, choices = recipe_for(data, out, config, changes)
     run = TrainingRun(recipe, data, out, minutes)
     report: Callable[[str], None] = note if run.is_main else lambda _: None
-    shown = [one for one in choices if one.field != "steps" or minutes is None]
-    if shown:
-        rows = [(f"  {one.field}", json.dumps(one.value), one.reason) for one in shown]
-        report(f"chosen for the images; change a value with --set:\n{text_table(rows)}")
-    report(_opening(run))
+    report(_opening(run, choices))
     try:
         with _progress(run) as on_tick:
             finished = run.loop(on_tick)
@@ -331,12 +328,16 @@ def train(
         _finish(run)
 
 
-def _opening(run: TrainingRun) -> str:
-    parameters = sum(parameter.numel() for parameter in run.net.parameters())
-    lines = [
+def _opening(run: TrainingRun, choices: Sequence[Choice]) -> str:
+    lines, shown = [], [one for one in choices if one.field != "steps" or run.minutes is None]
+    if shown:
+        rows = [(f"  {one.field}", json.dumps(one.value), one.reason) for one in shown]
+        lines.append(f"chosen for the images; change a value with --set:\n{text_table(rows)}")
+    parameters, machine = sum(parameter.numel() for parameter in run.net.parameters()), run.accelerator
+    lines.append(
         f"{len(run.images)} training images of {_shape(run.images.shape[2:])}, {len(run.held_out)} held out; "
-        f"{parameters / 1e6:.2f} M parameters on {run.accelerator.num_processes} x {run.accelerator.device.type}"
-    ]
+        f"{parameters / 1e6:.2f} M parameters on {machine.num_processes} x {machine.device.type}"
+    )
     if run.resumed_from:
         lines.append(f"{run.out}: resuming after step {run.resumed_from}")
     return "\n".join(lines)
@@ -349,32 +350,21 @@ def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    if not (console.is_terminal and run.is_main):
-        last = time.monotonic()
-
-        def on_tick_in_log(tick: Tick) -> None:
-            nonlocal last
-            if time.monotonic() - last >= LINE_EVERY_SECONDS or tick.step == tick.total:
-                last = time.monotonic()
-                note(f"step {tick.step}/{tick.total}: {_facts(tick)}")
-
-        yield on_tick_in_log
-        return
+    shown, last = console.is_terminal and run.is_main, time.monotonic()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, console=console) as bar:
-        total = run.recipe.steps if run.minutes is None else None
-        task = bar.add_task("training", total=total, completed=run.resumed_from, facts="")
+    with Progress(*columns, console=console, disable=not shown) as bar:
+        task = bar.add_task("training", total=None, completed=run.resumed_from, facts="")
 
         def on_tick(tick: Tick) -> None:
-            first = tick.step == run.resumed_from + 1  # also allocates memory, so its speed is not representative
-            bar.update(task, completed=tick.step, total=tick.total, facts="" if first else _facts(tick))
+            nonlocal last
+            left = timedelta(seconds=round(tick.seconds_left))
+            facts = f"loss {tick.loss:.4f}, {tick.images_per_second:.0f} images/s, {left} left"
+            bar.update(task, completed=tick.step, total=tick.total, facts=facts)
+            if not shown and (time.monotonic() - last >= LINE_EVERY_SECONDS or tick.step == tick.total):
+                last = time.monotonic()
+                note(f"step {tick.step}/{tick.total}: {facts}")
 
         yield on_tick
-
-
-def _facts(tick: Tick) -> str:
-    left = timedelta(seconds=round(tick.seconds_left))
-    return f"loss {tick.loss:.4f}, {tick.images_per_second:.0f} images/s, {left} left"
 
 
 def _finish(run: TrainingRun) -> None:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,6 +49,31 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """`replacing` for a folder: yield a new one next to `path`; until it takes its place, the old one stays."""
+    final, mark = Path(path), uuid.uuid4().hex[:8]
+    draft, old = (final.with_name(f".{final.name}.{mark}.{kind}") for kind in ("part", "old"))
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        if final.exists():
+            os.replace(final, old)
+        try:
+            os.replace(draft, final)
+        except OSError:
+            if old.exists():
+                os.replace(old, final)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        cause = (isinstance(error, StorageError) and error.__cause__) or error
+        reason = getattr(cause, "strerror", None) or cause
+        raise StorageError(f"cannot write {final}: {reason}; what was there is untouched") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:

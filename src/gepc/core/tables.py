@@ -145,9 +145,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], aligned
         rule = ["---"] * len(header)
         return "\n".join("| " + " | ".join(row) + " |" for row in (table[0], rule, *table[1:]))
     widths = [max(3, *map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in table
-    ]
+    padded = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
+    lines = ["| " + " | ".join(row) + " |" for row in padded]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|", *lines[1:]])
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
-import statistics
 import tempfile
-import time
-from dataclasses import dataclass
+import timeit
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from gepc.backbones.base import Backbone
 from gepc.backbones.onnx import export_onnx
 from gepc.core.errors import BackboneError
 from gepc.detector.detector import Detector
@@ -23,8 +22,7 @@ NETWORK = "net.onnx"
 AGREEMENT = 1e-4
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(NamedTuple):
     """How an exported network compares with the original: differences are relative, `speed` is the ratio to torch."""
 
     predictions: float
@@ -67,16 +65,8 @@ def export_detector(detector: Detector, folder: str | os.PathLike[str], images: 
             )
         save_detector(other, final)
         os.replace(path, final / NETWORK)
-    seconds = _median_seconds(lambda: original.eps(x, t), lambda: exported.eps(x, t))
-    return Export(predictions, scores, len(expected), seconds[0] / seconds[1])
 
+    def seconds(network: Backbone) -> float:
+        return min(timeit.repeat(lambda: network.eps(x, t), number=1, repeat=9))
 
-def _median_seconds(*calls: Any, rounds: int = 9) -> list[float]:
-    """Of each call, made in turns after a warm-up."""
-    taken: list[list[float]] = [[] for _ in calls]
-    for number in range(rounds + 1):
-        for call, times in zip(calls, taken, strict=True):
-            begun = time.perf_counter()
-            call()
-            times += [time.perf_counter() - begun] if number else []
-    return [statistics.median(times) for times in taken]
+    return Export(predictions, scores, len(expected), seconds(original) / seconds(exported))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -155,13 +156,11 @@ def in_image(region: MapRegion, window: Window, size: tuple[int, int]) -> MapReg
     def point(x: float, y: float) -> Point:
         return left + x * right, top + y * down
 
-    box = region.box
-    (x0, y0), (x1, y1) = point(box[1], box[0]), point(box[3], box[2])
-    polygons = tuple(tuple(point(x, y) for x, y in polygon) for polygon in region.polygons)
-    peak = (int(top + (region.peak[0] + 0.5) * down), int(left + (region.peak[1] + 0.5) * right))
-    whole = (int(y0), int(x0), int(np.ceil(y1)), int(np.ceil(x1)))
-    area = max(1, round(region.area * down * right))
-    return replace(region, box=whole, area=area, peak=peak, polygons=polygons)
+    box, (line, column) = region.box, region.peak
+    (x0, y0), (x1, y1), (x, y) = point(box[1], box[0]), point(box[3], box[2]), point(column + 0.5, line + 0.5)
+    polygons = tuple(tuple(point(*corner) for corner in polygon) for polygon in region.polygons)
+    whole, area = (int(y0), int(x0), math.ceil(y1), math.ceil(x1)), max(1, round(region.area * down * right))
+    return replace(region, box=whole, area=area, peak=(int(y), int(x)), polygons=polygons)
 
 
 def csv_rows(path: str, regions: Sequence[MapRegion]) -> list[tuple[Any, ...]]:

@@ -9,8 +9,6 @@ import math
 import os
 import platform
 import re
-import shutil
-import uuid
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,8 +18,8 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, StorageError
-from gepc.core.files import digest, open_regular, read_json, write_arrays, write_json
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
+from gepc.core.files import digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
 from gepc.detector.hub import download, is_hub_id
 from gepc.detector.map_statistics import MapStatistics
@@ -57,36 +55,13 @@ def is_detector(folder: str | os.PathLike[str]) -> bool:
 
 
 def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
-    """Write the folder beside its final place, then rename: it is whole or absent, and an old one stays until then."""
+    """Write the folder, which is whole or absent; an old one stays until then."""
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
         raise InputError(f"{final} exists and is not a detector folder; give another place")
-    draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        draft.mkdir(parents=True)
+    with replacing_folder(final) as draft:
         write_arrays(draft / STATE, state_of(detector))
         write_json(draft / DESCRIPTION, describe(detector))
-        _swap(draft, final)
-    except OSError as error:
-        cause = (isinstance(error, StorageError) and error.__cause__) or error
-        reason = getattr(cause, "strerror", None) or cause
-        raise StorageError(f"cannot write {final}: {reason}; what was there is untouched") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _swap(draft: Path, final: Path) -> None:
-    if not final.exists():
-        os.replace(draft, final)
-        return
-    old = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.old")
-    os.replace(final, old)
-    try:
-        os.replace(draft, final)
-    except OSError:
-        os.replace(old, final)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def describe(detector: Detector) -> dict[str, Any]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +26,7 @@ from gepc.backbones.openai.options import PRESETS, Options, read_options
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, MARK, Patches, build_net, check_shapes, place, read_tensors, unwrap
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
-from gepc.core.files import replacing, sha256, write_json
+from gepc.core.files import replacing, replacing_folder, sha256, write_json
 
 if TYPE_CHECKING:
     from diffusers import UNet2DModel
@@ -213,7 +209,9 @@ def save_folder(converted: Converted, out: Path) -> None:
 
     version = {"_diffusers_version": diffusers.__version__}
     tensors = {name: tensor.float().contiguous() for name, tensor in converted.tensors.items()}
-    with _new_folder(out) as folder:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} already exists; choose another folder, or remove it first")
+    with replacing_folder(out) as folder:
         write_json(folder / "config.json", {**converted.config, **version})
         scheduler = {"_class_name": "DDPMScheduler", **version, **converted.scheduler.to_config()}
         write_json(folder / "scheduler_config.json", scheduler)
@@ -243,24 +241,6 @@ def _extras(converted: Converted) -> dict[str, Any]:
         },
         "converted_from": {"file": converted.path.name, "sha256": sha256(converted.path), "options": said},
     }
-
-
-@contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out`; on success it becomes `out` at once, on any failure it is removed."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} already exists; choose another folder, or remove it first")
-    draft = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        os.replace(draft, out)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def check_options(net: Architecture, options: Options, path: Path) -> None:
