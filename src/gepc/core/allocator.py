@@ -21,12 +21,8 @@ def keep_freed_memory() -> bool:
 
     The process then keeps its peak size, which is bounded because passes have a bounded size.
     """
-    if sys.platform != "linux" or _set_by_user():
+    own = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("LD_PRELOAD", "")
+    if sys.platform != "linux" or own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # absent from other C libraries than glibc
     return option is not None and bool(option(_MMAP_MAX, 0)) and bool(option(_TRIM_THRESHOLD, _LARGEST))
-
-
-def _set_by_user() -> bool:
-    own = any(name.startswith("MALLOC_") for name in os.environ)
-    return own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or "malloc" in os.environ.get("LD_PRELOAD", "")

@@ -145,10 +145,9 @@ def sha256(*paths: str | os.PathLike[str]) -> str:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `folder` while writing into it; the lock ends with the process at the latest.
+    """Hold an exclusive lock on `folder`, its file `.lock`, while writing into it; the process's end releases it.
 
-    The lock is the file `.lock` in the folder, removed on release. If another process holds it, an `InputError` says
-    so at once. File systems without locks are used without one.
+    If another process holds it, an `InputError` says so at once. File systems without locks are used without one.
     """
     path = folder / LOCK
     lock = FileLock(path, timeout=0)
@@ -178,14 +177,7 @@ def remove_drafts(*folders: Path) -> None:
 
 
 def digest(facts: Any, arrays: Mapping[str, npt.NDArray[Any]] | None = None, keys: Iterable[bytes] = ()) -> str:
-    """Hash JSON-like values, named arrays and byte strings; 32 hexadecimal digits of BLAKE2b.
-
-    Parameters
-    ----------
-    facts : any value that JSON can hold; the order of mapping keys does not matter.
-    arrays : arrays by name; their type and shape count as well as their values.
-    keys : byte strings of equal length, such as the keys of images, in order.
-    """
+    """Hash a JSON value, arrays with their names, types and shapes, and byte strings of equal length: 32 digits."""
     state = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     for name, array in sorted((arrays or {}).items()):
         state.update(f"{name}|{array.dtype}|{array.shape}|".encode() + np.ascontiguousarray(array).tobytes())

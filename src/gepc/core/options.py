@@ -16,15 +16,9 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Build the dataclass `cls` from a mapping.
+    """The dataclass `cls` from a mapping, which errors call `what`.
 
     Unknown and missing keys are an `OptionError`, as is a value that does not fit its annotation.
-
-    Parameters
-    ----------
-    cls : the dataclass.
-    values : from field names to values.
-    what : what errors call the mapping.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     check_names(what, values, fields)
@@ -37,14 +31,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def coerce(hint: Any, value: Any, where: str) -> Any:
-    """Convert `value` to the annotated type without loss: 1 to 1.0, a list to a tuple, "1e-3" to a float.
-
-    Parameters
-    ----------
-    hint : the annotation.
-    value : a plain value.
-    where : what errors call the value.
-    """
+    """Convert `value`, which errors call `where`, to the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(arguments, value, where)

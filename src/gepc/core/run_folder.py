@@ -36,11 +36,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 class RunFolder:
     """A folder with the pieces of one run.
 
-    Parameters
-    ----------
-    path : the folder; `held` creates it.
-    pieces : regular expression for the names of the files and folders that belong to a run, other than `run.json`.
-    advice : what to do where the folder cannot be used; completes the error messages.
+    The regular expression `pieces` matches the names of what belongs to a run, other than `run.json`; `advice`
+    completes the error messages.
     """
 
     def __init__(self, path: str | os.PathLike[str], pieces: str, advice: str = "give another folder") -> None:
@@ -64,17 +61,10 @@ class RunFolder:
     def begin(
         self, identity: Mapping[str, Any], layout: Mapping[str, Any] | None = None, restart: bool = False
     ) -> dict[str, Any]:
-        """Start a run, or resume the one in the folder if it has the same identity.
+        """Start a run, or resume the one in the folder if it has the same identity; the stored identity and layout.
 
-        Parameters
-        ----------
-        identity : everything the results depend on, as JSON values.
-        layout : how the results are stored; a resumed run keeps its own.
-        restart : discard a run that is there, whatever its identity.
-
-        Returns
-        -------
-        The stored description: identity and layout.
+        The identity is everything the results depend on, as JSON values; the layout is how they are stored, and a
+        resumed run keeps its own. With `restart`, a run that is there is discarded.
         """
         place, entries = self.path / DESCRIPTION, self._entries()
         left_over = bool(entries) and all(self._pieces.fullmatch(path.name) for path in entries)
@@ -134,11 +124,6 @@ class RowLog:
 
     No cell may hold a line ending (`gepc.core.tables.escape_cell` makes text fit): a row that was cut short is what
     follows the last one.
-
-    Parameters
-    ----------
-    path : the file.
-    columns : its header.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:

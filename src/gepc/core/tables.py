@@ -132,14 +132,7 @@ def write_each(folder: Path, tables: Sequence[ResultTable]) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], aligned: bool = False) -> str:
-    """Format text cells as a GitHub table.
-
-    Parameters
-    ----------
-    header : column headings.
-    rows : cells of each row.
-    aligned : pad and right-align the columns, so that the source is readable too.
-    """
+    """Text cells as a GitHub table; `aligned` pads the columns on the left, so that the source is readable too."""
     table = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
     if not aligned:
         rule = ["---"] * len(header)

@@ -92,17 +92,10 @@ class MapStatistics:
         window: int = 9,
         aligned: bool = False,
     ) -> MapStatistics:
-        """Learn from ID images.
+        """Learn mu and sigma, by position if `aligned`, from `fitting`, and the maxima from `calibrating`.
 
-        Parameters
-        ----------
-        read : the parts of the maps of some images of one size, before calibration.
-        fitting : the images for mu and sigma. Where there are activations, the first half of them is for their
-            Gaussian instead, so that mu and sigma are those of images that it has not seen.
-        calibrating : the images for the maxima.
-        weights : the weights of the noise levels.
-        window : odd side of the box filter.
-        aligned : whether mu and sigma are learnt by position, for images where a pixel always shows the same thing.
+        Where there are activations, the first half of `fitting` is for their Gaussian instead, so that mu and sigma are
+        those of images that it has not seen.
         """
         half = len(fitting) // 2
         vectors: list[Array] = []

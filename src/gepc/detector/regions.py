@@ -29,14 +29,9 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Region:
-    """A region of an image. A box is (top, left, bottom, right), with the lower and right ends excluded.
+    """A region of an image: its highest score, by which regions are numbered, and its smallest p-value.
 
-    Parameters
-    ----------
-    number : 1 for the highest score.
-    score : its highest score.
-    p_value : its smallest p-value.
-    box : the box around it.
+    Its box is (top, left, bottom, right), with the lower and right ends excluded.
     """
 
     number: int
@@ -56,14 +51,9 @@ def numbered(regions: Iterable[R_]) -> list[R_]:
 
 @dataclass(frozen=True)
 class MapRegion(Region):
-    """Connected pixels of a map above its limit.
+    """Connected pixels of a map above its limit: their number, and the map of each part at the highest of them.
 
-    Parameters
-    ----------
-    area : number of its pixels.
-    peak : (line, column) of the highest value.
-    polygons : its outlines, corners as (x, y); several if parts of it touch at corners only.
-    parts : the map of each part at the peak.
+    There are several polygons, with corners (x, y), if parts of the region touch at corners only.
     """
 
     area: int = 0
@@ -80,15 +70,10 @@ class MapRegion(Region):
 def map_regions(
     detector: Detector, fields: Fields, place: int, alpha: float = 0.05, raw: bool = False
 ) -> list[MapRegion]:
-    """Regions of one map: pixels with a family-wise p-value of at most `alpha`, connected over sides and corners.
+    """Regions of the map at `place` of a batch: pixels with a family-wise p-value of at most `alpha`, connected.
 
-    Parameters
-    ----------
-    detector : the detector that made the map.
-    fields : the maps of a batch, as `score_batch` returns them.
-    place : the position of the image in the batch.
-    alpha : the largest probability that a usual image has any region; see `Detector.map_limit`.
-    raw : whether the maps are raw; regions are then the pixels above `map_scale_`, without p-values.
+    With probability at least 1 - alpha a usual image has none. Of raw maps, regions are the pixels above `map_scale_`,
+    without p-values.
     """
     from scipy.ndimage import find_objects, label
 

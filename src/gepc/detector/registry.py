@@ -28,9 +28,17 @@ class GEPC(Detector):
     levels : noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
     keep : how many of the levels to keep; None keeps all.
     features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; see `gepc.features.gepc` for the formulas.
+    calibration : name of the calibrator; None is `kde`, or `parts` with the feature `inner`.
+    pool : pooling over pixels: `mean`, `topk` or `local`.
+    topk : the share of the largest pixels, for `topk` and `local`.
+    window : side of the box filter, for `local`.
+    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
+    mc_samples : noise draws to average.
+    group_samples : a random subset of this many elements per image; None uses all.
+    level_samples : a random subset of this many levels per image; None uses all.
+    layers : names of the layers that `inner` compares, with wildcards; None chooses them.
     **options : Any
-        The other parameters of `gepc.features.gepc.GepcExtractor` (calibration, pool, topk, window, group, mc_samples,
-        group_samples, level_samples, layers) and of `gepc.Detector`.
+        The other parameters of `gepc.Detector`.
     """
 
     def __init__(
@@ -92,7 +100,7 @@ def _divided(
     own, shared = extractor_options(extractor_class), detector_options()
     check_names(what, options, [*own, *shared])
     hints, given = typing.get_type_hints(extractor_class), {}
-    for name in own & options.keys():
+    for name in (name for name in options if name in own):
         value, hint = options[name], hints[name]
         given[name] = tuple(value) if isinstance(value, list) else value
         if is_scalar(hint):

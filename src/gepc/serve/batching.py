@@ -40,15 +40,10 @@ class Capacity:
 
 
 class MicroBatcher(Generic[Work, Done]):
-    """Calls `run` on batches of work, in its own thread.
+    """Calls `run` on batches of consecutive items with the same key, in its own thread.
 
-    Parameters
-    ----------
-    run : returns one result per item. If it fails on a batch, it is called on each item alone, so that one bad item
-        does not affect the others.
-    key : a batch holds consecutive items with the same key.
-    max_batch : largest number of items in a batch.
-    gap : seconds without a new item after which an incomplete batch starts.
+    If `run` fails on a batch, it is called on each item alone, so that one bad item does not affect the others. An
+    incomplete batch starts after `gap` seconds without a new item.
     """
 
     def __init__(

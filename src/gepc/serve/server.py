@@ -99,14 +99,7 @@ def address(listener: socket.socket) -> str:
 
 
 def run(app: FastAPI, listener: socket.socket, access_log: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM, then answer the accepted requests and return.
-
-    Parameters
-    ----------
-    app : an application made by `create_app`.
-    listener : a listening socket, see `listen`. Connections made before `run` wait for it.
-    access_log : log one line for every request.
-    """
+    """Serve on the socket of `listen` until SIGINT or SIGTERM, then answer the accepted requests and return."""
     make_server(app, access_log).run([listener])
 
 
