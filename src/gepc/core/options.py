@@ -31,7 +31,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def coerce(hint: Any, value: Any, where: str) -> Any:
-    """Convert `value`, which errors call `where`, to the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float."""
+    """`value`, which errors call `where`, as the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(arguments, value, where)
