@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -39,9 +38,7 @@ ProtocolArgument = Annotated[
     str,
     Argument(metavar="PROTOCOL", help="A YAML file, or a name (paper32, small32, tinyimagenet32, quick, tiles)."),
 ]
-DataFolder = Annotated[
-    Path | None, Option(help="Folder with the data sets; the environment variable GEPC_DATA by default.")
-]
+DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
 ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
 ProtocolSettings = Annotated[list[str] | None, opt.setting("Option of the protocol, for example `--set seeds=[0,1,2]`")]
 NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")]
@@ -305,16 +302,19 @@ def _run(
     from gepc.bench.run import run, write
     from gepc.features.extraction import FeatureCache
 
-    folder = _data_folder(data)
+    if data is None:
+        raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
+    if not data.is_dir():
+        raise InputError(f"{data} is not a folder")
     check_free(out, "results.json", "benchmark")
     with_masks = load_mask_protocol(config, overrides)
     if with_masks is not None:
-        _run_masks(with_masks, loading, folder, out)
+        _run_masks(with_masks, loading, data, out)
         return
     protocol = load_protocol(config, overrides)
     backbone = loading.load(protocol.backbone)
     baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
-    benchmark = Benchmark.open(protocol, backbone, folder, FeatureCache(cache_folder), engine)
+    benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache_folder), engine)
     passes, minutes = _estimate(benchmark, baselines)
     if budget is not None and minutes > budget:
         raise OptionError(
@@ -386,13 +386,3 @@ def _peak_megabytes() -> float:
         return float("nan")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS reports bytes, others KiB
-
-
-def _data_folder(data: Path | None) -> Path:
-    if data is None:
-        if "GEPC_DATA" not in os.environ:
-            raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
-        data = Path(os.environ["GEPC_DATA"])
-    if not data.is_dir():
-        raise InputError(f"{data} is not a folder")
-    return data

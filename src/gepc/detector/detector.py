@@ -713,16 +713,19 @@ def _warn_about_shared(fitted: Sequence[bytes], reference: Sequence[bytes]) -> N
     """The false-alarm guarantee needs calibration images that fitting has not seen."""
     shared = len(set(fitted) & set(reference))
     if shared:
-        message = f"{shared} calibration images are among the images fitted on, so p-values are not guaranteed; "
-        warnings.warn(f"{message}calibrate with other images", stacklevel=3)
+        message = f"{shared} calibration images are among the images fitted on, so p-values are not guaranteed"
+        warnings.warn(f"{message}; calibrate with other images", stacklevel=3)
 
 
 def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uint64]) -> None:
     """A network denoises the images of its training better than new ones, so they are not exchangeable."""
     count = int(np.isin(np.asarray(hashes, dtype=np.uint64), trained_on).sum())
     if count:
-        message = f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does "
-        warnings.warn(f"{message}not hold for them; calibrate with unseen images (`calibration_images`)", stacklevel=4)
+        warnings.warn(
+            f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not hold "
+            "for them; calibrate with unseen images (`calibration_images`)",
+            stacklevel=4,
+        )
 
 
 def detector_options() -> list[str]:
