@@ -30,26 +30,19 @@ MARGIN, GAP, LINE = 0.06, 0.07, 0.18  # inches: around tiles, between tiles, a l
 BINS = 32
 TICK_GAP = 0.13  # of the axis: closer numbers would touch
 _STYLE = {
-    "axes.edgecolor": LIGHT["muted"],
-    "axes.labelcolor": LIGHT["ink"],
+    **dict.fromkeys(("axes.labelcolor", "legend.labelcolor", "text.color", "xtick.labelcolor"), LIGHT["ink"]),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["muted"]),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
+    "ytick.labelcolor": LIGHT["ink"],
     "axes.labelsize": 9,
     "axes.linewidth": 0.8,
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "figure.facecolor": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
-    "legend.labelcolor": LIGHT["ink"],
-    "savefig.facecolor": "none",
-    "text.color": LIGHT["ink"],
     "text.parse_math": False,  # names are shown as they are, dollar signs too
-    "xtick.color": LIGHT["muted"],
-    "xtick.labelcolor": LIGHT["ink"],
-    "ytick.color": LIGHT["muted"],
-    "ytick.labelcolor": LIGHT["ink"],
-    "axes.facecolor": "none",
 }
 
 
