@@ -176,28 +176,26 @@ class RasterScene(Scene):
             raise InputError(
                 f"{path} is read window by window with rasterio; install it with: pip install 'gepc[scenes]'"
             ) from error
-        self._stack = contextlib.ExitStack()
         self._error: type[Exception] = RasterioError
         self._warning: type[Warning] = NotGeoreferencedWarning
         with open_regular(path) as handle:
             driver = DRIVERS.get(handle.read(4))
         if driver is None:
             raise InputError(f"{path} is not an image that can be read: TIFF, JPEG 2000, PNG, JPEG or .npy")
-        self._stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES, **GDAL_OPTIONS))
-        try:
-            with _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
-                self._file: Any = self._stack.enter_context(rasterio.open(path.absolute(), driver=driver))
-        except RasterioError as error:
-            self._stack.close()
-            raise InputError(f"{path} is not an image that can be read: {error}") from error
-        colours = self._file.colorinterp
+        with contextlib.ExitStack() as stack:  # closes the file again if it is refused
+            stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES, **GDAL_OPTIONS))
+            try:
+                with _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
+                    self._file: Any = stack.enter_context(rasterio.open(path.absolute(), driver=driver))
+            except RasterioError as error:
+                raise InputError(f"{path} is not an image that can be read: {error}") from error
+            colours = self._file.colorinterp
+            if not colours:
+                raise InputError(f"{path} holds no band of pixels; extract one of its data sets to a file")
+            if ColorInterp.palette in colours:
+                raise InputError(f"{path} has a colour palette; convert it to RGB or grey first")
+            self._stack = stack.pop_all()
         self.path, self.height, self.width = path, self._file.height, self._file.width
-        if not colours:
-            self.close()
-            raise InputError(f"{path} holds no band of pixels; extract one of its data sets to a file")
-        if ColorInterp.palette in colours:
-            self.close()
-            raise InputError(f"{path} has a colour palette; convert it to RGB or grey first")
         self.bands = tuple(band for band, colour in enumerate(colours) if colour != ColorInterp.alpha)
         self.dtype = self._file.dtypes[self.bands[0] if self.bands else 0]
         self.place = _georeference(self._file)
