@@ -13,7 +13,8 @@ from toys import pictures
 
 import gepc
 from gepc.features.pooling import KINDS
-from gepc.scoring import AGGREGATIONS, FUSIONS, Aggregation, create_calibrator
+from gepc.scoring import Aggregation, create_calibrator
+from gepc.scoring.calibrators import AGGREGATIONS, FUSIONS
 from gepc.scoring.scorer import WEIGHTINGS, select
 
 LEVELS = (0.9999, 0.9979)

@@ -10,15 +10,9 @@ from scipy.integrate import trapezoid
 from scipy.stats import gaussian_kde, multivariate_normal, norm, trim_mean
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scoring import (
-    AGGREGATIONS,
-    Aggregation,
-    Calibrator,
-    create_calibrator,
-    list_calibrators,
-    log_density,
-    silverman,
-)
+from gepc.scoring import Aggregation, create_calibrator, list_calibrators
+from gepc.scoring.calibrators import AGGREGATIONS, Calibrator
+from gepc.scoring.columns import log_density, silverman
 
 RNG = np.random.default_rng(0)
 ID = np.exp(RNG.standard_normal((60, 3, 2)) * [0.3, 0.8] + RNG.standard_normal((60, 1, 1)))

@@ -11,7 +11,8 @@ from sklearn.mixture import GaussianMixture
 from sklearn.preprocessing import StandardScaler
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scoring import GMM, KDE, KNN, Aggregation, create_calibrator, list_calibrators
+from gepc.scoring import GMM, KDE, Aggregation, create_calibrator, list_calibrators
+from gepc.scoring.vectors import KNN
 
 RNG = np.random.default_rng(0)
 MIXING = RNG.standard_normal((6, 6))

@@ -8,9 +8,9 @@ import pytest
 from sklearn.covariance import ledoit_wolf_shrinkage
 
 from gepc.core.errors import InputError, OptionError
-from gepc.scoring import Aggregation, LevelPCA, Parts, Scorer, create_calibrator
+from gepc.scoring import Aggregation, Parts, Scorer, create_calibrator
 from gepc.scoring.parts import FOLDS
-from gepc.scoring.vectors import _principal
+from gepc.scoring.vectors import LevelPCA, _principal
 
 Array = npt.NDArray[np.float64]
 PARTS = {"output": 3, "layers": 40}

@@ -86,11 +86,12 @@ class Calibrator(ABC):
     replaced by the largest in-distribution value plus `BEYOND` standard deviations (for minus infinity, by the
     smallest minus as many), with a warning; `replaced` counts them. In in-distribution columns it is an error.
 
-    A subclass gives `_fit`, `_score`, `_state` and `_restore`, and `per_level` if it calibrates levels one by one; the
-    arguments of its constructor are its options.
+    A subclass gives `fitted`, `_fit` and `_score`, and `per_level` if it calibrates levels one by one; the arguments of
+    its constructor are its options.
 
     Attributes
     ----------
+    fitted : names of the arrays that `_fit` sets, without the underscore at their end.
     uses_fuse : whether scores of single features are combined afterwards.
     uses_aggregate : whether scores of single levels are combined afterwards.
     is_distance : whether scores are positive, with a long tail.
@@ -98,6 +99,7 @@ class Calibrator(ABC):
     """
 
     name: ClassVar[str]
+    fitted: ClassVar[tuple[str, ...]] = ()
     uses_fuse: ClassVar[bool] = True
     uses_aggregate: ClassVar[bool] = True
     is_distance: ClassVar[bool] = False
@@ -140,13 +142,13 @@ class Calibrator(ABC):
         return type(self).per_level is not Calibrator.per_level
 
     def state(self) -> State:
-        """The fitted numbers by name."""
-        return {"bounds": self.bounds_, **self._state()}
+        """The fitted arrays by name."""
+        return {name: np.asarray(getattr(self, f"{name}_")) for name in ("bounds", *self.fitted)}
 
     def restore(self, state: State) -> Self:
         """Take a `state` back; returns self."""
-        self.bounds_ = state["bounds"]
-        self._restore(state)
+        for name in ("bounds", *self.fitted):
+            setattr(self, f"{name}_", state[name])
         return self
 
     def _finite(self, columns: Array) -> Array:
@@ -169,14 +171,6 @@ class Calibrator(ABC):
     @abstractmethod
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
         """Score finite columns."""
-
-    @abstractmethod
-    def _state(self) -> State:
-        """What `_fit` learned."""
-
-    @abstractmethod
-    def _restore(self, state: State) -> None:
-        """Take it back."""
 
 
 def under(prefix: object, state: State) -> State:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
 from gepc.core.errors import OptionError
-from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
+from gepc.scoring.calibrators import Aggregation, Array, Calibrator, check_varies, register
 
 
 class ColumnCalibrator(Calibrator):
@@ -18,7 +19,6 @@ class ColumnCalibrator(Calibrator):
         """How unusual every entry is for ID images, (N, levels, features)."""
 
     def per_level(self, columns: Array) -> Array:
-        """The sum over the features of each level."""
         return np.asarray(self.surprise(columns).sum(axis=2))
 
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
@@ -43,20 +43,14 @@ class Raw(ColumnCalibrator):
         pass
 
     def surprise(self, columns: Array) -> Array:
-        """The values as they are, or their negatives."""
         return self.sign * columns
-
-    def _state(self) -> State:
-        return {}
-
-    def _restore(self, state: State) -> None:
-        pass
 
 
 @register("z")
 class Z(ColumnCalibrator):
     """Signed z = (f - mean)/std. One-sided: only a larger feature is more OOD."""
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "std")
     mean_: Array
     std_: Array
 
@@ -65,14 +59,7 @@ class Z(ColumnCalibrator):
         self.mean_, self.std_ = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
 
     def surprise(self, columns: Array) -> Array:
-        """z."""
         return np.asarray((columns - self.mean_) / self.std_)
-
-    def _state(self) -> State:
-        return {"mean": self.mean_, "std": self.std_}
-
-    def _restore(self, state: State) -> None:
-        self.mean_, self.std_ = state["mean"], state["std"]
 
 
 @register("abs_z")
@@ -80,7 +67,6 @@ class AbsZ(Z):
     """|z|. Two-sided."""
 
     def surprise(self, columns: Array) -> Array:
-        """|z|."""
         return np.abs(super().surprise(columns))
 
 
@@ -89,7 +75,6 @@ class ZScore(Z):
     """A Gaussian per column up to its constant: z^2/2. Two-sided."""
 
     def surprise(self, columns: Array) -> Array:
-        """z^2/2."""
         return np.asarray(0.5 * super().surprise(columns) ** 2)
 
 
@@ -98,7 +83,6 @@ class Softplus(Z):
     """log(1 + e^z), a smooth max(z, 0): one-sided, and a small feature does not make up for a large one."""
 
     def surprise(self, columns: Array) -> Array:
-        """log(1 + e^z)."""
         return np.asarray(np.logaddexp(0.0, super().surprise(columns)))
 
 
@@ -110,7 +94,6 @@ class Upper(Z):
     """
 
     def surprise(self, columns: Array) -> Array:
-        """max(z, 0)^2/2."""
         return np.asarray(0.5 * np.maximum(super().surprise(columns), 0.0) ** 2)
 
 
@@ -125,6 +108,7 @@ class KDE(ColumnCalibrator):
         (a constant per column: it matters to `max`, not to means).
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("samples", "bandwidth")
     samples_: Array
     bandwidth_: Array
 
@@ -148,12 +132,6 @@ class KDE(ColumnCalibrator):
                 columns[:, level, feature], samples[~np.isnan(samples)], float(self.bandwidth_[level, feature])
             )
         return out - np.log(np.nanstd(self.samples_, axis=0)) if self.standardise else out
-
-    def _state(self) -> State:
-        return {"samples": self.samples_, "bandwidth": self.bandwidth_}
-
-    def _restore(self, state: State) -> None:
-        self.samples_, self.bandwidth_ = state["samples"], state["bandwidth"]
 
 
 def silverman(columns: Array) -> Array:

@@ -95,17 +95,9 @@ class Detection:
 
 def detection(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> Detection:
     """All metrics of one pair of sets."""
-    inside, outside = _check(id_scores, ood_scores)
-    low, high = auroc_interval(inside, outside)
-    return Detection(
-        auroc(inside, outside),
-        low,
-        high,
-        aupr(inside, outside),
-        fpr_at_tpr(inside, outside),
-        len(inside),
-        len(outside),
-    )
+    pair = _check(id_scores, ood_scores)
+    interval = auroc_interval(*pair)
+    return Detection(auroc(*pair), *interval, aupr(*pair), fpr_at_tpr(*pair), len(pair[0]), len(pair[1]))
 
 
 @dataclass(frozen=True)
@@ -184,7 +176,7 @@ def bootstrap_intervals(
     confidence : of the intervals.
     """
     rng = np.random.default_rng(0)
-    members = [_members(names) for names in groups]
+    members = [[np.flatnonzero(np.asarray(names) == name) for name in np.unique(names)] for names in groups]
 
     def resampled(values: Array, sets: list[npt.NDArray[np.int64]]) -> Array:
         picked = np.concatenate([sets[pick] for pick in rng.integers(0, len(sets), len(sets))])
@@ -193,8 +185,3 @@ def bootstrap_intervals(
     found = [measure(*map(resampled, samples, members)) for _ in range(draws)]
     low, high = np.quantile(np.array(found, dtype=np.float64), [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
-
-
-def _members(groups: Sequence[str]) -> list[npt.NDArray[np.int64]]:
-    names, membership = np.unique(np.asarray(groups), return_inverse=True)
-    return [np.flatnonzero(membership == position) for position in range(len(names))]

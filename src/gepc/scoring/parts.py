@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, register, under
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FOLDS = 3
 LEAST_DISTANCE = 0.01
@@ -33,6 +37,7 @@ class Parts(Calibrator):
     wide : the calibrator of any other part.
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("least", "mean", "std")
     widths_: list[int]
     models_: list[Calibrator]
     least_: Array
@@ -90,14 +95,14 @@ class Parts(Calibrator):
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
         return aggregation(self.by_part(columns), weights)
 
-    def _state(self) -> State:
-        arrays = {"widths": np.asarray(self.widths_, dtype=np.float64)}
-        arrays.update({"least": self.least_, "mean": self.mean_, "std": self.std_})
+    def state(self) -> State:
+        arrays = {**super().state(), "widths": np.asarray(self.widths_, dtype=np.float64)}
         for place, model in enumerate(self.models_):
             arrays.update({f"{place}/{name}": value for name, value in model.state().items()})
         return arrays
 
-    def _restore(self, state: State) -> None:
+    def restore(self, state: State) -> Self:
+        super().restore(state)
         self.widths_ = [int(width) for width in state["widths"]]
-        self.least_, self.mean_, self.std_ = state["least"], state["mean"], state["std"]
         self.models_ = [self._new(width).restore(under(place, state)) for place, width in enumerate(self.widths_)]
+        return self

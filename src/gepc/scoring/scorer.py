@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.scoring.calibrators import Aggregation, Calibrator, State, create_calibrator, under
+from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, under
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Array = npt.NDArray[np.float64]
 WEIGHTINGS = ("inv_cv", "uniform")
 
 

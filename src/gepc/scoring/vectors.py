@@ -14,6 +14,7 @@ from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, chec
 
 if TYPE_CHECKING:
     from scipy.spatial import KDTree
+    from typing_extensions import Self
 
 RIDGE = 1e-6
 
@@ -40,72 +41,53 @@ class VectorCalibrator(Calibrator):
         return self.distance(_flatten(columns))
 
 
-class _Gaussian(VectorCalibrator):
-    """A mean and the Cholesky factor of a covariance."""
-
-    mean_: Array
-    factor_: Array
-
-    def squared_distance(self, vectors: Array) -> Array:
-        """d^2 = (f - mean)^T cov^-1 (f - mean)."""
-        return _squared_distance(vectors, self.mean_, self.factor_)
-
-    def _state(self) -> State:
-        return {"mean": self.mean_, "factor": self.factor_}
-
-    def _restore(self, state: State) -> None:
-        self.mean_, self.factor_ = state["mean"], state["factor"]
-
-
-@register("mvn")
-class MVN(_Gaussian):
-    """One Gaussian over all columns: half the squared Mahalanobis distance, d^2/2.
+@register("mahalanobis")
+class Mahalanobis(VectorCalibrator):
+    """Squared Mahalanobis distance with the Ledoit-Wolf covariance of the standardised columns: any number of images.
 
     Every column's variance is raised by a millionth, so that collinear columns do not break it.
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
+    mean_: Array
+    factor_: Array
+
     def learn(self, vectors: Array) -> None:
         """Mean, and the Cholesky factor of the covariance."""
-        if len(vectors) <= vectors.shape[1]:
+        self.mean_, scale = vectors.mean(axis=0), vectors.std(axis=0)
+        covariance = self._covariance((vectors - self.mean_) / scale)
+        self.factor_ = np.linalg.cholesky(covariance + RIDGE * np.eye(len(scale))) * scale[:, None]
+
+    def _covariance(self, z: Array) -> Array:
+        from sklearn.covariance import ledoit_wolf
+
+        return np.asarray(ledoit_wolf(z, assume_centered=True)[0])
+
+    def distance(self, vectors: Array) -> Array:
+        """d^2 = (f - mean)^T cov^-1 (f - mean)."""
+        return _squared_distance(vectors, self.mean_, self.factor_)
+
+
+@register("mvn")
+class MVN(Mahalanobis):
+    """One Gaussian over all columns: half the squared Mahalanobis distance, d^2/2, with the sample covariance."""
+
+    def _covariance(self, z: Array) -> Array:
+        count, width = z.shape
+        if count <= width:
             raise InputError(
-                f"mvn calibration of {vectors.shape[1]} columns needs more than {vectors.shape[1]} ID images, "
-                f"got {len(vectors)}; give more images or use kde"
+                f"mvn calibration of {width} columns needs more than {width} ID images, "
+                f"got {count}; give more images or use kde"
             )
-        self.mean_ = vectors.mean(axis=0)
-        scale = vectors.std(axis=0)
-        correlation = np.atleast_2d(np.cov(vectors / scale, rowvar=False, bias=True))
-        self.factor_ = np.linalg.cholesky(correlation + RIDGE * np.eye(len(scale))) * scale[:, None]
+        return np.atleast_2d(np.cov(z, rowvar=False, bias=True))
 
     def distance(self, vectors: Array) -> Array:
         """d^2/2."""
-        return 0.5 * self.squared_distance(vectors)
-
-
-@register("mahalanobis")
-class Mahalanobis(_Gaussian):
-    """Squared Mahalanobis distance with the Ledoit-Wolf covariance of the standardised columns: any number of images.
-
-    The millionth on the diagonal keeps exactly collinear columns, which shrink to nothing, invertible.
-    """
-
-    def learn(self, vectors: Array) -> None:
-        """Mean, and the Cholesky factor of the shrunk covariance."""
-        from sklearn.covariance import ledoit_wolf
-
-        self.mean_, scale = vectors.mean(axis=0), vectors.std(axis=0)
-        shrunk, _ = ledoit_wolf((vectors - self.mean_) / scale, assume_centered=True)
-        self.factor_ = np.linalg.cholesky(shrunk + RIDGE * np.eye(len(scale))) * scale[:, None]
-
-    def distance(self, vectors: Array) -> Array:
-        """d^2."""
-        return self.squared_distance(vectors)
+        return 0.5 * super().distance(vectors)
 
 
 class LevelCalibrator(Calibrator):
-    """A squared distance for each level by itself; the distances are aggregated over levels.
-
-    A level that an image was not evaluated at (NaN) is left out.
-    """
+    """A squared distance for each level that an image was evaluated at; the distances are aggregated over levels."""
 
     uses_fuse: ClassVar[bool] = False
     is_distance: ClassVar[bool] = True
@@ -115,7 +97,6 @@ class LevelCalibrator(Calibrator):
         """d^2 of the features (N, F) of one level."""
 
     def per_level(self, columns: Array) -> Array:
-        """d^2 of each level, (N, levels)."""
         found = np.full(columns.shape[:2], np.nan)
         for level in range(columns.shape[1]):
             seen = _looked_at(columns[:, level])
@@ -134,30 +115,20 @@ class LevelMahalanobis(LevelCalibrator):
     learns L F^2 numbers instead of (L F)^2.
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
     mean_: Array
     factor_: Array
 
     def _fit(self, columns: Array) -> None:
         check_varies(columns)
-        models = [self._learn(columns[:, level]) for level in range(columns.shape[1])]
+        models = [Mahalanobis() for _ in range(columns.shape[1])]
+        for level, model in enumerate(models):
+            model.learn(columns[_looked_at(columns[:, level]), level])
         self.mean_ = np.stack([model.mean_ for model in models])
         self.factor_ = np.stack([model.factor_ for model in models])
 
-    @staticmethod
-    def _learn(vectors: Array) -> Mahalanobis:
-        model = Mahalanobis()
-        model.learn(vectors[_looked_at(vectors)])
-        return model
-
     def distance_at(self, level: int, vectors: Array) -> Array:
-        """d^2 of the features (N, F) of one level."""
         return _squared_distance(vectors, self.mean_[level], self.factor_[level])
-
-    def _state(self) -> State:
-        return {"mean": self.mean_, "factor": self.factor_}
-
-    def _restore(self, state: State) -> None:
-        self.mean_, self.factor_ = state["mean"], state["factor"]
 
 
 @register("level_knn")
@@ -172,6 +143,7 @@ class LevelKNN(LevelMahalanobis):
     k : which neighbour; the farthest there is where there are fewer.
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "factor", "samples")
     samples_: Array
 
     def __init__(self, k: int = 5) -> None:
@@ -179,12 +151,17 @@ class LevelKNN(LevelMahalanobis):
 
     def _fit(self, columns: Array) -> None:
         super()._fit(columns)
-        self._keep(columns)
+        self.samples_ = columns
+        self._plant_trees()
 
-    def _keep(self, samples: Array) -> None:
-        """The ID images (N, levels, F), and for each level a search tree of those looked at, whitened."""
-        self.samples_ = samples
-        levels = enumerate(np.moveaxis(samples, 1, 0))
+    def restore(self, state: State) -> Self:
+        super().restore(state)
+        self._plant_trees()
+        return self
+
+    def _plant_trees(self) -> None:
+        """For each level a search tree of the ID images looked at, whitened."""
+        levels = enumerate(np.moveaxis(self.samples_, 1, 0))
         self._trees = [_tree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
 
     def _white(self, level: int, vectors: Array) -> Array:
@@ -195,13 +172,6 @@ class LevelKNN(LevelMahalanobis):
         tree = self._trees[level]
         found, _ = tree.query(self._white(level, vectors), k=[min(self.k, tree.n)])
         return np.asarray(found[:, 0] ** 2)
-
-    def _state(self) -> State:
-        return {**super()._state(), "samples": self.samples_}
-
-    def _restore(self, state: State) -> None:
-        super()._restore(state)
-        self._keep(state["samples"])
 
 
 @register("level_pca")
@@ -221,6 +191,7 @@ class LevelPCA(LevelCalibrator):
 
     LEAST_SPREAD = 0.01  # of the median over columns: a channel that is silent on ID images must not dominate
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "axes", "variances")
     mean_: Array
     scale_: Array
     axes_: npt.NDArray[np.float32]
@@ -253,18 +224,10 @@ class LevelPCA(LevelCalibrator):
         return mean, scale, axes.astype(np.float32), variances
 
     def distance_at(self, level: int, vectors: Array) -> Array:
-        """d^2 of the features (N, F) of one level."""
         z = (vectors - self.mean_[level]) / self.scale_[level]
         along = (z @ self.axes_[level].T.astype(np.float64)) ** 2
         rest = np.maximum((z**2).sum(axis=1) - along.sum(axis=1), 0.0)
         return np.asarray(along @ (1.0 / self.variances_[level, :-1]) + rest / self.variances_[level, -1])
-
-    def _state(self) -> State:
-        return {"mean": self.mean_, "scale": self.scale_, "axes": self.axes_, "variances": self.variances_}
-
-    def _restore(self, state: State) -> None:
-        self.mean_, self.scale_ = state["mean"], state["scale"]
-        self.axes_, self.variances_ = state["axes"], state["variances"]
 
 
 def _principal(z: Array, rank: int) -> tuple[Array, Array]:
@@ -290,6 +253,7 @@ class KNN(VectorCalibrator):
     k : which neighbour; the farthest there is where there are fewer.
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "samples")
     mean_: Array
     scale_: Array
     samples_: Array
@@ -298,7 +262,6 @@ class KNN(VectorCalibrator):
         self.k = _checked_neighbour("knn", k)
 
     def learn(self, vectors: Array) -> None:
-        """Keep the standardised vectors."""
         self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
         self.samples_ = (vectors - self.mean_) / self.scale_
 
@@ -307,12 +270,6 @@ class KNN(VectorCalibrator):
         k = min(self.k, len(self.samples_))
         found, _ = _tree(self.samples_).query((vectors - self.mean_) / self.scale_, k=[k])
         return np.asarray(found[:, 0])
-
-    def _state(self) -> State:
-        return {"mean": self.mean_, "scale": self.scale_, "samples": self.samples_}
-
-    def _restore(self, state: State) -> None:
-        self.mean_, self.scale_, self.samples_ = state["mean"], state["scale"], state["samples"]
 
 
 @register("soft_minimum")
@@ -333,14 +290,12 @@ class SoftMinimum(KNN):
         self.temperature, self.references = temperature, references
 
     def learn(self, vectors: Array) -> None:
-        """Keep standardised vectors."""
         super().learn(vectors)
         count = min(self.references, len(vectors))
         order = np.lexsort(self.samples_.T)  # whatever the order of the images
         self.samples_ = self.samples_[order[np.linspace(0, len(vectors) - 1, count).round().astype(np.int64)]]
 
     def distance(self, vectors: Array) -> Array:
-        """The soft minimum of |z - z_i|."""
         from scipy.spatial.distance import cdist
         from scipy.special import logsumexp
 
@@ -364,6 +319,7 @@ class GMM(VectorCalibrator):
     IMAGES_PER_COMPONENT = 50
     RIDGE = 1e-4
 
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "weights", "means", "whitening")
     mean_: Array
     scale_: Array
     weights_: Array
@@ -375,7 +331,6 @@ class GMM(VectorCalibrator):
         self.choose = choose
 
     def learn(self, vectors: Array) -> None:
-        """The mixture of the number of components that the criterion prefers."""
         self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
         z = (vectors - self.mean_) / self.scale_
         most = max(1, len(z) // self.IMAGES_PER_COMPONENT)
@@ -406,14 +361,6 @@ class GMM(VectorCalibrator):
             logs[:, column] = np.log(np.diag(root)).sum() - 0.5 * (((z - mean) @ root) ** 2).sum(axis=1)
         constant = 0.5 * z.shape[1] * np.log(2.0 * np.pi)
         return np.asarray(constant - logsumexp(logs + np.log(self.weights_), axis=1))
-
-    def _state(self) -> State:
-        names = ("mean", "scale", "weights", "means", "whitening")
-        return {name: np.asarray(getattr(self, f"{name}_")) for name in names}
-
-    def _restore(self, state: State) -> None:
-        self.mean_, self.scale_ = state["mean"], state["scale"]
-        self.weights_, self.means_, self.whitening_ = state["weights"], state["means"], state["whitening"]
 
 
 def _mixture(count: int) -> Any:
