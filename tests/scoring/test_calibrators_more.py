@@ -120,7 +120,6 @@ def test_a_standardised_density_has_no_units() -> None:
         ("kde:bandwidth=-1", "bandwidth must be positive"),
         ("gmm:choose=aic", "unknown gmm: choose 'aic'"),
         ("raw:k=1", "has no option 'k'"),
-        ("raw:sign=2", "sign must be 1 or -1"),
         ("mahalonobis", "did you mean 'mahalanobis'"),
     ],
 )

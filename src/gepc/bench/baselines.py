@@ -15,7 +15,7 @@ from gepc.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.core.errors import OptionError, check_names
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector, extractor_options
-from gepc.features.base import Extractor, as_scored, find_method, for_fitting, methods, parts_of
+from gepc.features.base import Extractor, find_method, methods
 from gepc.features.extraction import OnProgress
 from gepc.features.gepc import GepcExtractor
 from gepc.scoring.scorer import Scorer
@@ -130,14 +130,14 @@ class BaselineBench(MethodBench):
 
         def columns(other: str, kept: list[int]) -> Array:
             found = tables[other, "test", seed]
-            return as_scored(extractor, extractor.columns(found.table)[:, kept], found.keys, seed)
+            return extractor.as_scored(extractor.columns(found.table)[:, kept], found.keys, seed)
 
         return self._score_tests(name, scorer, levels, columns)
 
 
 def extraction_order(baselines: Sequence[Baseline]) -> list[Baseline]:
     """Methods that build on another method's table come after the others."""
-    return sorted(baselines, key=lambda baseline: len(parts_of(baseline.extractor)))
+    return sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on()))
 
 
 def collect_baselines(
@@ -150,5 +150,5 @@ def collect_baselines(
     found = {}
     for baseline in extraction_order(baselines):
         limits = {place: baseline.images(place[1]) for place in benchmark.splits}
-        found[id(baseline)] = benchmark.collect(for_fitting(baseline.extractor), limits, on_progress)
+        found[id(baseline)] = benchmark.collect(baseline.extractor.for_fitting(), limits, on_progress)
     return [BaselineBench(baseline, benchmark, found[id(baseline)]) for baseline in baselines]

@@ -17,7 +17,7 @@ from gepc.bench.detector_tables import CALIBRATIONS
 from gepc.bench.evaluate import Benchmark, GepcBench, Sizes
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import Cell, ResultTable
-from gepc.features.base import Batch, Cost, Extractor, extract_table, for_fitting, parts_of
+from gepc.features.base import Batch, Cost, Extractor, extract_table
 from gepc.features.extraction import plain_options
 from gepc.images.noise import image_key
 from gepc.scoring.scorer import Scorer
@@ -61,9 +61,9 @@ def estimate_cost(baselines: Sequence[Baseline], benchmark: Benchmark) -> list[C
     found: list[CostEstimate] = []
     known: set[tuple[str, int, int]] = set()
     for baseline in extraction_order(baselines):
-        method = for_fitting(baseline.extractor)
+        method = baseline.extractor.for_fitting()
         own = Cost()
-        for part in parts_of(method) or (method,):
+        for part in method.builds_on() or (method,):
             what = repr((part.name, plain_options(part.options())))
             # a larger subset begins with a smaller one; if no multiple of the batch size, its last chunk differs
             reused = cached and any(
@@ -131,7 +131,7 @@ def trial_table(protocol: Protocol, backbone: Backbone, baselines: Sequence[Base
     hours = passes_needed(protocol, backbone, sizes) * cost.in_passes / cost.passes * bare / 3600
     rows: list[tuple[Cell, ...]] = [("GEPC, all features and levels", str(cost), cost.in_passes, hours)]
     for baseline in baselines:
-        method = for_fitting(baseline.extractor)
+        method = baseline.extractor.for_fitting()
         cost = measure(backbone, method, batch, method.timesteps(backbone))
         images = baseline.all_images(sizes, len(protocol.seeds))
         rows.append((baseline.label, str(cost), cost.in_passes, images * cost.in_passes * bare / 3600))

@@ -55,3 +55,10 @@ def check_names(what: str, given: Iterable[str], valid: Iterable[str]) -> None:
     for name in given:
         if name not in names:
             raise OptionError(f"{what} has no option {name!r}; {nearest(name, names)}")
+
+
+def check_least(least: int, **counts: int | None) -> None:
+    """Raise `OptionError` naming the first count that is below `least`; None passes."""
+    for name, value in counts.items():
+        if value is not None and value < least:
+            raise OptionError(f"{name} must be at least {least}, got {value}")

@@ -17,18 +17,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.core.options import coerce
 from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics
-from gepc.features.base import (
-    Batch,
-    Cost,
-    Extractor,
-    MapParts,
-    Table,
-    as_scored,
-    cost_of,
-    extract_map_parts,
-    extract_table,
-    for_fitting,
-)
+from gepc.features.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
 from gepc.features.extraction import (
     Engine,
     ExtractionSpec,
@@ -243,7 +232,7 @@ class Detector:
         engine : makes the network passes elsewhere; see `gepc.runs`.
         """
         levels = self.extractor.timesteps(self.backbone)
-        spec = ExtractionSpec(for_fitting(self.extractor), levels, self.seed, self.batch_size)
+        spec = ExtractionSpec(self.extractor.for_fitting(), levels, self.seed, self.batch_size)
         opened = open_images(images)
         found = self._extract(opened, self._preprocessing(), spec, on_progress, engine, calibration_images is None)
         fitting, held_out = self._split(found.keys, calibration_images is None)
@@ -254,7 +243,7 @@ class Detector:
         timesteps = tuple(levels[position] for position in kept)
         if calibration_images is None:
             source, again = opened, found.rows(held_out)
-            reference = as_scored(self.extractor, again.columns[:, kept], again.keys, self.seed)
+            reference = self.extractor.as_scored(again.columns[:, kept], again.keys, self.seed)
         else:
             source = open_images(calibration_images)
             spec = replace(spec, extractor=self.extractor, timesteps=timesteps)
@@ -605,7 +594,7 @@ class Detector:
 
     def fit_cost(self) -> Cost:
         """Network passes per image while fitting, at every candidate level."""
-        return cost_of(for_fitting(self.extractor), self.backbone, self.input_size)
+        return cost_of(self.extractor.for_fitting(), self.backbone, self.input_size)
 
     def _chunks(
         self, images: Images, preprocessing: Preprocessing, on_bad_image: OnBadImage = OnBadImage.NONE

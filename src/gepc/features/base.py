@@ -7,7 +7,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -87,42 +86,26 @@ class Batch:
 
     def moved(self, backbone: Backbone, action: Action) -> torch.Tensor:
         """encode(P_g x), the latents of the images moved by an action on their pixels; encoded once."""
-        import torch
-
         if action.name not in self._moved:
             assert self.pixels is not None
-            pixels = torch.from_numpy(self.pixels).to(device=backbone.device, dtype=backbone.dtype)
-            self._moved[action.name] = backbone.encode(action.on_pixels(backbone.factor).apply(pixels).contiguous())
+            pixels = action.on_pixels(backbone.factor).apply(to_tensor(self.pixels, backbone))
+            self._moved[action.name] = backbone.encode(pixels.contiguous())
         return self._moved[action.name]
-
-    @cached_property
-    def _tensor(self) -> torch.Tensor:
-        import torch
-
-        return torch.from_numpy(np.ascontiguousarray(self.images))
 
     def clean(self, backbone: Backbone) -> torch.Tensor:
         """x_0 on the backbone's device and in its precision."""
-        return self._tensor.to(device=backbone.device, dtype=backbone.dtype)
+        return to_tensor(self.images, backbone)
 
     def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
         """The noise of every image at timestep `t`."""
-        import torch
-
-        if self.fixed_noise is not None:
-            values = self._given_noise(t, draw)
-        else:
-            values = noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw)
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device=backbone.device, dtype=backbone.dtype)
-
-    def _given_noise(self, t: int, draw: int) -> npt.NDArray[Any]:
-        given = self.fixed_noise or {}
-        if (t, draw) not in given:
+        if self.fixed_noise is None:
+            return to_tensor(noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw), backbone)
+        if (t, draw) not in self.fixed_noise:
             raise InputError(f"no noise is given for timestep {t}, draw {draw}; give it, or use fewer draws")
-        field = np.asarray(given[t, draw])
-        if field.shape != self.images.shape:
-            raise InputError(f"noise of shape {field.shape} does not fit images of shape {self.images.shape}")
-        return field
+        given = np.asarray(self.fixed_noise[t, draw])
+        if given.shape != self.images.shape:
+            raise InputError(f"noise of shape {given.shape} does not fit images of shape {self.images.shape}")
+        return to_tensor(given, backbone)
 
     def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
@@ -134,17 +117,9 @@ class Batch:
 class Extractor(ABC):
     """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
 
-    A method implements `timesteps`, `cost` and `extract`. It may override
-
-    - `column_names` and `columns`: what calibration sees of the table,
-    - `parts` and `calibration_name`: columns that are calibrated apart, and the calibrator,
-    - `label`: its name in result tables,
-    - `stability`: the feature whose variation selects noise levels,
-    - `by_level`: False where the table at one timestep depends on the others.
-
-    Abilities that few methods have are mixins: `HasMaps`, `DerivedExtractor`, `UsesOtherBackbones`, `SamplesLevels`.
-    The functions `extract_table`, `extract_with_maps`, `parts_of`, `complete_table`, `other_backbones_of`,
-    `for_fitting` and `as_scored` apply them to any extractor, with or without the mixin.
+    A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
+    has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
+    The functions `extract_table`, `extract_with_maps` and `cost_of` include the encoder of a latent backbone.
 
     Attributes
     ----------
@@ -189,7 +164,8 @@ class Extractor(ABC):
 
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
-        return np.stack([table[name] for name in self.column_names], axis=2)
+        features = [table[name] for name in self.column_names]
+        return np.concatenate([one if one.ndim == 3 else one[:, :, None] for one in features], axis=2)
 
     def parts(self, table: Table) -> dict[str, int]:
         """Name -> number of columns that are calibrated together, in the order of the columns; empty: all of them."""
@@ -219,12 +195,29 @@ class Extractor(ABC):
         """Whether the method has anomaly maps; see `HasMaps`."""
         return False
 
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """The methods whose tables this one is computed from, sharing their passes and cache; none for most."""
+        return ()
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """This method's table from the tables of `builds_on`, without a network pass."""
+        return {name: values for table in tables for name, values in table.items()}
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """The networks other than the backbone that the features depend on."""
+        return ()
+
+    def for_fitting(self) -> Extractor:
+        """The method on all levels, which fitting needs to select among them."""
+        return self
+
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """Columns of `for_fitting`, with NaN for the levels that scoring these images leaves out."""
+        return columns
+
     def options(self) -> dict[str, Any]:
         """The parameters as plain values, enough to build the same extractor again."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-        }
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
 class HasMaps(ABC):
@@ -244,56 +237,34 @@ class HasMaps(ABC):
         return parts["residual"]
 
 
-class DerivedExtractor(ABC):
-    """Mixin: a method whose table follows from the tables of other methods, so that they share passes and cache."""
+class Derived(Extractor):
+    """A method that computes its table from those of `builds_on`; without any, from those of the class that follows."""
 
-    @abstractmethod
-    def builds_on(self) -> tuple[Extractor, ...]:
-        """The methods whose tables are needed; none where this method extracts its own."""
+    by_level = False
 
-    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
-        """This method's table from the tables of `builds_on`, without a network pass."""
-        return {name: values for table in tables for name, values in table.items()}
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """One entry, for the whole image."""
+        return (0,)
 
-    def from_parts(self, backbone: Backbone, batch: Batch) -> Table:
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """The table, with the passes of all parts."""
         parts = self.builds_on()
+        if not parts:
+            return super().extract(backbone, batch, timesteps)  # type: ignore[safe-super]
         return self.complete([part.extract(backbone, batch, part.timesteps(backbone)) for part in parts], batch)
 
-    def cost_of_parts(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """The passes of all parts for one image."""
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """The passes of all parts."""
         costs = [part.cost(backbone, size) for part in self.builds_on()]
+        if not costs:
+            return super().cost(backbone, size, levels)  # type: ignore[safe-super]
         return Cost(sum(cost.forward for cost in costs), sum(cost.jvp for cost in costs))
-
-
-class UsesOtherBackbones(ABC):
-    """Mixin: a method whose features depend on further networks."""
-
-    @abstractmethod
-    def other_backbones(self) -> tuple[Backbone, ...]:
-        """The networks other than the backbone."""
-
-
-class SamplesLevels(ABC):
-    """Mixin: a method that may score each image on a random subset of the levels."""
-
-    @abstractmethod
-    def for_fitting(self) -> Extractor:
-        """The method on all levels, which fitting needs to select among them."""
-
-    @abstractmethod
-    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
-        """Columns of `for_fitting`, with NaN for the levels that scoring these images leaves out."""
 
 
 def extract_map_parts(
     extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
 ) -> tuple[Table, MapParts, Maps]:
-    """The table, the parts of the maps, and the maps before calibration; an `OptionError` without maps.
-
-    The map of a latent backbone has one value for each cell of `factor` x `factor` pixels; its parts have the size of
-    the latents.
-    """
+    """The table, the parts of the maps, and the maps before calibration; parts have the size of the latents, if any."""
     if not isinstance(extractor, HasMaps) or not extractor.has_maps:
         raise OptionError(f"the method {extractor.name!r} has no maps")
     table, parts = extractor.map_parts(backbone, batch.encoded(backbone), timesteps)
@@ -318,33 +289,6 @@ def cost_of(extractor: Extractor, backbone: Backbone, size: tuple[int, int], lev
     """Passes of the network and of the encoder for one image of that size, on all levels or on that many."""
     passes = extractor.encoder_passes(backbone, size)
     return replace(extractor.cost(backbone, size, levels), encoder=passes)
-
-
-def parts_of(extractor: Extractor) -> tuple[Extractor, ...]:
-    """The methods whose tables this one is computed from; empty for most."""
-    return extractor.builds_on() if isinstance(extractor, DerivedExtractor) else ()
-
-
-def complete_table(extractor: Extractor, tables: Sequence[Table], batch: Batch) -> Table:
-    """The extractor's table from the tables of `parts_of(extractor)`."""
-    if not isinstance(extractor, DerivedExtractor):
-        raise OptionError(f"the method {extractor.name!r} is not computed from other methods' tables")
-    return extractor.complete(tables, batch)
-
-
-def other_backbones_of(extractor: Extractor) -> tuple[Backbone, ...]:
-    """The networks other than the backbone that the features depend on; empty for most methods."""
-    return extractor.other_backbones() if isinstance(extractor, UsesOtherBackbones) else ()
-
-
-def for_fitting(extractor: Extractor) -> Extractor:
-    """The extractor on all levels."""
-    return extractor.for_fitting() if isinstance(extractor, SamplesLevels) else extractor
-
-
-def as_scored(extractor: Extractor, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
-    """Columns of `for_fitting(extractor)`, with NaN for the levels that scoring these images leaves out."""
-    return extractor.as_scored(columns, keys, seed) if isinstance(extractor, SamplesLevels) else columns
 
 
 E_ = TypeVar("E_", bound=type[Extractor])
@@ -400,9 +344,9 @@ class PerLevel(Extractor):
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """name -> (N,) at timestep `t`."""
 
-    @abstractmethod
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """Network passes per image and level."""
+        """Network passes per image and level; one by default."""
+        return Cost(forward=1)
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
         """The levels on the backbone's schedule."""
@@ -422,10 +366,7 @@ class PerLevel(Extractor):
 class WholeImage(Extractor):
     """Features that belong to no level: the level axis has one entry, for the whole image."""
 
-    @property
-    def by_level(self) -> bool:
-        """False: there is one level for the whole image."""
-        return False
+    by_level = False
 
     @abstractmethod
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
@@ -448,23 +389,13 @@ class WholeImage(Extractor):
         return {name: to_numpy(values)[:, None] for name, values in self.of_images(backbone, batch).items()}
 
 
+def to_tensor(values: npt.NDArray[Any], backbone: Backbone) -> torch.Tensor:
+    """An array as a tensor on the backbone's device and in its precision."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device=backbone.device, dtype=backbone.dtype)
+
+
 def to_numpy(values: torch.Tensor) -> npt.NDArray[np.float64]:
     """A tensor as a float64 array."""
     return np.asarray(values.detach().double().cpu().numpy())
-
-
-def total(field: torch.Tensor) -> torch.Tensor:
-    """Sum over channels and pixels in float64, where signed terms cancel without loss: (N, C, H, W) -> (N,)."""
-    return field.double().flatten(1).sum(1)
-
-
-def energy(field: torch.Tensor) -> torch.Tensor:
-    """|field|^2 in float64."""
-    return field.double().square().flatten(1).sum(1)
-
-
-def check_least(least: int, **counts: int | None) -> None:
-    """Raise `OptionError` naming the first count that is below `least`; None passes."""
-    for name, value in counts.items():
-        if value is not None and value < least:
-            raise OptionError(f"{name} must be at least {least}, got {value}")

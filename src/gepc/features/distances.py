@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,16 +36,13 @@ def mse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def msgms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """1 - mean of (2 m_a m_b + c)/(m_a^2 + m_b^2 + c), m the gradient magnitude; at full, half and quarter size.
-
-    Adding a constant to a picture changes nothing. Sizes below 4 pixels a side are left out.
-    """
+    """1 - mean of (2 m_a m_b + c)/(m_a^2 + m_b^2 + c), m the gradient magnitude; at full, half and quarter size."""
     gaps = []
     for left, right in _pyramid(_luminance(a), _luminance(b), 3, SMALLEST_SIDE):
         m_a, m_b = _gradient(left), _gradient(right)
         similarity = (2.0 * m_a * m_b + GMS_CONSTANT) / (m_a.square() + m_b.square() + GMS_CONSTANT)
         gaps.append(1.0 - similarity.flatten(1).mean(1))
-    return sum(gaps[1:], gaps[0]) / len(gaps)
+    return torch.stack(gaps).mean(0)
 
 
 def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -53,10 +51,7 @@ def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     gaps = []
     for left, right in _pyramid(a.double(), b.double(), 2, SSIM_WINDOW):
         window = min(SSIM_WINDOW, *left.shape[2:])
-
-        def mean(field: torch.Tensor, window: int = window) -> torch.Tensor:
-            return torch.nn.functional.avg_pool2d(field, window, stride=1)
-
+        mean = partial(torch.nn.functional.avg_pool2d, kernel_size=window, stride=1)
         mu_a, mu_b = mean(left), mean(right)
         unbiased = window**2 / (window**2 - 1.0)
         var_a = unbiased * (mean(left.square()) - mu_a.square())
@@ -134,22 +129,19 @@ def _lpips() -> Distance:
     weights = Path(torch.hub.get_dir()) / "checkpoints"
     if not any(weights.glob("alexnet*")):
         raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; use msgms or ssim")
-    lpips = importlib.import_module("lpips")
-    net = lpips.LPIPS(net="alex", verbose=False).eval()
+    net = importlib.import_module("lpips").LPIPS(net="alex", verbose=False).eval()
+
+    def prepared(x: torch.Tensor) -> torch.Tensor:
+        """In [-1, 1], three channels, at least 32 pixels a side (zeros around)."""
+        x = x.float().repeat(1, 3 // x.shape[1], 1, 1) * 2.0 - 1.0
+        high, wide = (max(0, 32 - side) for side in x.shape[2:])
+        return torch.nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
 
     def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            left, right = (_for_lpips(field) for field in (a, b))
-            return net(left, right).flatten().double()  # type: ignore[no-any-return]
+            return net(prepared(a), prepared(b)).flatten().double()  # type: ignore[no-any-return]
 
     return distance
-
-
-def _for_lpips(x: torch.Tensor) -> torch.Tensor:
-    """In [-1, 1], three channels, at least 32 pixels a side (zeros around)."""
-    x = x.float().repeat(1, 3 // x.shape[1], 1, 1) * 2.0 - 1.0
-    high, wide = (max(0, 32 - side) for side in x.shape[2:])
-    return torch.nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
 
 
 def check_distance(name: str) -> None:
@@ -162,10 +154,8 @@ def check_distance(name: str) -> None:
 def distance_of(name: str, backbone: Backbone) -> Distance:
     """The distance of that name."""
     check_choice("distance", name, DISTANCES)
-    if name == "backbone":
-        return BackboneDistance(backbone)
-    if name == "lpips":
-        return _lpips()
+    if name in ("backbone", "lpips"):
+        return BackboneDistance(backbone) if name == "backbone" else _lpips()
     return {"mse": mse, "msgms": msgms, "ssim": ssim}[name]
 
 

@@ -1,9 +1,4 @@
-"""From images to a feature table: the one path, with the cache inside, on this machine or elsewhere.
-
-A cache file holds one timestep of some images, or all timesteps where a method cannot take them one by one. Its name is
-a hash of everything that the numbers depend on: the backbone's weights and settings, the method and its parameters, the
-seed, the timestep and the images' content. A method whose formula changes raises its `revision`.
-"""
+"""From images to a feature table: the one path, with the cache inside, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -23,17 +18,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError
 from gepc.core.files import digest, write_arrays
-from gepc.features.base import (
-    Batch,
-    Columns,
-    Extractor,
-    Table,
-    complete_table,
-    extract_table,
-    extract_with_maps,
-    other_backbones_of,
-    parts_of,
-)
+from gepc.features.base import Batch, Columns, Extractor, Table, extract_table, extract_with_maps
 from gepc.features.groups import Group
 from gepc.features.pooling import Map
 from gepc.images.batches import Chunk, OnBadImage, chunks
@@ -95,16 +80,7 @@ def extract_chunks(
     cache: FeatureCache | None = None,
     engine: Engine | None = None,
 ) -> Iterator[tuple[Chunk, Extracted | None]]:
-    """Features of every chunk, in order; None where no image of a chunk can be read.
-
-    Parameters
-    ----------
-    backbone : the network that predicts noise.
-    spec : what to compute.
-    read : the images.
-    cache : where known features are read and new ones are written.
-    engine : what makes the network passes; by default this process.
-    """
+    """Features of every chunk, in order; None where no image of a chunk can be read. See `extract_all`."""
     cache = FeatureCache(None) if cache is None else cache
     if engine is None:
         for chunk in read:
@@ -178,13 +154,7 @@ class FeatureTable:
 
 
 class ImageSample:
-    """Some images of a collection that may be a stream: those with the smallest keys, so that order does not matter.
-
-    Parameters
-    ----------
-    size : the largest number of images.
-    max_bytes : the largest memory that they take, of one image at least.
-    """
+    """At most `size` images of a stream, within `max_bytes`: those with the smallest keys, whatever their order."""
 
     def __init__(self, size: int, max_bytes: int = 1 << 28) -> None:
         self._size, self._room = size, max_bytes
@@ -249,15 +219,12 @@ def extract_all(
             sample.add(key, image)
         keys += chunk.keys
         indices += chunk.indices
+    if not tables and skipped:
+        reason = next(iter(skipped.values()))
+        raise InputError(f"none of the {len(skipped)} images can be read; the first error: {reason}")
     if not tables:
-        raise InputError(_nothing_readable(skipped))
+        raise InputError("there are no images")
     return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
-
-
-def _nothing_readable(skipped: Mapping[str, str]) -> str:
-    if not skipped:
-        return "there are no images"
-    return f"none of the {len(skipped)} images can be read; the first error: {next(iter(skipped.values()))}"
 
 
 def warn_about_skipped(found: FeatureTable) -> None:
@@ -276,7 +243,10 @@ def concatenate(tables: Sequence[Table]) -> Table:
 class FeatureCache:
     """Feature tables on disk, so that a second run needs no network pass and an interrupted one can resume.
 
-    A backbone without a fingerprint (one made from a Python function) is not cached: nothing tells two of them apart.
+    A file holds one timestep of some images, or all timesteps where a method cannot take them one by one. Its name is a
+    hash of all that the numbers depend on: the backbone's weights and settings, the method, its parameters and its
+    `revision`, the seed, the timestep and the images' content. A backbone without a fingerprint (one made from a Python
+    function) is not cached: nothing tells two of them apart.
 
     Parameters
     ----------
@@ -299,11 +269,11 @@ class FeatureCache:
         return self._extract(backbone, spec, batch)
 
     def _extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Extracted:
-        parts = parts_of(spec.extractor)
+        parts = spec.extractor.builds_on()
         if parts and not spec.with_maps:
             specs = [replace(spec, extractor=part, timesteps=part.timesteps(backbone)) for part in parts]
             tables = [self._extract(backbone, part, batch)[0] for part in specs]
-            return complete_table(spec.extractor, tables, batch), None
+            return spec.extractor.complete(tables, batch), None
         if not self._keeps(backbone, spec.extractor):
             self.misses += len(spec.timesteps)
             return spec.extract(backbone, batch)
@@ -324,50 +294,55 @@ class FeatureCache:
         self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]
     ) -> Iterator[tuple[Chunk, Extracted | None]]:
         """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn."""
-        line: deque[tuple[Chunk, bool, Extracted | None]] = deque()
-        base = _passes_of(spec)
+        line: deque[tuple[Chunk, Extracted | None]] = deque()
+        parts = spec.extractor.builds_on()
+        base = replace(spec, extractor=parts[0]) if len(parts) == 1 and not spec.with_maps else spec
 
         def unknown() -> Iterator[Chunk]:
             for chunk in read:
-                known = self._known(backbone, spec, base, chunk) if chunk.indices else None
-                settled = known is not None or not chunk.indices
-                line.append((chunk, settled, known))
-                if not settled:
+                known = self._known(backbone, base, chunk) if chunk.indices else None
+                line.append((chunk, known))
+                if chunk.indices and known is None:
                     yield chunk
 
+        def completed(chunk: Chunk, found: Extracted | None) -> tuple[Chunk, Extracted | None]:
+            if found is None or base is spec:
+                return chunk, found
+            return chunk, (spec.extractor.complete([found[0]], base.batch(chunk)), None)
+
+        def settled() -> Iterator[tuple[Chunk, Extracted | None]]:
+            while line and (line[0][1] is not None or not line[0][0].indices):
+                yield completed(*line.popleft())
+
         for chunk, found in engine(backbone, base, unknown()):
-            while line[0][1]:
-                yield line[0][0], line.popleft()[2]
+            yield from settled()
             line.popleft()
             assert found is not None
-            yield chunk, self._keep(backbone, spec, base, chunk, found)
-        while line:
-            yield line[0][0], line.popleft()[2]
+            self._keep(backbone, base, chunk, found)
+            yield completed(chunk, found)
+        yield from settled()
 
-    def _known(self, backbone: Backbone, spec: ExtractionSpec, base: ExtractionSpec, chunk: Chunk) -> Extracted | None:
-        if not self._keeps(backbone, base.extractor):
+    def _known(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Extracted | None:
+        if not self._keeps(backbone, spec.extractor):
             return None
-        batch = base.batch(chunk)
-        found = [_read(self._path(backbone, part, batch)) for part in _files(base)]
+        batch = spec.batch(chunk)
+        found = [_read(self._path(backbone, part, batch)) for part in _files(spec)]
         known = [part for part in found if part is not None]
         if len(known) < len(found):
             return None
         self.hits += len(known)
-        return _completed(spec, base, _join(known), batch)
+        return _join(known)
 
-    def _keep(
-        self, backbone: Backbone, spec: ExtractionSpec, base: ExtractionSpec, chunk: Chunk, found: Extracted
-    ) -> Extracted:
+    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, found: Extracted) -> None:
         """Write features that an engine computed, as `extract` would have."""
-        batch, files = base.batch(chunk), _files(base)
+        batch, files = spec.batch(chunk), _files(spec)
         self.misses += len(files)
-        if self._keeps(backbone, base.extractor):
+        if self._keeps(backbone, spec.extractor):
             for place, part in enumerate(files):
                 _write(self._path(backbone, part, batch), found if len(files) == 1 else _level(found, place))
-        return _completed(spec, base, found, batch)
 
     def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
-        return self.folder is not None and all(one.fingerprint for one in (backbone, *other_backbones_of(extractor)))
+        return self.folder is not None and all(one.fingerprint for one in (backbone, *extractor.other_backbones()))
 
     def _path(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Path:
         assert self.folder is not None
@@ -379,7 +354,7 @@ class FeatureCache:
             options.pop("layers", None)
         facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed]
         facts += [where[0] if extractor.by_level else where, list(batch.size)]
-        facts += [other.fingerprint for other in other_backbones_of(extractor)]
+        facts += [other.fingerprint for other in extractor.other_backbones()]
         if extractor.revision > 1:  # the first has no mark, so that files from before there were revisions stay valid
             facts.append({"revision": extractor.revision})
         if "cycle" in options.get("features", ()):  # before 0.2 the name of what is now `walk`
@@ -388,16 +363,6 @@ class FeatureCache:
             facts.append({"maps": True})
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
-
-
-def _passes_of(spec: ExtractionSpec) -> ExtractionSpec:
-    """What an engine computes: the table of the only method that this one builds on, or its own."""
-    parts = parts_of(spec.extractor)
-    return replace(spec, extractor=parts[0]) if len(parts) == 1 and not spec.with_maps else spec
-
-
-def _completed(spec: ExtractionSpec, base: ExtractionSpec, found: Extracted, batch: Batch) -> Extracted:
-    return found if base is spec else (complete_table(spec.extractor, [found[0]], batch), None)
 
 
 def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
@@ -436,12 +401,12 @@ def _read(path: Path) -> Extracted | None:
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as JSON values: levels as text, a group as the names of its elements, tuples as lists."""
-    return {name: _plain(value) for name, value in options.items()}
 
+    def plain(value: Any) -> Any:
+        if isinstance(value, Levels):
+            return str(value)
+        if isinstance(value, Group):
+            return list(value.names)
+        return list(value) if isinstance(value, tuple) else value
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Levels):
-        return str(value)
-    if isinstance(value, Group):
-        return list(value.names)
-    return list(value) if isinstance(value, tuple) else value
+    return {name: plain(value) for name, value in options.items()}

@@ -29,6 +29,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,8 +37,8 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, SamplesLevels, Table, register
+from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Table, register
 from gepc.features.groups import SQUARE_SYMMETRIES, Group
 from gepc.features.pooling import Pooling
 from gepc.features.residuals import ACTIVATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
@@ -46,8 +47,7 @@ from gepc.images import noise
 FEATURES = ("s", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_g")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
 PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
-DEFAULT_LEVELS = (0.9999, 0.998, 0.99, 0.97, 0.9)
-"""A wider range than the paper's, for networks of any size; selection keeps the most stable ones."""
+DEFAULT_LEVELS = (0.9999, 0.998, 0.99, 0.97, 0.9)  # a wider range than the paper's; selection keeps the most stable
 
 TINY = 1e-30  # an exactly equivariant network has residuals of 0: constant columns, which calibration reports
 
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @register("gepc")
 @dataclass(frozen=True)
-class GepcExtractor(HasMaps, SamplesLevels, Extractor):
+class GepcExtractor(HasMaps, Extractor):
     """Group-equivariant posterior consistency, the method of the paper.
 
     The table keeps every (level, group element), so that ablations are arithmetic on it.
@@ -77,7 +77,6 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         left out.
     """
 
-    calibration: ClassVar[str] = "kde"
     keep: ClassVar[int | None] = 2
     known_features: ClassVar[tuple[str, ...]] = FEATURES
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -101,7 +100,9 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", Levels.of(self.levels))
         object.__setattr__(self, "group", Group.of(self.group))
-        object.__setattr__(self, "features", (self.features,) if isinstance(self.features, str) else self.features)
+        for name in ("features", "layers"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
         Pooling(self.pool, self.topk, self.window)
         if not self.features:
             raise OptionError(f"name at least one feature ({', '.join(self.known_features)})")
@@ -109,27 +110,22 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
             check_choice("feature", name, self.known_features)
         if len(set(self.features)) != len(self.features):
             raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
-        if isinstance(self.layers, str):
-            object.__setattr__(self, "layers", (self.layers,))
         if "inner" in self.features and not set(self.group.names) & set(SQUARE_SYMMETRIES):
             raise OptionError("the feature 'inner' needs a group with a flip or a rotation")
         if "var" in self.features and set(self.features) & set(ACTIVATIONS):
             raise OptionError("the feature 'var' cannot be combined with inner and h; leave one of them out")
-        if self.mc_samples < 1:
-            raise OptionError(f"mc_samples must be at least 1, got {self.mc_samples}")
-        self._check_samples()
-
-    def _check_samples(self) -> None:
-        moving = len(self.group.moving)
+        check_least(1, mc_samples=self.mc_samples, level_samples=self.level_samples)
         if self.group_samples is not None:
-            if not 1 <= self.group_samples <= moving:
-                raise OptionError(f"group_samples must be between 1 and {moving}, got {self.group_samples}")
-            if "walk" in self.features:
-                raise OptionError("the feature 'walk' needs the whole group; leave group_samples out")
-            if "pair" in self.features and self.group_samples < 2:
-                raise OptionError("the feature 'pair' needs group_samples of at least 2")
-        if self.level_samples is not None and self.level_samples < 1:
-            raise OptionError(f"level_samples must be at least 1, got {self.level_samples}")
+            self._check_group_samples(self.group_samples)
+
+    def _check_group_samples(self, count: int) -> None:
+        moving = len(self.group.moving)
+        if not 1 <= count <= moving:
+            raise OptionError(f"group_samples must be between 1 and {moving}, got {count}")
+        if "walk" in self.features:
+            raise OptionError("the feature 'walk' needs the whole group; leave group_samples out")
+        if "pair" in self.features and count < 2:
+            raise OptionError("the feature 'pair' needs group_samples of at least 2")
 
     @property
     def pooling(self) -> Pooling:
@@ -148,7 +144,6 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The features in the order of the columns; those of inner layers have a column for each channel."""
         return self._ordered
 
     def _present(self, table: Table) -> list[str]:
@@ -167,19 +162,13 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         return self.reduce(name, table[name])
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
-        """The candidate levels on the backbone's schedule."""
         return self.levels.timesteps(backbone.alphas_cumprod)
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
         """|G| passes per level and draw: one reference and one for each element other than the identity."""
         count = len(self.timesteps(backbone)) if levels is None else levels
-        if self.level_samples is not None:
-            count = min(count, self.level_samples)
-        moving = len(self.acting(size).moving)
-        if self.group_samples is not None:
-            moving = min(moving, self.group_samples)
-        if not self.compares:
-            moving = 0
+        moving = len(self.acting(size).moving) if self.compares else 0
+        count, moving = min(count, self.level_samples or count), min(moving, self.group_samples or moving)
         return Cost(forward=count * (1 + moving) * self.mc_samples)
 
     def encoder_passes(self, backbone: Backbone, size: tuple[int, int]) -> int:
@@ -198,13 +187,12 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         return self._run(backbone, batch, timesteps)[0]
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        """The table, and `residual`, mean_g mean_c r_g^2 / b; with the feature `inner` that of the inner layers too."""
+        """The parts are `residual`, mean_g mean_c r_g^2 / b, and with the feature `inner` that of the inner layers."""
         return self._run(backbone, batch, timesteps, with_maps=True)
 
     @property
     def has_maps(self) -> bool:
-        """False where no feature compares group elements: there is no residual then."""
-        return self.compares
+        return self.compares  # otherwise there is no residual
 
     @property
     def compares(self) -> bool:
@@ -213,19 +201,15 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
 
     @property
     def by_level(self) -> bool:
-        """False with `level_samples`: the levels drawn for an image depend on how many there are."""
-        return self.level_samples is None
+        return self.level_samples is None  # the levels drawn for an image depend on how many there are
 
     def for_fitting(self) -> GepcExtractor:
-        """The same method on all levels."""
         return replace(self, level_samples=None)
 
     def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
-        """The columns with NaN at the levels that `level_samples` leaves out."""
         return np.where(self._level_masks(keys, seed, columns.shape[1])[:, :, None], columns, np.nan)
 
     def columns(self, table: Table) -> Columns:
-        """The features side by side: each averaged over the group, features of inner layers channel by channel."""
         return np.concatenate([self._columns_of(name, table[name]) for name in self._present(table)], axis=2)
 
     def parts(self, table: Table) -> dict[str, int]:
@@ -253,12 +237,12 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
         if feature in WITHOUT_GROUP:
             return values
         if feature == "var_g":
-            return _nanvar(values)
+            return _nanmean((values - _nanmean(values)[..., None]) ** 2)
         if feature in PER_ELEMENT:
             size = values.shape[2]
             return np.asarray(_nanmean(values[:, :, 1:]) * ((size - 1) / size))
         if feature == "pair":
-            size = _group_size(values.shape[2])
+            size = (1 + math.isqrt(1 + 8 * values.shape[2])) // 2  # |G| from the number of pairs
             with_identity, others = values[:, :, : size - 1], values[:, :, size - 1 :]
             if others.shape[2] == 0:
                 return _nanmean(with_identity)
@@ -270,15 +254,16 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     ) -> tuple[Table, MapParts]:
         if "var" in self.features and not backbone.learned_variance:
             raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
-        group = self._group_for(batch.size)
+        group = self.acting(batch.size)
+        if len(group) < len(self.group):
+            dropped = sorted(set(self.group.names) - set(group.names))
+            log.info("images of %dx%d are not square: %s left out", *batch.size, ", ".join(dropped))
         used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
         maps: list[MapParts] = []
         for position, t in enumerate(timesteps):
-            draws = [
-                self.level_pass(self, backbone, batch, group, t, draw, used[:, position], with_maps).run()
-                for draw in range(self.mc_samples)
-            ]
+            one_pass = partial(self.level_pass, self, backbone, batch, group, t)
+            draws = [one_pass(draw, used[:, position], with_maps).run() for draw in range(self.mc_samples)]
             rows.append({name: np.mean([row[name] for row, _ in draws], axis=0) for name in draws[0][0]})
             parts = [found for _, found in draws]
             maps.append({name: np.mean([part[name] for part in parts], axis=0, dtype=np.float32) for name in parts[0]})
@@ -287,13 +272,6 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
     def acting(self, size: tuple[int, int]) -> Group:
         """The group on images of that size: rotations by a quarter turn need square ones."""
         return self.group.for_size(*size)
-
-    def _group_for(self, size: tuple[int, int]) -> Group:
-        group = self.acting(size)
-        if len(group) < len(self.group):
-            dropped = sorted(set(self.group.names) - set(group.names))
-            log.info("images of %dx%d are not square: %s left out", *size, ", ".join(dropped))
-        return group
 
     def _level_masks(self, keys: Sequence[bytes], seed: int, count: int) -> npt.NDArray[np.bool_]:
         if self.level_samples is None or self.level_samples >= count:
@@ -304,16 +282,6 @@ class GepcExtractor(HasMaps, SamplesLevels, Extractor):
 def _by_level(levels: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
     """Levels side by side: (N, levels, ...) by name."""
     return {name: np.stack([level[name] for level in levels], axis=1) for name in levels[0]}
-
-
-def _group_size(pairs: int) -> int:
-    """|G| from |G| (|G| - 1)/2."""
-    return (1 + math.isqrt(1 + 8 * pairs)) // 2
-
-
-def _nanvar(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Variance over the last axis of what was evaluated."""
-    return _nanmean((values - _nanmean(values)[..., None]) ** 2)
 
 
 def _nanmean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

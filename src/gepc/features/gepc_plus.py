@@ -22,12 +22,11 @@ For targets that are small in their image (the preset `radar`), pooled locally l
 
 and on request log b, log cos and the logarithms of GEPC's other features. Each part is calibrated by itself and their
 standardised scores are added (`gepc.scoring.Parts`): of the output the squared distance to the fifth nearest ID image
-in the metric of a shrunk covariance, of the layers the Mahalanobis distance in their principal components. Energies are
-positive with long right tails, hence the logarithms. Every residual costs a pass; all other features cost none.
+in the metric of a shrunk covariance, of the layers the Mahalanobis distance in their principal components. Every
+residual costs a pass; all other features cost none.
 
-Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|,
-so an image upside down scores the same as the upright one. A quarter turn is not its own inverse, and with the mirror
-flip_x it generates all symmetries of the square.
+Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|, so
+an image upside down scores the same as the upright one.
 """
 
 from __future__ import annotations
@@ -49,11 +48,9 @@ from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_EL
 
 FAST_LEVELS = (0.99,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
-ALONE = ("d", *CORRELATIONS, "h")
-"""Features of a single pass."""
+ALONE = ("d", *CORRELATIONS, "h")  # features of a single pass
 MAP_PARTS = ("sum", "residual", "inner", "error", "activations", "target")
-LOCAL = ("s", "si", "d", "rx", *CONTRASTS)
-"""Features of targets that are small in their image."""
+LOCAL = ("s", "si", "d", "rx", *CONTRASTS)  # of targets that are small in their image
 
 
 class PlusPass(LevelPass):
@@ -90,13 +87,13 @@ class GepcPlus(GepcExtractor):
         the surroundings.
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
-    passes and is the default; `full`, four levels and two transforms, costs 12; `single`, one level and no transform,
-    costs 1; `radar`, for targets that are small in their image, costs 2 and combines what CFAR sees with what the
-    network sees; `inspect`, for small defects, keeps the size of the images and scores them by the largest value of
-    their maps, with one pass. On images that are not square, where rot90 does not act, rot180 replaces it if no other
-    element is left.
+    passes and is the default; `full`, four levels and two transforms, costs 12; `single`, without a transform, costs 1;
+    `radar`, for targets that are small in their image, costs 2; `inspect`, for small defects, keeps the size of the
+    images and scores them by the largest value of their maps, with one pass. On images that are not square, where rot90
+    does not act, rot180 replaces it if no other element is left.
     """
 
+    has_maps = True  # every pass has a denoising error
     calibration: ClassVar[str] = "level_knn"
     keep: ClassVar[int | None] = None
     known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h", "si", "rx", *CONTRASTS)
@@ -140,7 +137,6 @@ class GepcPlus(GepcExtractor):
 
     @property
     def _ordered(self) -> tuple[str, ...]:
-        """As in GEPC, with s first."""
         return tuple(sorted(super()._ordered, key=lambda name: name != "s"))
 
     @property
@@ -161,13 +157,7 @@ class GepcPlus(GepcExtractor):
             return np.log(np.maximum(values[:, :, 1:], TINY))
         return np.log(np.maximum(self.reduce(feature, values), TINY))[:, :, None]
 
-    @property
-    def has_maps(self) -> bool:
-        """True: every pass has a denoising error."""
-        return True
-
     def raw_map(self, parts: MapParts) -> Maps:
-        """residual + error, both in units of b, or the part that `map_part` names."""
         if self.map_part == "sum":
             return parts["error"] + parts.get("residual", np.float32(0.0))
         if self.map_part not in parts or parts[self.map_part].ndim > 4:

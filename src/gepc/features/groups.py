@@ -126,24 +126,12 @@ def register_action(action: Action) -> Action:
     return action
 
 
-def list_actions() -> list[str]:
-    """Names of the registered actions; `shift(dx,dy)` works too."""
-    return sorted(_ACTIONS)
-
-
-def list_groups() -> list[str]:
-    """Names of the predefined groups."""
-    return sorted(_GROUPS)
-
-
 def find_action(name: str) -> Action:
     """The action of that name; `shift(2,-1)` is a circular shift of 2 pixels right and 1 up."""
     known = _known(name)
     if known is None:
-        raise OptionError(
-            f"unknown group element {name!r}; {nearest(name, [*_ACTIONS, 'shift(dx,dy)'])}; "
-            "register your own with gepc.register_action"
-        )
+        hint = nearest(name, [*_ACTIONS, "shift(dx,dy)"])
+        raise OptionError(f"unknown group element {name!r}; {hint}; register your own with gepc.register_action")
     return known
 
 
@@ -153,16 +141,12 @@ def _known(name: str) -> Action | None:
 
 
 def _check(action: Action) -> None:
-    """Test a new action; refuse another action under a known name, which saved detectors may refer to."""
+    """Refuse another action under a known name, which saved detectors may refer to, and one that is not orthogonal."""
     known = _known(action.name)
-    if known is None:
-        check_orthogonal(action)
-    elif known != action:
-        raise OptionError(f"an action named {action.name!r} exists already; choose another name")
-
-
-def check_orthogonal(action: Action) -> None:
-    """Raise `OptionError` unless the action is linear, preserves the norm and is undone by its inverse."""
+    if known is not None:
+        if known != action:
+            raise OptionError(f"an action named {action.name!r} exists already; choose another name")
+        return
     x, y = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = action.apply(x)
     faults = {
@@ -194,11 +178,9 @@ class Group:
         if isinstance(group, Group):
             return group
         if isinstance(group, str):
-            if group in _GROUPS:
-                return cls.of(_GROUPS[group])
-            if group not in _ACTIONS and not _SHIFT.fullmatch(group.strip()):
+            if group not in _GROUPS and _known(group) is None:
                 raise OptionError(f"unknown group {group!r}; {nearest(group, [*_GROUPS, *_ACTIONS])}")
-            group = (group,)
+            group = _GROUPS.get(group, (group,))
         actions = [item if isinstance(item, Action) else find_action(item) for item in group]
         for item in actions:
             _check(item)

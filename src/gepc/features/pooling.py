@@ -15,6 +15,16 @@ from gepc.core.errors import OptionError, check_choice
 KINDS = ("mean", "topk", "local")
 
 
+def total(field: torch.Tensor) -> torch.Tensor:
+    """Sum over channels and pixels in float64, where signed terms cancel without loss: (N, C, H, W) -> (N,)."""
+    return field.double().flatten(1).sum(1)
+
+
+def energy(field: torch.Tensor) -> torch.Tensor:
+    """|field|^2 in float64."""
+    return total(field.double().square())
+
+
 @dataclass(frozen=True)
 class Pooling:
     """How a field of energies becomes a number.
@@ -45,9 +55,7 @@ class Pooling:
         """(N, H, W), channels averaged already -> (N,)."""
         if self.kind == "mean":
             return energy.mean((1, 2))
-        if self.kind == "local":
-            energy = box_filter(energy, self.window)
-        flat = energy.flatten(1)
+        flat = (box_filter(energy, self.window) if self.kind == "local" else energy).flatten(1)
         k = max(1, math.floor(self.topk * flat.shape[1]))
         return flat.topk(k, dim=1, sorted=False).values.mean(1)
 

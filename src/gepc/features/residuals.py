@@ -34,19 +34,13 @@ LAGS: dict[str, tuple[tuple[int, int], ...]] = {
     "ay2": ((2, 0),),
 }
 """Autocorrelations of the denoising error: name -> shifts (down, right) in pixels, averaged."""
-CORRELATIONS = (*LAGS, "ac")
-"""These, and the correlation between channels, which a network of one channel does not have."""
-ACTIVATIONS = ("inner", "h")
-"""Features of inner layers, one number or two per channel: they need a network whose layers can be recorded."""
-CONTRASTS = ("bright", "dark")
-"""How much brighter, and darker, a target is than its surroundings: features of the image, without a pass."""
-RECORDED = (*ACTIVATIONS, "si", "rx")
-"""Features that need a network whose layers can be recorded."""
+CORRELATIONS = (*LAGS, "ac")  # and the correlation between channels, which a network of one channel does not have
+ACTIVATIONS = ("inner", "h")  # of inner layers: one number or two per channel
+CONTRASTS = ("bright", "dark")  # of a target to its surroundings: features of the image, without a pass
+RECORDED = (*ACTIVATIONS, "si", "rx")  # need a network whose layers can be recorded
 WITHOUT_GROUP = ("b", "d", "cycle", "h", "rx", *CONTRASTS, *CORRELATIONS)
-GRID, VECTOR_CHANNELS = 64, 256
-"""The largest side of the grid of activations, and the largest number of channels of `position_vectors`."""
-FRESH = 1 << 16
-"""The number of the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image."""
+GRID, VECTOR_CHANNELS = 64, 256  # the largest side of the grid of activations, and number of channels on it
+FRESH = 1 << 16  # the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image
 
 
 @dataclass
@@ -92,6 +86,7 @@ class LevelPass:
 
     def __post_init__(self) -> None:
         self.wanted = set(self.method.features)
+        self.abar = float(self.backbone.alphas_cumprod[self.t])
         self.rows = np.flatnonzero(self.used)
         x_t, field = self.batch.noised(self.backbone, self.t, self.draw)
         pick = torch.from_numpy(self.rows).to(x_t.device)
@@ -195,9 +190,7 @@ class LevelPass:
     def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, Answer]]:
         moved = [self._moved(self.group.moving[position], picked) for position, picked in waiting]
         together = torch.cat(moved) if len(moved) > 1 else moved[0].contiguous()
-        answers = self._network(together, bool(self.wanted & {"inner", "si"})).split(
-            [len(picked) for _, picked in waiting]
-        )
+        answers = self._network(together, bool(self.wanted & {"inner", "si"})).split([len(part) for part in moved])
         for (position, picked), answer in zip(waiting, answers, strict=True):
             yield position, picked, answer
 
@@ -206,10 +199,9 @@ class LevelPass:
         whole = len(picked) == len(self.x_t)
         if self.batch.pixels is None or self.backbone.act_on == "latents":
             return action.apply(self.x_t if whole else self.x_t[picked])
-        abar = float(self.backbone.alphas_cumprod[self.t])
         rows = torch.from_numpy(self.rows).to(picked.device)[picked]
         latents = self.batch.moved(self.backbone, action)[rows]
-        moved: torch.Tensor = latents * abar**0.5 + action.apply(self.noise[picked]) * (1.0 - abar) ** 0.5
+        moved: torch.Tensor = latents * self.abar**0.5 + action.apply(self.noise[picked]) * (1.0 - self.abar) ** 0.5
         return moved
 
     def _compare(
@@ -226,8 +218,7 @@ class LevelPass:
             found["cos"] = 1.0 - (a * b).sum(1) / norms.clamp_min(1e-30)
         if "x0" in self.wanted:
             # x0_g - x0 = -(sigma/sqrt(abar)) (eps_g - eps)
-            abar = float(self.backbone.alphas_cumprod[self.t])
-            pooled = self.method.pooling.pixels(gap) * ((1.0 - abar) / abar)
+            pooled = self.method.pooling.pixels(gap) * ((1.0 - self.abar) / self.abar)
             found["x0"] = pooled / self._x0_energy[picked]
         if "var" in self.wanted:
             found["var"] = (self._pooled_variance(answer) - self._pooled_variance(self.answer)[picked]).abs()
@@ -238,14 +229,13 @@ class LevelPass:
 
     @cached_property
     def _x0_energy(self) -> torch.Tensor:
-        abar = float(self.backbone.alphas_cumprod[self.t])
-        x0 = (self.x_t - self.base * (1.0 - abar) ** 0.5) / abar**0.5
+        x0 = (self.x_t - self.base * (1.0 - self.abar) ** 0.5) / self.abar**0.5
         return self.method.pooling(x0.square())
 
     def _without_group(self) -> dict[str, torch.Tensor]:
         row: dict[str, torch.Tensor] = {}
         if "b" in self.wanted:
-            row["b"] = self.energy.double() / (1.0 - float(self.backbone.alphas_cumprod[self.t]))
+            row["b"] = self.energy.double() / (1.0 - self.abar)
         if "h" in self.wanted and self.answer.maps:
             row["h"] = channel_statistics(self.answer.maps)
         if "rx" in self.wanted and self._grids:
@@ -277,8 +267,7 @@ class LevelPass:
     def _renoised(self) -> torch.Tensor:
         """pool((x_t' - x_t)^2/(x_t^2 + 1e-8)), x_t' the estimate of x_0 under fresh noise of the same level."""
         fresh = self.batch.noise(self.backbone, self.t, FRESH + self.draw)[torch.from_numpy(self.rows)]
-        variance = 1.0 - float(self.backbone.alphas_cumprod[self.t])
-        return self.method.pooling(variance * (fresh - self.base).square() / (self.x_t.square() + 1e-8))
+        return self.method.pooling((1.0 - self.abar) * (fresh - self.base).square() / (self.x_t.square() + 1e-8))
 
     def _between(self, transported: list[tuple[int, torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """pair and walk: differences between transported scores; NaN where one of the two was not evaluated."""
@@ -319,14 +308,7 @@ def channel_statistics(maps: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def inner_residual(maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], action: Action) -> torch.Tensor:
-    """mean_pixels (A - P_g^-1 A_g)^2 / mean_pixels A^2 for every channel of the recorded layers, (N, C).
-
-    Parameters
-    ----------
-    maps : the activations A for x_t, layer by layer.
-    moved : the activations A_g for P_g x_t.
-    action : g.
-    """
+    """mean_pixels (A - P_g^-1 A_g)^2 / mean_pixels A^2 for every channel, (N, C), of `maps` A and `moved` A_g."""
     ratios = []
     for name, here in maps.items():
         gap = (here - action.inverse(moved[name])).float().square().mean((2, 3))
@@ -337,10 +319,7 @@ def inner_residual(maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.T
 def inner_map(
     maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], action: Action, size: tuple[int, int]
 ) -> torch.Tensor:
-    """`inner_residual` before the mean over pixels, averaged over the channels and then over the layers, (N, H, W).
-
-    Every layer is interpolated to `size`, (H, W).
-    """
+    """`inner_residual` before the mean over pixels, at `size`, averaged over channels and over layers, (N, H, W)."""
     fields = []
     for name, here in maps.items():
         energy = here.float().square().mean((2, 3), keepdim=True).clamp_min(1e-30)
@@ -352,9 +331,8 @@ def inner_map(
 def activation_distance(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
     """RX in the inner layers: how unusual the activations at a position are among those of the image, (N, H, W).
 
-    d^2/C of the vectors of all C channels (`gepc.features.pooling.position_distance`) on a grid of at most 64 cells
-    along a side, interpolated to `size`, (H, W). It compares an image with itself, so that another sensor is not
-    foreign as a whole.
+    d^2/C of the vectors of all C channels (`position_distance`) on a grid of at most 64 cells along a side. It compares
+    an image with itself, so that another sensor is not foreign as a whole.
     """
     grid = _common_grid(size)
     vectors = torch.cat([adaptive_avg_pool2d(layer.float(), grid) for layer in maps.values()], 1)
@@ -388,10 +366,7 @@ def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) ->
 
 
 def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """mean_pixels f(p) f(p + shift) / mean_pixels f^2 over all channels, averaged over the shifts, without wrap-around.
-
-    0 where the image is smaller than the shift.
-    """
+    """mean f(p) f(p + shift) / mean f^2 over pixels and shifts, without wrap-around; 0 if a shift exceeds the image."""
     power = field.square().flatten(1).mean(1, dtype=torch.float64).clamp_min(1e-30)
     total = power.new_zeros(len(field))
     for down, right in shifts:
@@ -406,10 +381,7 @@ def autocorrelation(field: torch.Tensor, shifts: Sequence[tuple[int, int]]) -> t
 
 
 def channel_correlation(field: torch.Tensor) -> torch.Tensor:
-    """mean f_c f_c' / mean f^2 over pixels and pairs of channels c != c': ((sum_c f_c)^2/sum_c f_c^2 - 1)/(C - 1).
-
-    0 for uncorrelated channels, 1 for equal ones.
-    """
+    """mean f_c f_c' / mean f^2 over pixels and pairs of channels c != c': ((sum_c f_c)^2/sum_c f_c^2 - 1)/(C - 1)."""
     power = field.square().flatten(1).sum(1, dtype=torch.float64).clamp_min(1e-30)
     together = field.sum(1).square().flatten(1).sum(1, dtype=torch.float64)
     return (together / power - 1.0) / (field.shape[1] - 1)

@@ -60,13 +60,9 @@ class Aggregation:
     def __call__(self, values: Array, weights: Array) -> Array:
         """(N, levels, features) and (levels,) -> (N,)."""
         per_level = values.sum(axis=2) if self.over_features == "sum" else values.mean(axis=2)
-        if self.over_levels == "max":
-            return np.asarray(np.nanmax(per_level, axis=1))
-        if self.over_levels == "min":
-            return np.asarray(np.nanmin(per_level, axis=1))
-        seen = ~np.isnan(per_level)
-        if self.over_levels == "trimmed":
-            seen = _without_extremes(per_level)
+        if self.over_levels in ("max", "min"):
+            return np.asarray((np.nanmax if self.over_levels == "max" else np.nanmin)(per_level, axis=1))
+        seen = _without_extremes(per_level) if self.over_levels == "trimmed" else ~np.isnan(per_level)
         share = seen * (weights if self.over_levels == "wmean" else 1.0)
         return np.asarray((np.where(seen, per_level, 0.0) * share).sum(axis=1) / share.sum(axis=1))
 
@@ -156,11 +152,8 @@ class Calibrator(ABC):
         if not broken.any():
             return columns
         self.replaced += int(broken.sum())
-        warnings.warn(
-            f"{int(broken.sum())} features are infinite and count as beyond every in-distribution value",
-            UserWarning,
-            stacklevel=4,
-        )
+        message = f"{int(broken.sum())} features are infinite and count as beyond every in-distribution value"
+        warnings.warn(message, UserWarning, stacklevel=4)
         low, high = self.bounds_
         return np.where(broken, np.where(columns > 0, high, low), columns)
 

@@ -27,23 +27,13 @@ class ColumnCalibrator(Calibrator):
 
 @register("raw")
 class Raw(ColumnCalibrator):
-    """No model: the features themselves. Most are higher out of distribution by construction, not always in fact.
-
-    Options
-    -------
-    sign : 1, or -1 for a feature that is known to be small out of distribution; never to be chosen with OOD images.
-    """
-
-    def __init__(self, sign: int = 1) -> None:
-        if sign not in (1, -1):
-            raise OptionError(f"raw: sign must be 1 or -1, got {sign}")
-        self.sign = sign
+    """No model: the features themselves. Most are higher out of distribution by construction, not always in fact."""
 
     def _fit(self, columns: Array) -> None:
         pass
 
     def surprise(self, columns: Array) -> Array:
-        return self.sign * columns
+        return columns
 
 
 @register("z")
@@ -51,8 +41,6 @@ class Z(ColumnCalibrator):
     """Signed z = (f - mean)/std. One-sided: only a larger feature is more OOD."""
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "std")
-    mean_: Array
-    std_: Array
 
     def _fit(self, columns: Array) -> None:
         check_varies(columns)
@@ -109,8 +97,6 @@ class KDE(ColumnCalibrator):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("samples", "bandwidth")
-    samples_: Array
-    bandwidth_: Array
 
     def __init__(self, bandwidth: float | None = None, standardise: bool = False) -> None:
         if bandwidth is not None and not bandwidth > 0.0:

@@ -137,15 +137,13 @@ def localisation(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[n
     )
 
 
-def region_overlap(
-    maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]], limit: float = PRO_LIMIT
-) -> float:
+def region_overlap(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]]) -> float:
     """The per-region overlap of `Localisation.pro`; regions are connected parts of the masks (8 neighbours)."""
     from scipy.ndimage import label
 
     pairs = list(zip(maps, masks, strict=True))
     outside = np.concatenate([field[~mask] for field, mask in pairs])
-    thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, limit, 301))
+    thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, PRO_LIMIT, 301))
     overlaps = []
     for field, mask in pairs:
         parts, count = label(mask, np.ones((3, 3)))
@@ -161,9 +159,8 @@ def bootstrap_intervals(
     samples: Sequence[Array],
     groups: Sequence[Sequence[str]],
     draws: int = 300,
-    confidence: float = 0.95,
 ) -> list[tuple[float, float]]:
-    """Percentile bootstrap intervals of several metrics from samples that come in groups, such as patches of images.
+    """95 % percentile bootstrap intervals of metrics of samples that come in groups, such as patches of images.
 
     Whole groups are drawn with replacement, as many as there are: intervals for independent values would be too narrow.
 
@@ -173,15 +170,13 @@ def bootstrap_intervals(
     samples : the samples, which are resampled independently of each other.
     groups : for each sample, the group of every value.
     draws : number of bootstrap samples.
-    confidence : of the intervals.
     """
     rng = np.random.default_rng(0)
     members = [[np.flatnonzero(np.asarray(names) == name) for name in np.unique(names)] for names in groups]
 
     def resampled(values: Array, sets: list[npt.NDArray[np.int64]]) -> Array:
-        picked = np.concatenate([sets[pick] for pick in rng.integers(0, len(sets), len(sets))])
-        return np.asarray(values[picked])
+        return np.asarray(values[np.concatenate([sets[pick] for pick in rng.integers(0, len(sets), len(sets))])])
 
     found = [measure(*map(resampled, samples, members)) for _ in range(draws)]
-    low, high = np.quantile(np.array(found, dtype=np.float64), [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
+    low, high = np.quantile(np.array(found, dtype=np.float64), [0.025, 0.975], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]

@@ -38,11 +38,6 @@ class Parts(Calibrator):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("least", "mean", "std")
-    widths_: list[int]
-    models_: list[Calibrator]
-    least_: Array
-    mean_: Array
-    std_: Array
 
     def __init__(self, narrow: str = "level_knn", wide: str = "level_pca") -> None:
         self.narrow, self.wide = narrow, wide

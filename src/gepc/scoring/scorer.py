@@ -68,8 +68,7 @@ class Scorer:
         parts : name -> number of columns that are calibrated together; by default those of the table's method.
         """
         columns = _columns(table)
-        if stability is None:
-            stability = getattr(table, "stability", columns[:, :, 0])
+        stability = getattr(table, "stability", columns[:, :, 0]) if stability is None else stability
         parts = getattr(table, "parts", None) if parts is None else parts
         self.selection_ = select(stability, self.keep, self.weights)
         kept = columns[:, list(self.selection_.kept)]

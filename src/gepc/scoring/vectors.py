@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice, check_least
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ class Mahalanobis(VectorCalibrator):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
-    mean_: Array
-    factor_: Array
 
     def learn(self, vectors: Array) -> None:
         """Mean, and the Cholesky factor of the covariance."""
@@ -116,8 +114,6 @@ class LevelMahalanobis(LevelCalibrator):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
-    mean_: Array
-    factor_: Array
 
     def _fit(self, columns: Array) -> None:
         check_varies(columns)
@@ -144,10 +140,10 @@ class LevelKNN(LevelMahalanobis):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "factor", "samples")
-    samples_: Array
 
     def __init__(self, k: int = 5) -> None:
-        self.k = _checked_neighbour("level_knn", k)
+        check_least(1, **{"level_knn: k": k})
+        self.k = k
 
     def _fit(self, columns: Array) -> None:
         super()._fit(columns)
@@ -192,14 +188,9 @@ class LevelPCA(LevelCalibrator):
     LEAST_SPREAD = 0.01  # of the median over columns: a channel that is silent on ID images must not dominate
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "axes", "variances")
-    mean_: Array
-    scale_: Array
-    axes_: npt.NDArray[np.float32]
-    variances_: Array
 
     def __init__(self, rank: int = 96) -> None:
-        if rank < 1:
-            raise OptionError(f"level_pca: rank must be at least 1, got {rank}")
+        check_least(1, **{"level_pca: rank": rank})
         self.rank = rank
 
     def _fit(self, columns: Array) -> None:
@@ -254,12 +245,10 @@ class KNN(VectorCalibrator):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "samples")
-    mean_: Array
-    scale_: Array
-    samples_: Array
 
     def __init__(self, k: int = 5) -> None:
-        self.k = _checked_neighbour("knn", k)
+        check_least(1, **{"knn: k": k})
+        self.k = k
 
     def learn(self, vectors: Array) -> None:
         self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
@@ -320,11 +309,6 @@ class GMM(VectorCalibrator):
     RIDGE = 1e-4
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "weights", "means", "whitening")
-    mean_: Array
-    scale_: Array
-    weights_: Array
-    means_: Array
-    whitening_: Array
 
     def __init__(self, choose: str = "bic") -> None:
         check_choice("gmm: choose", choose, self.GRIDS)
@@ -353,26 +337,15 @@ class GMM(VectorCalibrator):
 
     def distance(self, vectors: Array) -> Array:
         """-log sum_k w_k N(z; mean_k, cov_k), up to the constant of standardising."""
-        from scipy.special import logsumexp
-
-        z = (vectors - self.mean_) / self.scale_
-        logs = np.empty((len(z), len(self.weights_)))
-        for column, (mean, root) in enumerate(zip(self.means_, self.whitening_, strict=True)):
-            logs[:, column] = np.log(np.diag(root)).sum() - 0.5 * (((z - mean) @ root) ** 2).sum(axis=1)
-        constant = 0.5 * z.shape[1] * np.log(2.0 * np.pi)
-        return np.asarray(constant - logsumexp(logs + np.log(self.weights_), axis=1))
+        mixture = _mixture(len(self.weights_))
+        mixture.weights_, mixture.means_, mixture.precisions_cholesky_ = self.weights_, self.means_, self.whitening_
+        return np.asarray(-mixture.score_samples((vectors - self.mean_) / self.scale_))
 
 
 def _mixture(count: int) -> Any:
     from sklearn.mixture import GaussianMixture
 
     return GaussianMixture(count, reg_covar=GMM.RIDGE, max_iter=300, random_state=0)
-
-
-def _checked_neighbour(name: str, k: int) -> int:
-    if k < 1:
-        raise OptionError(f"{name}: k must be at least 1, got {k}")
-    return k
 
 
 def _tree(samples: Array) -> KDTree:

@@ -90,8 +90,7 @@ def empirical_bounds(model: Field, truth: Field, x: Array, matrices: Sequence[Ar
     def e(y: Array) -> Array:
         return model(y) - truth(y)
 
-    moved = [e(x @ P.T) for P in matrices]
-    here = e(x)
+    here, moved = e(x), [e(x @ P.T) for P in matrices]
     return ResidualBounds(
         residual=float(residuals(model, x, matrices).mean()),
         breaking=float(residuals(truth, x, matrices).mean()),

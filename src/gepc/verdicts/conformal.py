@@ -17,8 +17,7 @@ from gepc.images.sources import FileImages, Images
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
 Rows = npt.NDArray[np.int64]
-SLACK = 1.0 + 1e-12
-"""Rates are compared up to rounding, so that 1 - 0.9 is a tenth."""
+SLACK = 1.0 + 1e-12  # rates are compared up to rounding, so that 1 - 0.9 is a tenth
 
 
 def p_values(scores: Array, calibration: Array, uniform: Array | None = None) -> Array:
@@ -53,16 +52,17 @@ def images_needed(alpha: float) -> int:
     return math.ceil(Fraction(1) / Fraction(alpha) - Fraction(1, 10**9)) - 1
 
 
-def is_rate(value: object) -> bool:
-    """Whether this is a number between 0 and 1; text and None are none."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return is_number and 0.0 < float(value) < 1.0  # type: ignore[arg-type]
+def check_rates(**rates: object) -> None:
+    """Refuse what is not a number between 0 and 1; text and None are none."""
+    for name, value in rates.items():
+        is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        if not (is_number and 0.0 < float(value) < 1.0):  # type: ignore[arg-type]
+            raise OptionError(f"{name} must be between 0 and 1, got {value!r}")
 
 
 def check_alpha(alpha: float, n_calibration: int) -> None:
     """Refuse a false-alarm rate that cannot be held with so few calibration images, or only by never alarming."""
-    if not is_rate(alpha):
-        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha!r}")
+    check_rates(alpha=alpha)
     if alpha * (n_calibration + 1) * SLACK < 1.0:
         raise OptionError(
             f"alpha={alpha:g} needs at least {images_needed(alpha)} calibration images, there are {n_calibration}; "
@@ -110,10 +110,7 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     """
     from scipy.stats import beta
 
-    if not is_rate(alpha):
-        raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {alpha!r}")
-    if not is_rate(confidence):
-        raise OptionError(f"confidence must be between 0 and 1, got {confidence}")
+    check_rates(alpha=alpha, confidence=confidence)
     ranks = np.arange(1, n + 1)
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
     if n == 0 or not safe[0]:
@@ -126,9 +123,7 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
 
 def images_for_width(alpha: float, width: float, probability: float = 0.9) -> int:
     """How many calibration images bring the realised rate into a central range of that width around alpha."""
-    if not is_rate(width):
-        raise OptionError(f"width must be between 0 and 1, got {width}")
-    check_alpha(alpha, 10**9)
+    check_rates(alpha=alpha, width=width)
 
     def too_wide(n: int) -> bool:
         low, high = realised_range(alpha, n, probability)
@@ -198,9 +193,8 @@ class CalibrationScores:
             raise OptionError("this detector was fitted without groups; leave `groups` out, or fit with them")
         for label in () if labels is None else np.unique(labels):
             if str(label) not in self.by_group:
-                raise OptionError(
-                    f"there is no calibration image of group {str(label)!r}; {nearest(label, self.by_group)}"
-                )
+                hint = nearest(label, self.by_group)
+                raise OptionError(f"there is no calibration image of group {str(label)!r}; {hint}")
 
     def p_values(self, scores: Array, labels: Labels | None = None, uniform: Array | None = None) -> Array:
         """Each score against its own group."""

@@ -15,14 +15,13 @@ import numpy.typing as npt
 from gepc.core.errors import OptionError, check_choice
 from gepc.verdicts.conformal import (
     SLACK,
-    UNGROUPED,
     Array,
     CalibrationScores,
     Guarantee,
     Labels,
     check_alpha,
+    check_rates,
     images_needed,
-    is_rate,
     pac_rank,
 )
 
@@ -51,10 +50,10 @@ class DecisionRule:
 
     def __post_init__(self) -> None:
         if self.fdr is None:
-            if not is_rate(self.alpha):
-                raise OptionError(f"alpha is a false-alarm rate between 0 and 1, got {self.alpha!r}")
+            check_rates(alpha=self.alpha)
             return
-        check_rate(self.fdr, self.procedure)
+        check_rates(fdr=self.fdr)
+        check_choice("procedure", self.procedure, PROCEDURES)
         if self.confidence is not None:
             raise OptionError("confidence goes with alpha; leave it out when fdr is given")
 
@@ -66,7 +65,7 @@ class DecisionRule:
         """
         reference.check(labels)
         if labels is None:
-            return np.asarray(self._limit(len(reference.by_group[UNGROUPED])))
+            return np.asarray(self._limit(reference.smallest))
         found = {label: self._limit(len(scores)) for label, scores in reference.by_group.items()}
         return np.array([found[str(label)] for label in labels])
 
@@ -83,9 +82,7 @@ class DecisionRule:
         else:
             reference.check(labels)
 
-    def alarms(
-        self, p_values: npt.ArrayLike, reference: CalibrationScores, labels: Labels | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def alarms(self, p_values: npt.ArrayLike, reference: CalibrationScores, labels: Labels | None = None) -> Flags:
         """True where a p-value raises an alarm. An image that could not be scored (NaN) does not."""
         p = np.asarray(p_values, dtype=np.float64)
         if self.fdr is None:
@@ -113,14 +110,10 @@ def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:
     calibration set are positively dependent in the way this needs (Benjamini and Yekutieli 2001; Bates, Candes, Lei,
     Romano and Sesia, Testing for outliers with conformal p-values, Annals of Statistics 2023, theorem 2).
     """
+    from scipy.stats import false_discovery_control
+
     p = _check(p_values, fdr)
-    m = len(p)
-    order = np.argsort(p, kind="stable")
-    below = p[order] <= fdr * np.arange(1, m + 1) / m * SLACK
-    flags = np.zeros(m, dtype=bool)
-    if below.any():
-        flags[order[: int(np.flatnonzero(below)[-1]) + 1]] = True
-    return flags
+    return np.asarray(false_discovery_control(p) <= fdr * SLACK) if len(p) else np.zeros(0, dtype=bool)
 
 
 def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
@@ -130,8 +123,7 @@ def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
     conformal p-values Bates et al. 2023, theorem 3, with this estimate of pi_0).
     """
     p = _check(p_values, fdr)
-    if not is_rate(cutoff):
-        raise OptionError(f"cutoff must be between 0 and 1, got {cutoff}")
+    check_rates(cutoff=cutoff)
     if len(p) == 0:
         return np.zeros(0, dtype=bool)
     share = (1.0 + float((p > cutoff).sum())) / (len(p) * (1.0 - cutoff))
@@ -141,21 +133,14 @@ def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
 
 def discoveries(p_values: npt.ArrayLike, fdr: float, procedure: str = "bh") -> Flags:
     """Flags by the named procedure: `bh` or `storey`."""
-    check_rate(fdr, procedure)
+    check_choice("procedure", procedure, PROCEDURES)
     return benjamini_hochberg(p_values, fdr) if procedure == "bh" else storey(p_values, fdr)
 
 
-def check_rate(fdr: float, procedure: str = "bh") -> None:
-    """Refuse what is not a false-discovery rate, or an unknown procedure."""
-    check_choice("procedure", procedure, PROCEDURES)
-    if not is_rate(fdr):
-        raise OptionError(f"fdr must be between 0 and 1, got {fdr!r}")
-
-
 def _check(p_values: npt.ArrayLike, fdr: float) -> Array:
+    check_rates(fdr=fdr)
     p = np.asarray(p_values, dtype=np.float64).ravel()
-    check_rate(fdr)
-    if len(p) and not ((p >= 0.0) & (p <= 1.0)).all():
+    if not ((p >= 0.0) & (p <= 1.0)).all():
         raise OptionError("p-values must lie in [0, 1]")
     return p
 
@@ -181,7 +166,9 @@ def holm(p: Array, alpha: float) -> Flags:
 
 def harmonic(m: int) -> float:
     """1 + 1/2 + ... + 1/m, the price of Benjamini-Yekutieli."""
-    return float((1.0 / np.arange(1, m + 1)).sum()) if m < 10**6 else math.log(m) + float(np.euler_gamma) + 0.5 / m
+    from scipy.special import digamma
+
+    return float(digamma(m + 1) + np.euler_gamma)
 
 
 @dataclass(frozen=True)
@@ -199,8 +186,7 @@ class Control:
 
     def __post_init__(self) -> None:
         check_choice("control", self.name, CONTROLS)
-        if not is_rate(self.alpha):
-            raise OptionError(f"alpha is a rate of false alarms between 0 and 1, got {self.alpha!r}")
+        check_rates(alpha=self.alpha)
 
     def check(self, n: int) -> None:
         """Refuse a rate for single tiles that `n` calibration images cannot serve."""
@@ -209,15 +195,11 @@ class Control:
 
     def flags(self, p: Array) -> Flags:
         """The verdict on every tile."""
-        if len(p) == 0:
-            return np.zeros(0, dtype=bool)
         if self.name == "tile":
             return np.asarray(p <= self.alpha * SLACK)
-        if self.name == "holm":
-            return holm(p, self.alpha)
-        if self.name == "bonferroni":
-            return bonferroni(p, self.alpha)
-        return benjamini_hochberg(p, self._rate(len(p)))
+        if self.name in ("holm", "bonferroni"):
+            return (holm if self.name == "holm" else bonferroni)(p, self.alpha)
+        return benjamini_hochberg(p, self._rate(max(1, len(p))))
 
     def _rate(self, m: int) -> float:
         return self.alpha / harmonic(m) if self.name == "by" else self.alpha
@@ -255,12 +237,12 @@ class Control:
 
     def statement(self, m: int, n: int) -> str:
         """What is promised of a scene of `m` tiles with `n` calibration images, and what that rests on."""
-        rests = (
-            f" It rests on one assumption: every in-distribution tile is exchangeable with the {n} calibration images "
-            "(same sensor, size and processing, images that neither fitting nor the backbone has seen); it holds on "
-            "average over calibration sets. Tiles with filled no-data pixels meet it only approximately."
+        return (
+            f"{self._promise(m)} It rests on one assumption: every in-distribution tile is exchangeable with the {n} "
+            "calibration images (same sensor, size and processing, images that neither fitting nor the backbone has "
+            "seen); it holds on average over calibration sets. Tiles with filled no-data pixels meet it only "
+            "approximately."
         )
-        return self._promise(m) + rests
 
     def _promise(self, m: int) -> str:
         if self.name == "tile":

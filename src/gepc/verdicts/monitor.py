@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, check_least
 from gepc.core.files import read_json, write_json
-from gepc.verdicts.conformal import UNGROUPED, CalibrationScores, is_rate
+from gepc.verdicts.conformal import UNGROUPED, CalibrationScores, check_rates
 from gepc.verdicts.decision import DecisionRule
 
 BETS = np.array([-1.0, 0.0, 1.0])
@@ -67,11 +67,8 @@ class Monitor:
         seed: int = 0,
         group: str | None = None,
     ) -> None:
-        for name, value in (("delta", delta), ("jump", jump)):
-            if not is_rate(value):
-                raise OptionError(f"{name} must be between 0 and 1, got {value!r}")
-        if window < 1:
-            raise OptionError(f"window must be at least 1, got {window}")
+        check_rates(delta=delta, jump=jump)
+        check_least(1, window=window)
         self.calibration = _scores_of(calibration, group)
         self.alpha, self.delta, self.window, self.jump, self.seed = alpha, delta, window, jump, seed
         self._reference = CalibrationScores({UNGROUPED: self.calibration})
@@ -99,11 +96,10 @@ class Monitor:
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
         p = float(self._reference.p_values(np.array([score]))[0])
-        self._recent.append(self._is_alarm(p))
-        return self.verdict(p)
-
-    def _is_alarm(self, p: float) -> bool:
-        return bool(self._rule.alarms(p, self._reference))
+        alarm = bool(self._rule.alarms(p, self._reference))
+        self._recent.append(alarm)
+        log10_capital = self.log_capital / float(np.log(10.0))
+        return Verdict(len(self.scores), p, alarm, float(np.mean(self._recent)), log10_capital, self.drifted)
 
     def update_all(self, scores: Iterable[float]) -> list[Verdict]:
         """Several scores, in order."""
@@ -123,17 +119,6 @@ class Monitor:
         self.log_capital += float(np.log(growth))
         self._shares = shares / growth
 
-    def verdict(self, p: float) -> Verdict:
-        """The state of the stream, with the last image's p-value."""
-        return Verdict(
-            seen=len(self.scores),
-            p_value=p,
-            alarm=self._is_alarm(p),
-            alarm_rate=float(np.mean(self._recent)) if self._recent else 0.0,
-            log10_capital=self.log_capital / float(np.log(10.0)),
-            drifted=self.drifted_at is not None,
-        )
-
     @property
     def drifted(self) -> bool:
         """Whether the capital has reached 1/delta; on an unmoved stream this ever happens with probability <= delta."""
@@ -147,10 +132,8 @@ class Monitor:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything needed to go on, whole or not at all."""
         options = {name: getattr(self, name) for name in ("alpha", "delta", "window", "jump", "seed")}
-        write_json(
-            path,
-            {"schema": SCHEMA, "options": options, "calibration": self.calibration.tolist(), "scores": self.scores},
-        )
+        stream = {"calibration": self.calibration.tolist(), "scores": self.scores}
+        write_json(path, {"schema": SCHEMA, "options": options, **stream})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Monitor:

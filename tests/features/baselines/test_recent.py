@@ -12,9 +12,10 @@ from toys import pictures
 
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.core.errors import OptionError
-from gepc.features.base import Batch, complete_table, extract_table, extract_with_maps
-from gepc.features.baselines.paths import DiffPath
-from gepc.features.baselines.recent import FLIPD, UFCOD, FlowMismatch, LocalDimension
+from gepc.features.base import Batch, extract_table, extract_with_maps
+from gepc.features.baselines.likelihood import FLIPD, LocalDimension
+from gepc.features.baselines.paths import UFCOD, DiffPath
+from gepc.features.baselines.score import FlowMismatch
 from gepc.images.noise import image_key
 from gepc.scoring import create_calibrator
 from gepc.scoring.vectors import SoftMinimum
@@ -30,7 +31,7 @@ def test_ufcod_reads_two_sums_of_diffpath() -> None:
     (part,) = method.builds_on()
     expected = extract_table(DiffPath(dim=6, clip=False), BACKBONE, BATCH, (0,))
     table = extract_table(part, BACKBONE, BATCH, (0,))
-    found = method.columns(complete_table(method, [table], BATCH))
+    found = method.columns(method.complete([table], BATCH))
     np.testing.assert_allclose(found[:, 0], np.stack([expected["eps2"][:, 0], expected["d2"][:, 0]], axis=1))
     np.testing.assert_array_equal(method.columns(extract_table(method, BACKBONE, BATCH, (0,))), found)
 

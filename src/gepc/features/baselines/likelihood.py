@@ -1,11 +1,10 @@
-"""Methods that read the likelihood: the variational bound, the probability-flow ODE, typicality, density of states."""
+"""Methods that read the likelihood: the variational bound, methods that build on it, the probability-flow ODE."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,28 +14,15 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, log_variances, rho_of
-from gepc.core.errors import check_choice
-from gepc.features.base import (
-    Batch,
-    Columns,
-    Cost,
-    DerivedExtractor,
-    Features,
-    Table,
-    WholeImage,
-    check_least,
-    energy,
-    register,
-)
+from gepc.core.errors import check_choice, check_least
+from gepc.features.base import Batch, Columns, Cost, Derived, Features, PerLevel, Table, WholeImage, register
 from gepc.features.baselines.paths import HIGHEST_RHO, even_in
 from gepc.features.baselines.score import ScoreNorm, eps_and_trace, signs
+from gepc.features.pooling import energy
 from gepc.images import noise
 
 HALF_BIN = 1.0 / 255.0
 OPEN_ENDED = 0.999
-
-
-# --- the variational bound -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -57,24 +43,16 @@ class Chain:
     def __len__(self) -> int:
         return len(self.timesteps)
 
-    @cached_property
+    @property
     def snr(self) -> FloatArray:
         """abar/(1 - abar)."""
         return self.abar / (1.0 - self.abar)
 
-    @cached_property
-    def log_variances(self) -> tuple[FloatArray, FloatArray]:
-        """ln beta and ln btilde; at the first step ln btilde takes its value at the second."""
-        return log_variances(self.abar)
-
     def strata(self, count: int | None) -> list[int]:
-        """Edges e_0 = 0 < e_1 < ...: stratum k holds the steps after e_k up to e_{k+1}; None is one step each.
-
-        Even in ln(1 - abar), in which the terms of natural images are nearly even too.
-        """
+        """Edges e_0 = 0 < e_1 < ...: stratum k holds the steps after e_k up to e_{k+1}; None is one step each."""
         if count is None or count >= len(self) - 1:
             return list(range(len(self)))
-        return even_in(np.log1p(-self.abar), count)
+        return even_in(np.log1p(-self.abar), count)  # in which the terms of natural images are nearly even, too
 
 
 @register("nll_vlb")
@@ -92,8 +70,7 @@ class NllVlb(WholeImage):
     Ho, Jain & Abbeel, NeurIPS 2020; Nichol & Dhariwal, ICML 2021.
 
     The score is raw and one-sided: an image is OOD where the model finds it unlikely. That inverts for images simpler
-    than the training set (SVHN under CIFAR-10). The preset `paper` respaces the schedule to 1000 steps; `light`
-    evaluates 32 strata and L_0.
+    than the training set (SVHN under CIFAR-10).
 
     Parameters
     ----------
@@ -127,7 +104,6 @@ class NllVlb(WholeImage):
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Bits per dimension."""
         return ("bpd",)
 
     def plain(self) -> NllVlb:
@@ -135,7 +111,6 @@ class NllVlb(WholeImage):
         return NllVlb(**{field.name: getattr(self, field.name) for field in fields(NllVlb)})
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """One pass per stratum or step, and one for L_0."""
         return Cost(forward=len(Chain.of(backbone, self.steps).strata(self.strata)))
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
@@ -167,7 +142,8 @@ class NllVlb(WholeImage):
         field = _noise(backbone, batch, chain.timesteps[step], draw)
         x_t = backbone.sqrt_abar(x0, t) * x0 + backbone.sigma(x0, t) * field
         eps, share = self._predict(backbone, x_t, t)
-        spread = [torch.from_numpy(table[step]).to(x0.device).reshape(-1, 1, 1, 1) for table in chain.log_variances]
+        tables = log_variances(chain.abar)  # ln beta and ln btilde
+        spread = [torch.from_numpy(table[step]).to(x0.device).reshape(-1, 1, 1, 1) for table in tables]
         log_var = share * spread[0] + (1.0 - share) * spread[1]
         estimate = ((x_t - backbone.sigma(x0, t) * eps) / backbone.sqrt_abar(x0, t)).double()
         if self.clip:
@@ -196,7 +172,7 @@ def _noise(backbone: Backbone, batch: Batch, timesteps: npt.NDArray[np.int64], d
         return batch.noise(backbone, int(timesteps[0]), draw)
     shape = batch.images.shape[1:]
     found = [noise.normal(batch.seed, [key], shape, int(t), draw) for key, t in zip(batch.keys, timesteps, strict=True)]
-    return torch.from_numpy(np.concatenate(found)).to(device=backbone.device, dtype=backbone.dtype)
+    return torch.from_numpy(np.concatenate(found)).to(batch.clean(backbone))
 
 
 def log_bin(x: torch.Tensor, mean: torch.Tensor, log_var: torch.Tensor, compat: bool = False) -> torch.Tensor:
@@ -204,23 +180,17 @@ def log_bin(x: torch.Tensor, mean: torch.Tensor, log_var: torch.Tensor, compat: 
     inverse = torch.exp(-0.5 * log_var)
     low, high = (x - mean - HALF_BIN) * inverse, (x - mean + HALF_BIN) * inverse
     if compat:
-        return _log_bin_tanh(x, low, high)
-    # on the side where the distribution function is small, differences lose no precision
-    flip = low + high > 0
-    near, far = torch.where(flip, -low, high), torch.where(flip, -high, low)
-    log_near = torch.special.log_ndtr(near)
-    inside = log_near + torch.log1p(-torch.exp(torch.special.log_ndtr(far) - log_near))
-    below, above = torch.special.log_ndtr(high), torch.special.log_ndtr(-low)
+        upper, lower = (torch.tanh(math.sqrt(2.0 / math.pi) * (z + 0.044715 * z**3)) / 2.0 + 0.5 for z in (high, low))
+        masses = (upper, 1.0 - lower, upper - lower)
+        below, above, inside = (mass.clamp_min(1e-12).log() for mass in masses)
+    else:
+        # on the side where the distribution function is small, differences lose no precision
+        flip = low + high > 0
+        near, far = torch.where(flip, -low, high), torch.where(flip, -high, low)
+        log_near = torch.special.log_ndtr(near)
+        inside = log_near + torch.log1p(-torch.exp(torch.special.log_ndtr(far) - log_near))
+        below, above = torch.special.log_ndtr(high), torch.special.log_ndtr(-low)
     return torch.where(x < -OPEN_ENDED, below, torch.where(x > OPEN_ENDED, above, inside))
-
-
-def _log_bin_tanh(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    def distribution(z: torch.Tensor) -> torch.Tensor:
-        return 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (z + 0.044715 * z**3)))
-
-    upper, lower = distribution(high), distribution(low)
-    mass = torch.where(x < -OPEN_ENDED, upper, torch.where(x > OPEN_ENDED, 1.0 - lower, upper - lower))
-    return mass.clamp_min(1e-12).log()
 
 
 def bits_per_dim(nats: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -228,35 +198,30 @@ def bits_per_dim(nats: torch.Tensor, batch: Batch) -> torch.Tensor:
     return nats / (math.prod(batch.images.shape[1:]) * math.log(2.0))
 
 
-# --- methods that read the bound -------------------------------------------------------------------------------------
-
-
 @register("typicality")
 @dataclass(frozen=True)
-class Typicality(DerivedExtractor, NllVlb):
+class Typicality(Derived, NllVlb):
     """Typicality test. Nalisnick, Matsukawa, Teh & Lakshminarayanan, 2019.
 
         |NLL(x) - mean of NLL over ID images|
 
     for one image, from the variational bound, in standard deviations. Two-sided, unlike the likelihood itself. In the
-    paper the model is trained on the ID set; here it is whatever the backbone was trained on. The parameters are those
-    of `NllVlb`.
+    paper the model is trained on the ID set. The parameters are those of `NllVlb`.
     """
 
     calibration: ClassVar[str] = "abs_z"
 
     def builds_on(self) -> tuple[NllVlb]:
-        """The table is the likelihood's."""
         return (self.plain(),)
 
 
 @register("dos")
 @dataclass(frozen=True)
-class DensityOfStates(DerivedExtractor, NllVlb):
+class DensityOfStates(Derived, NllVlb):
     """Density of states: a density over several summary statistics. Morningstar et al., AISTATS 2021.
 
-    The statistics that a diffusion model provides: the bound in bits per dimension, its contributions in bands of noise
-    levels, and the score norm at a few levels. The calibrator is the ID density over them.
+    The statistics: the bound in bits per dimension, its contributions in bands of noise levels, and the score norm at a
+    few levels.
 
     Parameters
     ----------
@@ -278,24 +243,14 @@ class DensityOfStates(DerivedExtractor, NllVlb):
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The bound, its bands from low noise to high, the norms."""
         bands = [f"band{place}" for place in range(self.bands)]
         return ("bpd", *bands, *(f"norm{place}" for place in range(len(self.levels.values))))
 
-    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """The cost of the bound, and one pass per level."""
-        return self.cost_of_parts(backbone, size)
-
     def builds_on(self) -> tuple[NllVlb, ScoreNorm]:
-        """The likelihood and the score norms."""
         return self.plain(), ScoreNorm(self.levels)
 
-    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """`bpd` (N, 1), `bands` (N, 1, bands) and `norms` (N, 1, levels)."""
-        return self.from_parts(backbone, batch)
-
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
-        """The bound, its terms but L_T (which takes no pass) in bands from low noise to high, the norms."""
+        """`bpd` (N, 1), its terms but L_T as `bands` (N, 1, bands) from low noise to high, `norms` (N, 1, levels)."""
         bound, norms = tables
         bands = np.array_split(bound["terms"][:, :, :-1], self.bands, axis=2)
         return {
@@ -305,11 +260,72 @@ class DensityOfStates(DerivedExtractor, NllVlb):
         }
 
     def columns(self, table: Table) -> Columns:
-        """(N, 1, 1 + bands + levels)."""
         return np.concatenate([table["bpd"][:, :, None], table["bands"], table["norms"]], axis=2)
 
 
-# --- the probability-flow ODE ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class FLIPD(PerLevel):
+    """Local intrinsic dimension by FLIPD, a part of `lid`: the image itself is scaled to the level, without noise."""
+
+    name: ClassVar[str] = "flipd"
+
+    probes: int = 1
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.probes, jvp=self.probes)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """LID/D = 1 - sigma tr(d eps/dx)/D + |eps|^2/D."""
+        abar = float(backbone.alphas_cumprod[t])
+        probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
+        eps, trace = eps_and_trace(backbone, abar**0.5 * batch.clean(backbone), t, probes)
+        return {"flipd": 1.0 + (energy(eps) - (1.0 - abar) ** 0.5 * trace) / eps[0].numel()}
+
+
+@register("lid")
+@dataclass(frozen=True)
+class LocalDimension(Derived, NllVlb):
+    """Local intrinsic dimension with likelihood: an image is OOD if it is unlikely, or lies on too thin a manifold.
+
+        LID = D + sigma^2 (tr ds/dx + |s|^2)  at x = sqrt(abar) x_0,  s = -eps/sigma
+        score = log(1 + e^z(bpd)) + log(1 + e^z(-LID)),   bpd: the variational bound of `nll_vlb`
+
+    Kamkari et al., ICML 2024, with the estimator FLIPD of Kamkari et al., NeurIPS 2024. They threshold likelihood and
+    dimension apart; the sum of smooth positive parts is one score for the same two conditions.
+
+    Parameters
+    ----------
+    levels : noise level of the dimension.
+    probes : Hutchinson probes of the trace.
+
+    The others are those of `NllVlb`.
+    """
+
+    calibration: ClassVar[str] = "softplus"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"strata": None, "probes": 4}, "light": {}}
+
+    levels: Levels = Levels((0.998,))
+    probes: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "levels", Levels.of(self.levels))
+        check_least(1, probes=self.probes)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return ("bpd", *(f"thin{place}" for place in range(len(self.levels.values))))
+
+    def builds_on(self) -> tuple[NllVlb, FLIPD]:
+        return self.plain(), FLIPD(self.levels, self.probes)
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """`bpd` (N, 1), and the negative dimension as `thin` (N, 1, levels)."""
+        bound, dimension = tables
+        return {"bpd": bound["bpd"], "thin": -dimension["flipd"][:, None]}
+
+    def columns(self, table: Table) -> Columns:
+        return np.concatenate([table["bpd"][:, :, None], table["thin"]], axis=2)
 
 
 @register("nll_ode")
@@ -321,10 +337,9 @@ class NllOde(WholeImage):
 
         log p(y_0) = log N(x_T; 0, I) + (D/2) ln abar_T + integral of sqrt(abar) tr(d eps/dx) drho
 
-    with one Hutchinson probe of random signs for the whole path. Steps are even in log rho, as far as the schedule is
-    fine enough, from its first timestep to rho = 80, where the prior holds to about 1/rho^2. Heun's rule integrates y
-    in rho, and the trapezium rule the trace in log rho: each is exact at both ends for a Gaussian. The usual adaptive
-    solver chooses steps for the whole batch; fixed steps make the result a function of the image alone.
+    with one Hutchinson probe of random signs for the whole path. Steps are even in log rho, from the schedule's first
+    timestep to rho = 80, where the prior holds to about 1/rho^2. Heun's rule integrates y in rho, the trapezium rule
+    the trace in log rho. Steps are fixed, so that the result is a function of the image and not of its batch.
 
     Parameters
     ----------
@@ -332,6 +347,7 @@ class NllOde(WholeImage):
     """
 
     calibration: ClassVar[str] = "raw"
+    column_names = ("bpd",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"steps": 250}, "light": {"steps": 16}}
 
     steps: int = 16
@@ -339,21 +355,15 @@ class NllOde(WholeImage):
     def __post_init__(self) -> None:
         check_least(1, steps=self.steps)
 
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """Bits per dimension."""
-        return ("bpd",)
-
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """Two Jacobian-vector products per step."""
         return Cost(forward=2 * self.steps, jvp=2 * self.steps)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """-log2 p per dimension of the image in units of 0 ... 255, hence the log2(127.5)."""
+        # of the image in units of 0 ... 255, hence the log2(127.5)
         return {"bpd": bits_per_dim(-self.log_density(backbone, batch), batch) + math.log2(127.5)}
 
     def path(self, backbone: Backbone) -> list[int]:
-        """The timesteps between steps, ascending."""
+        """The ascending timesteps between steps."""
         (top,) = Levels.rho(HIGHEST_RHO).timesteps(backbone.alphas_cumprod)
         return even_in(np.log(rho_of(backbone.alphas_cumprod[: top + 1])), self.steps)
 

@@ -1,4 +1,4 @@
-"""Methods that follow a sampler's path, to noise or back to an image: DiffPath, DDPM-OOD, LMD; and the samplers' steps.
+"""Methods that follow a sampler's path, to noise or back to an image: DiffPath, UFCOD, DDPM-OOD, LMD.
 
 The samplers work in the coordinates y = x_t/sqrt(abar), rho = sqrt(1/abar - 1), where dy = eps drho.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,22 +15,10 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
-from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.features.base import (
-    Batch,
-    Columns,
-    Cost,
-    DerivedExtractor,
-    Extractor,
-    Features,
-    Table,
-    WholeImage,
-    check_least,
-    register,
-    to_numpy,
-    total,
-)
+from gepc.core.errors import InputError, OptionError, check_choice, check_least
+from gepc.features.base import Batch, Columns, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
 from gepc.features.distances import check_distance, distance_of, unit
+from gepc.features.pooling import total
 
 HIGHEST_RHO = 80.0
 
@@ -42,9 +31,6 @@ ADAMS_BASHFORTH = (
 )
 
 
-# --- samplers --------------------------------------------------------------------------------------------------------
-
-
 def ddim_grid(n_steps: int, count: int) -> tuple[int, ...]:
     """`count` evenly strided timesteps 0, stride, 2 stride, ...; an error where no stride gives exactly that many."""
     for stride in range(1, n_steps + 1):
@@ -54,10 +40,7 @@ def ddim_grid(n_steps: int, count: int) -> tuple[int, ...]:
 
 
 def even_in(axis: FloatArray, count: int) -> list[int]:
-    """`count` + 1 strictly ascending indices from the first to the last of `axis`, as even in its values as possible.
-
-    `axis` is monotone over the schedule. Where it is too coarse, neighbouring indices are taken one by one.
-    """
+    """`count` + 1 ascending indices from the first to the last of a monotone `axis`, as even in value as possible."""
     last = len(axis) - 1
     if count > last:
         raise OptionError(f"{count} steps do not fit between timesteps 0 and {last} of this schedule")
@@ -89,11 +72,11 @@ def invert(backbone: Backbone, x0: torch.Tensor, timesteps: Sequence[int], clip:
     """eps_n along the DDIM inversion of the image itself, which is taken as x_t at the first timestep."""
     abar = backbone.alphas_cumprod
     x = x0
-    for place, t in enumerate(timesteps):
+    for t, after in zip(timesteps, [*timesteps[1:], None], strict=True):
         estimate, eps = denoise(backbone, x, t, clip)
         yield eps
-        if place + 1 < len(timesteps):
-            ahead = float(abar[timesteps[place + 1]])
+        if after is not None:
+            ahead = float(abar[after])
             x = ahead**0.5 * estimate + (1.0 - ahead) ** 0.5 * eps
 
 
@@ -108,16 +91,9 @@ def reconstruct(
 ) -> torch.Tensor:
     """x_0 from x_t = x at the last of the ascending `timesteps`, down through all of them to rho = 0.
 
-    Parameters
-    ----------
-    backbone : the network.
-    x : the noisy images.
-    timesteps : ascending timesteps of the sampler.
-    order : 1 is DDIM. Higher orders mix the latest predictions by Adams-Bashforth weights as PLMS does, starting from
-        order 1, so every step costs one pass.
-    clip : clip every estimate of x_0 to [-1, 1].
-    history : predictions of another trajectory to start from, newest first; updated in place (published code does so).
-    stop_early : end at the first timestep's x_t instead of x_0 (published code does so).
+    Order 1 is DDIM. Higher orders mix the latest predictions by Adams-Bashforth weights as PLMS does, starting from
+    order 1, so every step costs one pass. As in published code, `history` are predictions of another trajectory to
+    start from, newest first and updated in place, and `stop_early` ends at the first timestep's x_t.
     """
     rho = np.concatenate([[0.0], rho_of(backbone.alphas_cumprod[list(timesteps)])])
     if stop_early:
@@ -128,26 +104,17 @@ def reconstruct(
         t = timesteps[place - 1]
         _, eps = denoise(backbone, y * float(backbone.alphas_cumprod[t]) ** 0.5, t, clip)
         seen[:] = [eps, *seen][:order]
-        y = y + float(rho[place - 1] - rho[place]) * _adams_bashforth(seen)
+        slope = sum(weight * one for weight, one in zip(ADAMS_BASHFORTH[len(seen) - 1], seen, strict=True))
+        y = y + float(rho[place - 1] - rho[place]) * slope
     return y
 
-
-def _adams_bashforth(history: Sequence[torch.Tensor]) -> torch.Tensor:
-    weights = ADAMS_BASHFORTH[len(history) - 1]
-    slope = weights[0] * history[0]
-    for weight, older in zip(weights[1:], history[1:], strict=True):
-        slope = slope + weight * older
-    return slope
-
-
-# --- DiffPath --------------------------------------------------------------------------------------------------------
 
 MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
 
 
 @register("diffpath")
 @dataclass(frozen=True)
-class DiffPath(DerivedExtractor, WholeImage):
+class DiffPath(Derived, WholeImage):
     """DiffPath: moments of the path from an image to noise. Heng, Thiery & Soh, NeurIPS 2024.
 
     DDIM inversion of x_0 on N evenly strided timesteps gives eps_0 ... eps_{N-1}, and d_n = N (eps_{n+1} - eps_n):
@@ -185,16 +152,13 @@ class DiffPath(DerivedExtractor, WholeImage):
 
     @property
     def label(self) -> str:
-        """With the dimension, or as a norm."""
         return f"{self.name}[norm]" if (self.dim, self.root) == (1, "eps") else f"{self.name}[{self.dim}-D]"
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """The six moments, or the norm."""
         return MOMENTS if self.dim == 6 else ("diffpath",)
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """One pass per step."""
         return Cost(forward=self.steps)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
@@ -203,10 +167,12 @@ class DiffPath(DerivedExtractor, WholeImage):
         sums = dict.fromkeys(MOMENTS, batch.clean(backbone).new_zeros(len(batch)).double())
         before: torch.Tensor | None = None
         for eps in invert(backbone, batch.clean(backbone), grid, self.clip):
-            _add_moments(sums, "eps", eps.double())
-            if before is not None:
-                _add_moments(sums, "d", self.steps * (eps.double() - before))
-            before = eps.double()
+            now = eps.double()
+            fields = {"eps": now} if before is None else {"eps": now, "d": self.steps * (now - before)}
+            for name, power in product(fields, (1, 2, 3)):
+                moment = name if power == 1 else f"{name}{power}"
+                sums[moment] = sums[moment] + total(fields[name] ** power)
+            before = now
         return sums
 
     def builds_on(self) -> tuple[DiffPath, ...]:
@@ -215,18 +181,37 @@ class DiffPath(DerivedExtractor, WholeImage):
         return () if self == plain else (plain,)
 
     def columns(self, table: Table) -> Columns:
-        """(N, 1, 6) or (N, 1, 1)."""
         if self.dim == 1:
             return np.sqrt(table[f"{self.root}2"])[:, :, None]
         return super().columns(table)
 
 
-def _add_moments(sums: dict[str, torch.Tensor], name: str, field: torch.Tensor) -> None:
-    for power, key in enumerate((name, f"{name}2", f"{name}3"), start=1):
-        sums[key] = sums[key] + total(field**power)
+@register("ufcod")
+@dataclass(frozen=True)
+class UFCOD(Derived):
+    """UFCOD: energy of the path from an image to noise and of its changes, by a soft minimum over ID images.
 
+        (sum eps^2, sum d^2) along DDIM inversion as in DiffPath, standardised
+        score = -log mean_i exp(-|z - z_i|),   z_i: 100 ID images
 
-# --- DDPM-OOD --------------------------------------------------------------------------------------------------------
+    arXiv 2605.03410. The text leaves open how the two sums are scaled and the temperature of the soft minimum; here
+    they are standardised on the ID images and the temperature is 1. It shares the passes of DiffPath.
+
+    Parameters
+    ----------
+    steps : number of steps of the inversion.
+    clip : clip the estimate of x_0, as in DiffPath.
+    """
+
+    calibration: ClassVar[str] = "soft_minimum"
+    column_names = ("eps2", "d2")
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
+
+    steps: int = 10
+    clip: bool = True
+
+    def builds_on(self) -> tuple[DiffPath]:
+        return (DiffPath(dim=1, steps=self.steps, clip=self.clip),)
 
 
 def original_rho(timesteps: Sequence[int]) -> tuple[float, ...]:
@@ -243,15 +228,14 @@ STARTS = tuple(range(10, 1000, 160))
 class DDPMOOD(Extractor):
     """DDPM-OOD: reconstruct from several amounts of noise. Graham et al., CVPR workshops 2023.
 
-    For every start level: noise x_0 once, run the sampler back to x_0, and measure the distance to the image by each
-    distance. The score is the mean over starts of the sum over distances of z-scores.
+    For every start level: noise x_0 once, run the sampler (PLMS on evenly strided timesteps) back to x_0, and measure
+    each distance to the image. The score is the mean over starts of the sum over distances of z-scores.
 
-    The sampler is PLMS on evenly strided timesteps. The starts are given as the rho of the authors' 10, 170, ..., 970
-    on their scaled-linear schedule of 1000 steps (every 16th of a grid of 100, from the second) and matched to the
-    grid, so that on their schedule an image costs 350 passes. Their code differs from the paper, and this follows the
-    paper: it uses the MSE alone (`distances="mse"`); it carries the sampler's history from one start to the next, and
-    ends at abar_0 (both with `compat`); it takes two passes for its very first step and stretches every image's
-    contrast to [0, 1], which are not offered. LPIPS is in the preset `paper` only, and its weights must be on disk.
+    The starts are given as the rho of the authors' 10, 170, ..., 970 on their schedule of 1000 steps and matched to the
+    grid, so that on their schedule an image costs 350 passes. Their code differs from the paper, which this follows: it
+    uses the MSE alone (`distances="mse"`), carries the sampler's history from one start to the next and ends at abar_0
+    (both with `compat`), takes two passes for its very first step and stretches every image's contrast to [0, 1]. LPIPS
+    is in the preset `paper` only, and its weights must be on disk.
 
     Parameters
     ----------
@@ -263,6 +247,7 @@ class DDPMOOD(Extractor):
     compat : carry the history of predictions from start to start, and end at abar_0, as the published code does.
     """
 
+    by_level = False  # the starts may share the sampler's history, and the image's own features
     calibration: ClassVar[str] = "z"
     pixels_only: ClassVar[str | None] = "it compares pictures with their reconstructions"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -288,18 +273,11 @@ class DDPMOOD(Extractor):
         check_choice("order", str(self.order), ("1", "2", "3", "4"))
 
     @property
-    def by_level(self) -> bool:
-        """False: the starts may share the sampler's history, and the image's own features."""
-        return False
-
-    @property
     def label(self) -> str:
-        """With the distances."""
         return f"{self.name}[{'+'.join(self.distances)}]"
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """One per distance."""
         return self.distances
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
@@ -310,20 +288,15 @@ class DDPMOOD(Extractor):
         return tuple(sorted({grid[int(np.argmin(np.abs(log_rho[list(grid)] - log_rho[t])))] for t in wanted}))
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """Every grid point from each start down; an upper bound where only some of the starts are kept.
-
-        With `compat` the history of a start is that of all starts before it, so all of them are run. The distance
-        `backbone` takes one more pass for the image and one per reconstruction.
-        """
+        """Every grid point from each start down, with `compat` from all starts; an upper bound for some levels."""
         grid = np.asarray(ddim_grid(backbone.n_steps, self.steps))
         starts = self.timesteps(backbone)
         if levels is not None and not self.compat:
             starts = starts[-levels:]
-        extra = 1 + len(starts) if "backbone" in self.distances else 0
+        extra = 1 + len(starts) if "backbone" in self.distances else 0  # of the image and its reconstructions
         return Cost(forward=sum(int((grid <= start).sum()) for start in starts) + extra)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """distance -> (N, starts)."""
         grid = ddim_grid(backbone.n_steps, self.steps)
         distances = {name: distance_of(name, backbone) for name in self.distances}
         image = unit(batch.clean(backbone))
@@ -340,9 +313,6 @@ class DDPMOOD(Extractor):
         return {name: np.stack([to_numpy(values[place]) for place in asked], axis=1) for name, values in found.items()}
 
 
-# --- LMD -------------------------------------------------------------------------------------------------------------
-
-
 @register("lmd")
 @dataclass(frozen=True)
 class LMD(WholeImage):
@@ -353,8 +323,7 @@ class LMD(WholeImage):
 
     Filling in is ancestral sampling (DDIM with eta = 1) on timesteps even in index, from rho = 80 or the schedule's end
     down; after every step the known half is replaced by a freshly noised copy of the image at that level, and by the
-    image itself at the end. The authors take 10 repetitions of 1000 steps, 10^4 passes, and LPIPS; `light` takes 8 of
-    13 and the gradient similarity. Few steps leave seams, which such a distance detects.
+    image itself at the end. The authors take 10 repetitions of 1000 steps and LPIPS.
 
     Parameters
     ----------
@@ -384,7 +353,6 @@ class LMD(WholeImage):
 
     @property
     def label(self) -> str:
-        """With the distance."""
         return f"{self.name}[{self.distance}]"
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
@@ -393,7 +361,6 @@ class LMD(WholeImage):
         return Cost(forward=self.repetitions * self.steps + extra)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """The median as `lmd`."""
         distance = distance_of(self.distance, backbone)
         image, known = unit(batch.clean(backbone)), self._checkerboard(backbone, batch.size)
         found = []
@@ -417,12 +384,11 @@ class LMD(WholeImage):
         timesteps = self._grid(backbone)
         # three kinds of noise at a level: of the start, of the known pixels and of the ancestral step
         x = batch.noise(backbone, timesteps[0], 3 * repetition)
-        for place, t in enumerate(timesteps):
+        for t, after in zip(timesteps, [*timesteps[1:], None], strict=True):
             x = known * batch.noised(backbone, t, 3 * repetition + 1)[0] + (1.0 - known) * x
             estimate, eps = denoise(backbone, x, t, self.clip)
-            if place + 1 == len(timesteps):
+            if after is None:
                 break
-            after = timesteps[place + 1]
             now, then = float(abar[t]), float(abar[after])
             spread = ((1.0 - then) / (1.0 - now) * (1.0 - now / then)) ** 0.5
             fresh = batch.noise(backbone, after, 3 * repetition + 2)

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, check_least, register
+from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, register, to_numpy
 from gepc.features.pooling import Pooling, check_window, position_distance, ring_sides
 from gepc.images.preprocessing import from_log_magnitude
 
@@ -52,21 +52,18 @@ class PixelTest(HasMaps, WholeImage):
         """log Pfa of every pixel, (N, C, H, W) -> (N, H, W)."""
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """No pass."""
         return Cost()
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """The pooled map, in logarithms."""
         return self._pooled(-self.log_pfa(batch.clean(backbone)))
 
     def _pooled(self, field: torch.Tensor) -> Features:
-        pooled = Pooling("local", self.topk, self.window).pixels(field)
-        return {self.name: pooled.clamp_min(SMALLEST).log()}
+        """In logarithms."""
+        return {self.name: Pooling("local", self.topk, self.window).pixels(field).clamp_min(SMALLEST).log()}
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        """The table, and -log Pfa as (N, 1, H, W)."""
         field = -self.log_pfa(batch.clean(backbone))
-        table = {name: values.double().cpu().numpy()[:, None] for name, values in self._pooled(field).items()}
+        table = {name: to_numpy(values)[:, None] for name, values in self._pooled(field).items()}
         return table, {"residual": field[:, None].float().cpu().numpy()}
 
 
@@ -107,7 +104,6 @@ class CFAR(PixelTest):
         return np.asarray((amplitude**2).mean(1))
 
     def log_pfa(self, images: torch.Tensor) -> torch.Tensor:
-        """log Pfa of every pixel."""
         return torch.from_numpy(np.stack([self.log_pfa_of(one) for one in self.intensity(images)]))
 
     @abstractmethod
@@ -169,7 +165,6 @@ class OrderStatisticCFAR(CFAR):
         return np.asarray(outside & np.logical_and.outer(used, used))
 
     def log_pfa_of(self, intensity: Array) -> Array:
-        """log Pfa from a table in log T."""
         from scipy.ndimage import rank_filter
 
         footprint = self.footprint(intensity.shape)
@@ -192,7 +187,6 @@ class KCFAR(CFAR):
     """
 
     def log_pfa_of(self, intensity: Array) -> Array:
-        """log Pfa from a table in log T for the shape of this image."""
         mean, _ = self.ring_mean(intensity)
         ratio = np.maximum(intensity, DARKEST) / mean
         return _from_table(ratio, k_log_pfa(texture_shape(float(np.log(ratio).var()), self.looks), self.looks))
@@ -221,7 +215,6 @@ class RX(PixelTest):
         check_window(self.side)
 
     def log_pfa(self, images: torch.Tensor) -> torch.Tensor:
-        """The tail of the chi-squared distribution, up to the smallest number there is."""
         from scipy.special import chdtrc
 
         pad = self.side // 2
@@ -270,10 +263,7 @@ def k_log_pfa(nu: float, looks: float) -> Array:
 
 
 def texture_shape(log_variance: float, looks: float) -> float:
-    """nu with psi'(nu) = log_variance - psi'(L), at least 0.05; inf where speckle alone explains the variance.
-
-    Rounded to 2 digits, so that images of similar clutter share a table.
-    """
+    """nu with psi'(nu) = log_variance - psi'(L), at least 0.05; inf where speckle alone explains the variance."""
     from scipy.optimize import brentq
     from scipy.special import polygamma
 
@@ -283,4 +273,4 @@ def texture_shape(log_variance: float, looks: float) -> float:
     if excess > float(polygamma(1, 0.05)):
         return 0.05
     log_nu = brentq(lambda log: float(polygamma(1, np.exp(log))) - excess, np.log(0.05), np.log(1e3))
-    return float(f"{np.exp(log_nu):.2g}")
+    return float(f"{np.exp(log_nu):.2g}")  # 2 digits, so that images of similar clutter share a table

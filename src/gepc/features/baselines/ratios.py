@@ -15,29 +15,15 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import OptionError, check_choice
-from gepc.features.base import (
-    Batch,
-    Columns,
-    Cost,
-    DerivedExtractor,
-    Features,
-    Table,
-    UsesOtherBackbones,
-    WholeImage,
-    check_least,
-    energy,
-    register,
-)
+from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.features.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.features.baselines.likelihood import NllVlb
+from gepc.features.pooling import energy
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 BOUND = NllVlb(strata=32)
-
-
-# --- further networks ------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=8)
@@ -63,23 +49,19 @@ def counted_with(backbone: Backbone, source: str, batch: Batch) -> Iterator[Back
         backbone.jvp_count += other.jvp_count - jvp
 
 
-# --- methods ---------------------------------------------------------------------------------------------------------
-
-
 @register("lr")
 @dataclass(frozen=True)
-class LikelihoodRatio(UsesOtherBackbones, WholeImage):
+class LikelihoodRatio(WholeImage):
     """Likelihood ratio: what the image holds beyond its background. After Ren et al., NeurIPS 2019.
 
-    The paper subtracts the likelihood of a second model, trained on perturbed images. With such a network as
-    `background`, LR = bpd(x) - bpd_background(x), both by the variational bound in 32 strata with the same noise.
-    Without it, one diffusion model serves as both: its denoising loss e_t = mean (noise - eps)^2 depends on detail at
-    low noise, and on the whole image at all levels together. Then
+    With a network trained on perturbed images as `background`, LR = bpd(x) - bpd_background(x), both by the variational
+    bound in 32 strata with the same noise. Without it, one diffusion model serves as both: its denoising loss
+    e_t = mean (noise - eps)^2 depends on detail at low noise, and on the whole image at all levels together. Then
 
         LR = sum_{t in low} w_t e_t / sum_{t in low} w_t - sum_t w_t e_t / sum_t w_t
 
-    over levels even in log rho, with w_t the level's rank. Which sign is OOD depends on the ID set, so the calibrator
-    is the two-sided density over ID values.
+    over levels even in log rho, with w_t the level's rank. Which sign is OOD depends on the ID set: the density over ID
+    values is two-sided.
 
     Parameters
     ----------
@@ -88,7 +70,6 @@ class LikelihoodRatio(UsesOtherBackbones, WholeImage):
     background : the second network (a diffusers folder, a checkpoint, a name), or None.
     """
 
-    calibration: ClassVar[str] = "kde"
     pixels_only: ClassVar[str | None] = "it is a ratio of likelihoods of pixels"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())},
@@ -112,11 +93,9 @@ class LikelihoodRatio(UsesOtherBackbones, WholeImage):
 
     @property
     def label(self) -> str:
-        """Says whether two networks are compared."""
         return self.name if self.background is None else f"{self.name}[2 models]"
 
     def other_backbones(self) -> tuple[Backbone, ...]:
-        """The background network."""
         return () if self.background is None else (checkpoint(self.background),)
 
     def _timesteps(self, backbone: Backbone) -> Sequence[int]:
@@ -128,10 +107,8 @@ class LikelihoodRatio(UsesOtherBackbones, WholeImage):
             own = BOUND.of_images(backbone, batch)["bpd"]
             with counted_with(backbone, self.background, batch) as other:
                 return {"bpd": torch.stack([own, BOUND.of_images(other, batch)["bpd"].to(own.device)], 1)}
-        losses: list[torch.Tensor] = []
-        for t in self._timesteps(backbone):
-            x_t, field = batch.noised(backbone, t)
-            losses.append(energy(field - backbone.eps(x_t, t)) / field[0].numel())
+        noised = ((t, *batch.noised(backbone, t)) for t in self._timesteps(backbone))
+        losses = [energy(field - backbone.eps(x_t, t)) / field[0].numel() for t, x_t, field in noised]
         return {"loss": torch.stack(losses, 1)}
 
     def columns(self, table: Table) -> Columns:
@@ -147,15 +124,14 @@ class LikelihoodRatio(UsesOtherBackbones, WholeImage):
 
 @register("waic")
 @dataclass(frozen=True)
-class WAIC(UsesOtherBackbones, NllVlb):
+class WAIC(NllVlb):
     """WAIC: expected likelihood with a penalty for its variance. Choi, Jang & Alemi, 2018.
 
         E[-log p] + Var[log p]/D, in nats of the whole image; per dimension in the table
 
-    The paper takes both over an ensemble of models, and the variance undivided; here it is divided by the image's D
-    dimensions so that it does not dominate the mean. With `checkpoints` both are over the backbone and those, each
-    model's bound averaged over the noise draws. Without them there is no ensemble: both are over the draws, so the
-    variance is that of the estimator, not of the model. Tables label this as a heuristic.
+    The paper takes both over an ensemble of models, and the variance undivided, which then dominates the mean. With
+    `checkpoints` both are over the backbone and those, each model's bound averaged over the noise draws. Without them
+    both are over the draws: the variance is the estimator's, and tables label this as a heuristic.
 
     Parameters
     ----------
@@ -164,6 +140,8 @@ class WAIC(UsesOtherBackbones, NllVlb):
 
     The others are those of `NllVlb`.
     """
+
+    column_names = ("waic",)
 
     strata: int | None = 16
     draws: int = 3
@@ -177,21 +155,13 @@ class WAIC(UsesOtherBackbones, NllVlb):
 
     @property
     def label(self) -> str:
-        """With the number of models; one backbone is no ensemble."""
         return f"{self.name}[{1 + len(self.checkpoints)} models]" if self.checkpoints else f"{self.name}[heuristic]"
 
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """One number."""
-        return ("waic",)
-
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """The cost of the bound, once per draw and model."""
         models = (backbone, *self.other_backbones())
         return Cost(forward=self.draws * sum(self.plain().image_cost(model, size).forward for model in models))
 
     def other_backbones(self) -> tuple[Backbone, ...]:
-        """The further models."""
         return tuple(checkpoint(source) for source in self.checkpoints)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
@@ -215,13 +185,13 @@ class WAIC(UsesOtherBackbones, NllVlb):
 
 @register("ic")
 @dataclass(frozen=True)
-class InputComplexity(DerivedExtractor, NllVlb):
+class InputComplexity(Derived, NllVlb):
     """Input complexity: likelihood against a lossless compressor. Serra et al., ICLR 2020.
 
         S = bpd(x) - L(x)/D        L = 8 times the bytes of the 8-bit image the network sees, compressed
 
-    Results from different compressors are not comparable, so the label names them. The file's header is part of L, a
-    constant. S inverts for in-distribution sets that are simple themselves; `calibration="kde"` is its two-sided form.
+    The file's header is part of L, a constant. S inverts for in-distribution sets that are simple themselves;
+    `calibration="kde"` is its two-sided form.
 
     Parameters
     ----------
@@ -229,6 +199,8 @@ class InputComplexity(DerivedExtractor, NllVlb):
 
     The others are those of `NllVlb`.
     """
+
+    column_names = ("ic",)
 
     compressors: tuple[str, ...] = ("png",)
 
@@ -243,32 +215,19 @@ class InputComplexity(DerivedExtractor, NllVlb):
 
     @property
     def label(self) -> str:
-        """With the compressors."""
         return f"{self.name}[{'+'.join(self.compressors)}]"
 
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """Bits per dimension beyond the compressor's."""
-        return ("ic",)
-
     def builds_on(self) -> tuple[NllVlb]:
-        """The likelihood's table."""
         return (self.plain(),)
 
-    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """`bpd` of the model, and the bits per dimension of every compressor under its name."""
-        return self.complete([super().extract(backbone, batch, timesteps)], batch)
-
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
-        """The likelihood's table and the sizes of the compressed images."""
-        sizes = {
-            name: np.array([[packed_bits(image, name) / image.size] for image in batch.images])
-            for name in self.compressors
-        }
-        return {**super().complete(tables, batch), **sizes}
+        """The likelihood's table, and the bits per dimension of every compressor under its name."""
+        table = super().complete(tables, batch)
+        for name in self.compressors:
+            table[name] = np.array([[packed_bits(image, name) / image.size] for image in batch.images])
+        return table
 
     def columns(self, table: Table) -> Columns:
-        """bpd - L/D."""
         smallest = np.min([table[name] for name in self.compressors], axis=0)
         return np.asarray(table["bpd"] - smallest)[:, :, None]
 

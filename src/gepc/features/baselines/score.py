@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,25 +13,11 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
-from gepc.core.errors import check_choice
-from gepc.features.base import (
-    Batch,
-    Cost,
-    Features,
-    HasMaps,
-    MapParts,
-    PerLevel,
-    Table,
-    check_least,
-    energy,
-    register,
-    total,
-)
+from gepc.core.errors import check_choice, check_least
+from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, register, to_numpy, to_tensor
 from gepc.features.groups import Action, Group
-from gepc.features.pooling import box_filter, check_window, odd_eighth
+from gepc.features.pooling import box_filter, check_window, energy, odd_eighth, total
 from gepc.images import noise
-
-# --- norms -----------------------------------------------------------------------------------------------------------
 
 
 @register("score_norm")
@@ -50,7 +37,6 @@ class ScoreNorm(PerLevel):
     of : `score`, or `eps` for |eps| = sigma_t |s|. The norm along an inversion is `diffpath` with dim=1, root=eps.
     """
 
-    calibration: ClassVar[str] = "kde"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"levels": Levels.rho(0.17)}, "light": {}}
 
     levels: Levels = Levels.rho(0.05, 0.17, 0.52)
@@ -63,16 +49,13 @@ class ScoreNorm(PerLevel):
         check_choice("of", self.of, ("score", "eps"))
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """One pass per draw."""
         return Cost(forward=self.draws)
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """The mean norm over the draws."""
         sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t])) if self.of == "score" else 1.0
-        norms = [
-            energy(backbone.eps(batch.noised(backbone, t, draw)[0], t)).sqrt() / sigma for draw in range(self.draws)
-        ]
-        return {"score_norm": sum(norms[1:], norms[0]) / self.draws}
+        noised = (batch.noised(backbone, t, draw)[0] for draw in range(self.draws))
+        norms = [energy(backbone.eps(x_t, t)).sqrt() / sigma for x_t in noised]
+        return {"score_norm": torch.stack(norms).mean(0)}
 
 
 @register("msma")
@@ -82,10 +65,9 @@ class MSMA(PerLevel):
 
         f_i = sigma_i |s(x, sigma_i)|     i = 1 ... 10, sigma geometric from 2 to 0.02 in units of [-1, 1]
 
-    No noise is added to the image; on a variance-preserving schedule f_i = |eps(sqrt(abar) x, t)|. The density model on
-    top matters more than the features: the authors report .959 with a mixture and .991 with the fifth neighbour for
-    CIFAR-10 against SVHN. They choose 2, 4, ..., 20 components by 10-fold cross-validation (preset `paper`); the
-    neighbour, on standardised features, is the preset `knn`.
+    No noise is added to the image; on a variance-preserving schedule f_i = |eps(sqrt(abar) x, t)|. The authors choose
+    2, 4, ..., 20 components of a mixture by 10-fold cross-validation (preset `paper`), or take the fifth neighbour
+    (`knn`, here on standardised features), and report .959 and .991 for CIFAR-10 against SVHN.
 
     Parameters
     ----------
@@ -103,29 +85,18 @@ class MSMA(PerLevel):
     levels: Levels = Levels.rho(*np.geomspace(2.0, 0.02, 10).tolist())
     noised: bool = False
 
-    def level_cost(self, size: tuple[int, int]) -> Cost:
-        """One pass."""
-        return Cost(forward=1)
-
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """|eps|."""
-        if self.noised:
-            x = batch.noised(backbone, t)[0]
-        else:
-            x = batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
+        clean = batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
+        x = batch.noised(backbone, t)[0] if self.noised else clean
         return {"msma": energy(backbone.eps(x, t)).sqrt()}
-
-
-# --- curvature -------------------------------------------------------------------------------------------------------
 
 
 def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
     """A Rademacher field (+-1) for each image, shaped like the batch; `numbers` distinguish probes."""
     shape = batch.images.shape[1:]
-    fields = [
-        noise.generator(batch.seed, key, "probe", *numbers).integers(0, 2, shape, dtype=np.int8) for key in batch.keys
-    ]
-    return torch.from_numpy(np.stack(fields)).to(device=backbone.device, dtype=backbone.dtype) * 2.0 - 1.0
+    generators = (noise.generator(batch.seed, key, "probe", *numbers) for key in batch.keys)
+    fields = [generator.integers(0, 2, shape, dtype=np.int8) for generator in generators]
+    return to_tensor(np.stack(fields), backbone) * 2.0 - 1.0
 
 
 def eps_and_trace(
@@ -135,11 +106,9 @@ def eps_and_trace(
 
     One forward pass and one Jacobian-vector product per probe. Exact with random signs where the Jacobian is diagonal.
     """
-    traces = []
-    for probe in probes:
-        eps, tangent = backbone.jvp(x, t, probe)
-        traces.append(total(probe.double() * tangent.double()))
-    return eps, sum(traces[1:], traces[0]) / len(traces)
+    found = [backbone.jvp(x, t, probe) for probe in probes]
+    traces = [total(probe.double() * tangent.double()) for probe, (_, tangent) in zip(probes, found, strict=True)]
+    return found[0][0], torch.stack(traces).mean(0)
 
 
 @register("scoped")
@@ -149,11 +118,10 @@ class SCOPED(PerLevel):
 
         T = |eps|^2 / (sigma_t tr(d eps/dx)) = |s|^2 / -tr(ds/dx), about 1 on typical images
 
-    at two levels, times a global sign; the score is the largest -log density over the levels. Their code is not public:
-    the sign factor, which the paper calls necessary on images, is read as the sign of sum_i s_i, which is unverified.
-    At tiny rho an accurate network has T = 1 for every image. The curvature -tr(ds/dx), at least D for the exact score
-    of data with a variance up to 1, is kept at least D/1000 in size and keeps its sign (the table counts where); T is
-    standardised at each level so that the maximum is fair.
+    at two levels, times a global sign; the score is the largest -log density over the levels, with T standardised at
+    each. Their code is not public: the sign factor, which the paper calls necessary on images, is read as the sign of
+    sum_i s_i, which is unverified. The curvature -tr(ds/dx), at least D for the exact score of data with a variance up
+    to 1, is kept at least D/1000 in size and keeps its sign (the table counts where).
 
     Parameters
     ----------
@@ -181,7 +149,6 @@ class SCOPED(PerLevel):
         check_choice("sign", self.sign, ("sum", "none"))
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """One Jacobian-vector product per probe, which also gives eps."""
         return Cost(forward=self.probes, jvp=self.probes)
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
@@ -207,12 +174,9 @@ class EigenScore(PerLevel):
         Cov[x_0 | y] = rho^2 d xhat0/dy,  y = x_t/sqrt(abar)      m_t = mean over draws of lambda_1 + ... + lambda_K
 
     summed over levels as z-scores. The eigenvectors come from subspace iteration with central differences
-    J v = [xhat0(y + c v) - xhat0(y - c v)]/(2c), and the eigenvalues are Rayleigh quotients rho^2 v^T J v, signed and
-    of second order in the vectors' error. The step is c = |y|/100 within [0.05, 1]: below, float32 rounding dominates.
-
-    The authors' code stops when vectors converge, discards draws that do not and draws again (a selection), sets broken
-    features to 0, and chooses window and aggregation by AUROC with OOD images; here the number of iterations is fixed,
-    every draw counts, and the levels are given.
+    J v = [xhat0(y + c v) - xhat0(y - c v)]/(2c), and the eigenvalues are Rayleigh quotients rho^2 v^T J v. The step is
+    c = |y|/100 within [0.05, 1]: below, float32 rounding dominates. The authors' code discards draws that do not
+    converge and chooses aggregation with OOD images; here iterations and levels are given, and every draw counts.
 
     Parameters
     ----------
@@ -225,12 +189,7 @@ class EigenScore(PerLevel):
 
     calibration: ClassVar[str] = "z"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {
-            "levels": Levels.rho(0.342, 0.522, 0.724, 0.958, 1.24),
-            "k": 3,
-            "iterations": 50,
-            "draws": 20,
-        },
+        "paper": {"levels": Levels.rho(0.342, 0.522, 0.724, 0.958, 1.24), "k": 3, "iterations": 50, "draws": 20},
         "light": {},
     }
 
@@ -246,11 +205,9 @@ class EigenScore(PerLevel):
         check_choice("over_draws", self.over_draws, ("mean", "median"))
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """Two passes per product."""
         return Cost(forward=2 * self.k * self.iterations * self.draws)
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """m_t."""
         found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
         return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
 
@@ -262,20 +219,11 @@ class EigenScore(PerLevel):
         first = self.draws + draw * self.k
         vectors = [batch.noise(backbone, t, first + place) for place in range(self.k)]
         for _ in range(self.iterations):
-            basis = _orthonormal(torch.stack([vector.flatten(1) for vector in vectors], 2))
-            vectors = [_product(backbone, y, t, basis[:, :, place].reshape(y.shape)) for place in range(self.k)]
-        quotients = [
-            total(basis[:, :, place].reshape(y.shape).double() * vectors[place].double()) for place in range(self.k)
-        ]
+            columns = torch.linalg.qr(torch.stack([vector.flatten(1) for vector in vectors], 2))[0]
+            basis = [columns[:, :, place].reshape(y.shape) for place in range(self.k)]
+            vectors = [_product(backbone, y, t, v) for v in basis]
+        quotients = [total(v.double() * product.double()) for v, product in zip(basis, vectors, strict=True)]
         return rho**2 * torch.stack(quotients, 1).sort(dim=1, descending=True).values
-
-
-def _orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """An orthonormal basis of the columns of each (N, D, k)."""
-    if columns.shape[2] == 1:
-        return torch.nn.functional.normalize(columns, dim=1)
-    basis: torch.Tensor = torch.linalg.qr(columns)[0]
-    return basis
 
 
 def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> torch.Tensor:
@@ -287,19 +235,52 @@ def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> to
     return v - rho * slope
 
 
-# --- denoising error -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ErrorMap(HasMaps, PerLevel):
+    """A method whose map shows the denoising error, and whose feature pools the map."""
+
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(1, draws=self.draws)
+
+    @abstractmethod
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+        """The map at one level, (N, H, W)."""
+
+    @abstractmethod
+    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+        """(N, H, W) -> (N,)."""
+
+    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[torch.Tensor]:
+        """noise - eps for every draw."""
+        for draw in range(self.draws):
+            x_t, drawn = batch.noised(backbone, t, draw)
+            yield drawn - backbone.eps(x_t, t)
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        return {self.name: self.pooled(self.field(backbone, batch, t).double())}
+
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        fields = torch.stack([self.field(backbone, batch, int(t)) for t in timesteps], dim=1)
+        pooled = [self.pooled(field.double()) for field in fields.unbind(1)]
+        return {self.name: to_numpy(torch.stack(pooled, dim=1))}, {"residual": fields.float().cpu().numpy()}
 
 
 @register("spr")
 @dataclass(frozen=True)
-class SPR(HasMaps, PerLevel):
+class SPR(ErrorMap):
     """Score-based perturbation resilience. Shin, Lee, Lee, Lee & Yun, ICCV 2023, pp. 23372-23382.
 
         r = xhat0(x_t) - x_0 = rho (noise - eps)      map = box filter of mean over channels of r^2, mean over 3 draws
 
-    The denoising error at one tiny noise level (rho = 0.0633, their sigma at t = 1e-3 in units of [-1, 1]); the image's
-    score is the map's largest value. The authors train on normal images and fit nothing; on another backbone the
-    density over ID values is needed, so it is the default. The box is their 31 pixels of 256 in proportion.
+    The denoising error at one tiny noise level (rho = 0.0633, their sigma at t = 1e-3 in units of [-1, 1]); the score
+    is the map's largest value. The authors train on normal images and fit nothing; on another backbone the density over
+    ID values is needed, so it is the default. The box is their 31 pixels of 256 in proportion.
 
     Parameters
     ----------
@@ -309,7 +290,6 @@ class SPR(HasMaps, PerLevel):
     pool : the map's `max`, or its `mean`.
     """
 
-    calibration: ClassVar[str] = "kde"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"calibration": "raw"}, "light": {}}
 
     levels: Levels = Levels.rho(0.0633)
@@ -319,39 +299,45 @@ class SPR(HasMaps, PerLevel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(1, draws=self.draws)
         check_choice("pool", self.pool, ("max", "mean"))
         check_window(self.window)
 
-    def level_cost(self, size: tuple[int, int]) -> Cost:
-        """One pass per draw."""
-        return Cost(forward=self.draws)
-
-    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """The map's maximum or mean."""
-        return {"spr": self._pooled(self._map(backbone, batch, t))}
-
-    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        """The table, and the map of every level."""
-        fields = [self._map(backbone, batch, int(t)) for t in timesteps]
-        table = {"spr": np.stack([self._pooled(field).cpu().numpy() for field in fields], axis=1)}
-        return table, {"residual": np.stack([field.float().cpu().numpy() for field in fields], axis=1)}
-
-    def _pooled(self, field: torch.Tensor) -> torch.Tensor:
-        pixels = field.double().flatten(1)
-        return pixels.amax(1) if self.pool == "max" else pixels.mean(1)
-
-    def _map(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
-        """(N, H, W)."""
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
         rho = float(rho_of(backbone.alphas_cumprod[t]))
-        field = batch.clean(backbone).new_zeros((len(batch), *batch.size))
-        for draw in range(self.draws):
-            x_t, drawn = batch.noised(backbone, t, draw)
-            field += (rho * (drawn - backbone.eps(x_t, t))).square().mean(1) / self.draws
-        return box_filter(field, self.window or odd_eighth(min(batch.size)))
+        squares = [(rho * error).square().mean(1) / self.draws for error in self.errors(backbone, batch, t)]
+        return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
+
+    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+        return field.flatten(1).amax(1) if self.pool == "max" else field.flatten(1).mean(1)
 
 
-# --- transported scores ----------------------------------------------------------------------------------------------
+@register("flow_mismatch")
+@dataclass(frozen=True)
+class FlowMismatch(ErrorMap):
+    """Flow mismatch: how far the predicted velocity is from the one that made the noisy image.
+
+        mean |vhat - (noise - x_0)|,   for a noise prediction vhat - v = (1 + rho)(eps - noise)
+
+    arXiv 2605.23070. On the straight path x = (1 - s) x_0 + s noise, s = rho/(1 + rho); any Gaussian path is brought to
+    it by scaling. One-sided, summed over levels as z-scores.
+
+    Parameters
+    ----------
+    levels : noise levels; s = .1, .3, .5, .7, .9 by default.
+    draws : noise draws to average.
+    """
+
+    calibration: ClassVar[str] = "z"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"draws": 4}, "light": {}}
+
+    levels: Levels = Levels.rho(1 / 9, 3 / 7, 1.0, 7 / 3, 9.0)
+
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+        scale = 1.0 + float(rho_of(backbone.alphas_cumprod[t]))
+        return torch.stack([scale * error.abs().mean(1) for error in self.errors(backbone, batch, t)]).mean(0)
+
+    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+        return field.mean((1, 2))
 
 
 @register("idecode")
@@ -361,8 +347,7 @@ class IDecode(PerLevel):
 
         alpha_j = |P_g^-1 s(P_g x_t) - s(x_t)|^2 / |s(x_t)|^2,  g_j uniform on G without the identity, j = 1 ... n
 
-    The statistic is sum_j alpha_j and the result its conformal p-value among calibration images, which draw fresh noise
-    and fresh elements as every image does. Rank by the sum, which has fewer ties; decide by p.
+    The statistic is sum_j alpha_j; calibration images draw noise and elements of their own, as every image does.
 
     Parameters
     ----------
@@ -384,8 +369,7 @@ class IDecode(PerLevel):
         check_least(1, n=self.n)
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """The reference and n moved copies; an element drawn twice is evaluated twice."""
-        return Cost(forward=self.n + 1)
+        return Cost(forward=self.n + 1)  # the reference, and an element drawn twice is evaluated twice
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """sum_j alpha_j, from eps, where sigma cancels."""

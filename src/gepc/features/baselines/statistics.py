@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.features.base import Batch, Columns, Cost, Features, PerLevel, Table, WholeImage, register
+from gepc.features.base import Batch, Cost, Features, PerLevel, WholeImage, register
 from gepc.features.residuals import channel_statistics
 
 
@@ -20,16 +20,11 @@ class PixelStatistics(WholeImage):
     calibration: ClassVar[str] = "mahalanobis"
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """No pass."""
         return Cost()
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """`pixel_stats` (N, 2 C), all means first."""
         return {"pixel_stats": channel_statistics({"pixels": batch.clean(backbone)})}
-
-    def columns(self, table: Table) -> Columns:
-        """The statistics."""
-        return table["pixel_stats"]
 
 
 @register("cfs")
@@ -54,10 +49,6 @@ class CFS(PerLevel):
     levels: Levels = Levels.rho(0.0821)
     layers: tuple[str, ...] | None = None
 
-    def level_cost(self, size: tuple[int, int]) -> Cost:
-        """One pass."""
-        return Cost(forward=1)
-
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """`cfs` (N, 2 C)."""
         x_t, _ = batch.noised(backbone, t)
@@ -67,7 +58,3 @@ class CFS(PerLevel):
             quarter = len(names) // 4
             maps = {name: maps[name] for name in (names[quarter], names[-1 - quarter])}
         return {"cfs": channel_statistics(maps)}
-
-    def columns(self, table: Table) -> Columns:
-        """The statistics of every channel."""
-        return table["cfs"]
