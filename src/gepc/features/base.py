@@ -287,8 +287,7 @@ def extract_table(extractor: Extractor, backbone: Backbone, batch: Batch, timest
 
 def cost_of(extractor: Extractor, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
     """Passes of the network and of the encoder for one image of that size, on all levels or on that many."""
-    passes = extractor.encoder_passes(backbone, size)
-    return replace(extractor.cost(backbone, size, levels), encoder=passes)
+    return replace(extractor.cost(backbone, size, levels), encoder=extractor.encoder_passes(backbone, size))
 
 
 E_ = TypeVar("E_", bound=type[Extractor])

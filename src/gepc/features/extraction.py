@@ -352,8 +352,8 @@ class FeatureCache:
             options.pop("levels", None)  # the timestep says it
         if options.get("layers") is None:  # an option since 0.2; its default leaves the names of older files valid
             options.pop("layers", None)
-        facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed]
-        facts += [where[0] if extractor.by_level else where, list(batch.size)]
+        levels: Any = where[0] if extractor.by_level else where
+        facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed, levels, list(batch.size)]
         facts += [other.fingerprint for other in extractor.other_backbones()]
         if extractor.revision > 1:  # the first has no mark, so that files from before there were revisions stay valid
             facts.append({"revision": extractor.revision})

@@ -231,8 +231,7 @@ class GepcExtractor(HasMaps, Extractor):
     def reduce(self, feature: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The paper's scalar from table values: the mean over g (or over pairs), identity included.
 
-        With a random subset of elements it is the unbiased estimate: values left out (NaN) are replaced by the mean of
-        their kind: sampled elements, pairs with the identity, or pairs without it.
+        With a random subset of elements the estimate is unbiased: pairs with the identity are averaged apart.
         """
         if feature in WITHOUT_GROUP:
             return values

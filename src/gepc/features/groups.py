@@ -111,15 +111,11 @@ _SHIFT = re.compile(r"shift\(\s*(-?\d+)\s*,\s*(-?\d+)\s*\)")
 
 
 def register_action(action: Action) -> Action:
-    """Register an action of your own, so that saved detectors find it by name. It must be orthogonal.
+    """Register an action of your own, so that saved detectors find it by name, and return it. It must be orthogonal.
 
     Parameters
     ----------
     action : the action; its name must not be in use.
-
-    Returns
-    -------
-    The same action.
     """
     _check(action)
     _ACTIONS[action.name] = action

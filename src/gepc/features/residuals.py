@@ -61,27 +61,15 @@ class Answer:
 
 @dataclass
 class LevelPass:
-    """One timestep and one noise draw of a batch.
-
-    Parameters
-    ----------
-    method : the extractor, for its features and pooling.
-    backbone : the network.
-    batch : the images.
-    group : the group elements that act on images of this size.
-    t : the timestep.
-    draw : the number of the noise draw.
-    used : which images are evaluated at this level, (N,).
-    with_maps : whether to compute the map.
-    """
+    """One timestep and one noise draw of a batch."""
 
     method: GepcExtractor
     backbone: Backbone
     batch: Batch
-    group: Group
+    group: Group  # the elements that act on images of this size
     t: int
     draw: int
-    used: npt.NDArray[np.bool_]
+    used: npt.NDArray[np.bool_]  # which images are evaluated at this level, (N,)
     with_maps: bool = False
 
     def __post_init__(self) -> None:
@@ -349,8 +337,7 @@ def _common_grid(size: tuple[int, int]) -> tuple[int, int]:
 def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
     """The activations at each position of a common grid, (N, C, h, w), with at most 64 positions along a side.
 
-    Layers with more pixels are averaged over the cells of the grid, those with fewer are interpolated. Of the channels
-    at most 256 are taken, evenly spaced over all layers: neighbouring channels say much the same.
+    Of the channels at most 256 are taken, evenly spaced over all layers: neighbouring channels say much the same.
     """
     grid = _common_grid(size)
     channels = sum(activations.shape[1] for activations in maps.values())

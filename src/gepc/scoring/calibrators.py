@@ -104,13 +104,7 @@ class Calibrator(ABC):
     parts: Mapping[str, int] = MappingProxyType({})
 
     def fit(self, columns: Array, parts: Mapping[str, int] | None = None) -> Self:
-        """Learn from in-distribution columns; returns self.
-
-        Parameters
-        ----------
-        columns : (N, levels, features).
-        parts : name -> number of columns that belong together, for the calibrator `parts`.
-        """
+        """Learn from in-distribution columns (N, levels, features), with their `parts`; returns self."""
         self.parts = parts or {}
         if np.isinf(columns).any():
             raise InputError("a feature of the in-distribution images is not finite; check the backbone and the images")

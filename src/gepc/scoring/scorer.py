@@ -121,10 +121,7 @@ def coefficient_of_variation(values: Array) -> Array:
 
 
 def select(base: Array, keep: int | None, weighting: str) -> Selection:
-    """Keep the `keep` levels whose base feature (N, levels) is most stable; None keeps all.
-
-    Weights are proportional to 1/CV(t), or uniform, normalised over the kept levels.
-    """
+    """The `keep` levels whose base feature (N, levels) is most stable, None for all, with weights that sum to 1."""
     check_choice("weights", weighting, WEIGHTINGS)
     count = base.shape[1]
     if keep is not None and not 1 <= keep <= count:

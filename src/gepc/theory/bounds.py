@@ -82,10 +82,7 @@ def expected_bounds(model: Affine, p: Gaussian, matrices: Sequence[Array]) -> Re
 
 
 def empirical_bounds(model: Field, truth: Field, x: Array, matrices: Sequence[Array]) -> ResidualBounds:
-    """The terms as averages over the rows of x, for any model and any true score.
-
-    The bounds are triangle inequalities in L2, so they hold exactly for the empirical law of any number of rows.
-    """
+    """The terms as averages over the rows of x, for any model and true score: exact bounds for their empirical law."""
 
     def e(y: Array) -> Array:
         return model(y) - truth(y)

@@ -172,10 +172,7 @@ def denoiser_jacobian(backbone: Backbone, x: Array, t: int) -> Array:
 
 
 def posterior_covariance(backbone: Backbone, x: Array, t: int) -> Array:
-    """Cov(x_0 | x_t) = (sigma_t^2 / sqrt(abar)) dm/dx_t.
-
-    In the paper's coordinates y = x_t/sqrt(abar), with noise sigma_t/sqrt(abar), this is C(y) = sigma~^2 dm/dy.
-    """
+    """Cov(x_0 | x_t) = (sigma_t^2 / sqrt(abar)) dm/dx_t; in the paper's coordinates C(y) = sigma~^2 dm/dy."""
     abar = float(backbone.alphas_cumprod[t])
     return np.asarray((1.0 - abar) / np.sqrt(abar) * denoiser_jacobian(backbone, x, t), dtype=np.float64)
 

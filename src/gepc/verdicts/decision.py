@@ -58,10 +58,9 @@ class DecisionRule:
             raise OptionError("confidence goes with alpha; leave it out when fdr is given")
 
     def limits(self, reference: CalibrationScores, labels: Labels | None = None) -> Array:
-        """The largest p-value that raises an alarm, for all images or, with groups, for each of them.
+        """The largest p-value that raises an alarm, for all images or, with groups, for each of them; not with `fdr`.
 
-        Raises `OptionError` for a rate that the calibration images cannot guarantee. Undefined with `fdr`, where the
-        limit depends on the p-values.
+        Raises `OptionError` for a rate that the calibration images cannot guarantee.
         """
         reference.check(labels)
         if labels is None:
@@ -151,10 +150,7 @@ def bonferroni(p: Array, alpha: float) -> Flags:
 
 
 def holm(p: Array, alpha: float) -> Flags:
-    """Flag the smallest p-values as long as p_(k) <= alpha/(m + 1 - k) (Holm 1979).
-
-    Same promise as Bonferroni under any dependence, never fewer flags.
-    """
+    """Flag the smallest p-values while p_(k) <= alpha/(m + 1 - k) (Holm 1979). Promises what Bonferroni does."""
     m = len(p)
     order = np.argsort(p, kind="stable")
     below = p[order] <= alpha / (m - np.arange(m)) * SLACK
@@ -209,10 +205,7 @@ class Control:
         return images_needed(self.alpha if self.name == "tile" else self._rate(m) / m)
 
     def fewest_flags(self, m: int, n: int) -> int:
-        """How many of `m` tiles must have the smallest possible p-value, 1/(n + 1), before one of them is flagged.
-
-        More than m: nothing can be flagged at all.
-        """
+        """How many of `m` tiles must have the smallest p-value, 1/(n + 1), for any flag; more than m: never."""
         if n >= self.images_for_one(m):
             return 1
         if self.name in ("tile", "holm", "bonferroni"):

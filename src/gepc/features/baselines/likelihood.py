@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -47,6 +48,11 @@ class Chain:
     def snr(self) -> FloatArray:
         """abar/(1 - abar)."""
         return self.abar / (1.0 - self.abar)
+
+    @cached_property
+    def log_variances(self) -> tuple[FloatArray, FloatArray]:
+        """ln beta and ln btilde; at the first step ln btilde takes its value at the second."""
+        return log_variances(self.abar)
 
     def strata(self, count: int | None) -> list[int]:
         """Edges e_0 = 0 < e_1 < ...: stratum k holds the steps after e_k up to e_{k+1}; None is one step each."""
@@ -142,8 +148,7 @@ class NllVlb(WholeImage):
         field = _noise(backbone, batch, chain.timesteps[step], draw)
         x_t = backbone.sqrt_abar(x0, t) * x0 + backbone.sigma(x0, t) * field
         eps, share = self._predict(backbone, x_t, t)
-        tables = log_variances(chain.abar)  # ln beta and ln btilde
-        spread = [torch.from_numpy(table[step]).to(x0.device).reshape(-1, 1, 1, 1) for table in tables]
+        spread = [torch.from_numpy(table[step]).to(x0.device).reshape(-1, 1, 1, 1) for table in chain.log_variances]
         log_var = share * spread[0] + (1.0 - share) * spread[1]
         estimate = ((x_t - backbone.sigma(x0, t) * eps) / backbone.sqrt_abar(x0, t)).double()
         if self.clip:

@@ -381,7 +381,8 @@ class LMD(WholeImage):
     def inpaint(self, backbone: Backbone, batch: Batch, known: torch.Tensor, repetition: int) -> torch.Tensor:
         """x_0 with the unknown pixels drawn from the model."""
         x0, abar = batch.clean(backbone), backbone.alphas_cumprod
-        timesteps = self._grid(backbone)
+        (top,) = Levels.rho(HIGHEST_RHO).timesteps(abar)
+        timesteps = [int(t) for t in np.round(np.linspace(top, 0, self.steps))]  # repeated if the schedule is shorter
         # three kinds of noise at a level: of the start, of the known pixels and of the ancestral step
         x = batch.noise(backbone, timesteps[0], 3 * repetition)
         for t, after in zip(timesteps, [*timesteps[1:], None], strict=True):
@@ -394,8 +395,3 @@ class LMD(WholeImage):
             fresh = batch.noise(backbone, after, 3 * repetition + 2)
             x = then**0.5 * estimate + (1.0 - then - spread**2) ** 0.5 * eps + spread * fresh
         return known * x0 + (1.0 - known) * estimate
-
-    def _grid(self, backbone: Backbone) -> list[int]:
-        """Descending timesteps, one per pass; repeated where the schedule is shorter."""
-        (top,) = Levels.rho(HIGHEST_RHO).timesteps(backbone.alphas_cumprod)
-        return [int(t) for t in np.round(np.linspace(top, 0, self.steps))]

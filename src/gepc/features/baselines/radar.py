@@ -117,8 +117,8 @@ class CFAR(PixelTest):
         guard, ring = ring_sides(self.guard, self.ring, intensity.shape)
 
         def ring_sum(field: Array) -> Array:
-            sums = [side**2 * uniform_filter(field, side, mode="constant") for side in (guard, ring)]
-            return np.asarray(sums[1] - sums[0])
+            inner, outer = (side**2 * uniform_filter(field, side, mode="constant") for side in (guard, ring))
+            return np.asarray(outer - inner)
 
         count = np.rint(ring_sum(np.ones_like(intensity)))
         return np.maximum(ring_sum(intensity) / count, DARKEST), count
@@ -231,14 +231,11 @@ def _from_table(ratio: Array, table: Array) -> Array:
 
 @lru_cache(maxsize=64)
 def os_log_pfa(count: int, rank: int, looks: float) -> Array:
-    """log Pfa at every ratio of `RATIOS` for the `rank`-th smallest of `count` pixels of gamma(L) clutter.
-
-    The integral of P(gamma(L) > T x) over the distribution of the order statistic x, by the trapezoidal rule in log x.
-    """
+    """log Pfa at every ratio of `RATIOS` for the `rank`-th smallest of `count` pixels of gamma(L) clutter."""
     from scipy.special import betaln, gammainc, gammaincc, gammaincinv, gammaln
 
     ends = gammaincinv(looks, np.array([1e-9, 1.0 - 1e-12]))
-    x = np.geomspace(ends[0], ends[1], 2000)
+    x = np.geomspace(ends[0], ends[1], 2000)  # the order statistic; P(gamma(L) > T x) is integrated in log x
     below, above = np.log(gammainc(looks, x)), np.log(gammaincc(looks, x))
     density = looks * np.log(x) - x - gammaln(looks)  # of log x
     density += (rank - 1) * below + (count - rank) * above - betaln(rank, count - rank + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -251,5 +251,4 @@ def _picture(image: npt.NDArray[np.float32]) -> Picture:
 
     pixels = np.rint((np.clip(image, -1.0, 1.0).astype(np.float64) + 1.0) * 127.5).astype(np.uint8)
     rows = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.reshape(-1, pixels.shape[2])
-    from_array: Callable[[npt.NDArray[np.uint8]], Picture] = Image.fromarray
-    return from_array(np.ascontiguousarray(rows))
+    return Image.fromarray(np.ascontiguousarray(rows))

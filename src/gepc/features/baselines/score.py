@@ -15,7 +15,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.errors import check_choice, check_least
 from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, register, to_numpy, to_tensor
-from gepc.features.groups import Action, Group
+from gepc.features.groups import Group, Transform
 from gepc.features.pooling import box_filter, check_window, energy, odd_eighth, total
 from gepc.images import noise
 
@@ -102,10 +102,7 @@ def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
 def eps_and_trace(
     backbone: Backbone, x: torch.Tensor, t: int, probes: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """eps(x, t) and Hutchinson's estimate tr J = E v^T J v of tr(d eps/dx), (N,) float64, averaged over probes.
-
-    One forward pass and one Jacobian-vector product per probe. Exact with random signs where the Jacobian is diagonal.
-    """
+    """eps(x, t) and Hutchinson's estimate tr J = E v^T J v of tr(d eps/dx), (N,) float64, averaged over probes v."""
     found = [backbone.jvp(x, t, probe) for probe in probes]
     traces = [total(probe.double() * tangent.double()) for probe, (_, tangent) in zip(probes, found, strict=True)]
     return found[0][0], torch.stack(traces).mean(0)
@@ -249,9 +246,9 @@ class ErrorMap(HasMaps, PerLevel):
     def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
         """The map at one level, (N, H, W)."""
 
-    @abstractmethod
     def pooled(self, field: torch.Tensor) -> torch.Tensor:
-        """(N, H, W) -> (N,)."""
+        """(N, H, W) -> (N,): the mean."""
+        return field.mean((1, 2))
 
     def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[torch.Tensor]:
         """noise - eps for every draw."""
@@ -308,7 +305,7 @@ class SPR(ErrorMap):
         return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
 
     def pooled(self, field: torch.Tensor) -> torch.Tensor:
-        return field.flatten(1).amax(1) if self.pool == "max" else field.flatten(1).mean(1)
+        return field.amax((1, 2)) if self.pool == "max" else super().pooled(field)
 
 
 @register("flow_mismatch")
@@ -335,9 +332,6 @@ class FlowMismatch(ErrorMap):
     def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
         scale = 1.0 + float(rho_of(backbone.alphas_cumprod[t]))
         return torch.stack([scale * error.abs().mean(1) for error in self.errors(backbone, batch, t)]).mean(0)
-
-    def pooled(self, field: torch.Tensor) -> torch.Tensor:
-        return field.mean((1, 2))
 
 
 @register("idecode")
@@ -379,8 +373,8 @@ class IDecode(PerLevel):
         base = backbone.eps(x_t, t)
         gaps = base.new_zeros(len(batch)).double()
         for picks in chosen.T:
-            moved = backbone.eps(_each(x_t, actions, picks), t)
-            gaps += energy(_each(moved, actions, picks, inverse=True) - base)
+            moved = backbone.eps(_each(x_t, picks, [action.apply for action in actions]), t)
+            gaps += energy(_each(moved, picks, [action.inverse for action in actions]) - base)
         return {"idecode": gaps / energy(base)}
 
     def _choose(self, batch: Batch, t: int, count: int) -> npt.NDArray[np.int64]:
@@ -389,13 +383,10 @@ class IDecode(PerLevel):
         return np.stack(draws)
 
 
-def _each(
-    x: torch.Tensor, actions: tuple[Action, ...], picks: npt.NDArray[np.int64], inverse: bool = False
-) -> torch.Tensor:
-    """Every image moved by its own element."""
+def _each(x: torch.Tensor, picks: npt.NDArray[np.int64], transforms: Sequence[Transform]) -> torch.Tensor:
+    """Every image moved by its own transform."""
     out = torch.empty_like(x)
     for position in np.unique(picks):
         rows = torch.from_numpy(np.flatnonzero(picks == position)).to(x.device)
-        action = actions[int(position)]
-        out[rows] = action.inverse(x[rows]) if inverse else action.apply(x[rows])
+        out[rows] = transforms[int(position)](x[rows])
     return out
