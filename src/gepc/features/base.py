@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gepc.features.groups import Action
 
 Table = dict[str, npt.NDArray[np.float64]]
+Features = Mapping[str, "torch.Tensor"]
 Columns = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]
 MapParts = dict[str, Maps]
@@ -309,8 +310,7 @@ def register(name: str) -> Callable[[E_], E_]:
 
 def methods() -> dict[str, type[Extractor]]:
     """Every registered method. Modules register their methods on import: those of `baselines`, and other packages'."""
-    import_module("gepc.features.gepc")
-    import_module("gepc.features.gepc_plus")
+    import_module("gepc.features.gepc_plus")  # and gepc
     baselines = import_module("gepc.features.baselines")
     for module in iter_modules(baselines.__path__, "gepc.features.baselines."):
         import_module(module.name)
@@ -325,9 +325,6 @@ def find_method(name: str) -> type[Extractor]:
     if name not in known:
         raise OptionError(f"unknown method {name!r}; {nearest(name, known)}")
     return known[name]
-
-
-Features = Mapping[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True)

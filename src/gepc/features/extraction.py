@@ -219,11 +219,9 @@ def extract_all(
             sample.add(key, image)
         keys += chunk.keys
         indices += chunk.indices
-    if not tables and skipped:
-        reason = next(iter(skipped.values()))
-        raise InputError(f"none of the {len(skipped)} images can be read; the first error: {reason}")
     if not tables:
-        raise InputError("there are no images")
+        reasons = [f"none of the {len(skipped)} images can be read; the first error: {one}" for one in skipped.values()]
+        raise InputError(reasons[0] if reasons else "there are no images")
     return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
 
 
@@ -259,8 +257,7 @@ class FeatureCache:
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.hits = 0
-        self.misses = 0
+        self.hits = self.misses = 0
 
     def extract(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Extracted:
         """The features of a chunk with readable images: read where known, else computed and written."""
@@ -282,13 +279,13 @@ class FeatureCache:
     def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Extracted:
         path = self._path(backbone, spec, batch)
         known = _read(path)
-        if known is None:
-            self.misses += 1
-            known = spec.extract(backbone, batch)
-            _write(path, known)
-        else:
+        if known is not None:
             self.hits += 1
-        return known
+            return known
+        self.misses += 1
+        found = spec.extract(backbone, batch)
+        _write(path, found)
+        return found
 
     def extract_with(
         self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]

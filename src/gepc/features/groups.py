@@ -13,6 +13,7 @@ import torch
 from gepc.core.errors import OptionError, nearest
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
+PIXELS = (-2, -1)
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,6 @@ class Action:
         if _known(self.name) == self:
             return find_action, (self.name,)
         return Action, (self.name, self.apply, self.inverse, self.square_only)
-
-
-PIXELS = (-2, -1)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ import torch
 
 from gepc.core.errors import OptionError, check_choice
 
+Map = npt.NDArray[np.float32]
+QUANTILE = 0.99
 KINDS = ("mean", "topk", "local")
 
 
@@ -127,10 +129,6 @@ def check_window(window: int | None) -> None:
     """Require an odd number of pixels, or None for a default that depends on the image."""
     if window is not None and (window < 1 or window % 2 == 0):
         raise OptionError(f"window is an odd number of pixels, got {window}")
-
-
-Map = npt.NDArray[np.float32]
-QUANTILE = 0.99
 
 
 def v_global(maps: Iterable[Map]) -> float:

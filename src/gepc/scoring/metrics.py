@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 
 Array = npt.NDArray[np.float64]
+Interval = tuple[float, float]
 PRO_LIMIT = 0.3
 
 
@@ -52,9 +53,7 @@ def fpr_at_tpr(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, tpr: float =
     return float((inside >= limit).mean())
 
 
-def auroc_interval(
-    id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confidence: float = 0.95
-) -> tuple[float, float]:
+def auroc_interval(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Confidence interval of the AUROC by DeLong's variance, on the logit scale so that it stays inside (0, 1).
 
     The variance is 0 for sets that do not overlap. The interval is then the exact binomial one of min(n, m) independent
@@ -159,7 +158,7 @@ def bootstrap_intervals(
     samples: Sequence[Array],
     groups: Sequence[Sequence[str]],
     draws: int = 300,
-) -> list[tuple[float, float]]:
+) -> list[Interval]:
     """95 % percentile bootstrap intervals of metrics of samples that come in groups, such as patches of images.
 
     Whole groups are drawn with replacement, as many as there are: intervals for independent values would be too narrow.

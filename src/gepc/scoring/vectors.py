@@ -273,9 +273,7 @@ class SoftMinimum(KNN):
 
     def __init__(self, temperature: float = 1.0, references: int = 100) -> None:
         if not temperature > 0.0 or references < 1:
-            raise OptionError(
-                f"soft_minimum: temperature and references must be positive; got {temperature}, {references}"
-            )
+            raise OptionError(f"soft_minimum: temperature and references must be positive: {temperature}, {references}")
         self.temperature, self.references = temperature, references
 
     def learn(self, vectors: Array) -> None:
@@ -375,7 +373,5 @@ def _whitened(vectors: Array, mean: Array, factor: Array) -> Array:
 def _flatten(columns: Array) -> Array:
     vectors = columns.reshape(len(columns), -1)
     if np.isnan(vectors).any():
-        raise OptionError(
-            "a vector calibration needs every level for every image; use kde or zscore with level_samples"
-        )
+        raise OptionError("vector calibration needs every level for every image; use kde or zscore with level_samples")
     return vectors

@@ -17,6 +17,7 @@ from gepc.images.sources import FileImages, Images
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
 Rows = npt.NDArray[np.int64]
+UNGROUPED = ""
 SLACK = 1.0 + 1e-12  # rates are compared up to rounding, so that 1 - 0.9 is a tenth
 
 
@@ -146,9 +147,6 @@ def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[floa
     tail = 0.5 * (1.0 - probability)
     low, high = beta(k, n + 1 - k).ppf([tail, 1.0 - tail])
     return float(low), float(high)
-
-
-UNGROUPED = ""
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,9 @@ class DecisionRule:
 
     def check(self, reference: CalibrationScores, labels: Labels | None = None) -> None:
         """Refuse, before any work, a rate that the calibration images cannot guarantee."""
+        reference.check(labels)
         if self.fdr is None:
             self.limits(reference, labels)
-        else:
-            reference.check(labels)
 
     def alarms(self, p_values: npt.ArrayLike, reference: CalibrationScores, labels: Labels | None = None) -> Flags:
         """True where a p-value raises an alarm. An image that could not be scored (NaN) does not."""
@@ -217,16 +216,12 @@ class Control:
         fewest = self.fewest_flags(m, n)
         if fewest == 1:
             return None
+        few = f"with {n} calibration images no p-value is below {1 / (n + 1):.3g}"
         needed = f"a single flag among {m} tiles needs at least {self.images_for_one(m):,} calibration images"
+        needed += f" ({self.name} at {self.alpha:g})"
         if fewest > m:
-            return (
-                f"nothing can be flagged: with {n} calibration images no p-value is below {1 / (n + 1):.3g}; {needed} "
-                f"({self.name} at {self.alpha:g}), or fewer tiles"
-            )
-        return (
-            f"with {n} calibration images no p-value is below {1 / (n + 1):.3g}, so a tile can be flagged only "
-            f"together with at least {fewest - 1} others; {needed} ({self.name} at {self.alpha:g})"
-        )
+            return f"nothing can be flagged: {few}; {needed}, or fewer tiles"
+        return f"{few}, so a tile can be flagged only together with at least {fewest - 1} others; {needed}"
 
     def statement(self, m: int, n: int) -> str:
         """What is promised of a scene of `m` tiles with `n` calibration images, and what that rests on."""

@@ -22,6 +22,7 @@ from gepc.features.baselines.score import ScoreNorm, eps_and_trace, signs
 from gepc.features.pooling import energy
 from gepc.images import noise
 
+Steps = npt.NDArray[np.int64]
 HALF_BIN = 1.0 / 255.0
 OPEN_ENDED = 0.999
 
@@ -30,7 +31,7 @@ OPEN_ENDED = 0.999
 class Chain:
     """The retained timesteps and the variances of the steps between them, recomputed from the retained abar."""
 
-    timesteps: npt.NDArray[np.int64]
+    timesteps: Steps
     abar: FloatArray
 
     @classmethod
@@ -40,9 +41,6 @@ class Chain:
         count = usable if steps is None else min(steps, usable)
         timesteps = np.round(np.linspace(0, usable - 1, count)).astype(np.int64)
         return cls(timesteps, backbone.alphas_cumprod[timesteps])
-
-    def __len__(self) -> int:
-        return len(self.timesteps)
 
     @property
     def snr(self) -> FloatArray:
@@ -56,8 +54,8 @@ class Chain:
 
     def strata(self, count: int | None) -> list[int]:
         """Edges e_0 = 0 < e_1 < ...: stratum k holds the steps after e_k up to e_{k+1}; None is one step each."""
-        if count is None or count >= len(self) - 1:
-            return list(range(len(self)))
+        if count is None or count >= len(self.abar) - 1:
+            return list(range(len(self.abar)))
         return even_in(np.log1p(-self.abar), count)  # in which the terms of natural images are nearly even, too
 
 
@@ -139,9 +137,7 @@ class NllVlb(WholeImage):
         found.append(0.5 * (last * x0.square() - last - math.log1p(-last)).sum(1))
         return torch.stack(found, 1)
 
-    def _term(
-        self, backbone: Backbone, batch: Batch, chain: Chain, step: npt.NDArray[np.int64], draw: int
-    ) -> torch.Tensor:
+    def _term(self, backbone: Backbone, batch: Batch, chain: Chain, step: Steps, draw: int) -> torch.Tensor:
         """L_t of every image at its own step, (N,)."""
         x0 = batch.clean(backbone)
         t = torch.from_numpy(chain.timesteps[step]).to(x0.device)
@@ -171,7 +167,7 @@ class NllVlb(WholeImage):
         return eps, (log_var.double() - small) / (large - small)
 
 
-def _noise(backbone: Backbone, batch: Batch, timesteps: npt.NDArray[np.int64], draw: int) -> torch.Tensor:
+def _noise(backbone: Backbone, batch: Batch, timesteps: Steps, draw: int) -> torch.Tensor:
     """The noise that belongs to each image at its own timestep."""
     if (timesteps == timesteps[0]).all():
         return batch.noise(backbone, int(timesteps[0]), draw)

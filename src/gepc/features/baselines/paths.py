@@ -21,6 +21,8 @@ from gepc.features.distances import check_distance, distance_of, unit
 from gepc.features.pooling import total
 
 HIGHEST_RHO = 80.0
+MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
+STARTS = tuple(range(10, 1000, 160))  # of DDPM-OOD
 
 # Adams-Bashforth weights of the newest prediction, the one before, ...; the order grows while the history does
 ADAMS_BASHFORTH = (
@@ -107,9 +109,6 @@ def reconstruct(
         slope = sum(weight * one for weight, one in zip(ADAMS_BASHFORTH[len(seen) - 1], seen, strict=True))
         y = y + float(rho[place - 1] - rho[place]) * slope
     return y
-
-
-MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
 
 
 @register("diffpath")
@@ -220,9 +219,6 @@ def original_rho(timesteps: Sequence[int]) -> tuple[float, ...]:
     return tuple(rho_of(np.cumprod(1.0 - betas))[list(timesteps)].tolist())
 
 
-STARTS = tuple(range(10, 1000, 160))
-
-
 @register("ddpm_ood")
 @dataclass(frozen=True)
 class DDPMOOD(Extractor):
@@ -231,11 +227,10 @@ class DDPMOOD(Extractor):
     For every start level: noise x_0 once, run the sampler (PLMS on evenly strided timesteps) back to x_0, and measure
     each distance to the image. The score is the mean over starts of the sum over distances of z-scores.
 
-    The starts are given as the rho of the authors' 10, 170, ..., 970 on their schedule of 1000 steps and matched to the
-    grid, so that on their schedule an image costs 350 passes. Their code differs from the paper, which this follows: it
-    uses the MSE alone (`distances="mse"`), carries the sampler's history from one start to the next and ends at abar_0
-    (both with `compat`), takes two passes for its very first step and stretches every image's contrast to [0, 1]. LPIPS
-    is in the preset `paper` only, and its weights must be on disk.
+    The starts are the rho of the authors' 10, 170, ..., 970 on their schedule of 1000 steps, matched to the grid; on
+    their schedule an image costs 350 passes. Their code differs from the paper, which this follows: it uses the MSE
+    alone (`distances="mse"`), carries the sampler's history from one start to the next and ends at abar_0 (both with
+    `compat`), and stretches every image's contrast. LPIPS is in the preset `paper` only; its weights must be on disk.
 
     Parameters
     ----------

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 BOUND = NllVlb(strata=32)
+_SAVE: dict[str, dict[str, Any]] = {
+    "png": {"format": "PNG", "compress_level": 9},
+    "webp": {"format": "WEBP", "lossless": True, "quality": 100, "method": 6, "exact": True},
+}
 
 
 @functools.lru_cache(maxsize=8)
@@ -230,12 +234,6 @@ class InputComplexity(Derived, NllVlb):
     def columns(self, table: Table) -> Columns:
         smallest = np.min([table[name] for name in self.compressors], axis=0)
         return np.asarray(table["bpd"] - smallest)[:, :, None]
-
-
-_SAVE: dict[str, dict[str, Any]] = {
-    "png": {"format": "PNG", "compress_level": 9},
-    "webp": {"format": "WEBP", "lossless": True, "quality": 100, "method": 6, "exact": True},
-}
 
 
 def packed_bits(image: npt.NDArray[np.float32], compressor: str) -> int:
