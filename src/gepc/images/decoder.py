@@ -119,7 +119,11 @@ def main() -> None:
         content = jobs.read(job["bytes"]) if "bytes" in job else b""
         if hasattr(signal, "setitimer"):  # where the parent is gone, nobody else ends this process
             signal.setitimer(signal.ITIMER_REAL, job["seconds"] + 1.0)
-        _limit_memory(MEMORY + MEMORY_PER_PIXEL * job["pixels"])
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            import resource
+
+            most = MEMORY + MEMORY_PER_PIXEL * job["pixels"]
+            resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
         try:
             with open_file(job["path"]) if "path" in job else io.BytesIO(content) as opened:
                 pixels = decode(opened, Path(job.get("path", "")).suffix, job["pixels"])
@@ -132,13 +136,6 @@ def main() -> None:
         answers.flush()
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def _limit_memory(size: int) -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 if __name__ == "__main__":

@@ -102,8 +102,9 @@ class Preprocessing:
             unit = _normalised(log_magnitude(pixels, self.value_range, name), self.normalise)
         else:
             unit = self._to_unit(pixels, name)
-        image = self._to_size(self._to_channels(unit), name)
-        return np.ascontiguousarray(image.transpose(2, 0, 1))
+        if unit.shape[2] != self.channels:
+            unit = np.repeat(unit, 3, axis=2) if self.channels == 3 else (unit @ LUMA.astype(np.float32))[..., None]
+        return np.ascontiguousarray(self._to_size(unit, name).transpose(2, 0, 1))
 
     def prepare(self, record: Record) -> Image:
         """Preprocess one image of a collection; an image that cannot be read is an `InputError`."""
@@ -131,11 +132,6 @@ class Preprocessing:
                 "set `value_range` to the values of black and white"
             )
         return unit.clip(-1.0, 1.0).astype(np.float32)
-
-    def _to_channels(self, image: Image) -> Image:
-        if image.shape[2] == self.channels:
-            return image
-        return np.repeat(image, 3, axis=2) if self.channels == 3 else (image @ LUMA.astype(np.float32))[..., None]
 
     def _to_size(self, image: Image, name: str) -> Image:
         if self.resize == "native" and min(image.shape[:2]) < self.multiple:

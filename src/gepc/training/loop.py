@@ -148,18 +148,12 @@ class TrainingRun:
         """The state of this run in the output folder; other content of the folder is an error."""
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"{self.out} is a file; give a folder")
-        found = checkpoint.read_state(self.folder)
-        if found is not None:
-            self._check_same_run({"recipe": found.recipe, "data": found.data}, identity)
-            found.recipe = identity["recipe"]
-        elif (self.folder / "run.json").exists():
-            self._check_same_run(read_json(self.folder / "run.json"), identity)
-        elif self.out.exists() and any(self.out.iterdir()):
-            raise InputError(f"{self.out} is not empty and not a training run; give another folder")
-        return found
-
-    def _check_same_run(self, found: dict[str, Any], identity: dict[str, Any]) -> None:
-        theirs = {**Recipe().as_dict(), **found.get("recipe", {})}  # runs of earlier versions lack newer fields
+        if not (self.folder / "run.json").exists():
+            if self.out.exists() and any(self.out.iterdir()):
+                raise InputError(f"{self.out} is not empty and not a training run; give another folder")
+            return None
+        stored = read_json(self.folder / "run.json")
+        theirs = {**Recipe().as_dict(), **stored.get("recipe", {})}  # runs of earlier versions lack newer fields
         changed = [
             f"{name} ({theirs[name]}, not {value})"
             for name, value in identity["recipe"].items()
@@ -170,8 +164,10 @@ class TrainingRun:
                 f"{self.out} holds a run with another {', '.join(changed)}; "
                 "give another folder, or the recipe of that run to resume it"
             )
-        if found.get("data") != identity["data"]:
+        if stored.get("data") != identity["data"]:
             raise InputError(f"{self.out} holds a run on other images; give another folder")
+        found = checkpoint.read_state(self.folder)
+        return None if found is None else dataclasses.replace(found, recipe=identity["recipe"])
 
     def _build(self, start: DiffusersBackbone | None) -> None:
         import torch

@@ -158,16 +158,17 @@ def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
         decoder = [f"output_blocks.{up + layer}" for layer in range(res_blocks + 1)]
         tensors = ("in_layers.2.weight", "in_layers.2.bias", "out_layers.0.weight", "out_layers.3.bias")
         names = [f"{block}.0.{tensor}" for block in encoder + decoder for tensor in tensors]
-        widths.append(_vote(_lengths(shapes, names), f"the width of level {level}", path))
+        lengths = [shapes[name][0] for name in names if name in shapes]
+        widths.append(_vote(lengths, f"the width of level {level}", path))
         attention.append(any(kinds.get(f"{block}.1") == ATTENTION for block in encoder + decoder))
-    embeddings = [f"time_embed.{layer}.{ending}" for layer in (0, 2) for ending in ("bias", "weight")]
+    embeddings = [shape[0] for name, shape in shapes.items() if re.fullmatch(r"time_embed\.[02]\.(bias|weight)", name)]
     norms = {name: name.replace("emb_layers.1", "out_layers.0") for name in shapes if ".emb_layers.1.bias" in name}
     doubled = (shapes[name][0] == 2 * shapes[norm][0] for name, norm in norms.items() if norm in shapes)
     channels, out_channels = _image_channels(shapes, path)
     return Architecture(
         channels=channels,
         out_channels=out_channels,
-        model_channels=_vote(_lengths(shapes, embeddings), "num_channels", path) // 4,
+        model_channels=_vote(embeddings, "num_channels", path) // 4,
         widths=tuple(widths),
         res_blocks=res_blocks,
         attention=tuple(attention),
@@ -182,10 +183,6 @@ def _vote(values: Iterable[T], what: str, path: Path) -> T:
     if not ranked:
         raise BackboneError(f"{path} is not an OpenAI UNet: no tensor shows {what}")
     return ranked[0][0]
-
-
-def _lengths(shapes: Mapping[str, Shape], names: Iterable[str]) -> list[int]:
-    return [shapes[name][0] for name in names if name in shapes]
 
 
 def _levels(kinds: Mapping[str, str], path: Path) -> tuple[int, int, str]:

@@ -294,12 +294,16 @@ def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any, str
     resampler = f"input_blocks.{net.res_blocks + 1}.0.{inside}.weight"
     attention = next(block.source for block in blocks_of(net) if block.kind == ATTENTION)
     sizes = {size // 2**level for level, present in enumerate(net.attention) if present}
+    said = None
+    if size and options.attention_sizes is not None:  # as OpenAI's scripts take them: by the factors image_size // r
+        factors = {size // int(resolution) for resolution in options.attention_sizes if resolution >= 1}
+        said = {size // 2**level for level in range(len(net.widths)) if 2**level in factors}
     several = len(net.widths) > 1
     facts: list[tuple[str, Any, Any, str]] = [
         ("num_channels", net.model_channels, options.num_channels, "time_embed.0.weight"),
         ("num_res_blocks", net.res_blocks, options.num_res_blocks, resampler if several else deepest),
         ("channel_mult", tuple(width / net.model_channels for width in net.widths), options.multipliers, deepest),
-        ("attention_resolutions", sizes, _attention_sizes(net, options), f"{attention}.qkv.weight"),
+        ("attention_resolutions", sizes, said, f"{attention}.qkv.weight"),
         ("class_cond", net.classes is not None, options.class_cond, "label_emb.weight"),
         ("learn_sigma", net.learned_variance, options.learn_sigma, "out.2.weight"),
         ("use_scale_shift_norm", net.scale_shift, options.use_scale_shift_norm, f"{first}.emb_layers.1.weight"),
@@ -309,14 +313,6 @@ def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any, str
     if several and net.resampling != "resblock":
         facts.append(("conv_resample", net.resampling == "conv", options.conv_resample, resampler))
     return facts
-
-
-def _attention_sizes(net: Architecture, options: Options) -> set[int] | None:
-    """The given resolutions as OpenAI's scripts take them: a level has attention if its factor is image_size // r."""
-    if options.attention_sizes is None or options.image_size is None:
-        return None
-    factors = {options.image_size // int(size) for size in options.attention_sizes if size >= 1}
-    return {options.image_size // 2**level for level in range(len(net.widths)) if 2**level in factors}
 
 
 def _check_heads(block: UNetBlock, options: Options, path: Path) -> None:
