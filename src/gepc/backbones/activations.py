@@ -44,9 +44,9 @@ def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Lay
         return found
     for kind in (RESIDUAL, TRANSFORMER):
         blocks = [name for name, module in modules.items() if kind.search(type(module).__name__)]
-        if blocks:  # those that are not inside another one
-            outer = [name for name in blocks if not name.startswith(tuple(f"{other}." for other in blocks))]
-            return {name: modules[name] for name in outer}
+        if blocks:
+            inside = tuple(f"{name}." for name in blocks)
+            return {name: modules[name] for name in blocks if not name.startswith(inside)}
     convolutions = {name: module for name, module in modules.items() if isinstance(module, torch.nn.Conv2d)}
     if not convolutions:
         raise BackboneError(
