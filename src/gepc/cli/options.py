@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -147,27 +147,19 @@ GROUPS: tuple[type[Any], ...] = (Loading, Compute)
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: a parameter of the command whose type is one of `GROUPS` becomes the options of that group."""
-    theirs = get_type_hints(command, include_extras=True)
-    found = {name: kind for name, kind in theirs.items() if kind in GROUPS}
+    own = inspect.signature(command, eval_str=True).parameters
+    kinds = {name: one.annotation for name, one in own.items() if one.annotation in GROUPS}
+    groups = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in found.items()}
+        made = {name: kind(**{one: given.pop(one) for one in groups[name]}) for name, kind in kinds.items()}
         command(**given, **made)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in found:
-            ours = get_type_hints(found[name], include_extras=True)
-            parameters += [
-                inspect.Parameter(one.name, keyword, default=one.default, annotation=ours[one.name])
-                for one in fields(found[name])
-            ]
-        else:
-            parameters.append(parameter.replace(kind=keyword, annotation=theirs[name]))
+    spread = [one for name in own for one in (groups[name].values() if name in groups else [own[name]])]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in spread]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
 

@@ -46,16 +46,10 @@ def with_map_part(detector: Detector, part: str) -> Detector:
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How maps are written.
+    """How maps are written: before calibration if `raw`, with the verdict and the regions at false-alarm rate `alpha`.
 
-    Parameters
-    ----------
-    scale : `global` draws all maps on one scale, from 0 to `Detector.map_limit`, so that they can be compared. `image`
-        draws each up to its own 0.99 quantile: structure shows in every picture, also in those of usual images.
-    raw : write maps before calibration.
-    alpha : the false-alarm rate of the verdict on an image, and of its regions: with at most this probability a usual
-        image has any.
-    bands : the bands shown, see `rgb_picture`.
+    The scale `global` draws all maps from 0 to `Detector.map_limit`, so that they can be compared; `image` draws each
+    up to its own 0.99 quantile: structure shows in every picture, also in those of usual images.
     """
 
     scale: str = "global"
