@@ -44,26 +44,22 @@ def heat(field: Map, scale: float) -> bytes:
     level = np.clip(field / scale, 0.0, 1.0)[..., None]
     colour = overlay(np.zeros((*field.shape, 3)), np.maximum(field, 1e-3 * scale), scale, 1.0)
     colour = colour / np.maximum(level, 1e-3)  # overlay multiplies by the opacity, PNG keeps them apart
-    return _png(np.concatenate([colour, STRENGTH * level], axis=2))
+    return png(np.concatenate([colour, STRENGTH * level], axis=2))
 
 
 def overlaid(image: Image, field: Map, bands: tuple[int, ...] | None, scale: float) -> bytes:
     """The network's view of the image under its map, enlarged to about 256 pixels."""
     enlarge, shown = max(1, SHOWN_SIZE // image.shape[1]), rgb_picture(image, bands)
-    return _png(overlay(shown, field, scale, STRENGTH).repeat(enlarge, axis=0).repeat(enlarge, axis=1))
+    return png(overlay(shown, field, scale, STRENGTH).repeat(enlarge, axis=0).repeat(enlarge, axis=1))
 
 
-def network_view(image: Image, bands: tuple[int, ...] | None = None) -> bytes:
-    """The image as the network sees it: cropped or resized, in the network's channels."""
-    return _png(rgb_picture(image, bands))
-
-
-def data_uri(png: bytes) -> str:
+def data_uri(content: bytes) -> str:
     """A PNG as a data: URI."""
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii")
 
 
-def _png(picture: npt.NDArray[np.floating]) -> bytes:
+def png(picture: npt.NDArray[np.floating]) -> bytes:
+    """A picture (H, W, 3 or 4) in [0, 1] as PNG."""
     from PIL import Image as PILImage
 
     out = io.BytesIO()

@@ -28,6 +28,7 @@ from gepc.detector.regions import map_regions
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector, read_description
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
+from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Image
 from gepc.serve import codec, messages
 from gepc.serve.batching import Capacity, FullError, MicroBatcher
@@ -264,7 +265,7 @@ def _results(
                 result.map = codec.data_uri(codec.heat(field, limit))
                 result.regions = [messages.MapRegion.of(one) for one in map_regions(detector, finding.maps, 0, alpha)]
             if options.seen:
-                result.seen = codec.data_uri(codec.network_view(finding.image, bands))
+                result.seen = codec.data_uri(codec.png(rgb_picture(finding.image, bands)))
         results.append(result)
     return results
 
