@@ -55,6 +55,33 @@ def test_tables_figures_and_a_report_from_one_pass(place, monkeypatch, capsys):
     assert "\n0 passes made" in "\n" + capsys.readouterr().err
 
 
+def test_several_protocols_are_ranked_together(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    Path("more").mkdir(exist_ok=True)
+    first = Path("protocol.yaml").read_text()
+    Path("more/reverse.yaml").write_text(first.replace("{a: [b], b: [a]}", "{b: [a]}"))
+    Path("more/forward.yaml").write_text(first.replace("{a: [b], b: [a]}", "{a: [b]}"))
+    Path("more/suites.yaml").write_text("suites: {one: forward.yaml, two: reverse.yaml}\n")
+    words = ["bench", "more/suites.yaml", "--data", "data", "--cache", "cache", "--methods", "pixel_stats,score_norm"]
+    assert run([*words, "--out", "ranked", "--budget-minutes", "0"]) != 0
+    assert "--budget-minutes allows 0" in capsys.readouterr().err
+    assert run([*words, "--out", "ranked"]) == 0
+    assert "| method | average rank |" in capsys.readouterr().out
+    (table,) = json.loads(Path("ranked/ranks.json").read_text())["tables"]
+    found = {row["method"]: row for row in table["rows"]}
+    assert set(found) == {"GEPC", "pixel_stats", "score_norm"}
+    assert sum(row["average rank"] for row in found.values()) == pytest.approx(6)
+    for name, pair in (("one", "A:B"), ("two", "B:A")):
+        tables = json.loads(Path(f"ranked/{name}/results.json").read_text())["tables"]
+        rows = next(one["rows"] for one in tables if one["name"] == "methods")
+        values = {row["method"]: row["AUROC"] for row in rows if row["pair"] == pair}
+        assert values == {method: row[f"{name} (1)"] for method, row in found.items()}
+    assert Path("ranked/ranks.svg").read_text().count("<svg") == 1
+    Path("more/suites.yaml").write_text("suites: {one: forward.yaml}\nbackbone: net\n")
+    assert run([*words, "--out", "again"]) == 2
+    assert "suites must be the only key" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -212,6 +212,9 @@ def bench(
     fitted and evaluated on the same backbone and images; the protocol's key `methods` sets a preset for each of them
     and, for expensive ones, fewer images.
 
+    A YAML file with the key `suites` lists several protocols, each by a name; they are run one after another, and the
+    methods are ranked over the pairs of all of them.
+
     Example: `gepc bench quick --data data/ --out results`
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
@@ -298,7 +301,7 @@ def _run(
 ) -> None:
     from gepc.bench.baselines import choose_baselines, method_names
     from gepc.bench.evaluate import Benchmark
-    from gepc.bench.protocol import load_mask_protocol, load_protocol
+    from gepc.bench.protocol import load_mask_protocol, load_protocol, load_suites
     from gepc.bench.run import run, write
     from gepc.features.extraction import FeatureCache
 
@@ -306,25 +309,48 @@ def _run(
         raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
     if not data.is_dir():
         raise InputError(f"{data} is not a folder")
-    check_free(out, "results.json", "benchmark")
-    with_masks = load_mask_protocol(config, overrides)
-    if with_masks is not None:
+    suites = load_suites(config)
+    if suites is None and (with_masks := load_mask_protocol(config, overrides)) is not None:
+        check_free(out, "results.json", "benchmark")
         _run_masks(with_masks, loading, data, out)
         return
-    protocol = load_protocol(config, overrides)
-    backbone = loading.load(protocol.backbone)
-    baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
-    benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache_folder), engine)
-    passes, minutes = _estimate(benchmark, baselines)
+    work, minutes = [], 0.0
+    for name, one in (suites or {"": config}).items():
+        check_free(out / name, "results.json", "benchmark")
+        protocol = load_protocol(one, overrides)
+        backbone = loading.load(protocol.backbone)
+        baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
+        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache_folder), engine)
+        if suites is not None:
+            note(f"{name}:")
+        passes, own = _estimate(benchmark, baselines)
+        work.append((out / name, benchmark, baselines, passes))
+        minutes += own
     if budget is not None and minutes > budget:
         raise OptionError(
             f"the estimated time is {minutes:.0f} minutes, --budget-minutes allows {budget:g}; raise it, name fewer "
             "methods, or set fewer images for the expensive ones with the protocol's key methods"
         )
-    with progress("features", passes) as advance:
-        result = run(benchmark, typed_command(), baselines, only_ablations, advance)
-    write(result, out)
-    _report(result, out)
+    for folder, benchmark, baselines, passes in work:
+        with progress("features", passes) as advance:
+            result = run(benchmark, typed_command(), baselines, only_ablations, advance)
+        write(result, folder)
+        _report(result, folder)
+    if suites is not None:
+        _rank(out, list(suites))
+
+
+def _rank(out: Path, names: Sequence[str]) -> None:
+    """Rank the methods over the pairs of all benchmarks in `out`."""
+    from gepc.bench.ranks import Ranking, diagram, read_aurocs
+    from gepc.core.files import replacing
+    from gepc.core.tables import write_each, write_tables
+
+    ranking = Ranking.of({name: read_aurocs(out / name) for name in names})
+    write_each(out / "tables", [ranking.table()])
+    say(write_tables(out, "ranks", [ranking.table()], {"command": typed_command()}))
+    with replacing(out / "ranks.svg") as draft:
+        diagram(ranking).savefig(draft, format="svg")
 
 
 def _run_masks(protocol: MaskProtocol, loading: opt.Loading, data: Path, out: Path) -> None:
