@@ -276,7 +276,7 @@ class Backbone(ABC):
                 "a noise prediction has the shape of its input"
             )
         # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
-        if not torch.isfinite(answers[0].detach().sum()):
+        if not answers[0].is_meta and not torch.isfinite(answers[0].detach().sum()):
             raise BackboneError(
                 "the backbone returned NaN or infinite values; check its weights, its precision and the input's range"
             )

@@ -56,6 +56,7 @@ def load_backbone(
     use_safetensors: bool = True,
     act_on: str = "latents",
     offload: bool = False,
+    compile: bool = False,  # noqa: A002 - what PyTorch calls it
 ) -> Backbone:
     """Load a network that predicts noise.
 
@@ -71,7 +72,8 @@ def load_backbone(
         (`{"preset": name, ...}` changes single options); otherwise, fields of the scheduler to replace, as a mapping
         or a file.
     device : "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
-    dtype : the precision of the network: float32, bfloat16, float16 or float64.
+    dtype : the precision of the network: float32, bfloat16, float16 or float64; or mixed_bfloat16 or mixed_float16:
+        weights in float32 and PyTorch's autocast, which keeps sensitive operations in float32.
     class_label : the class a class-conditional network is asked for; None is the null class of a DiT.
     prompt : the text that a text-conditional network is conditioned on; None is the empty text. Its embedding is
         computed once, by the pipeline's text encoders and the package transformers, and stored with a detector.
@@ -83,6 +85,7 @@ def load_backbone(
         running code, like those of a folder.
     act_on : what a group acts on with a latent backbone, `latents` or `pixels`; see `Backbone.with_encoder`.
     offload : on a GPU, keep the encoder of a latent backbone in main memory while the network runs, and vice versa.
+    compile : compile the network, see `DiffusersBackbone.compile`. Worth its minutes for many images on a GPU.
     """
     from gepc.backbones.base import Backbone
     from gepc.backbones.diffusers import DiffusersBackbone
@@ -136,7 +139,7 @@ def load_backbone(
         "offload": offload or None,
     }
     backbone.load_options = {name: value for name, value in options.items() if value is not None}
-    return backbone
+    return backbone.compile() if compile else backbone
 
 
 def _exported(path: Path, dtype: str | torch.dtype, options: Mapping[str, Any]) -> Backbone:

@@ -88,13 +88,16 @@ class Loading:
     """How a command loads a backbone: the options of `gepc.load_backbone`. A detector stores all but the device."""
 
     device: Device = "auto"
-    dtype: Annotated[str, Option(help="Floating-point type: float32, bfloat16 or float16.")] = "float32"
+    dtype: Annotated[str, Option(help="Precision: float32, bfloat16, float16, or mixed_ before one of them.")] = (
+        "float32"
+    )
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
     embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None
     variant: Annotated[str | None, Option(help="Variant of a folder's weights, for example fp16.")] = None
     act_on: Annotated[str, Option(help="What a group acts on, for a latent backbone: latents or pixels.")] = "latents"
     offload: Annotated[bool, Option("--offload", help="On a GPU, hold only one of encoder and network.")] = False
+    compile: Annotated[bool, Option("--compile", help="Compile the network; for many images on a GPU.")] = False
 
     def load(self, source: str, **more: Any) -> Backbone:
         """The backbone at `source`."""

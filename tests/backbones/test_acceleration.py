@@ -1,0 +1,92 @@
+"""Compilation, reduced precision and shapes without memory, on the CPU: the code path that a GPU takes."""
+
+import numpy as np
+import pytest
+import torch
+
+import gepc
+from gepc.core.errors import BackboneError, OptionError
+from tests.families import FAMILIES, SIDE, make
+
+NOISED = torch.randn(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("net")
+    make("pixels", place)
+    return place
+
+
+def counting_backend(calls):
+    """A compiler that runs the graph as it is and counts."""
+
+    def compile_graph(graph, _inputs):
+        def call(*inputs):
+            calls.append(1)
+            return graph(*inputs)
+
+        return call
+
+    return compile_graph
+
+
+def test_a_compiled_network_answers_eps_and_leaves_layers_and_derivatives_to_the_original(folder):
+    calls, plain = [], gepc.load_backbone(folder, device="cpu")
+    compiled = gepc.load_backbone(folder, device="cpu").compile(backend=counting_backend(calls))
+    assert compiled.counts == (0, 0, 0)
+    assert compiled.fingerprint == plain.fingerprint
+    calls.clear()
+    torch.testing.assert_close(compiled.eps(NOISED, 10), plain.eps(NOISED, 10), rtol=1e-4, atol=1e-5)
+    assert calls
+    calls.clear()
+    found, expected = (backbone.eps_and_activations(NOISED, 10)[1] for backbone in (compiled, plain))
+    assert found.keys() == expected.keys() != set()
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values)
+    compiled.jvp(NOISED, 10, torch.ones_like(NOISED))
+    assert not calls
+
+
+def test_a_compiler_that_is_wrong_is_not_used(folder):
+    def wrong(graph, _inputs):
+        return lambda *inputs: [1.1 * value for value in graph(*inputs)]
+
+    backbone = gepc.load_backbone(folder, device="cpu")
+    expected = backbone.eps(NOISED, 10)
+    with pytest.raises(BackboneError, match=r"differs from the network as it is by 10\.0%"):
+        backbone.compile(backend=wrong)
+    torch.testing.assert_close(backbone.eps(NOISED, 10), expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16"])
+def test_reduced_precision_changes_predictions_and_scores_a_little(folder, dtype):
+    images = np.random.default_rng(0).uniform(-1, 1, (30, 3, SIDE, SIDE)).astype(np.float32)
+    exact, reduced = (gepc.load_backbone(folder, device="cpu", dtype=name) for name in ("float32", dtype))
+    gap = (reduced.eps(NOISED, 10) - exact.eps(NOISED, 10)).norm() / exact.eps(NOISED, 10).norm()
+    assert 0 < gap < 0.05
+    weights = {parameter.dtype for parameter in reduced.net.parameters()}
+    assert weights == {torch.float32 if dtype.startswith("mixed") else torch.bfloat16}
+    assert reduced.describe()["precision"] == dtype
+    assert reduced.fingerprint != exact.fingerprint
+    first, second = (gepc.create_detector(one, size=SIDE, maps="raw").fit(images) for one in (exact, reduced))
+    ranks = [np.argsort(np.argsort(detector.score(images))) for detector in (first, second)]
+    assert np.corrcoef(ranks)[0, 1] > 0.9
+
+
+def test_an_unknown_precision_is_refused(folder):
+    with pytest.raises(OptionError, match="mixed_bfloat16"):
+        gepc.load_backbone(folder, dtype="mixed_bfloat")
+
+
+@pytest.mark.parametrize("family", ["pixels", "EDM", "Stable Diffusion", "DiT", "SD3", "Flux"])
+def test_shapes_without_memory(family, tmp_path):
+    """On the meta device nothing is computed: a tensor that was left on the CPU is an error."""
+    assert family in FAMILIES
+    backbone = gepc.load_backbone(tmp_path, device="meta", **make(family, tmp_path))
+    shape = (2, *backbone.network_shape((SIDE, SIDE)))
+    x = torch.empty(shape, device="meta")
+    assert backbone.eps(x, 3).shape == shape
+    answer, layers = backbone.eps_and_activations(x, 3)
+    assert answer.is_meta
+    assert all(values.is_meta and len(values) == 2 for values in layers.values())
