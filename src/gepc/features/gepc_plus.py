@@ -47,6 +47,8 @@ from gepc.features.groups import Group
 from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_ELEMENT, LevelPass, position_vectors
 
 FAST_LEVELS = (0.99,)
+INSPECT_LEVELS = (0.998,)
+"""Less noise, which hides small defects; chosen on synthetic defects in good magnetic tiles."""
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 ALONE = ("d", *CORRELATIONS, "h")  # features of a single pass
 MAP_PARTS = ("sum", "residual", "inner", "error", "activations", "target")
@@ -111,7 +113,13 @@ class GepcPlus(GepcExtractor):
             "map_part": "target",
             "magnitude": "log",
         },
-        "inspect": {"features": ALONE, "group": Group.of("rot180"), "resize": "native", "score_from": "map"},
+        "inspect": {
+            "levels": Levels(INSPECT_LEVELS),
+            "features": ALONE,
+            "group": Group.of("rot180"),
+            "resize": "native",
+            "score_from": "map",
+        },
     }
 
     levels: Levels = Levels(FAST_LEVELS)
