@@ -258,7 +258,7 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> tuple[torch.
         try:
             torch.nn.functional.conv2d(probe.to(chosen), probe.to(chosen))
         except (RuntimeError, TypeError) as error:
-            raise OptionError(f"{device} cannot compute in {chosen}; leave dtype at float32") from error
+            raise OptionError(f"{device} cannot compute in {name}; leave dtype at float32") from error
     return (torch.float32, chosen) if name in MIXED else (chosen, None)
 
 
