@@ -97,9 +97,10 @@ def radar(data: Path, folder: Path, images: tuple[int, int]) -> dict[str, Any]:
     """Sea clutter against ships of HRSID and of SSDD, as log-magnitude on the fixed scale."""
     train, test = (read_hrsid(data / "HRSID", split) for split in ("train", "test"))
     rules = PatchRules(PATCH)
+    held_out = cut(test, rules)
     found = {
-        "clutter": cut(test, rules).clutter,
-        "ships": cut(test, rules).ships,
+        "clutter": held_out.clutter,
+        "ships": held_out.ships,
         "ssdd_ships": cut(read_ssdd(data / "SSDD"), rules).ships,
     }
     normal = stack(sample(cut(train, rules, apart=test.scenes).clutter, images[0]), log=True)

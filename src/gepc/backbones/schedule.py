@@ -222,9 +222,8 @@ class Scheduler:
         else:
             betas = _BETAS[self.beta_schedule](self.num_train_timesteps, self.beta_start, self.beta_end)
         abar: FloatArray = np.cumprod(1.0 - betas, dtype=np.float64)
-        if (
-            self.rescale_betas_zero_snr
-        ):  # sqrt(abar) ends at 0 and keeps its first value (Lin et al., 2024, algorithm 1)
+        if self.rescale_betas_zero_snr:
+            # sqrt(abar) ends at 0 and keeps its first value (Lin et al., 2024, algorithm 1)
             root = np.sqrt(abar)
             abar = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
         return check_alphas_cumprod(abar[self.kept_timesteps()])

@@ -67,10 +67,8 @@ def kept_table(bench: GepcBench) -> ResultTable:
     for name in bench.protocol.pairs:
         scores, label = bench.scores(name, bench.protocol.seeds[0]), bench.protocol.label(name)
         candidates = _with_values(bench.candidates(name), scores.selection.cv)
-        kept, paper = (
-            _with_values(scores.kept, scores.selection.weights),
-            _with_values(*published.KEPT.get(label, ((), ()))),
-        )
+        kept = _with_values(scores.kept, scores.selection.weights)
+        paper = _with_values(*published.KEPT.get(label, ((), ())))
         rows.append((label, candidates, kept, paper or None))
     header = ("ID set", "candidate timesteps (CV)", "kept (weight)", "kept in the paper (weight)")
     title = "Timesteps: candidates, kept ones and weights"

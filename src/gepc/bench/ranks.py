@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,12 +73,12 @@ class Ranking:
         names = tuple(methods[place] for place in order)
         return cls(names, tuple(suites), aurocs[order], np.array(suite_of))
 
-    @property
+    @cached_property
     def average_ranks(self) -> npt.NDArray[np.float64]:
         """One per method."""
         return np.asarray(_ranks(self.aurocs).mean(axis=1))
 
-    @property
+    @cached_property
     def p_value(self) -> float:
         """Friedman's test; of two methods, the sign test, which it is then."""
         from scipy.stats import binomtest, friedmanchisquare
@@ -88,7 +89,7 @@ class Ranking:
         decided = int((self.aurocs[0] != self.aurocs[1]).sum())
         return float(binomtest(wins, decided).pvalue) if decided else 1.0
 
-    @property
+    @cached_property
     def critical_difference(self) -> float:
         """Nemenyi's, at level 0.05."""
         from scipy.stats import studentized_range
@@ -96,7 +97,7 @@ class Ranking:
         k, pairs = self.aurocs.shape
         return float(studentized_range.isf(ALPHA, k, np.inf) / np.sqrt(2.0) * np.sqrt(k * (k + 1) / (6.0 * pairs)))
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[int, int]]:
         """First and last place of each largest run of methods that do not differ by the critical difference."""
         ranks, found = self.average_ranks, list[tuple[int, int]]()

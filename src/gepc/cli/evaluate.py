@@ -18,10 +18,11 @@ from gepc.cli.app import note, progress, say, text_table, typed_command
 from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError, OptionError
-from gepc.core.files import check_free, write_json, write_text
+from gepc.core.files import check_free, read_json, write_json, write_text
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
     from gepc.bench.baselines import Baseline
     from gepc.bench.evaluate import Benchmark
     from gepc.bench.masks import MaskProtocol
@@ -100,9 +101,13 @@ def _check_demo(out: Path) -> None:
     if missing:
         raise GepcError(f"the demo needs {' and '.join(missing)}; install with: pip install 'gepc[demo]'")
     check_free(out, DEMO_RESULTS, "earlier demo")
-    results = out / DEMO_RESULTS
-    if results.exists() and DEMO_KIND not in results.read_text(errors="replace"):
-        raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
+    if (out / DEMO_RESULTS).exists():
+        try:
+            known = read_json(out / DEMO_RESULTS).get("kind") == DEMO_KIND
+        except (InputError, AttributeError):
+            known = False
+        if not known:
+            raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
 
 
 def _demo_command(out: Path, quick: bool, backbone: str) -> str:
@@ -315,10 +320,13 @@ def _run(
         _run_masks(with_masks, loading, data, out)
         return
     work, minutes = [], 0.0
+    networks: dict[str, Backbone] = {}  # most suites have the same
     for name, one in (suites or {"": config}).items():
         check_free(out / name, "results.json", "benchmark")
         protocol = load_protocol(one, overrides)
-        backbone = loading.load(protocol.backbone)
+        if protocol.backbone not in networks:
+            networks[protocol.backbone] = loading.load(protocol.backbone)
+        backbone = networks[protocol.backbone]
         baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
         benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache_folder), engine)
         if suites is not None:
@@ -347,8 +355,9 @@ def _rank(out: Path, names: Sequence[str]) -> None:
     from gepc.core.tables import write_each, write_tables
 
     ranking = Ranking.of({name: read_aurocs(out / name) for name in names})
-    write_each(out / "tables", [ranking.table()])
-    say(write_tables(out, "ranks", [ranking.table()], {"command": typed_command()}))
+    tables = [ranking.table()]
+    write_each(out / "tables", tables)
+    say(write_tables(out, "ranks", tables, {"command": typed_command()}))
     with replacing(out / "ranks.svg") as draft:
         diagram(ranking).savefig(draft, format="svg")
 

@@ -88,9 +88,7 @@ class Loading:
     """How a command loads a backbone: the options of `gepc.load_backbone`. A detector stores all but the device."""
 
     device: Device = "auto"
-    dtype: Annotated[str, Option(help="Precision: float32, bfloat16, float16, or mixed_ before one of them.")] = (
-        "float32"
-    )
+    dtype: Annotated[str, Option(help="float32, bfloat16, float16, mixed_bfloat16 or mixed_float16.")] = "float32"
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
     embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None

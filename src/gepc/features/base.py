@@ -389,10 +389,10 @@ def to_tensor(values: npt.NDArray[Any], backbone: Backbone) -> torch.Tensor:
     """An array as a tensor on the backbone's device and in its precision."""
     import torch
 
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if backbone.device.type == "cuda":
+    tensor, on_gpu = torch.from_numpy(np.ascontiguousarray(values)), backbone.device.type == "cuda"
+    if on_gpu:
         tensor = tensor.pin_memory()
-    return tensor.to(device=backbone.device, dtype=backbone.dtype, non_blocking=True)
+    return tensor.to(device=backbone.device, dtype=backbone.dtype, non_blocking=on_gpu)
 
 
 def to_numpy(values: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -48,7 +48,7 @@ from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_EL
 
 FAST_LEVELS = (0.99,)
 INSPECT_LEVELS = (0.998,)
-"""Less noise, which hides small defects; chosen on synthetic defects in good magnetic tiles."""
+"""Less noise, because noise hides small defects; chosen on synthetic defects in good magnetic tiles."""
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 ALONE = ("d", *CORRELATIONS, "h")  # features of a single pass
 MAP_PARTS = ("sum", "residual", "inner", "error", "activations", "target")
