@@ -346,7 +346,24 @@ def benchmark(path: Path) -> Any:
     return {each["name"]: str(each["rows"]) for each in tables if each["name"] in ("main", "sweep", "false_alarms")}
 
 
-def jobs() -> dict[str, tuple[list[str], str, Callable[[Path], Any]]]:
+@contextlib.contextmanager
+def cluster(needed: bool) -> Iterator[str]:
+    """The address of a Ray cluster on this machine, which outlives the commands that are killed."""
+    if not needed:
+        yield ""
+        return
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    head = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield found.address
+    finally:
+        found.shutdown()
+
+
+def jobs(address: str) -> dict[str, tuple[list[str], str, Callable[[Path], Any]]]:
     """Command, place of its results below `OUT`, and what is compared."""
     det = ["det", "--backbone", "net"]
     score = ["score", det[0], "new", *det[1:], "--shard-size", "4", "--alpha", "0.1", "--out"]
@@ -361,38 +378,43 @@ def jobs() -> dict[str, tuple[list[str], str, Callable[[Path], Any]]]:
                   "/diffusion_pytorch_model.safetensors", arrays),
         "bench": (["bench", "protocol.yaml", "--data", "data", "--cache", "OUT-cache", "--out", "OUT"],
                   "/results.json", benchmark),
-        "ray": ([*score, "OUT.csv", "--engine", "ray", "--actors", "1"], ".csv", table),
+        "ray": ([*score, "OUT.csv", "--engine", "ray", "--address", address, "--actors", "1"], ".csv", table),
     }  # fmt: skip
 
 
 def kills(place: Path, count: int, commands: list[str]) -> Iterator[tuple[str, Outcomes]]:
     """Kill each command again and again and give it again; what it completes must be what it gives uninterrupted."""
     for name in commands:
-        arguments, suffix, read = jobs()[name]
-        seen = Outcomes()
-        start = real if name == "ray" else started
-        begun = time.monotonic()
-        if ended(start([part.replace("OUT", f"{name}-whole") for part in arguments], place)) != 0:
-            raise SystemExit(f"{name} fails uninterrupted: " + (place / "output.txt").read_text()[-2000:])
-        seconds, expected = time.monotonic() - begun, read(place / f"{name}-whole{suffix}")
-        rng, runs = random.Random(name), 0
-        while seen["killed"] < count:
-            child = start([part.replace("OUT", f"{name}-{runs}") for part in arguments], place)
-            code = ended(child, rng.uniform(0.05, 1.0) * seconds)
-            if code == -signal.SIGKILL:
-                seen["killed"] += 1
-            elif code == 0:
-                seen["completed"] += 1
-                compare(seen, read, place / f"{name}-{runs}{suffix}", expected)
-                runs += 1
-            else:
-                seen[f"FAILED: exit code {code}"] += 1
-                print((place / "output.txt").read_text()[-2000:], file=sys.stderr)
-                runs += 1
-        if ended(start([part.replace("OUT", f"{name}-{runs}") for part in arguments], place)) != 0:
-            seen["FAILED: not resumed"] += 1
-        compare(seen, read, place / f"{name}-{runs}{suffix}", expected)
-        yield f"kill -9 of {name}", seen
+        with cluster(name == "ray") as address:
+            yield f"kill -9 of {name}", _killed(name, place, count, address)
+
+
+def _killed(name: str, place: Path, count: int, address: str) -> Outcomes:
+    arguments, suffix, read = jobs(address)[name]
+    seen = Outcomes()
+    start = real if name == "ray" else started
+    begun = time.monotonic()
+    if ended(start([part.replace("OUT", f"{name}-whole") for part in arguments], place)) != 0:
+        raise SystemExit(f"{name} fails uninterrupted: " + (place / "output.txt").read_text()[-2000:])
+    seconds, expected = time.monotonic() - begun, read(place / f"{name}-whole{suffix}")
+    rng, runs = random.Random(name), 0
+    while seen["killed"] < count:
+        child = start([part.replace("OUT", f"{name}-{runs}") for part in arguments], place)
+        code = ended(child, rng.uniform(0.05, 1.0) * seconds)
+        if code == -signal.SIGKILL:
+            seen["killed"] += 1
+        elif code == 0:
+            seen["completed"] += 1
+            compare(seen, read, place / f"{name}-{runs}{suffix}", expected)
+            runs += 1
+        else:
+            seen[f"FAILED: exit code {code}"] += 1
+            print((place / "output.txt").read_text()[-2000:], file=sys.stderr)
+            runs += 1
+    if ended(start([part.replace("OUT", f"{name}-{runs}") for part in arguments], place)) != 0:
+        seen["FAILED: not resumed"] += 1
+    compare(seen, read, place / f"{name}-{runs}{suffix}", expected)
+    return seen
 
 
 def compare(seen: Outcomes, read: Callable[[Path], Any], path: Path, expected: Any) -> None:
