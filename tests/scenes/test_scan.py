@@ -4,6 +4,7 @@ import csv
 import json
 import tracemalloc
 import warnings
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -86,6 +87,17 @@ def test_the_map_lies_where_the_scene_lies(scanned):
         assert np.isnan(file.nodata)
         assert file.crs.to_epsg() == 32631
         assert file.transform == PLACE
+        assert file.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
+    assert not list(scanned.out.glob("*.plain"))
+
+
+def test_styles_for_qgis_have_the_names_of_the_layers(scanned, detector):
+    style = ElementTree.parse(scanned.out / "map.qml")
+    values = [float(item.get("value")) for item in style.iter("item")]
+    assert values == pytest.approx([0.0, detector.map_limit() / 2, detector.map_limit()], rel=1e-5)
+    (label,) = ElementTree.parse(scanned.out / "regions.qml").iter("text-style")
+    (region, *_) = json.loads((scanned.out / "regions.geojson").read_text())["features"]
+    assert label.get("fieldName") in region["properties"]
 
 
 def test_the_patch_is_the_first_region_in_pixels_and_on_the_map(scanned):

@@ -154,8 +154,8 @@ def scene(
 ) -> None:
     """Score an image of any size: overlapping tiles, one seamless map, flagged regions and an error rate for the scene.
 
-    Writes tiles.csv, map.tif, regions.csv, regions.geojson, overview.png and scene.json. To resume after an
-    interruption, run the same command again: no tile is lost or scored twice.
+    Writes tiles.csv, map.tif, regions.csv, regions.geojson, styles for QGIS, overview.png and scene.json. To
+    resume after an interruption, run the same command again: no tile is lost or scored twice.
 
     Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control holm --alpha 0.05`
     """

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.core.files import replacing, write_json
+from gepc.core.files import replacing, write_json, write_text
 from gepc.core.palette import DARK
 from gepc.core.tables import write_rows
 from gepc.detector.detector import Detector
@@ -32,6 +32,26 @@ LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the overview
 BLOCK = 256  # pixels of a block of the TIFF
 WINDOW_PIXELS = 1 << 20
 NO_DATA = 0.35
+
+# QGIS applies a style that has the name of the layer: the map as colours from transparent to its limit, regions as
+# numbered outlines
+MAP_STYLE = """<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
+<qgis version="3.22" styleCategories="Symbology"><pipe>
+<rasterrenderer type="singlebandpseudocolor" band="1" opacity="0.8" classificationMin="0" classificationMax="{most:g}">
+<rastershader><colorrampshader colorRampType="INTERPOLATED" clip="0">
+<item value="0" label="0" color="#000004" alpha="0"/>
+<item value="{half:g}" label="{half:.3g}" color="#bb3754" alpha="160"/>
+<item value="{most:g}" label="{most:.3g}" color="#fcffa4" alpha="255"/>
+</colorrampshader></rastershader></rasterrenderer></pipe></qgis>
+"""
+REGION_STYLE = """<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
+<qgis version="3.22" styleCategories="Symbology|Labeling" labelsEnabled="1">
+<renderer-v2 type="singleSymbol"><symbols><symbol type="fill" name="0"><layer class="SimpleFill">
+<prop k="style" v="no"/><prop k="outline_color" v="230,60,40,255"/><prop k="outline_width" v="0.8"/>
+</layer></symbol></symbols></renderer-v2>
+<labeling type="simple"><settings><text-style fieldName="region" fontSize="10" textColor="230,60,40,255"/>
+</settings></labeling></qgis>
+"""
 
 Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
 Picture = npt.NDArray[np.float64]
@@ -58,6 +78,7 @@ class SceneWriter:
         write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
         write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
         write_json(path / "regions.geojson", geojson(regions, place))
+        write_text(path / "regions.qml", REGION_STYLE)
         caption = f"{len(regions)} regions, {self.flags.sum()} of {scored.sum()} tiles flagged"
         caption += f" ({self.plan.control.name}, {self.plan.control.alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, caption)
@@ -65,6 +86,7 @@ class SceneWriter:
         if field is not None and self.plan.map_format == "tif":
             with replacing(path / "map.tif") as draft:
                 write_tiff(draft, field, place)
+            write_text(path / "map.qml", MAP_STYLE.format(most=scale, half=(scale or 1.0) / 2))
         elif field is not None:
             os.replace(field.path, path / "map.npy")
         self.folder.finish(summary)
@@ -101,9 +123,10 @@ class SceneWriter:
         plan, state, place = self.plan, self.folder.state(), self.scene.place
         n = plan.calibration_images
         files = {"tiles": "tiles.csv", "regions": "regions.csv", "geojson": "regions.geojson"}
-        files["overview"] = "overview.png"
+        files |= {"overview": "overview.png", "region_style": "regions.qml"}
         if plan.with_map:
             files["map"] = f"map.{plan.map_format}"
+            files |= {"map_style": "map.qml"} if plan.map_format == "tif" else {}
         counts = {"tiles": len(plan.grid), "scored": scored, "left_out": self.left_out, "failed": self.failed}
         return {
             "schema": 1,
@@ -125,24 +148,30 @@ class SceneWriter:
 
 
 def write_tiff(path: Path, field: MapFile, place: Georeference | None) -> None:
-    """Write a map as a tiled TIFF, BigTIFF if needed, with NaN as the no-data value."""
+    """Write a map as a cloud-optimised GeoTIFF with overviews, BigTIFF if needed, with NaN as the no-data value."""
     import rasterio
     from rasterio.errors import NotGeoreferencedWarning
+    from rasterio.shutil import copy
     from rasterio.transform import Affine
     from rasterio.windows import Window
 
     height, width = field.shape
+    plain = path.with_name(f"{path.name}.plain")  # a cloud-optimised file can only be written as a copy
     layout = {"driver": "GTiff", "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "BIGTIFF": "IF_SAFER"}
     where = {} if place is None else {"transform": Affine(*place.transform), "crs": place.crs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
-        with rasterio.open(
-            path, "w", width=width, height=height, count=1, dtype="float32", nodata=np.nan, **layout, **where
-        ) as file:
-            for top in range(0, height, BLOCK):
-                for left in range(0, width, 64 * BLOCK):
-                    part = field[top : top + BLOCK, left : left + 64 * BLOCK]
-                    file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
+        try:
+            with rasterio.open(
+                plain, "w", width=width, height=height, count=1, dtype="float32", nodata=np.nan, **layout, **where
+            ) as file:
+                for top in range(0, height, BLOCK):
+                    for left in range(0, width, 64 * BLOCK):
+                        part = field[top : top + BLOCK, left : left + 64 * BLOCK]
+                        file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
+            copy(plain, path, driver="COG", BLOCKSIZE=BLOCK, COMPRESS="DEFLATE", BIGTIFF="IF_SAFER")
+        finally:
+            plain.unlink(missing_ok=True)
 
 
 def write_overview(
