@@ -47,20 +47,27 @@ def msgms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """1 - SSIM of every channel (data range 1) over all windows that fit; at full and half size where one fits."""
-    c1, c2 = 0.01**2, 0.03**2
-    gaps = []
-    for left, right in _pyramid(a.double(), b.double(), 2, SSIM_WINDOW):
-        window = min(SSIM_WINDOW, *left.shape[2:])
-        mean = partial(torch.nn.functional.avg_pool2d, kernel_size=window, stride=1)
-        mu_a, mu_b = mean(left), mean(right)
-        unbiased = window**2 / (window**2 - 1.0)
-        var_a = unbiased * (mean(left.square()) - mu_a.square())
-        var_b = unbiased * (mean(right.square()) - mu_b.square())
-        both = unbiased * (mean(left * right) - mu_a * mu_b)
-        top = (2 * mu_a * mu_b + c1) * (2 * both + c2)
-        bottom = (mu_a.square() + mu_b.square() + c1) * (var_a + var_b + c2)
-        gaps.append(1.0 - (top / bottom).flatten(1).mean(1))
+    pairs = _pyramid(a.double(), b.double(), 2, SSIM_WINDOW)
+    gaps = [1.0 - _similarity(*pair, min(SSIM_WINDOW, *pair[0].shape[2:])).flatten(1).mean(1) for pair in pairs]
     return torch.stack(gaps).mean(0)
+
+
+def ssim_map(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """SSIM of the window around every pixel of every channel, (N, C, H, W) float64; the border is replicated."""
+    pad = torch.nn.ReplicationPad2d(SSIM_WINDOW // 2)
+    return _similarity(pad(a.double()), pad(b.double()), SSIM_WINDOW)
+
+
+def _similarity(a: torch.Tensor, b: torch.Tensor, window: int) -> torch.Tensor:
+    """SSIM of every uniform window that fits, with unbiased variances."""
+    c1, c2 = 0.01**2, 0.03**2
+    mean = partial(torch.nn.functional.avg_pool2d, kernel_size=window, stride=1)
+    mu_a, mu_b, unbiased = mean(a), mean(b), window**2 / (window**2 - 1.0)
+    var_a = unbiased * (mean(a.square()) - mu_a.square())
+    var_b = unbiased * (mean(b.square()) - mu_b.square())
+    both = unbiased * (mean(a * b) - mu_a * mu_b)
+    bottom = (mu_a.square() + mu_b.square() + c1) * (var_a + var_b + c2)
+    return (2 * mu_a * mu_b + c1) * (2 * both + c2) / bottom
 
 
 def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -29,6 +29,8 @@ OnProgress = Callable[[int], None]
 Extracted = tuple[Table, Map | None]
 """The table of a chunk's readable images, and their maps per level (N, levels, H, W) where they were asked for."""
 _MAP = "map per level"
+_ADDED = {"layers": None, "errors": False}
+"""Options since 0.2: their defaults leave the names of older files valid."""
 
 
 @dataclass(frozen=True)
@@ -347,8 +349,9 @@ class FeatureCache:
         options = plain_options(extractor.options())
         if extractor.by_level:
             options.pop("levels", None)  # the timestep says it
-        if options.get("layers") is None:  # an option since 0.2; its default leaves the names of older files valid
-            options.pop("layers", None)
+        for name, default in _ADDED.items():
+            if options.get(name, default) == default:
+                options.pop(name, None)
         levels: Any = where[0] if extractor.by_level else where
         facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed, levels, list(batch.size)]
         facts += [other.fingerprint for other in extractor.other_backbones()]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from gaussians import ABAR, MU, RHO, D, S, as_given, aurocs, batch_of, distance2, gaussian, method, passes, run, sample
+from scipy.ndimage import uniform_filter
 
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
@@ -56,7 +59,8 @@ def test_clipping_rederives_eps_from_the_clipped_estimate() -> None:
     """A saturated pixel: xhat0 = 1 and eps = (y - 1)/rho_0, whatever the network said."""
     backbone = gepc.Backbone.from_callable(lambda x, t: x * 0 - 5.0, ABAR, 3, 4)
     x = torch.full((1, 3, 4, 4), 0.9999, dtype=torch.float64)
-    eps = next(iter(invert(backbone, x, GRID, clip=True)))
+    estimate, eps = next(iter(invert(backbone, x, GRID, clip=True)))
+    torch.testing.assert_close(estimate, torch.ones_like(x))
     expected = (0.9999 / np.sqrt(ABAR[0]) - 1) / RHO[0]
     torch.testing.assert_close(eps, torch.full_like(eps, expected))
 
@@ -67,6 +71,43 @@ def test_the_score_norm_along_the_path() -> None:
     np.testing.assert_allclose(extractor.columns(table)[:, 0, 0] ** 2, table["eps2"][:, 0])
     assert extractor.label == "diffpath[norm]"
     assert extractor.builds_on()[0].label == "diffpath[1-D]"
+
+
+def test_the_second_version_weights_the_errors_of_the_score() -> None:
+    """u_n = (1 - SSIM)(eps_n - noise_n), with noise_n from x_0 to the state y_n = mu + z growth_n of the inversion."""
+    images, rho, c = np.clip(sample(6, 0.4), -1, 1), RHO[GRID], coefficients()
+    z = offsets(images).reshape(images.shape)
+    states = [MU + z * one * (S**2 + rho[n] ** 2) / rho[n] for n, one in enumerate(c)]
+    estimates = [(y - rho[n] * c[n] * z) for n, y in enumerate(states)]
+
+    def similarity(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = (np.clip((one + 1) / 2, 0, 1) for one in (a, b))
+        mean = partial(uniform_filter, size=(1, 1, 7, 7), mode="nearest")
+        k = 49 / 48
+        va, vb, both = (k * (mean(p * q) - mean(p) * mean(q)) for p, q in ((a, a), (b, b), (a, b)))
+        top = (2 * mean(a) * mean(b) + 1e-4) * (2 * both + 9e-4)
+        return top / ((mean(a) ** 2 + mean(b) ** 2 + 1e-4) * (va + vb + 9e-4))
+
+    x = images.astype(np.float64)
+    errors = [c[n] * z - (states[n] - x) / rho[n] for n in range(N)]
+    u = np.stack([(1 - similarity(x, estimates[n])) * errors[n] for n in range(N)])
+    table = run(method("diffpath", clip=False, errors=True), images)
+    for power, suffix in ((1, ""), (2, "2"), (3, "3")):
+        for name, fields in (("eps", u), ("d", N * np.diff(u, axis=0))):
+            expected = (fields**power).sum((0, 2, 3, 4))
+            np.testing.assert_allclose(table[name + suffix][:, 0], expected, rtol=1e-7, atol=1e-7)
+
+
+def test_presets_of_the_second_version() -> None:
+    full, light = (gepc.create_detector("diffpath", gaussian(), preset=name) for name in ("v2", "v2_light"))
+    assert (full.extractor.label, light.extractor.label) == ("diffpath[errors 6-D]", "diffpath[errors norm]")
+    assert full.extractor.builds_on() == light.extractor.builds_on() != method("diffpath").builds_on()
+    assert passes(light.extractor, gaussian()) == (10, 0)
+    scores = light.fit(as_given(40)).score(as_given(8, 2 * S, seed=5))
+    assert np.isfinite(scores).all()
+    latent = gepc.Backbone.from_callable(lambda x, t: x, ABAR, 3).with_encoder(lambda x: x[..., ::2, ::2], 2)
+    with pytest.raises(OptionError, match="not of latents"):
+        gepc.create_detector("diffpath", latent, preset="v2").fit(as_given(20))
 
 
 def test_ddim_is_exact_for_any_number_of_steps() -> None:

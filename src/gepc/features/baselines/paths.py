@@ -17,7 +17,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
 from gepc.core.errors import InputError, OptionError, check_choice, check_least
 from gepc.features.base import Batch, Columns, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
-from gepc.features.distances import check_distance, distance_of, unit
+from gepc.features.distances import check_distance, distance_of, ssim_map, unit
 from gepc.features.pooling import total
 
 HIGHEST_RHO = 80.0
@@ -70,13 +70,15 @@ def denoise(backbone: Backbone, x: torch.Tensor, t: int, clip: bool) -> tuple[to
     return x0, (y - x0) / rho
 
 
-def invert(backbone: Backbone, x0: torch.Tensor, timesteps: Sequence[int], clip: bool) -> Iterator[torch.Tensor]:
-    """eps_n along the DDIM inversion of the image itself, which is taken as x_t at the first timestep."""
+def invert(
+    backbone: Backbone, x0: torch.Tensor, timesteps: Sequence[int], clip: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(xhat0, eps_n) along the DDIM inversion of the image itself, which is taken as x_t at the first timestep."""
     abar = backbone.alphas_cumprod
     x = x0
     for t, after in zip(timesteps, [*timesteps[1:], None], strict=True):
         estimate, eps = denoise(backbone, x, t, clip)
-        yield eps
+        yield estimate, eps
         if after is not None:
             ahead = float(abar[after])
             x = ahead**0.5 * estimate + (1.0 - ahead) ** 0.5 * eps
@@ -124,24 +126,37 @@ class DiffPath(Derived, WholeImage):
     As in the authors' code the image is taken as x_t at t = 0. Their kernel density has bandwidth 5, which is
     meaningful for N = 10 and 32x32x3 only: `calibration="kde:bandwidth=5"`.
 
+    The second version (presets `v2`, `v2_light`; Abdi et al., ICCV workshops 2025, arXiv 2507.22692) takes errors of
+    the score, weighted by structural similarity to stress what the network does not reproduce, in place of eps_n:
+
+        u_n = (1 - SSIM_n) (eps_n - noise_n) = (1 - SSIM_n) (x_0 - xhat0_n)/rho_n
+
+    Only its abstract and summaries of it were available. Assumed here: the error is the difference from noise_n, which
+    leads from x_0 to the n-th state of the inversion; SSIM_n is the map of image and estimate, 7x7 uniform windows; the
+    moments and their density are those of the first version.
+
     Parameters
     ----------
     dim : 6 for the six moments, 1 for one of the norms.
     steps : N; it must divide the schedule evenly.
     clip : clip the estimate of x_0 and recompute eps from it, as the authors' code does.
     root : with dim=1, the norm of `d` or of `eps`.
+    errors : the second version: weighted errors of the score in place of the score.
     """
 
     calibration: ClassVar[str] = "gmm"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "paper": {"dim": 6, "calibration": "gmm"},
         "light": {"dim": 1, "calibration": "kde"},
+        "v2": {"dim": 6, "errors": True, "calibration": "gmm"},
+        "v2_light": {"dim": 1, "root": "eps", "errors": True, "calibration": "kde"},
     }
 
     dim: int = 6
     steps: int = 10
     clip: bool = True
     root: str = "d"
+    errors: bool = False
 
     def __post_init__(self) -> None:
         if self.dim not in (1, 6):
@@ -151,7 +166,8 @@ class DiffPath(Derived, WholeImage):
 
     @property
     def label(self) -> str:
-        return f"{self.name}[norm]" if (self.dim, self.root) == (1, "eps") else f"{self.name}[{self.dim}-D]"
+        kind = "norm" if (self.dim, self.root) == (1, "eps") else f"{self.dim}-D"
+        return f"{self.name}[{'errors ' if self.errors else ''}{kind}]"
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -162,11 +178,16 @@ class DiffPath(Derived, WholeImage):
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         """All six moments, whichever are used: they cost no pass."""
-        grid = ddim_grid(backbone.n_steps, self.steps)
-        sums = dict.fromkeys(MOMENTS, batch.clean(backbone).new_zeros(len(batch)).double())
+        if self.errors and batch.pixels is not None:
+            raise OptionError("the errors of diffpath are weighted by a similarity of pictures, not of latents")
+        grid, image = ddim_grid(backbone.n_steps, self.steps), batch.clean(backbone)
+        sums = dict.fromkeys(MOMENTS, image.new_zeros(len(batch)).double())
         before: torch.Tensor | None = None
-        for eps in invert(backbone, batch.clean(backbone), grid, self.clip):
+        for t, (estimate, eps) in zip(grid, invert(backbone, image, grid, self.clip), strict=True):
             now = eps.double()
+            if self.errors:
+                error = (image - estimate).double() / float(rho_of(backbone.alphas_cumprod[t]))
+                now = (1.0 - ssim_map(unit(image), unit(estimate))) * error
             fields = {"eps": now} if before is None else {"eps": now, "d": self.steps * (now - before)}
             for name, power in product(fields, (1, 2, 3)):
                 moment = name if power == 1 else f"{name}{power}"
@@ -175,7 +196,7 @@ class DiffPath(Derived, WholeImage):
         return sums
 
     def builds_on(self) -> tuple[DiffPath, ...]:
-        """All forms read the same table, cached under dim=1, root="d"."""
+        """All forms of a version read the same table, cached under dim=1, root="d"."""
         plain = replace(self, dim=1, root="d")
         return () if self == plain else (plain,)
 

@@ -86,9 +86,13 @@ class MSMA(PerLevel):
     noised: bool = False
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        clean = batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
-        x = batch.noised(backbone, t)[0] if self.noised else clean
+        x = batch.noised(backbone, t)[0] if self.noised else _scaled(backbone, batch, t)
         return {"msma": energy(backbone.eps(x, t)).sqrt()}
+
+
+def _scaled(backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    """sqrt(abar_t) x_0: the noised image without its noise."""
+    return batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
 
 
 def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
@@ -125,6 +129,7 @@ class SCOPED(PerLevel):
     levels : noise levels.
     probes : Hutchinson probes; the trace is averaged over them, not T.
     sign : `sum` multiplies T by the sign of sum_i s_i, `none` does not.
+    noised : evaluate the noised image x_t; otherwise sqrt(abar_t) x_0, without noise.
     """
 
     calibration: ClassVar[str] = "kde:standardise=true"
@@ -139,6 +144,7 @@ class SCOPED(PerLevel):
     levels: Levels = Levels.rho(0.0045, 0.13)
     probes: int = 1
     sign: str = "sum"
+    noised: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +156,7 @@ class SCOPED(PerLevel):
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """T as `scoped`, and where its denominator had to be kept away from 0 as `clamped`."""
-        x_t, _ = batch.noised(backbone, t)
+        x_t = batch.noised(backbone, t)[0] if self.noised else _scaled(backbone, batch, t)
         probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
         eps, trace = eps_and_trace(backbone, x_t, t, probes)
         sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t]))
