@@ -1,0 +1,102 @@
+"""The tables of docs/results.md and of its sub-pages, from the results of a benchmark with all methods.
+
+    gepc bench small32 --data data --out results --methods all,msma:knn,diffpath:paper,scoped:paper,scoped:unsigned
+    python benchmarks/results_page.py results
+
+Writes into docs/results: `measured.md` and `published.md`, which docs/results.md includes, the pages `methods.md` and
+`ablations.md`, every table as a CSV file, and the figure of AUROC against cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gepc.core.tables import Cell, markdown_table, show
+
+SHOWN = 9
+"""Rows of the first table: more are on the page of every method."""
+OURS = ("gepc+ full", "gepc+ fast", "gepc+ single", "GEPC")
+ABOUT = ("method", "preset", "calibration", "train / test images", "average", "std over seeds", "worst", "worst pair")
+ABLATIONS = ("kept", "sweep", "transforms", "calibration", "features", "timesteps", "false_alarms", "runtime")
+
+Row = dict[str, Cell]
+
+
+def pairs_of(rows: Sequence[Row]) -> list[str]:
+    """The headings of the pairs: those with a colon."""
+    return [heading for heading in rows[0] if ":" in heading]
+
+
+def auroc_rows(rows: Sequence[Row], pairs: Sequence[str]) -> str:
+    """Method, passes, AUROC of every pair and their average."""
+    cells = [[show(row[name]).removesuffix("+0J") for name in ("method", "F+J", *pairs, "average")] for row in rows]
+    return markdown_table(("method", "passes", *(pair.replace(":", ": ") for pair in pairs), "average"), cells)
+
+
+def first_rows(rows: Sequence[Row]) -> list[Row]:
+    """GEPC and gepc+, then the others with the highest averages; at most `SHOWN` in all, the highest average first."""
+    ours = [row for row in rows if row["method"] in OURS]
+    others = sorted((row for row in rows if row not in ours), key=_average, reverse=True)
+    return sorted([*ours, *others[: SHOWN - len(ours)]], key=_average, reverse=True)
+
+
+def _average(row: Row) -> float:
+    return float(row["average"] or 0.0)  # type: ignore[arg-type]
+
+
+def section(table: dict[str, Any], command: str) -> str:
+    """A table with its heading, an anchor that stays, its note and its command."""
+    rows = table["rows"]
+    shown = markdown_table(tuple(rows[0]), [[show(cell) for cell in row.values()] for row in rows])
+    lines = [f"({table['name'].replace('_', '-')})=", f"## {table['title']}", "", shown, ""]
+    download = f"{{download}}`CSV <csv/{table['name']}.csv>`"
+    return "\n".join([*lines, table["note"], "", f"`{command}`, {download}", ""])
+
+
+def methods_page(main: dict[str, Any], paired: dict[str, Any], command: str) -> str:
+    """Every method: AUROC and cost, settings, and the leader against each of the others."""
+    rows = [row for row in main["rows"] if row["source"] == "measured"]
+    about = [[show(row[name]) for name in (*ABOUT, "time in bare passes")] for row in rows]
+    lines = ["# Every method", "", main["note"], "", f"`{command}`", "", "(every-method)=", "## AUROC", ""]
+    lines += [auroc_rows(rows, pairs_of(rows)), "", "(settings)=", "## Settings, spread and time", ""]
+    lines += [markdown_table((*ABOUT, "time in bare passes"), about), "", section(paired, command)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="folder of gepc bench")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    options = parser.parse_args()
+    found = json.loads((options.results / "results.json").read_text())
+    tables = {table["name"]: table for table in found["tables"]}
+    protocol = found["about"]["command"].split()[2]
+    command = f"gepc bench {protocol} --data DATA --out results"
+    with_methods = f"{command} --methods all,msma:knn,diffpath:paper,scoped:paper,scoped:unsigned"
+    rows = tables["main"]["rows"]
+    measured = [row for row in rows if row["source"] == "measured"]
+    published = [row for row in rows if row["source"] != "measured"]
+    (options.out / "csv").mkdir(parents=True, exist_ok=True)
+    texts = {
+        "measured.md": auroc_rows(first_rows(measured), pairs_of(rows)),
+        "methods.md": methods_page(tables["main"], tables["paired"], with_methods),
+        "ablations.md": "# Ablations of GEPC\n\n" + "\n".join(section(tables[name], command) for name in ABLATIONS),
+    }
+    if published:
+        texts["published.md"] = auroc_rows(published, pairs_of(rows))
+    for name, text in texts.items():
+        (options.out / name).write_text(text.rstrip() + "\n")
+    for path in (options.results / "tables").glob("*.csv"):
+        shutil.copy(path, options.out / "csv" / path.name)
+    figure = options.results / "figures" / "cost.png"
+    if figure.exists():
+        shutil.copy(figure, options.out / figure.name)
+
+
+if __name__ == "__main__":
+    main()
