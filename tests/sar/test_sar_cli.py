@@ -142,3 +142,30 @@ def test_help_shows_an_example(call: Callable[..., tuple[int, str, str]], comman
     code, told, _ = call(command, "--help")
     assert code == 0
     assert f"gepc sar {command}" in told.split("Example", 1)[1]
+
+
+def test_reproduce_measures_both_normalisations_and_shows_the_paper_s_values(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    command = ["reproduce", "radar", "--data", ".", "--out", "paper", "--backbone", "net"]
+    small = ["--set", "size=16", "--set", "hold_out=0.5", "--set", "target_pixels=9", "--set", "draws=10"]
+    assert run([*command, *small, "--dry-run"]) == 0
+    assert "network passes, about" in capsys.readouterr().err
+    assert not (place / "paper").exists()
+    assert run([*command, *small]) == 0
+    tables = {
+        table["name"]: table["rows"] for table in json.loads((place / "paper" / "radar.json").read_text())["tables"]
+    }
+    assert set(tables) == {"radar", "radar-patch"}
+    beside = {row["OOD set"]: row for row in tables["radar-patch"] if row["AUROC in the paper"] is not None}
+    assert {name: row["AUROC in the paper"] for name, row in beside.items()} == {
+        "HRSID ships": 0.853,
+        "SSDD ships": 1.0,
+    }
+    assert all(row["difference"] == pytest.approx(row["AUROC"] - row["AUROC in the paper"]) for row in beside.values())
+    assert run([*command[:5], "other", *command[6:], "--set", "hold=1"]) == 2
+    assert "did you mean 'hold_out'" in capsys.readouterr().err
+    (place / "empty").mkdir()
+    assert run(["reproduce", "radar", "--data", "empty", "--out", "other", "--backbone", "net"]) == 2
+    assert "get HRSID from" in capsys.readouterr().err

@@ -268,6 +268,8 @@ def reproduce(
 
     What is there is not downloaded or computed again: to resume, give the same command.
 
+    `radar` stands for the paper's radar experiment: ships of HRSID and SSDD, which must lie in the folder.
+
     Example: `gepc reproduce paper32 --data data --out results --backbone celeba_ema.pt`
 
     What it takes on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
@@ -276,8 +278,13 @@ def reproduce(
     from gepc.bench.cost import trial_table
     from gepc.bench.protocol import load_protocol
     from gepc.cli.data import fetch_all
+    from gepc.cli.sar import reproduce_radar
     from gepc.datasets.download import FILES, MANUAL, missing_files
 
+    if config == "radar":
+        net = loading.load(backbone or "sar-tiny")
+        reproduce_radar(data, out, net, dry_run, opt.parse_settings(settings))
+        return
     overrides = {**opt.parse_settings(settings), **({} if backbone is None else {"backbone": backbone})}
     protocol = load_protocol(config, overrides)
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, typed_command
 from gepc.cli.options import duration, seconds_per_pass
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import check_free, write_text
+
+if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
+    from gepc.sar.bench import SarProtocol
 
 METHODS = ("gepc+:radar", "ca_cfar", "os_cfar", "k_cfar", "rx")
 PER_PATCH, ENOUGH = 1e-3, 999
+ADDRESSES = {
+    "HRSID": "https://github.com/chaozhong2010/HRSID",
+    "SSDD": "https://github.com/TianwenZhang0825/Official-SSDD",
+}
 
 sar = new_app(name="sar", help="Radar images: detect ships and wakes in sea clutter.")
 
@@ -174,15 +183,51 @@ def bench(
 
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
     """
-    from gepc.core.tables import write_tables
-    from gepc.sar.bench import SarProtocol, gather, measure
+    from gepc.sar.bench import SarProtocol
     from gepc.sar.patches import PatchRules
 
     check_free(out, "radar.json", "benchmark")
     rules, names = PatchRules(size, stride, ship_share), tuple(methods.split(","))
     protocol = SarProtocol(rules, hold_out, fit_limit, limit, names, target_pixels, normalise, draws, seed)
-    loaded, sets = loading.load(backbone), gather(protocol, data, ood or [])
-    each = sum(protocol.detector(method, loaded).cost().forward for method in names)
+    _measure([protocol], data, ood or [], loading.load(backbone), out)
+
+
+def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, settings: dict[str, Any]) -> None:
+    """The paper's radar experiment on every patch, with either normalisation, for GEPC, gepc+, CFAR and RX.
+
+    Parameters
+    ----------
+    data : folder that holds HRSID and SSDD in their original layouts.
+    out : folder for the tables.
+    backbone : the network.
+    dry_run : stop after the estimate.
+    settings : further options of `gepc.sar.bench.SarProtocol`, and `size`, the side of a patch.
+    """
+    from gepc.sar.bench import METHODS, SarProtocol
+    from gepc.sar.patches import PatchRules
+
+    check_free(out, "radar.json", "benchmark")
+    places = [data / name for name in ADDRESSES]
+    for place in places:
+        if not place.is_dir():
+            raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
+    for name in settings:
+        check_choice("--set", name, ("size", "hold_out", "fit_limit", "limit", "target_pixels", "draws", "seed"))
+    rules = PatchRules(settings.pop("size", 256))
+    protocols = [SarProtocol(rules, methods=METHODS, normalise=how, **settings) for how in ("patch", "fixed")]
+    _measure(protocols, places[0], places[1:], backbone, out, dry_run)
+
+
+def _measure(
+    protocols: Sequence[SarProtocol], data: Path, ood: list[Path], loaded: Backbone, out: Path, dry_run: bool = False
+) -> None:
+    """Cut the patches, say how long it takes, measure every protocol, and write the tables."""
+    from gepc.core.tables import write_tables
+    from gepc.sar.bench import gather, measure
+
+    first, size = protocols[0], protocols[0].rules.size
+    sets = gather(first, data, ood)
+    each = sum(one.detector(method, loaded).cost().forward for one in protocols for method in one.methods)
     seconds = sets.total * each * seconds_per_pass(loaded, (size, size))
     note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")
     for name, found in sets.cuts.items():
@@ -190,9 +235,12 @@ def bench(
         note(
             f"{name}: {len(found.clutter)} clutter and {len(found.ships)} ship patches; left out: {left_out or 'none'}"
         )
-    with progress("measuring", sets.total * len(names)) as advance:
-        table = measure(protocol, sets, loaded, advance)
+    if dry_run:
+        return
+    with progress("measuring", sets.total * sum(len(one.methods) for one in protocols)) as advance:
+        tables = [measure(one, sets, loaded, advance) for one in protocols]
     about = {"command": typed_command(), "backbone": loaded.source or loaded.family, "sha256": loaded.sha256}
-    write_text(out / "radar.csv", table.csv())
-    say(write_tables(out, "radar", [table], about))
+    for table in tables:
+        write_text(out / f"{table.name}.csv", table.csv())
+    say(write_tables(out, "radar", tables, about))
     say(f"tables: {out}")
