@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from toys import pictures
+from toys import BRIEF, pictures
 
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
@@ -24,7 +24,7 @@ from gepc.features.base import Cost
 
 METHODS = gepc.list_detectors()
 ID = pictures(36)
-NEW = pictures(64, seed=1, contrast=0.8)
+NEW = pictures(16, seed=1, contrast=0.8)
 STEPS = 4000
 
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -62,10 +62,15 @@ def quick_backbone(image_size: int | None = 8) -> gepc.Backbone:
     return gepc.Backbone.from_callable(Quick(), cosine_alphas_cumprod(STEPS), 3, image_size, size_multiple=2)
 
 
+def create(name: str, backbone: gepc.Backbone, **options: object) -> gepc.Detector:
+    """The method with few passes for each image."""
+    return gepc.create_detector(name, backbone, **{**BRIEF.get(name, {}), **options})
+
+
 @functools.cache
 def quickly_fitted(name: str) -> gepc.Detector:
-    """The method with its defaults on the quick backbone, fitted once; do not change it."""
-    return gepc.create_detector(name, quick_backbone()).fit(ID)
+    """The method on the quick backbone, fitted once; do not change it."""
+    return create(name, quick_backbone()).fit(ID)
 
 
 # --- a score belongs to its image ------------------------------------------------------------------------------------
@@ -101,21 +106,21 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> gepc.Backbone:
 
 @pytest.fixture(scope="module")
 def fitted(backbone: gepc.Backbone) -> Callable[[str], gepc.Detector]:
-    """Every method with its defaults on the network from disk, fitted when first asked for."""
-    return functools.cache(lambda name: gepc.create_detector(name, backbone, size=8).fit(ID))
+    """Every method on the network from disk, fitted when first asked for."""
+    return functools.cache(lambda name: create(name, backbone, size=8).fit(ID))
 
 
 @every_method
 def test_a_score_does_not_depend_on_its_batch(name: str, fitted: Callable[[str], gepc.Detector]) -> None:
-    """Alone, in a batch of 64, in another order among others: the same."""
+    """Alone, in a batch of 16, in another order among others: the same."""
     detector = fitted(name)
     together = detector.score(NEW)
-    assert together.shape == (64,)
+    assert together.shape == (16,)
     assert together.dtype == np.float64
     assert np.isfinite(together).all()
-    alone = np.concatenate([detector.score(NEW[i : i + 1]) for i in (0, 63)])
-    assert_same(name, alone, together[[0, 63]])
-    order = np.random.default_rng(0).permutation(64)[:10]
+    alone = np.concatenate([detector.score(NEW[i : i + 1]) for i in (0, 15)])
+    assert_same(name, alone, together[[0, 15]])
+    order = np.random.default_rng(0).permutation(16)[:6]
     assert_same(name, detector.score(NEW[order]), together[order])
 
 
@@ -172,7 +177,7 @@ def test_held_out_images_are_the_reference_and_teach_nothing_else(name: str) -> 
     assert len(held_out) == len(detector.calibration_scores_) == len(ID) - detector.n_fit_
     assert_same(name, np.sort(scores[held_out]), detector.calibration_scores_)
 
-    again = gepc.create_detector(name, quick_backbone())
+    again = create(name, quick_backbone())
     again.fit(np.delete(ID, held_out, axis=0), calibration_images=ID[held_out])
     np.testing.assert_array_equal(again.kept_, detector.kept_)
     assert_same(name, again.cv_, detector.cv_)
@@ -188,7 +193,7 @@ def test_held_out_images_are_the_reference_and_teach_nothing_else(name: str) -> 
 def test_the_stated_cost_is_the_counted_one(name: str) -> None:
     """Of scoring, of the feature table, and of fitting, known before it."""
     backbone = quick_backbone()
-    detector = gepc.create_detector(name, backbone)
+    detector = create(name, backbone)
     to_fit = detector.fit_cost()
     detector.fit(ID)
     again = detector.map_images(24, 12) * detector.cost().forward  # for the statistics of maps
@@ -234,7 +239,7 @@ def assert_bounded(work: Callable[[Stream], object], few: int) -> None:
 def test_scoring_holds_a_bounded_number_of_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # the check of the value range holds up to 16 images at the start, more than are scored here
     monkeypatch.setattr("gepc.images.preprocessing._RANGE_SAMPLE", 1)
-    detector = gepc.create_detector(name, quick_backbone(image_size=None), batch_size=2).fit(Stream(12))
+    detector = create(name, quick_backbone(image_size=None), batch_size=2).fit(Stream(12))
     assert_bounded(detector.score, few=4)
 
 
@@ -250,7 +255,7 @@ def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.M
 @every_method
 def test_before_and_after_fit(name: str) -> None:
     """Before it, every question is refused; fit returns the detector itself."""
-    detector = gepc.create_detector(name, quick_backbone())
+    detector = create(name, quick_backbone())
     assert not detector.is_fitted
     assert "not fitted" in repr(detector)
     for question in (detector.score, detector.p_value, detector.predict, detector.score_map, detector.save):
@@ -287,14 +292,14 @@ def test_bad_images_are_refused_and_leave_rows_with_reasons(name: str) -> None:
 )
 def test_images_that_cannot_be_fitted_on(name: str, images: npt.NDArray[np.float32], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        gepc.create_detector(name, quick_backbone()).fit(images)
+        create(name, quick_backbone()).fit(images)
 
 
 @every_method
 def test_a_network_that_answers_nan_is_named_as_the_cause(name: str) -> None:
     backbone = quick_backbone()
     backbone.net.block.register_forward_hook(lambda _block, _inputs, output: output * torch.nan)
-    detector = gepc.create_detector(name, backbone)
+    detector = create(name, backbone)
     if detector.fit_cost() == Cost():
         pytest.skip("the method calls no network")
     with pytest.raises(BackboneError, match="returned NaN or infinite values"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +12,17 @@ import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
+BRIEF: dict[str, dict[str, Any]] = {
+    **{name: {"strata": 2} for name in ("dos", "ic", "lid", "nll_vlb", "typicality")},
+    "ddpm_ood": {"steps": 6},
+    "diffpath": {"steps": 4},
+    "eigenscore": {"k": 1, "iterations": 1, "draws": 1},
+    "lmd": {"repetitions": 1, "steps": 4},
+    "lr": {"levels": gepc.Levels.rho(0.1, 0.5, 2.0)},
+    "nll_ode": {"steps": 2},
+    "waic": {"strata": 2, "draws": 2},
+}
+"""Options for few passes, for what holds for any number of them."""
 
 
 def toy_backbone(channels: int = 3, image_size: int | tuple[int, int] | None = 8) -> gepc.Backbone:

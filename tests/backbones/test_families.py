@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES, LATENT, SIDE, TOKENS, WIDTH, embeddings, make, text_encoder
-from toys import pictures
+from toys import BRIEF, pictures
 
 import gepc
 from gepc.core.errors import BackboneError, InputError, OptionError
@@ -50,15 +50,7 @@ def detector_of(backbone: gepc.Backbone, **options: Any) -> gepc.Detector:
 
 # --- every method on every family ------------------------------------------------------------------------------------
 
-CHEAP: dict[str, dict[str, Any]] = {
-    "ddpm_ood": {"steps": 6},
-    "diffpath": {"steps": 4},
-    "eigenscore": {"k": 1, "iterations": 1, "draws": 1},
-    "lmd": {"repetitions": 1, "steps": 4},
-    "nll_ode": {"steps": 2},
-    "waic": {"strata": 2, "draws": 2},
-    **{name: {"strata": 2} for name in ("nll_vlb", "typicality", "ic")},
-}
+CHEAP = {**BRIEF, "gepc": {"levels": (0.99, 0.9)}, "msma": {"levels": (0.99, 0.9)}}
 
 
 @every_family
