@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import typer.main
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent))  # toys.py and literal_gepc.py, which are imported by name
 torch.set_num_threads(1)
 os.environ.setdefault("GEPC_TRUST", "1")  # the detectors of the tests are their own; tests/hostile does without it
+typer.main.get_command = functools.cache(typer.main.get_command)  # it builds every command for each call, in 50 ms
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=30)
 settings.load_profile("repeatable")
 
