@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 from pages import ReadPage, outside_references
 
 from gepc.cli.app import run
 from gepc.core.errors import GepcError
-
-
-def gepc(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gepc", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +36,8 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(place) -> subprocess.CompletedProcess[str]:
-    return gepc("demo", "--quick", "--backbone", "net", "--out", "out", cwd=place)
+def finished(place) -> processes.Finished:
+    return processes.gepc(place, "demo", "--quick", "--backbone", "net", "--out", "out", outputs=place / "printed")
 
 
 def test_it_ends_well_and_says_where_the_report_is(finished, place):

@@ -4,10 +4,9 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
+import processes
 import pytest
 import rasterio
 from PIL import Image
@@ -20,23 +19,20 @@ pytestmark = [
 ]
 WIDE = ("scene", "det", "wide.png", "--out", "killed", "--stride", "2", "--control", "tile", "--batch-size", "4")
 
-# the command line in a process that is killed at the worst moment: records of the second block of rows are appended,
-# the word that they are done is not yet written
-KILLED = """
-import os, signal, sys
-import gepc.scenes.scoring as folder
-from gepc.cli import main
-write, calls = folder.write_arrays, []
 
-def write_or_die(*arguments):
-    calls.append(arguments)
-    if len(calls) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(*arguments)
+def die_at_the_worst_moment():
+    """Records of the second block of rows are appended, the word that they are done is not yet written."""
+    import gepc.scenes.scoring as folder
 
-folder.write_arrays = write_or_die
-main()
-"""
+    write, calls = folder.write_arrays, []
+
+    def write_or_die(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(*arguments)
+
+    folder.write_arrays = write_or_die
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +94,8 @@ def test_a_scene_gives_the_scores_that_gepc_score_gives_for_its_crops(place, gep
     assert json.loads((place / "out" / "regions.geojson").read_text())["crs"]["properties"]["name"].endswith("4326")
 
 
-def test_a_run_that_was_killed_goes_on_without_lost_or_repeated_tiles(place, gepc):
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *WIDE], cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300
-    )
+def test_a_run_that_was_killed_goes_on_without_lost_or_repeated_tiles(place, gepc, tmp_path):
+    killed = processes.gepc(place, *WIDE, outputs=tmp_path, before=die_at_the_worst_moment)
     assert killed.returncode == -signal.SIGKILL
     assert not (place / "killed" / "scene.json").exists()
     finished = gepc(*WIDE)

@@ -9,13 +9,14 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 from PIL import Image
 from toys import as_uint8, pictures
@@ -43,13 +44,13 @@ def place(tmp_path_factory, tiny_net):
     return root
 
 
-@pytest.fixture
-def expected(gepc) -> str:
+@pytest.fixture(scope="module")
+def expected(place) -> str:
     """The table as standard output shows it."""
-    code, out, err = gepc("score", "det", "new", "--alpha", "0.1")
-    assert code == 0, err
-    assert len(rows(out)) == COUNT
-    return out
+    done = processes.gepc(place, "score", "det", "new", "--alpha", "0.1", outputs=place.with_name("printed"))
+    assert done.returncode == 0, done.stderr
+    assert len(rows(done.stdout)) == COUNT
+    return done.stdout
 
 
 def rows(text: str) -> list[dict[str, str]]:
@@ -65,19 +66,9 @@ def assert_same_table(text: str, expected: str) -> None:
 
 
 def killed(place: Path, arguments: list[str], interfere: Callable[[], None]) -> None:
-    """Run the command line in a process of its own, a copy of this one, which `interfere` will kill."""
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.chdir(place)
-            interfere()
-            from gepc.cli.app import run
-
-            run(arguments)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    """Run the command line in a process of its own, which `interfere` will kill."""
+    done = processes.gepc(place, *arguments, outputs=place.with_name("printed"), before=interfere)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def die() -> None:
@@ -140,18 +131,12 @@ def test_killed_at_any_moment_no_row_is_lost_or_repeated(place, gepc, expected, 
 
 def test_a_real_process_killed_after_its_first_shard(place, gepc, expected):
     arguments = ["score", "det", "new", "--out", "real.csv", "--shard-size", "1", "--batch-size", "1", "--alpha", "0.1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gepc", *arguments],
-        cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
+    process = processes.start(place, *arguments, outputs=place.with_name("printed"))
     first = place / "real.csv.parts" / "shard-00000.csv"
-    deadline = time.monotonic() + 200
-    while not first.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not first.exists() and process.is_alive():
         time.sleep(0.001)
     process.kill()
-    process.wait()
+    process.join()
     code, _, err = gepc(*arguments)
     assert code == 0, err
     assert_same_table((place / "real.csv").read_text(), expected)
@@ -271,20 +256,20 @@ def test_a_full_disk_keeps_what_is_finished(place, gepc, expected):
     assert_same_table((place / "full.csv").read_text(), expected)
 
 
+def temporary_files_in(folder: Path) -> None:
+    tempfile.tempdir = str(folder)
+
+
 def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected, monkeypatch, tmp_path):
-    """In a process of its own, for the interpreter writes what is left in its buffer when it ends."""
+    """In a process of its own, which writes what is left in its buffer when it ends."""
     command = ["score", "det", "new", "--alpha", "0.1"]
-    with open("/dev/full", "w") as full:
-        run = subprocess.run(
-            [sys.executable, "-m", "gepc", *command],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=place,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
-        )
-    assert run.returncode == 2
-    (sentence,) = run.stderr.splitlines()
+    printed = tmp_path / "printed"
+    printed.mkdir()
+    (printed / "stdout").symlink_to("/dev/full")
+    process = processes.start(place, *command, outputs=printed, before=lambda: temporary_files_in(tmp_path))
+    process.join()
+    assert process.exitcode == 2
+    (sentence,) = (printed / "stderr").read_text().splitlines()
     (kept,) = tmp_path.glob("gepc-*/run")
     assert "cannot write to standard output: No space left on device. Finished shards are kept" in sentence
     assert f"with --shards {kept} and --out FILE" in sentence
