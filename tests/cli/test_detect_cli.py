@@ -12,22 +12,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 from PIL import Image
 from toys import as_uint8, pictures
 
 PAPER = ("--backbone", "net", "--method", "gepc", "--set", "levels=0.99,0.97,0.9")
 
-
-def fresh_gepc(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gepc", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+# commands one after the other in one interpreter that has imported nothing before
+FRESH = "import json, sys; from gepc.cli import run; sys.exit([run(line) for line in json.load(sys.stdin)] != [2, 0])"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def place(tmp_path_factory, tiny_net):
         for index, picture in enumerate(as_uint8(pictures(count, 16, seed=seed))):
             Image.fromarray(picture).save(root / folder / f"{index:02d}.png")
     (root / "new" / "broken.png").write_bytes((root / "new" / "00.png").read_bytes()[:60])
-    fitted = fresh_gepc("fit", "normal", "--out", "det", *PAPER, cwd=root)
+    fitted = processes.gepc(root, "fit", "normal", "--out", "det", *PAPER, outputs=root / "printed")
     assert fitted.returncode == 0, fitted.stderr
     assert "14F+0J per image" in fitted.stdout
     assert "guarantee" in fitted.stdout
@@ -54,10 +47,21 @@ def _rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_score_writes_a_row_for_every_file_and_a_reason_for_the_damaged_one(place, gepc):
-    run = fresh_gepc("score", "det", "new", "--out", "scores.csv", "--alpha", "0.1", cwd=place)
-    assert run.returncode == 0, run.stderr
-    assert "7 images" in run.stderr
+def test_score_writes_a_row_for_every_file_and_a_reason_for_the_damaged_one(place):
+    """In a fresh process, which is given bad input first: that leaves one sentence and no traceback."""
+    lines = [["score", "det", "nowhere"], ["score", "det", "new", "--out", "scores.csv", "--alpha", "0.1"]]
+    run = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    sentence = "error: nowhere does not exist; give a folder of images, an image file or an array\n"
+    assert run.stderr.startswith(sentence)
+    assert "7 images" in run.stderr.removeprefix(sentence)
     rows = _rows((place / "scores.csv").read_text())
     assert [Path(row["path"]).name for row in rows] == [*(f"{i:02d}.png" for i in range(6)), "broken.png"]
     for row in rows[:6]:
@@ -136,23 +140,21 @@ def test_map_shows_the_parts_of_a_fitted_detector(place, gepc):
     np.testing.assert_allclose(found["residual"] + found["error"], found["sum"], rtol=1e-4)
 
 
-def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
+def test_watch_killed_and_started_again_has_every_file_once(place, gepc, tmp_path):
     folder, log = place / "incoming", place / "log.csv"
     folder.mkdir()
-    command = [sys.executable, "-m", "gepc", "watch", "det", "incoming", "--out", "log.csv", "--interval", "0.1"]
-    process = subprocess.Popen(
-        command, cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
-    )
+    command = ["watch", "det", "incoming", "--out", "log.csv", "--interval", "0.1"]
+    process = processes.start(place, *command, outputs=tmp_path)
     try:
         for index, picture in enumerate(as_uint8(pictures(8, 16, seed=9))):
             Image.fromarray(picture).save(folder / f"{index}.png")
             os.utime(folder / f"{index}.png", (time.time() - 60 + index,) * 2)
-        deadline = time.monotonic() + 100
-        while (not log.exists() or len(_rows(log.read_text())) < 1) and time.monotonic() < deadline:
+        while process.is_alive() and (not log.exists() or len(_rows(log.read_text())) < 1):
             time.sleep(0.05)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
     finished = gepc("watch", "det", "incoming", "--out", "log.csv", "--once")
     assert finished.returncode == 0, finished.stderr
     rows = _rows(log.read_text())
@@ -167,7 +169,6 @@ def test_watch_killed_and_started_again_has_every_file_once(place, gepc):
         (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "kep=2"], "did you mean 'keep'"),
         (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "keep"], "key=value"),
         (["fit", "normal", "--out", "x", "--backbone", "net", "--set", "device=cuda"], "on the command line: --device"),
-        (["fit", "normal", "--out", "net", "--backbone", "net", "--set", "levels=0.9,0.99"], "not a detector folder"),
         (["score", "normal", "new"], "no detector.json"),
         (["score", "det", "new", "--alpha", "0.0001"], "needs at least 9999 calibration images"),
         (["score", "det", "new", "--alpha", "2"], "between 0 and 1"),
@@ -189,10 +190,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(place, gepc, arguments, sente
     assert sorted(path.name for path in place.iterdir()) == before
 
 
-def test_bad_input_leaves_no_traceback_in_a_fresh_process_either(place):
-    run = fresh_gepc("score", "det", "nowhere", cwd=place)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "error: nowhere does not exist; give a folder of images, an image file or an array\n"
+@pytest.mark.parametrize("command", [["fit", "normal"], ["sar", "fit", "normal"]])
+def test_a_folder_of_something_else_is_refused_before_fitting(place, gepc, monkeypatch, command):
+    monkeypatch.setattr("gepc.detector.detector.Detector.fit", None)
+    run = gepc(*command, "--backbone", "net", "--out", "net")
+    assert run.returncode == 2
+    assert run.stderr == "error: net is not empty and holds no detector; give another folder for the results\n"
 
 
 @pytest.mark.parametrize("command", [["score", "--help"], ["map", "det", "new/00.png", "--out", "short"]])

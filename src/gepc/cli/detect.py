@@ -64,6 +64,7 @@ def fit(
     import gepc
     from gepc.images.sources import open_images
 
+    check_free(out, "detector.json", "detector")
     parameters = opt.parse_settings(settings)
     loading.refuse(parameters)
     detector = gepc.create_detector(method, loading.load(backbone), preset, **parameters)

@@ -141,6 +141,7 @@ def fit(
     from gepc.images.sources import open_images
     from gepc.sar.bench import radar_detector
 
+    check_free(out, "detector.json", "detector")
     collection = open_images(patches)
     first = next((record.pixels for record in collection if record.pixels is not None), None)
     if first is None:
