@@ -127,7 +127,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 
 @given(data=st.data(), compressed=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 def test_damage_is_one_sentence_or_does_not_matter(
     tmp_path: Path, files: list[bytes], data: st.DataObject, compressed: bool
 ) -> None:

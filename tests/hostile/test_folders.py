@@ -74,7 +74,7 @@ COMMON = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
 @pytest.mark.parametrize("kind", ["det", "grouped"])
-@settings(max_examples=80, **COMMON)
+@settings(max_examples=30, **COMMON)
 @given(data=st.data())
 def test_a_description_with_anything_in_it(kind: str, saved, grouped, backbone, tmp_path: Path, data) -> None:
     folder = tmp_path / "folder"
@@ -88,7 +88,7 @@ def test_a_description_with_anything_in_it(kind: str, saved, grouped, backbone, 
 
 
 @pytest.mark.parametrize("kind", ["det", "grouped"])
-@settings(max_examples=60, **COMMON)
+@settings(max_examples=30, **COMMON)
 @given(data=st.data())
 def test_a_state_with_anything_in_it(kind: str, saved, grouped, backbone, tmp_path: Path, data) -> None:
     folder = tmp_path / "folder"

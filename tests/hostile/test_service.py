@@ -42,7 +42,7 @@ def serving(saved, **settings):
         listener.close()
 
 
-def wait_for(condition, seconds: float = 60) -> bool:
+def wait_for(condition, seconds: float = 300) -> bool:
     """Whether a condition holds within some time."""
     deadline = time.monotonic() + seconds
     while not (held := condition()) and time.monotonic() < deadline:
@@ -79,7 +79,7 @@ def form(*files: bytes):
 
 
 def post(place, *files: bytes):
-    return httpx.post(f"http://127.0.0.1:{place[1]}/v1/score", files=form(*files), timeout=90)
+    return httpx.post(f"http://127.0.0.1:{place[1]}/v1/score", files=form(*files), timeout=300)
 
 
 def test_two_dozen_slow_images_hold_up_nobody(live, slow_jpeg: bytes, picture: bytes) -> None:
@@ -92,13 +92,15 @@ def test_two_dozen_slow_images_hold_up_nobody(live, slow_jpeg: bytes, picture: b
 def test_an_image_that_takes_too_long_is_given_up(saved, picture: bytes) -> None:
     with serving(saved) as (application, place):
         assert post(place, picture).status_code == 200
-        for decoder in application.state.service._decoders:
+        decoders = application.state.service._decoders
+        for decoder in decoders:
             decoder.seconds = 0.2
             if decoder._process is not None:
                 decoder._process.send_signal(signal.SIGSTOP)
-        answers = [post(place, picture) for _ in range(3)]
-        assert 422 in {answer.status_code for answer in answers}
-        assert answers[-1].status_code == 200
+        assert 422 in {post(place, picture).status_code for _ in decoders}  # they take turns
+        for decoder in decoders:
+            decoder.seconds = 60
+        assert {post(place, picture).status_code for _ in decoders} == {200}
 
 
 def test_a_signal_ends_the_service_in_every_state(saved, picture: bytes) -> None:
@@ -168,7 +170,7 @@ def test_images_of_callers_that_went_away_are_dropped(saved, picture: bytes, mon
         run = service._batcher._run
 
         def slowly(jobs):
-            busy.wait(60)
+            busy.wait(300)
             scored.extend(jobs)
             return run(jobs)
 
@@ -219,6 +221,6 @@ def test_odd_encodings_are_answered(client, picture: bytes, charset: str) -> Non
 
 def test_queries_do_not_reach_the_log(live, caplog) -> None:
     logging.getLogger("uvicorn.access").addHandler(caplog.handler)
-    httpx.get(f"http://127.0.0.1:{live[1]}/v1/detector?alpha=0.1&secret=hunter2", timeout=60)
+    httpx.get(f"http://127.0.0.1:{live[1]}/v1/detector?alpha=0.1&secret=hunter2", timeout=300)
     assert "/v1/detector" in caplog.text
     assert "hunter2" not in caplog.text

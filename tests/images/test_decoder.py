@@ -22,7 +22,7 @@ def _answers(*jobs: tuple[dict[str, Any], bytes]) -> list[tuple[dict[str, Any], 
     limits = {"pixels": 10_000, "seconds": 60.0}
     sent = b"".join(json.dumps({**limits, **job}).encode() + b"\n" + content for job, content in jobs)
     command = [sys.executable, "-m", "gepc.images.decoder"]
-    done = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=100)
+    done = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=300)
     stream, found = io.BytesIO(done.stdout), []
     assert stream.readline() == b"ready\n"
     while line := stream.readline():

@@ -111,5 +111,5 @@ def live():
     yield begin
     for server, thread, listener in running:
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
         listener.close()

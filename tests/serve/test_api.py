@@ -61,7 +61,7 @@ def test_the_limits_of_all_rates_are_those_of_the_decision_rule(serve, detector_
         assert (alphas[0], alphas[-1]) == (body["smallest_alpha"], 0.5)
         assert body["guarantee"]["alpha"] in alphas
         assert {key: body["guarantee"][key] for key in rates[0]} in rates
-        for rate in rates[::12]:
+        for rate in (rates[0], rates[len(rates) // 2], rates[-1]):
             answer = client.post("/v1/score", files=as_form(files), data={"alpha": rate["alpha"], **group}).json()
             for result in answer["results"]:
                 assert result["alarm"] == (result["p_value"] <= rate["limit"])
@@ -253,7 +253,7 @@ class Gate:
 
     def __call__(self, jobs):
         self.entered.set()
-        assert self.open.wait(30)
+        assert self.open.wait(300)
         return self.run(jobs)
 
 
@@ -262,7 +262,7 @@ def test_a_full_queue_is_503_with_a_time_and_nothing_is_lost(serve, detector_fol
     gate = Gate(client.app.state.service)
     with ThreadPoolExecutor(1) as pool:
         accepted = pool.submit(client.post, "/v1/score", files=as_form(files[:2]))
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(300)
         refused = client.post("/v1/score", files=as_form(files[:1]))
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
@@ -270,7 +270,7 @@ def test_a_full_queue_is_503_with_a_time_and_nothing_is_lost(serve, detector_fol
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200  # the loop is free while the network works
         gate.open.set()
-        assert accepted.result(30).status_code == 200
+        assert accepted.result(300).status_code == 200
     assert client.post("/v1/score", files=as_form(files[:1])).status_code == 200
     assert client.app.state.service.images.taken == client.app.state.service.held_bytes.taken == 0
 
@@ -319,13 +319,13 @@ def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, r
     gate = Gate(service)
     with ThreadPoolExecutor(8) as pool:
         before = [pool.submit(ask, number) for number in range(4)]
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(300)
         other.save(replaceable)
         reloading = pool.submit(client.post, "/v1/reload")  # tries the new one behind the calls under way
         gate.open.set()
-        reloaded = reloading.result(60).json()
+        reloaded = reloading.result(300).json()
         after = [pool.submit(ask, number) for number in range(4)]
-        answers = [future.result(60) for future in before + after]
+        answers = [future.result(300) for future in before + after]
     assert reloaded["changed"] is True
     expected[reloaded["detector"]] = other
     assert all(answer.status_code == 200 for answer in answers)

@@ -51,7 +51,7 @@ def open_page(browser):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)
 
         def check(request):
             if not request.url.startswith((f"{address}/", "data:", "blob:")):

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -371,10 +370,15 @@ save_file({name: value.data.contiguous() for name, value in run.net.named_parame
 
 
 def test_two_processes_share_the_batch_and_agree(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on any free port
+    common = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(meeting.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # both join the store, which rank 0 would open otherwise
+        "OMP_NUM_THREADS": "1",
+    }
     arguments = [json.dumps(tiny.as_dict()), str(data), str(tmp_path / "out"), str(tmp_path / "weights")]
     processes = [
         subprocess.Popen(
@@ -384,7 +388,7 @@ def test_two_processes_share_the_batch_and_agree(whole: Path, data: Path, tiny: 
         )
         for rank in range(2)
     ]
-    messages = [process.communicate(timeout=120)[1].decode() for process in processes]
+    messages = [process.communicate(timeout=600)[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], messages
     ranks = [load_file(f"{tmp_path / 'weights'}.{rank}") for rank in range(2)]
     assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ranks[0])
