@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,12 +75,16 @@ def passes(extractor: Extractor, backbone: gepc.Backbone, count: int = 2) -> tup
     return cost.forward, cost.jvp
 
 
-def aurocs(extractor: Extractor, calibration: str, count: int = 300, **kwargs: Any) -> tuple[float, float]:
+@functools.lru_cache(maxsize=2)
+def _columns(extractor: Extractor, count: int) -> list[Array]:
+    """Of images to fit on, of others like them, wider and narrower ones."""
+    spreads = enumerate((S, S, 2 * S, S / 2))
+    return [extractor.columns(run(extractor, sample(count, spread, seed))) for seed, spread in spreads]
+
+
+def aurocs(extractor: Extractor, calibration: str, count: int = 300) -> tuple[float, float]:
     """AUROC against Gaussians twice as wide and half as wide."""
-    train, inside, wide, narrow = (
-        extractor.columns(run(extractor, sample(count, spread, seed), **kwargs))
-        for seed, spread in enumerate((S, S, 2 * S, S / 2))
-    )
+    train, inside, wide, narrow = _columns(extractor, count)
     calibrator = create_calibrator(calibration).fit(train)
     levels = train.shape[1]
     aggregation = gepc.scoring.Aggregation("sum", extractor.aggregate)

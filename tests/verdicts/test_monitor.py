@@ -17,7 +17,7 @@ def test_unmoved_streams_are_called_drifted_at_most_with_probability_delta():
     called = 0
     for run in range(runs):
         monitor = Monitor(rng.normal(size=80), delta=delta, seed=run)
-        monitor.update_all(rng.normal(size=150))
+        monitor.update_all(rng.normal(size=60))
         called += monitor.drifted
     band = 3 * np.sqrt(delta * (1 - delta) / runs)
     assert called / runs <= delta + band
