@@ -42,7 +42,9 @@ def bench(place, monkeypatch):
     return lambda *more: run([*arguments, *more])
 
 
-def test_a_comparison_with_its_tables_and_its_figure(place, bench, capsys):
+def test_a_comparison_with_its_tables_and_its_figure(place, bench, capsys, monkeypatch):
+    monkeypatch.setattr("gepc.bench.plots._maps", lambda *_: {})  # tests/cli/test_bench_cli.py draws all figures
+    monkeypatch.setattr("gepc.bench.plots.three_histograms", lambda *_: {})
     assert bench("--methods", "msma,scoped") == 0
     told = capsys.readouterr()
     assert "msma" in told.err
@@ -99,8 +101,9 @@ def test_a_file_in_the_place_of_the_folder(place, bench, capsys):
     assert (place / "file").read_text() == "mine"
 
 
-def test_reproduce_is_the_benchmark_with_everything(place, bench, monkeypatch, capsys):
+def test_reproduce_is_the_benchmark_with_everything(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.bench.plots.draw_all", lambda *_: {})
     arguments = ["reproduce", "protocol.yaml", "--data", ".", "--out", "again", "--cache", "cache", "--methods", "msma"]
     assert run(arguments) == 0
     assert (place / "again" / "report.html").is_file()

@@ -181,7 +181,7 @@ def test_every_split_is_opened_once(data, protocol, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "open_dataset", counted)
     small = replace(protocol, pairs={"set0": ("set1",)}, seeds=(0,))
     benchmark = opened(small, data)
-    write(run(benchmark, "", choose_baselines(["score_norm"], small, benchmark.backbone)), tmp_path, ("png",))
+    write(run(benchmark, "", choose_baselines(["score_norm"], small, benchmark.backbone)), tmp_path, ())
     assert sorted(asked) == [("npz:set0.npz", "test"), ("npz:set0.npz", "train"), ("npz:set1.npz", "test")]
 
 
@@ -218,7 +218,7 @@ def test_pictures_of_maps_show_the_images_that_have_the_scores(tmp_path, folders
     keys = bench.collection.tables["b", "test", 0].keys
     assert bench.read_rows(("b", "test"), [0, 5, 17]).keys == [keys[row] for row in (0, 5, 17)]
     assert len(bench.read_rows(("b", "test"), range(64))) == 18
-    write(run(benchmark, "gepc bench"), tmp_path / "out", ("png",))
+    write(run(benchmark, "gepc bench"), tmp_path / "out", ())
     page = (tmp_path / "out" / "report.html").read_text()
     assert "30 ID-train, 30 of each test set; fewer of a test: 18, b test: 18" in page
 
