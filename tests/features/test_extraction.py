@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.features.base import Table, find_method
-from gepc.features.extraction import Extracted, ExtractionSpec, FeatureCache, extract_all, extract_chunks
+from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_all, extract_chunks
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
@@ -30,7 +29,7 @@ class ReadsAhead:
 
     def __call__(
         self, backbone: Backbone, work: ExtractionSpec, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Extracted | None]]:
+    ) -> Iterator[tuple[Chunk, Table | None]]:
         waiting: deque[Chunk] = deque()
         for chunk in read:
             self.sent += 1
@@ -65,12 +64,12 @@ def extract(
     images: Iterable[Chunk],
     net: Backbone | None = None,
     engine: ReadsAhead | None = None,
-) -> list[tuple[Chunk, Extracted | None]]:
+) -> list[tuple[Chunk, Table | None]]:
     return list(extract_chunks(net or backbone(), what, images, cache, engine))
 
 
-def together(pairs: list[tuple[Chunk, Extracted | None]]) -> tuple[Table, list[int]]:
-    tables = [found[0] for _, found in pairs if found is not None]
+def together(pairs: list[tuple[Chunk, Table | None]]) -> tuple[Table, list[int]]:
+    tables = [found for _, found in pairs if found is not None]
     joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     return joined, [index for chunk, _ in pairs for index in chunk.indices]
 
@@ -109,23 +108,6 @@ def test_tables_of_an_engine_serve_this_process_too(tmp_path: Path) -> None:
     extract(cache, spec("msma"), read(), net)
     assert cache.misses == 0
     assert net.forward_count == 0
-
-
-def test_maps_are_cached_with_their_table(tmp_path: Path) -> None:
-    with_maps = replace(spec(levels=Levels(LEVELS)), with_maps=True)
-    expected = extract(FeatureCache(None), with_maps, read(8))
-    extract(FeatureCache(tmp_path), with_maps, read(8))
-    cache, net = FeatureCache(tmp_path), backbone()
-    for (_, found), (_, other) in zip(extract(cache, with_maps, read(8), net, ReadsAhead()), expected, strict=True):
-        assert found is not None
-        assert other is not None
-        np.testing.assert_allclose(found[0]["s"], other[0]["s"], rtol=1e-12)
-        np.testing.assert_allclose(found[1], other[1], rtol=1e-6)
-    assert (cache.misses, net.forward_count) == (0, 0)
-    assert found is not None
-    table = extract(FeatureCache(tmp_path), spec(levels=Levels(LEVELS)), read(8))[0][1]
-    assert table is not None
-    assert set(table[0]) == set(found[0])
 
 
 def test_a_table_of_some_images_and_levels() -> None:

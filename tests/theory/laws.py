@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
-from gepc.theory import Gaussian
-from gepc.theory.fields import Array
+from gepc.theory import Array, Gaussian
 
 SHAPE = (1, 2, 2)
 D = 4

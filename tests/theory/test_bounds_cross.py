@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from laws import GROUPS, Bent, gaussian, mixture_backbone
 
 from gepc.core.errors import InputError
-from gepc.theory import Affine, Field, Subspace, cross_bounds, cross_counter_example, field_of
-from gepc.theory.fields import Array
+from gepc.theory import Affine, Array, Field, Subspace, cross_bounds, cross_counter_example, field_of
 
 SEEDS, NAMES = st.integers(0, 2**32 - 1), st.sampled_from(sorted(GROUPS))
 PLANE = np.eye(4)[:, :2]

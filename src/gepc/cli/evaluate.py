@@ -170,7 +170,7 @@ def selfcheck(as_json: opt.AsJson = False) -> None:
 
     Example: `gepc selfcheck`
     """
-    from gepc.theory.selfcheck import run_checks
+    from gepc.selfcheck import run_checks
 
     checks = run_checks()
     failed = sum(not check.passed for check in checks)

@@ -18,17 +18,13 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError
 from gepc.core.files import digest, write_arrays
-from gepc.features.base import Batch, Columns, Extractor, Table, extract_table, extract_with_maps
+from gepc.features.base import Batch, Columns, Extractor, Table, extract_table
 from gepc.features.groups import Group
-from gepc.features.pooling import Map
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
 
 OnProgress = Callable[[int], None]
-Extracted = tuple[Table, Map | None]
-"""The table of a chunk's readable images, and their maps per level (N, levels, H, W) where they were asked for."""
-_MAP = "map per level"
 _ADDED = {"layers": None, "errors": False}
 """Options since 0.2: their defaults leave the names of older files valid."""
 
@@ -43,35 +39,28 @@ class ExtractionSpec:
     timesteps : the timesteps to evaluate, in order.
     seed : the noise of an image is a function of this and of its content.
     rows : the largest number of images per network call, and per chunk.
-    with_maps : whether to return the maps per level, from the same passes.
     """
 
     extractor: Extractor
     timesteps: tuple[int, ...]
     seed: int = 0
     rows: int = 64
-    with_maps: bool = False
 
     def batch(self, chunk: Chunk) -> Batch:
         """The readable images of a chunk, with the keys of their noise."""
         return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows)
 
-    def __call__(self, backbone: Backbone, chunk: Chunk) -> Extracted | None:
+    def __call__(self, backbone: Backbone, chunk: Chunk) -> Table | None:
         """The features of a chunk; None where none of its images can be read."""
-        if not chunk.indices:
-            return None
-        batch = self.batch(chunk)
-        backbone.check_size(*batch.size)
-        return self.extract(backbone, batch)
+        return self.extract(backbone, self.batch(chunk)) if chunk.indices else None
 
-    def extract(self, backbone: Backbone, batch: Batch) -> Extracted:
+    def extract(self, backbone: Backbone, batch: Batch) -> Table:
         """The features of a batch, by network passes."""
-        if self.with_maps:
-            return extract_with_maps(self.extractor, backbone, batch, self.timesteps)
-        return extract_table(self.extractor, backbone, batch, self.timesteps), None
+        backbone.check_size(*batch.size)
+        return extract_table(self.extractor, backbone, batch, self.timesteps)
 
 
-Engine = Callable[[Backbone, ExtractionSpec, Iterable[Chunk]], Iterator[tuple[Chunk, Extracted | None]]]
+Engine = Callable[[Backbone, ExtractionSpec, Iterable[Chunk]], Iterator[tuple[Chunk, Table | None]]]
 """Makes the network passes for every chunk, perhaps on other machines, and returns the chunks in order."""
 
 
@@ -81,12 +70,12 @@ def extract_chunks(
     read: Iterable[Chunk],
     cache: FeatureCache | None = None,
     engine: Engine | None = None,
-) -> Iterator[tuple[Chunk, Extracted | None]]:
+) -> Iterator[tuple[Chunk, Table | None]]:
     """Features of every chunk, in order; None where no image of a chunk can be read. See `extract_all`."""
     cache = FeatureCache(None) if cache is None else cache
     if engine is None:
         for chunk in read:
-            yield chunk, cache.extract(backbone, spec, chunk) if chunk.indices else None
+            yield chunk, cache.extract(backbone, spec, spec.batch(chunk)) if chunk.indices else None
     else:
         yield from cache.extract_with(engine, backbone, spec, read)
 
@@ -216,7 +205,7 @@ def extract_all(
         if found is None:
             continue
         preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
-        tables.append(found[0])
+        tables.append(found)
         for key, image in zip(chunk.keys, chunk.images, strict=True):
             sample.add(key, image)
         keys += chunk.keys
@@ -235,9 +224,9 @@ def warn_about_skipped(found: FeatureTable) -> None:
         warnings.warn(f"{len(found.skipped)} of {count} images left out; the first error: {first}", stacklevel=4)
 
 
-def concatenate(tables: Sequence[Table]) -> Table:
-    """One table of the images of all tables, in order."""
-    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+def concatenate(tables: Sequence[Table], axis: int = 0) -> Table:
+    """One table of the images of all tables, in order, or with `axis` 1 of their levels."""
+    return {name: np.concatenate([table[name] for table in tables], axis) for name in tables[0]}
 
 
 class FeatureCache:
@@ -261,24 +250,18 @@ class FeatureCache:
         self.folder = None if folder is None else Path(folder)
         self.hits = self.misses = 0
 
-    def extract(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Extracted:
-        """The features of a chunk with readable images: read where known, else computed and written."""
-        batch = spec.batch(chunk)
-        backbone.check_size(*batch.size)
-        return self._extract(backbone, spec, batch)
-
-    def _extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Extracted:
+    def extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
+        """The features of a batch: read where known, else computed and written."""
         parts = spec.extractor.builds_on()
-        if parts and not spec.with_maps:
+        if parts:
             specs = [replace(spec, extractor=part, timesteps=part.timesteps(backbone)) for part in parts]
-            tables = [self._extract(backbone, part, batch)[0] for part in specs]
-            return spec.extractor.complete(tables, batch), None
+            return spec.extractor.complete([self.extract(backbone, part, batch) for part in specs], batch)
         if not self._keeps(backbone, spec.extractor):
             self.misses += len(spec.timesteps)
             return spec.extract(backbone, batch)
-        return _join([self._read_or_extract(backbone, part, batch) for part in _files(spec)])
+        return concatenate([self._read_or_extract(backbone, part, batch) for part in _files(spec)], axis=1)
 
-    def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Extracted:
+    def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
         path = self._path(backbone, spec, batch)
         known = _read(path)
         if known is not None:
@@ -286,16 +269,16 @@ class FeatureCache:
             return known
         self.misses += 1
         found = spec.extract(backbone, batch)
-        _write(path, found)
+        write_arrays(path, found)
         return found
 
     def extract_with(
         self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Extracted | None]]:
+    ) -> Iterator[tuple[Chunk, Table | None]]:
         """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn."""
-        line: deque[tuple[Chunk, Extracted | None]] = deque()
+        line: deque[tuple[Chunk, Table | None]] = deque()
         parts = spec.extractor.builds_on()
-        base = replace(spec, extractor=parts[0]) if len(parts) == 1 and not spec.with_maps else spec
+        base = replace(spec, extractor=parts[0]) if len(parts) == 1 else spec
 
         def unknown() -> Iterator[Chunk]:
             for chunk in read:
@@ -304,12 +287,12 @@ class FeatureCache:
                 if chunk.indices and known is None:
                     yield chunk
 
-        def completed(chunk: Chunk, found: Extracted | None) -> tuple[Chunk, Extracted | None]:
+        def completed(chunk: Chunk, found: Table | None) -> tuple[Chunk, Table | None]:
             if found is None or base is spec:
                 return chunk, found
-            return chunk, (spec.extractor.complete([found[0]], base.batch(chunk)), None)
+            return chunk, spec.extractor.complete([found], base.batch(chunk))
 
-        def settled() -> Iterator[tuple[Chunk, Extracted | None]]:
+        def settled() -> Iterator[tuple[Chunk, Table | None]]:
             while line and (line[0][1] is not None or not line[0][0].indices):
                 yield completed(*line.popleft())
 
@@ -321,7 +304,7 @@ class FeatureCache:
             yield completed(chunk, found)
         yield from settled()
 
-    def _known(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Extracted | None:
+    def _known(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Table | None:
         if not self._keeps(backbone, spec.extractor):
             return None
         batch = spec.batch(chunk)
@@ -330,15 +313,16 @@ class FeatureCache:
         if len(known) < len(found):
             return None
         self.hits += len(known)
-        return _join(known)
+        return concatenate(known, axis=1)
 
-    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, found: Extracted) -> None:
+    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, found: Table) -> None:
         """Write features that an engine computed, as `extract` would have."""
         batch, files = spec.batch(chunk), _files(spec)
         self.misses += len(files)
         if self._keeps(backbone, spec.extractor):
             for place, part in enumerate(files):
-                _write(self._path(backbone, part, batch), found if len(files) == 1 else _level(found, place))
+                level = {name: values[:, [place]] for name, values in found.items()}
+                write_arrays(self._path(backbone, part, batch), found if len(files) == 1 else level)
 
     def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
         return self.folder is not None and all(one.fingerprint for one in (backbone, *extractor.other_backbones()))
@@ -359,8 +343,6 @@ class FeatureCache:
             facts.append({"revision": extractor.revision})
         if "cycle" in options.get("features", ()):  # before 0.2 the name of what is now `walk`
             facts.append({"cycle": 2})
-        if spec.with_maps:
-            facts.append({"maps": True})
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
 
@@ -370,32 +352,13 @@ def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
     return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
 
 
-def _level(found: Extracted, place: int) -> Extracted:
-    table, maps = found
-    return {name: values[:, [place]] for name, values in table.items()}, None if maps is None else maps[:, [place]]
-
-
-def _join(parts: Sequence[Extracted]) -> Extracted:
-    """Levels side by side."""
-    table = {name: np.concatenate([part[name] for part, _ in parts], axis=1) for name in parts[0][0]}
-    maps = [levels for _, levels in parts if levels is not None]
-    return table, np.concatenate(maps, axis=1) if maps else None
-
-
-def _write(path: Path, found: Extracted) -> None:
-    table, maps = found
-    write_arrays(path, table if maps is None else {**table, _MAP: maps})
-
-
-def _read(path: Path) -> Extracted | None:
+def _read(path: Path) -> Table | None:
     """The features in `path`, or None where there is no such file or it is damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     with contextlib.suppress(OSError, SafetensorError, ValueError):
-        arrays = dict(load_file(path))
-        maps = arrays.pop(_MAP, None)
-        return arrays, maps
+        return dict(load_file(path))
     return None
 
 

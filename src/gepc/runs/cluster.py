@@ -25,7 +25,8 @@ from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import read_json
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import DESCRIPTION, STATE
-from gepc.features.extraction import Extracted, ExtractionSpec
+from gepc.features.base import Table
+from gepc.features.extraction import ExtractionSpec
 from gepc.images.batches import Chunk
 from gepc.images.formats import is_url
 from gepc.images.sources import FileImages, Images, open_images
@@ -262,7 +263,7 @@ class FeatureActor:
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
-    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Extracted | None, tuple[int, int, int]]:
+    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Table | None, tuple[int, int, int]]:
         """The features of a chunk, and the passes that they cost."""
         self.backbone.reset_counts()
         return work(self.backbone, chunk), self.backbone.counts
@@ -279,7 +280,7 @@ class FeaturesOnCluster:
 
     def __call__(
         self, backbone: Backbone, work: ExtractionSpec, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Extracted | None]]:
+    ) -> Iterator[tuple[Chunk, Table | None]]:
         """Every chunk with its features, in order."""
         with self.cluster.joined() as ray:
             remote = ray.remote(**self.cluster.actor_options)(FeatureActor)
@@ -302,7 +303,7 @@ class FeaturesOnCluster:
                     ray.kill(actor)
 
 
-def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Extracted | None]:
+def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Table | None]:
     found, (forward, jvp, encoder) = ray.get(answer)
     backbone.forward_count += forward
     backbone.jvp_count += jvp

@@ -12,8 +12,7 @@ from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.detector.registry import GEPC
 from gepc.features.groups import Action, Group
-from gepc.theory.bounds import anisotropy_residual, mean_shift_residual
-from gepc.theory.fields import Array, components_of
+from gepc.theory import Array, anisotropy_residual, components_of, mean_shift_residual
 from gepc.verdicts.conformal import p_values
 
 SHAPE = (3, 8, 8)
