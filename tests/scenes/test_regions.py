@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gepc.scenes.reading import Georeference
-from gepc.scenes.regions import COLUMNS, find_regions, geojson
+from gepc.scenes.writing import COLUMNS, find_regions, geojson
 from gepc.scenes.tiling import Grid
 
 GRID = Grid.over(40, 60, (8, 8), (4, 4))

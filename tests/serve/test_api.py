@@ -119,15 +119,16 @@ def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, ima
     picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
     field = detector.score_map(images[:1])[0]
     wanted = overlay(picture, field, detector.map_limit())
-    heat = np.asarray(Image.open(io.BytesIO(_map(client, files[0], style="heat")))) / 255
+    (result,) = client.post("/v1/score?map=true", files=as_form(files[:1])).json()["results"]
+    heat = np.asarray(_picture(result["map"])) / 255
     laid = picture * (1 - heat[..., 3:]) + heat[..., :3] * heat[..., 3:]
     assert np.abs(laid - wanted).max() < 0.01
-    shown = np.asarray(Image.open(io.BytesIO(_map(client, files[0], style="overlay"))))[8::16, 8::16] / 255
+    shown = np.asarray(Image.open(io.BytesIO(_map(client, files[0]))))[8::16, 8::16] / 255
     assert np.abs(shown - wanted).max() < 0.01
 
 
-def _map(client, data, style):
-    answer = client.post(f"/v1/map?style={style}", files=as_form([data]))
+def _map(client, data):
+    answer = client.post("/v1/map", files=as_form([data]))
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "image/png"
     assert float(answer.headers["x-gepc-map-scale"]) > 0
@@ -389,5 +390,5 @@ def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
         forms = [("images", (name, data.getvalue(), "image/tiff")) for name, data in (("a.tif", tiff), ("a.npy", npy))]
         answer = client.post("/v1/score", files=forms).json()["results"]
         np.testing.assert_allclose([one["score"] for one in answer], detector.score(picture[None])[0], rtol=1e-4)
-        drawn = client.post("/v1/map?style=overlay", files=forms[:1])
+        drawn = client.post("/v1/map", files=forms[:1])
         assert drawn.headers["content-type"] == "image/png"

@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from gepc.core.errors import BackboneError, OptionError, nearest
 
-if TYPE_CHECKING:
-    import torch
-
-Layers = Mapping[str, "torch.nn.Module"]
+Layers = Mapping[str, torch.nn.Module]
 
 RESIDUAL = re.compile(r"Res(net|idual)?_?Block", re.IGNORECASE)
 TRANSFORMER = re.compile(r"(Transformer|DiT)_?Block", re.IGNORECASE)
@@ -32,8 +31,6 @@ def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Lay
     names : names of modules as in `net.named_modules()`, with wildcards (`up_blocks.*.resnets.*`); None applies the
         rule above.
     """
-    import torch
-
     modules, found = dict(net.named_modules()), dict[str, torch.nn.Module]()
     for pattern in names or ():
         matching = [name for name in modules if name and fnmatchcase(name, pattern)]
@@ -82,8 +79,6 @@ def feature_map(output: Any, size: tuple[int, int]) -> torch.Tensor:
     that form none become (N, C, tokens, 1). Of several outputs the largest counts: the image's tokens rather than the
     text's.
     """
-    import torch
-
     tensors = [output] if isinstance(output, torch.Tensor) else [one for one in output if isinstance(one, torch.Tensor)]
     field = max(tensors, key=torch.Tensor.numel)
     if field.ndim == 4:

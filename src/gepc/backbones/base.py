@@ -8,21 +8,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.path import GaussianPath, look_up
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 
-if TYPE_CHECKING:
-    import torch
-
-    Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    Encoder = Callable[[torch.Tensor], torch.Tensor]
-
+Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Encoder = Callable[[torch.Tensor], torch.Tensor]
 ACT_ON = ("latents", "pixels")
 ENCODED_PIXELS = 2**18  # of one call of an encoder: its activations are as large as the images, times 100
 
@@ -74,8 +73,6 @@ class Backbone(ABC):
         image_size: int | tuple[int, int] | None = None,
         size_multiple: int = 1,
     ) -> None:
-        import torch
-
         if not isinstance(channels, (int, np.integer)) or channels < 1:
             raise OptionError(f"channels must be a positive whole number, got {channels!r}")
         self.alphas_cumprod: FloatArray = check_alphas_cumprod(alphas_cumprod)
@@ -153,8 +150,6 @@ class Backbone(ABC):
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes; none without an encoder."""
-        import torch
-
         if self.encoder is None:
             return images
         rows = max(1, ENCODED_PIXELS // (images.shape[-2] * images.shape[-1]))
@@ -178,8 +173,6 @@ class Backbone(ABC):
         x : noised images x_t, (N, C, H, W).
         t : schedule index: one for all images, or one per image.
         """
-        import torch
-
         with torch.set_grad_enabled(x.requires_grad):
             return self._run(lambda images, steps: (self._predict(images, steps),), x, t)[0]
 
@@ -195,8 +188,6 @@ class Backbone(ABC):
         x, t : as for `eps`.
         v : direction of the derivative, shaped like `x`.
         """
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
 
         def differentiate(y: torch.Tensor, steps: torch.Tensor, direction: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return torch.func.jvp(lambda z: self._predict(z, steps), (y,), (direction,))[:2]
@@ -213,8 +204,6 @@ class Backbone(ABC):
         The variance is the network's own if `learned_variance`, otherwise that of the scheduler or btilde_t.
         Parameters are those of `eps`.
         """
-        import torch
-
         with torch.set_grad_enabled(x.requires_grad):
             answer, log_variance = self._run(self._predict_with_variance, x, t)
         return answer, log_variance
@@ -229,10 +218,6 @@ class Backbone(ABC):
         x, t : as for `eps`.
         layers : names of modules, with wildcards; None chooses them, see `gepc.backbones.activations.find_layers`.
         """
-        import torch
-
-        from gepc.backbones.activations import feature_map, find_layers, recorded
-
         if self.net is None:
             raise BackboneError("this backbone is a plain function, whose inner activations cannot be recorded")
         size = (x.shape[-2], x.shape[-1])
@@ -253,8 +238,6 @@ class Backbone(ABC):
         *more: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Call `network` on at most `rows` images at a time, join its answers, count the images, check the first."""
-        import torch
-
         inputs = (x, self._timesteps(x, t), *more)
         while True:
             try:
@@ -302,8 +285,6 @@ class Backbone(ABC):
         return look_up(table, x, self._timesteps(x, t))
 
     def _timesteps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        import torch
-
         if not isinstance(t, torch.Tensor) or t.ndim == 0:
             ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
         elif t.shape != (len(x),) or t.is_floating_point():
@@ -482,8 +463,6 @@ class CallableBackbone(Backbone):
         size_multiple: int,
         device: str | torch.device | None,
     ) -> None:
-        import torch
-
         super().__init__(path.alphas_cumprod, channels, image_size, size_multiple)
         weights: list[torch.nn.Parameter] = []
         if isinstance(function, torch.nn.Module):

@@ -16,46 +16,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.schedule import FloatArray, Scheduler, build_scheduler, check_alphas_cumprod
 from gepc.core.errors import InputError, OptionError, check_choice
 
-if TYPE_CHECKING:
-    import torch
-
-    LookUp = Callable[[FloatArray], torch.Tensor]
+LookUp = Callable[[FloatArray], torch.Tensor]
 
 
 def look_up(table: FloatArray, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """`table[t]` for the index of every image, (N,), shaped to multiply a batch like `x`."""
-    import torch
-
     return torch.tensor(table, dtype=x.dtype, device=x.device)[t].reshape(-1, *([1] * (x.ndim - 1)))
 
 
 @dataclass(frozen=True)
 class GaussianPath:
-    """A noise schedule with the coordinates and the answers of one network. Tables have one number per index.
+    """A noise schedule with the coordinates and the answers of one network. Tables have one number per index."""
 
-    Parameters
-    ----------
-    alphas_cumprod : the schedule of x_t.
-    times : what the network is called with; None calls it with the index itself.
-    scale : y = scale x_t; None is 1.
-    input_gain, input_offset : the network is given input_gain y + input_offset; None is 1.
-    y_gain, answer_gain, divisor : see the formula of the module; None is 0, 1 and 1.
-    """
-
-    alphas_cumprod: FloatArray
-    times: FloatArray | None = None
-    scale: FloatArray | None = None
-    input_gain: FloatArray | None = None
+    alphas_cumprod: FloatArray  # the schedule of x_t
+    times: FloatArray | None = None  # what the network is called with; None calls it with the index itself
+    scale: FloatArray | None = None  # y = scale x_t; None is 1
+    input_gain: FloatArray | None = None  # the network is given input_gain y + input_offset; None is 1
     input_offset: float = 0.0
-    y_gain: FloatArray | None = None
+    y_gain: FloatArray | None = None  # this and what follows: see the formula of the module; None is 0, 1 and 1
     answer_gain: FloatArray | None = None
     divisor: FloatArray | None = None
 
@@ -130,28 +117,19 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class SigmaScheduler:
-    """A scheduler of diffusers without betas: its noise level is sigma. Fields have diffusers' names.
+    """A scheduler of diffusers without betas: its noise level is sigma. Fields have diffusers' names."""
 
-    Parameters
-    ----------
-    kind : `edm`, `ve` (a network that answers the score), `consistency` or `flow`.
-    num_train_timesteps : the number of noise levels.
-    sigma_min, sigma_max, rho : the levels are even in sigma^(1/rho) (`karras`), or in log sigma (`exponential`).
-        Levels of a flow are s = 1/T ... 1: the network knows them all, so the shift of a sampler does not matter.
-    sigma_schedule : `karras` or `exponential`.
-    sigma_data : the standard deviation of the data in the scalings of EDM.
-    prediction_type : of EDM, `epsilon` or `v_prediction`, which changes the sign of c_out.
-    image_range : the values of black and white that a `ve` network was trained with; [0, 1] as in diffusers' pipeline.
-    """
-
-    kind: str
-    num_train_timesteps: int = 1000
+    kind: str  # `edm`, `ve` (a network that answers the score), `consistency` or `flow`
+    num_train_timesteps: int = 1000  # the number of noise levels
+    # sigma_min, sigma_max, rho: the levels are even in sigma^(1/rho) (`karras`), or in log sigma (`exponential`).
+    # Levels of a flow are s = 1/T ... 1: the network knows them all, so the shift of a sampler does not matter.
     sigma_min: float = 0.002
     sigma_max: float = 80.0
     rho: float = 7.0
     sigma_schedule: str = "karras"
-    sigma_data: float = 0.5
-    prediction_type: str = "epsilon"
+    sigma_data: float = 0.5  # the standard deviation of the data in the scalings of EDM
+    prediction_type: str = "epsilon"  # of EDM, `epsilon` or `v_prediction`, which changes the sign of c_out
+    # the values of black and white that a `ve` network was trained with; [0, 1] as in diffusers' pipeline
     image_range: tuple[float, float] = (0.0, 1.0)
     variance_type: str | None = None
 

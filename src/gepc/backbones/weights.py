@@ -14,17 +14,19 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
+from diffusers import UNet2DModel
+from diffusers.models.attention_processor import Attention
+from diffusers.models.downsampling import Downsample2D
+from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from gepc.core.errors import BackboneError, InputError
 from gepc.core.files import open_regular, read_json
-
-if TYPE_CHECKING:
-    from diffusers import UNet2DModel
 
 Shape = tuple[int, ...]
 MAX_PICKLE = 4 << 20  # names and shapes of a checkpoint; a thousand tensors take some 200 kB
@@ -254,12 +256,6 @@ class Patches:
 
 def build_net(config: Mapping[str, Any], patches: Patches) -> UNet2DModel:
     """The network of that config, without memory for its weights (meta device)."""
-    from diffusers import UNet2DModel
-    from diffusers.models.attention_processor import Attention
-    from diffusers.models.downsampling import Downsample2D
-    from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-    from diffusers.models.upsampling import Upsample2D
-
     values = dict(config)
     if str(values.get("attention_head_dim")).startswith(MARK):
         values["attention_head_dim"] = patches.head_channels

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import spearmanr
 
 from gepc.backbones.base import Backbone
 from gepc.bench.comparison import advantage
@@ -122,8 +123,6 @@ def compare(
 
 
 def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], size: int | None, seed: int) -> Trial:
-    from scipy.stats import spearmanr
-
     detector = candidate.detector(backbone, seed=seed, size=size, maps="raw").fit(halves[0])
     held_out = [
         image

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import norm, rankdata
 
 from gepc.bench import published
 from gepc.bench.cost import MeasuredCost, measure
@@ -175,8 +176,6 @@ def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tupl
     difference, over all pairs that the set is in. The p-value is None if the variance is 0, as between a detector and
     itself.
     """
-    from scipy.stats import norm
-
     mine, theirs = _contributions(first), _contributions(second)
     averages = [np.mean([list(pair_aurocs(run).values()) for run in runs]) for runs in (first, second)]
     lead = float(averages[0] - averages[1])
@@ -201,8 +200,6 @@ def _contributions(runs: Sequence[SeedScores]) -> dict[str, Array]:
 
 def placements(inside: Array, outside: Array) -> tuple[Array, Array]:
     """For each ID image the share of OOD images above it, and for each OOD image the share of ID images below it."""
-    from scipy.stats import rankdata
-
     n, m = len(inside), len(outside)
     ranks = rankdata(np.concatenate([inside, outside]))
     return 1.0 - (ranks[:n] - rankdata(inside)) / m, (ranks[n:] - rankdata(outside)) / n

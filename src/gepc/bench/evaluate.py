@@ -38,22 +38,13 @@ Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A protocol with its network and its images.
+    """A protocol with its network and its images."""
 
-    Parameters
-    ----------
-    protocol : what to run.
-    backbone : the network.
-    splits : (set, split) -> images.
-    cache : where known features are read and new ones are written.
-    engine : what makes the network passes; by default this process.
-    """
-
-    protocol: Protocol
-    backbone: Backbone
-    splits: Mapping[Place, Images]
-    cache: FeatureCache
-    engine: Engine | None = None
+    protocol: Protocol  # what to run
+    backbone: Backbone  # the network
+    splits: Mapping[Place, Images]  # (set, split) -> images
+    cache: FeatureCache  # where known features are read and new ones are written
+    engine: Engine | None = None  # what makes the network passes; by default this process
 
     @classmethod
     def open(

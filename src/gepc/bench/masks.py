@@ -38,34 +38,20 @@ MAIN = (
 
 @dataclass(frozen=True)
 class MaskProtocol:
-    """What a benchmark with masks runs on.
+    """What a benchmark with masks runs on."""
 
-    Parameters
-    ----------
-    good : folder of good images, below the folder with the data sets.
-    defects : kind of defect -> folder of images with masks.
-    test_good : folder of good images to test with; by default those of `good` that are not used to fit.
-    backbone : the network; a name or a folder.
-    method, preset, options : the detector, see `gepc.create_detector`.
-    fit_images : good images to fit and calibrate on.
-    skip_images : good images that are left out, such as those that the backbone was trained on; the first ones.
-    test_images : at most that many images of each kind to test with.
-    test_good_images : at most that many good images to test with.
-    seed : of the division of the good images, and of the choice of test images.
-    """
-
-    good: str
-    defects: dict[str, str]
-    test_good: str | None = None
-    backbone: str = "celeba32-tiny"
-    method: str = "gepc+"
+    good: str  # folder of good images, below the folder with the data sets
+    defects: dict[str, str]  # kind of defect -> folder of images with masks
+    test_good: str | None = None  # folder of good images to test with; by default those of `good` not used to fit
+    backbone: str = "celeba32-tiny"  # the network; a name or a folder
+    method: str = "gepc+"  # and its preset and options: see `gepc.create_detector`
     preset: str | None = "inspect"
     options: dict[str, Any] = field(default_factory=dict)
-    fit_images: int = 120
-    skip_images: int = 0
-    test_images: int | None = None
-    test_good_images: int | None = None
-    seed: int = 0
+    fit_images: int = 120  # good images to fit and calibrate on
+    skip_images: int = 0  # the first good images, left out: such as those that the backbone was trained on
+    test_images: int | None = None  # at most that many images of each kind to test with
+    test_good_images: int | None = None  # at most that many good images to test with
+    seed: int = 0  # of the division of the good images, and of the choice of test images
 
     def __post_init__(self) -> None:
         if not self.defects:

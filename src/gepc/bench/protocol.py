@@ -30,36 +30,21 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class BenchmarkDataset:
-    """A data set of a benchmark.
+    """A data set of a benchmark."""
 
-    Parameters
-    ----------
-    dataset : its name for `gepc.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`).
-    label : its name in tables; the short name by default.
-    value_range : the pixel values of black and white; by default those of the array's type.
-    """
-
-    dataset: str
-    label: str = ""
-    value_range: tuple[float, float] | None = None
+    dataset: str  # its name for `gepc.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`)
+    label: str = ""  # its name in tables; the short name by default
+    value_range: tuple[float, float] | None = None  # of black and white; by default those of the array's type
 
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """How one of the compared methods is run.
+    """How one of the compared methods is run."""
 
-    Parameters
-    ----------
-    preset : a preset of the method; by default `light` where the method has it.
-    train_images : the largest number of ID-train images, for a costly method; by default the protocol's.
-    test_images : the largest number of images of each test set; by default the protocol's.
-    options : the method's own parameters, and `calibration`, `keep`, `weights`, `aggregate`, `fuse`.
-    """
-
-    preset: str | None = None
-    train_images: int | None = None
-    test_images: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    preset: str | None = None  # a preset of the method; by default `light` where the method has it
+    train_images: int | None = None  # at most, of ID-train, for a costly method; by default the protocol's
+    test_images: int | None = None  # at most, of each test set; by default the protocol's
+    options: dict[str, Any] = field(default_factory=dict)  # its own, and those of `SCORING_OPTIONS`
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -73,48 +58,27 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A benchmark. ID-train selects levels and fits; ID-test and OOD-test are only evaluated.
+    """A benchmark. ID-train selects levels and fits; ID-test and OOD-test are only evaluated."""
 
-    Parameters
-    ----------
-    datasets : short name -> data set.
-    pairs : short name of the ID set -> short names of its OOD sets.
-    backbone : what `gepc.load_backbone` takes.
-    size : images are resized to this height and width.
-    levels : short name of the ID set -> candidate levels; `default` for the others.
-    train_images : the number of ID-train images, drawn with `subset_seed`.
-    test_images : the number of images of each test set, drawn with `subset_seed`.
-    features : features of GEPC to extract; the main detector uses `s` alone, the others are for the ablations.
-    pool : how residuals are pooled over pixels.
-    topk : the share of pixels that `topk` pooling averages.
-    group : the transforms, by the name of a group.
-    keep : how many levels the main detector keeps.
-    weights : the weights of the kept levels, `inv_cv` or `uniform`.
-    calibration : the calibrator of the main detector.
-    seeds : noise seeds; the main table gives the mean and the standard deviation over them.
-    subset_seed : seed of the draw of images.
-    batch_size : images per network call.
-    methods : `method` or `method:preset` -> how it is run when it is compared with GEPC.
-    """
-
-    datasets: dict[str, BenchmarkDataset]
-    pairs: dict[str, tuple[str, ...]]
-    backbone: str = "celeba32-tiny"
-    size: int = 32
+    datasets: dict[str, BenchmarkDataset]  # short name -> data set
+    pairs: dict[str, tuple[str, ...]]  # short name of the ID set -> short names of its OOD sets
+    backbone: str = "celeba32-tiny"  # what `gepc.load_backbone` takes
+    size: int = 32  # images are resized to this height and width
+    # short name of the ID set -> candidate levels; `default` for the others
     levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
-    train_images: int = 2000
-    test_images: int = 1000
-    features: tuple[str, ...] = ("s", "cos", "pair", "b")
-    pool: str = "topk"
-    topk: float = 0.3
-    group: str = "paper"
-    keep: int = 2
-    weights: str = "inv_cv"
-    calibration: str = "kde"
-    seeds: tuple[int, ...] = (0,)
-    subset_seed: int = 0
-    batch_size: int = 64
-    methods: dict[str, MethodChoice] = field(default_factory=dict)
+    train_images: int = 2000  # the number of ID-train images, drawn with `subset_seed`
+    test_images: int = 1000  # the number of images of each test set, drawn with `subset_seed`
+    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; all but `s` are for the ablations
+    pool: str = "topk"  # how residuals are pooled over pixels
+    topk: float = 0.3  # the share of pixels that `topk` pooling averages
+    group: str = "paper"  # the transforms, by the name of a group
+    keep: int = 2  # how many levels the main detector keeps
+    weights: str = "inv_cv"  # the weights of the kept levels, `inv_cv` or `uniform`
+    calibration: str = "kde"  # the calibrator of the main detector
+    seeds: tuple[int, ...] = (0,)  # noise seeds; the main table gives the mean and the standard deviation over them
+    subset_seed: int = 0  # seed of the draw of images
+    batch_size: int = 64  # images per network call
+    methods: dict[str, MethodChoice] = field(default_factory=dict)  # `method` or `method:preset` -> how it is run
 
     def __post_init__(self) -> None:
         self._check_pairs()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import binomtest, friedmanchisquare, rankdata, studentized_range
 
 from gepc.core.errors import InputError
 from gepc.core.files import read_json
@@ -36,20 +37,12 @@ Aurocs = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods in the order of their average ranks.
+    """Methods in the order of their average ranks."""
 
-    Attributes
-    ----------
-    methods : names, the best first.
-    suites : names of the benchmarks.
-    aurocs : AUROC of every method and pair, (k, N).
-    suite_of : for every pair, the place of its benchmark in `suites`.
-    """
-
-    methods: tuple[str, ...]
-    suites: tuple[str, ...]
-    aurocs: npt.NDArray[np.float64]
-    suite_of: npt.NDArray[np.int64]
+    methods: tuple[str, ...]  # names, the best first
+    suites: tuple[str, ...]  # names of the benchmarks
+    aurocs: npt.NDArray[np.float64]  # AUROC of every method and pair, (k, N)
+    suite_of: npt.NDArray[np.int64]  # for every pair, the place of its benchmark in `suites`
 
     @classmethod
     def of(cls, suites: Mapping[str, Aurocs]) -> Ranking:
@@ -81,8 +74,6 @@ class Ranking:
     @cached_property
     def p_value(self) -> float:
         """Friedman's test; of two methods, the sign test, which it is then."""
-        from scipy.stats import binomtest, friedmanchisquare
-
         if len(self.methods) > 2:
             return float(friedmanchisquare(*self.aurocs).pvalue)
         wins = int((self.aurocs[0] > self.aurocs[1]).sum())
@@ -92,8 +83,6 @@ class Ranking:
     @cached_property
     def critical_difference(self) -> float:
         """Nemenyi's, at level 0.05."""
-        from scipy.stats import studentized_range
-
         k, pairs = self.aurocs.shape
         return float(studentized_range.isf(ALPHA, k, np.inf) / np.sqrt(2.0) * np.sqrt(k * (k + 1) / (6.0 * pairs)))
 
@@ -128,8 +117,6 @@ class Ranking:
 
 def _ranks(aurocs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Rank of every method on every pair, 1 for the highest AUROC."""
-    from scipy.stats import rankdata
-
     return np.asarray(rankdata(-aurocs, axis=0))
 
 

@@ -59,28 +59,16 @@ TINY, LEAST_SPREAD = 1e-30, 1e-6
 
 @dataclass
 class MapStatistics:
-    """The statistics of the maps of ID images.
+    """The statistics of the maps of ID images."""
 
-    Parameters
-    ----------
-    parts : the names of the parts.
-    window : odd side of the box filter; less on small images, at most an eighth of their shorter side.
-    weights : the weights of the noise levels.
-    mean, std : mu and sigma of all parts together, first, and of each part: (1 + P, bands), or, for aligned images,
-        (1 + P, h, w).
-    offsets : mean and standard deviation of c_p, (P, 2).
-    maxima : the largest values of the maps of the n calibration images, (1 + P, n).
-    gaussian : the Gaussian of the activations of single positions, if they are a part.
-    """
-
-    parts: tuple[str, ...]
-    window: int
-    weights: Array
-    mean: Array
-    std: Array
-    offsets: Array
-    maxima: Array
-    gaussian: Calibrator | None = None
+    parts: tuple[str, ...]  # the names of the parts
+    window: int  # odd side of the box filter; less on small images, at most an eighth of their shorter side
+    weights: Array  # the weights of the noise levels
+    mean: Array  # mu of all parts together, first, and of each: (1 + P, bands), or for aligned images (1 + P, h, w)
+    std: Array  # sigma, in the same shape
+    offsets: Array  # mean and standard deviation of c_p, (P, 2)
+    maxima: Array  # the largest values of the maps of the n calibration images, (1 + P, n)
+    gaussian: Calibrator | None = None  # the Gaussian of the activations of single positions, if they are a part
 
     @classmethod
     def fit(

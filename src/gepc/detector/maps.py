@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as PILImage
+from PIL import ImageDraw
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import replacing, write_json
@@ -24,8 +26,6 @@ from gepc.images.sources import Image, Images
 from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
-
     from gepc.detector.detector import Detector
 
 SCALES = ("global", "image")
@@ -133,11 +133,8 @@ def _verdict(detector: Detector, scores: npt.NDArray[np.float64], alpha: float) 
     return {"score": score, "p_value": float(p_value[0]), "alarm": alarm}
 
 
-def drawn(picture: Image, field: Map, scale: float, regions: Sequence[Region], caption: str) -> PILImage:
+def drawn(picture: Image, field: Map, scale: float, regions: Sequence[Region], caption: str) -> PILImage.Image:
     """The image beside its overlay with numbered boxes and one colour bar, under a line of text."""
-    from PIL import Image as PILImage
-    from PIL import ImageDraw
-
     enlarge = max(1, 256 // len(picture))
     both = np.concatenate([picture, overlay(picture, field, scale)], axis=1)
     pixels = np.rint(np.clip(both, 0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, axis=0).repeat(enlarge, axis=1)
@@ -156,9 +153,6 @@ def drawn(picture: Image, field: Map, scale: float, regions: Sequence[Region], c
 
 def colour_bar(height: int, scale: float, width: int = 64) -> npt.NDArray[np.uint8]:
     """(height, width, 3): the colours of `overlay` on grey from 0 below to `scale` above, with both numbers."""
-    from PIL import Image as PILImage
-    from PIL import ImageDraw
-
     field = np.linspace(scale, 0.0, height, dtype=np.float32)[:, None].repeat(width // 4, axis=1)
     strip = overlay(np.full((*field.shape, 3), 0.5), field, scale)
     canvas = PILImage.new("RGB", (width, height), "white")
@@ -179,8 +173,6 @@ def overlay(picture: npt.NDArray[np.floating[Any]], field: Map, scale: float, st
 
 def resized(field: Map, size: tuple[int, int]) -> Map:
     """A map resized bilinearly to (height, width)."""
-    from PIL import Image as PILImage
-
     if field.shape == size:
         return field
     return np.asarray(PILImage.fromarray(field).resize(size[::-1], PILImage.Resampling.BILINEAR), dtype=np.float32)

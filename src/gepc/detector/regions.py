@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import binary_fill_holes, find_objects, label
 
 from gepc.core.tables import escape_cell
 from gepc.detector.map_statistics import Fields
@@ -75,8 +76,6 @@ def map_regions(
     With probability at least 1 - alpha a usual image has none. Of raw maps, regions are the pixels above `map_scale_`,
     without p-values.
     """
-    from scipy.ndimage import find_objects, label
-
     statistics, shown = None if raw else detector.maps_, fields[detector.map_part][place]
     leading = () if statistics is None else statistics.leading
     labels, _ = label(shown > detector.map_limit(alpha, raw), structure=np.ones((3, 3)))
@@ -96,8 +95,6 @@ def map_regions(
 
 def outlines(mask: Mask) -> list[list[tuple[int, int]]]:
     """Closed polygons around the pixels of a mask without its holes: corners (x, y) along the edges of pixels."""
-    from scipy.ndimage import binary_fill_holes
-
     inside = np.pad(binary_fill_holes(mask), 1)
     edges: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     # each edge between inside and outside, directed so that the inside is on the right

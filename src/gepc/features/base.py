@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
@@ -21,12 +22,10 @@ from gepc.core.plugins import plugins
 from gepc.images import noise
 
 if TYPE_CHECKING:
-    import torch
-
     from gepc.features.groups import Action
 
 Table = dict[str, npt.NDArray[np.float64]]
-Features = Mapping[str, "torch.Tensor"]
+Features = Mapping[str, torch.Tensor]
 Columns = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]
 MapParts = dict[str, Maps]
@@ -47,24 +46,14 @@ class Cost:
 
 @dataclass
 class Batch:
-    """Images, with the keys that their noise is drawn from.
+    """Images, with the keys that their noise is drawn from."""
 
-    Parameters
-    ----------
-    images : (N, C, H, W) float32 in [-1, 1].
-    keys : one key per image, from its content.
-    seed : the noise seed.
-    rows : the largest number of images to pass to the network at once.
-    fixed_noise : (timestep, draw) -> noise to use instead of drawing it.
-    pixels : the images, where `images` are their latents; None where they are not encoded.
-    """
-
-    images: npt.NDArray[np.float32]
-    keys: Sequence[bytes]
+    images: npt.NDArray[np.float32]  # (N, C, H, W) in [-1, 1]
+    keys: Sequence[bytes]  # one key per image, from its content
     seed: int = 0
-    rows: int = 64
-    fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None
-    pixels: npt.NDArray[np.float32] | None = None
+    rows: int = 64  # the largest number of images to pass to the network at once
+    fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None  # (timestep, draw) -> noise, instead of drawn
+    pixels: npt.NDArray[np.float32] | None = None  # the images, where `images` are their latents
     _latents: Batch | None = field(default=None, repr=False, compare=False)
     _moved: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
@@ -387,8 +376,6 @@ class WholeImage(Extractor):
 
 def to_tensor(values: npt.NDArray[Any], backbone: Backbone) -> torch.Tensor:
     """An array as a tensor on the backbone's device and in its precision."""
-    import torch
-
     tensor, on_gpu = torch.from_numpy(np.ascontiguousarray(values)), backbone.device.type == "cuda"
     if on_gpu:
         tensor = tensor.pin_memory()

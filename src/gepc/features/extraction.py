@@ -31,20 +31,12 @@ _ADDED = {"layers": None, "errors": False}
 
 @dataclass(frozen=True)
 class ExtractionSpec:
-    """What to compute for every image.
+    """What to compute for every image."""
 
-    Parameters
-    ----------
-    extractor : the method, with its parameters.
-    timesteps : the timesteps to evaluate, in order.
-    seed : the noise of an image is a function of this and of its content.
-    rows : the largest number of images per network call, and per chunk.
-    """
-
-    extractor: Extractor
-    timesteps: tuple[int, ...]
-    seed: int = 0
-    rows: int = 64
+    extractor: Extractor  # the method, with its parameters
+    timesteps: tuple[int, ...]  # the timesteps to evaluate, in order
+    seed: int = 0  # the noise of an image is a function of this and of its content
+    rows: int = 64  # the largest number of images per network call, and per chunk
 
     def batch(self, chunk: Chunk) -> Batch:
         """The readable images of a chunk, with the keys of their noise."""
@@ -82,26 +74,15 @@ def extract_chunks(
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """The features of a collection of images.
+    """The features of a collection of images."""
 
-    Attributes
-    ----------
-    spec : what was computed.
-    table : feature name -> array (N, levels[, ...]).
-    keys : the key of every image, a hash of its content.
-    indices : the position of every image in the collection; images that cannot be read have no row.
-    preprocessing : how the images were prepared, with the size of the first where none was given.
-    sample : some of the images, if asked for; see `ImageSample`.
-    skipped : image name -> the reason why it could not be read.
-    """
-
-    spec: ExtractionSpec
-    table: Table
-    keys: tuple[bytes, ...]
-    indices: npt.NDArray[np.int64]
-    preprocessing: Preprocessing
-    sample: ImageSample = field(default_factory=lambda: ImageSample(0))
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    spec: ExtractionSpec  # what was computed
+    table: Table  # feature name -> array (N, levels[, ...])
+    keys: tuple[bytes, ...]  # the key of every image, a hash of its content
+    indices: npt.NDArray[np.int64]  # of every image in the collection; images that cannot be read have no row
+    preprocessing: Preprocessing  # how the images were prepared, with the size of the first where none was given
+    sample: ImageSample = field(default_factory=lambda: ImageSample(0))  # some of the images, if asked for
+    skipped: Mapping[str, str] = field(default_factory=dict)  # image name -> the reason why it could not be read
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -29,19 +29,13 @@ def energy(field: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a field of energies becomes a number.
+    """How a field of energies becomes a number."""
 
-    Parameters
-    ----------
-    kind : `mean` over all pixels; `topk` over the k = max(1, floor(topk H W)) largest; `local` is `topk` after a box
-        filter, for targets of about that size.
-    topk : the share of the pixels that `topk` and `local` average over.
-    window : odd side of the box filter of `local`, in pixels; at the border the box shrinks.
-    """
-
+    # `mean` over all pixels; `topk` over the k = max(1, floor(topk H W)) largest; `local` is `topk` after a box filter,
+    # for targets of about that size
     kind: str = "topk"
-    topk: float = 0.3
-    window: int = 9
+    topk: float = 0.3  # the share of the pixels that `topk` and `local` average over
+    window: int = 9  # odd side of the box filter of `local`, in pixels; at the border the box shrinks
 
     def __post_init__(self) -> None:
         check_choice("pool", self.kind, KINDS)

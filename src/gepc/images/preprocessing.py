@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as PILImage
 
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning, check_choice
 from gepc.images.formats import Pixels
@@ -230,8 +231,6 @@ def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
 
 def _resized(image: Image, size: tuple[int, int]) -> Image:
     """Bilinear with antialiasing, per channel in float: no rounding to 8 bits on the way."""
-    from PIL import Image as PILImage
-
     planes = [
         PILImage.fromarray(np.ascontiguousarray(image[..., channel])).resize(
             (size[1], size[0]), PILImage.Resampling.BILINEAR

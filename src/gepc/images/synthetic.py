@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import gaussian_filter, map_coordinates
 
 from gepc.core.errors import check_choice
 from gepc.images.noise import generator, image_key
@@ -55,16 +56,12 @@ def _phase(image: Field, rng: np.random.Generator) -> Field:
 
 
 def _blur(image: Field, _: np.random.Generator) -> Field:
-    from scipy.ndimage import gaussian_filter
-
     sigma = BLUR * min(image.shape[1:])
     return np.asarray(gaussian_filter(image, (0.0, sigma, sigma), mode="nearest"))
 
 
 def _zoom(image: Field, _: np.random.Generator) -> Field:
     """Bilinear."""
-    from scipy.ndimage import map_coordinates
-
     axes = [np.linspace(side / 4, 3 * side / 4 - 1, side) for side in image.shape[1:]]
     where = np.stack(np.meshgrid(*axes, indexing="ij"))
     return np.stack([map_coordinates(channel, where, order=1, mode="nearest") for channel in image])

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from scipy.stats import betabinom
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import GepcError
@@ -235,8 +238,6 @@ def expected_alarms(alpha: float, calibration: int, count: int) -> tuple[int, in
     For exchangeable patches and scores without ties, n calibration patches and k = floor(alpha (n + 1)), the number
     follows BetaBinomial(count, k, n + 1 - k); these are its 5 % and 95 % quantiles.
     """
-    from scipy.stats import betabinom
-
     k = int(np.floor(alpha * (calibration + 1) * (1 + 1e-12)))
     low, high = betabinom(count, k, calibration + 1 - k).ppf([0.05, 0.95])
     return int(low), int(high)
@@ -292,8 +293,6 @@ THUMBNAIL = 128
 
 def render_demo(demo: Demo, command: str) -> str:
     """The report as HTML, with the command that repeats the run."""
-    import torch
-
     scale, backbone = demo.detector.map_limit(), demo.detector.backbone
     return render(
         FOLDER / "demo.html",
@@ -339,8 +338,6 @@ def _table(demo: Demo) -> ResultTable:
 
 def _photographs(demo: Demo) -> Picture:
     """The largest centred square of each, reduced."""
-    from PIL import Image, ImageOps
-
     shown = [scored.photograph for scored in demo.scored]
     whole = [Image.fromarray(np.squeeze(load_photograph(photograph))) for photograph in shown]
     tiles = [np.asarray(ImageOps.fit(picture, (THUMBNAIL, THUMBNAIL))) for picture in whole]

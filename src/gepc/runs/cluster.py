@@ -141,20 +141,12 @@ class ScoreActor:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster, and the resources of an actor.
+    """A Ray cluster, and the resources of an actor."""
 
-    Parameters
-    ----------
-    address : address of the cluster; None starts one on this machine.
-    actors : number of actors; None uses the whole cluster but one processor of each node.
-    cpus_per_actor : processors reserved for an actor.
-    gpus_per_actor : GPUs reserved for an actor.
-    """
-
-    address: str | None = None
-    actors: int | None = None
-    cpus_per_actor: float = 1.0
-    gpus_per_actor: float = 0.0
+    address: str | None = None  # address of the cluster; None starts one on this machine
+    actors: int | None = None  # number of actors; None uses the whole cluster but one processor of each node
+    cpus_per_actor: float = 1.0  # processors reserved for an actor
+    gpus_per_actor: float = 0.0  # GPUs reserved for an actor
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, replacing, write_json
@@ -27,18 +28,12 @@ class PatchRules:
 
     A patch is ID if no pixel of it lies in a box. Patches with too small a part of a ship, with no-data pixels or a
     black border, near-duplicates, and patches that overlap an image of another split are excluded.
-
-    Parameters
-    ----------
-    size : side of a patch in pixels.
-    stride : pixels from one patch to the next; None is `size`. A last patch is aligned with the right or bottom edge
-        if more than half a patch would be missed there.
-    ship_share : a patch is OOD if it contains at least this fraction of the area of some ship's box.
     """
 
-    size: int = 256
+    size: int = 256  # side of a patch in pixels
+    # pixels from one patch to the next; None is `size`. A last patch ends at the edge if more than half would be missed
     stride: int | None = None
-    ship_share: float = 0.5
+    ship_share: float = 0.5  # a patch is OOD if it contains at least this fraction of the area of some ship's box
 
     def __post_init__(self) -> None:
         if self.size < 8 or (self.stride is not None and self.stride < 1):
@@ -238,8 +233,6 @@ def write_npz(path: Path, arrays: dict[str, Pixels], sources: dict[str, list[str
 
 def write_folder(folder: Path, arrays: dict[str, Pixels], sources: dict[str, list[str]]) -> None:
     """Write `NAME/000000.png` (`.npy` for float and complex pixels) for every patch, and finally `sources.json`."""
-    from PIL import Image
-
     check_free(folder, "sources.json", "patches")
     for name, stacked in arrays.items():
         for index, pixels in enumerate(stacked[..., 0]):

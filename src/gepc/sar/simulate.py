@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
+from scipy.special import gammainccinv, gammaincinv, ndtr
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import replacing
@@ -32,20 +34,12 @@ SPACING = 0.7  # pixel spacing in resolution cells
 
 @dataclass(frozen=True)
 class Sea:
-    """Statistics of the clutter.
+    """Statistics of the clutter."""
 
-    Parameters
-    ----------
-    nu : shape of the texture; small is spiky, inf is no texture.
-    looks : shape of the speckle.
-    correlation : correlation length l of the texture in pixels.
-    mean : mean intensity, where white is 1.
-    """
-
-    nu: float = 4.0
-    looks: float = 2.0
-    correlation: float = 6.0
-    mean: float = 2e-3
+    nu: float = 4.0  # shape of the texture; small is spiky, inf is no texture
+    looks: float = 2.0  # shape of the speckle
+    correlation: float = 6.0  # correlation length l of the texture in pixels
+    mean: float = 2e-3  # mean intensity, where white is 1
 
     def __post_init__(self) -> None:
         for name in ("nu", "looks", "mean"):
@@ -68,28 +62,16 @@ class Sea:
 
 @dataclass(frozen=True)
 class Target:
-    """A ship.
+    """A ship."""
 
-    Parameters
-    ----------
-    x : column of its centre.
-    y : row of its centre.
-    length : length in pixels.
-    width : width in pixels.
-    heading : heading in radians.
-    brightness : mean intensity of the hull relative to the sea.
-    wake : length of the wake in pixels; 0 for none.
-    contrast : contrast of the wake.
-    """
-
-    x: float
-    y: float
-    length: float = 40.0
-    width: float = 10.0
-    heading: float = 0.0
-    brightness: float = 100.0
-    wake: float = 0.0
-    contrast: float = 0.8
+    x: float  # column of its centre
+    y: float  # row of its centre
+    length: float = 40.0  # length in pixels
+    width: float = 10.0  # width in pixels
+    heading: float = 0.0  # heading in radians
+    brightness: float = 100.0  # mean intensity of the hull relative to the sea
+    wake: float = 0.0  # length of the wake in pixels; 0 for none
+    contrast: float = 0.8  # contrast of the wake
 
 
 def ship_intensity(target: Target, sea: Sea, rows: int, columns: int, rng: np.random.Generator) -> Array:
@@ -182,8 +164,6 @@ def correlated_normal(rows: int, columns: int, length: float, rng: np.random.Gen
 
 def gamma_quantile(normal: Array, nu: float) -> Array:
     """Map standard normal values to gamma values of shape nu and mean 1 with the same rank."""
-    from scipy.special import gammainccinv, gammaincinv, ndtr
-
     # from the nearer tail: the other one rounds to 1 beyond 8 standard deviations
     tail = ndtr(-np.abs(normal))
     return np.asarray(np.where(normal > 0, gammainccinv(nu, tail), gammaincinv(nu, tail)) / nu)
@@ -196,8 +176,6 @@ def write_simulation(
 
     `ships` is the number of ships in each scene. Scene k of a seed is always the same.
     """
-    from PIL import Image
-
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; give a new folder")
     rows: list[tuple[str, ...]] = []

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
 from gepc.core.files import open_regular
@@ -144,8 +145,6 @@ class PictureScene(Scene):
     """A PNG, JPEG or other common format without windows, decoded whole by Pillow."""
 
     def __init__(self, path: Path) -> None:
-        from PIL import Image as PILImage
-
         with _ignored(PILImage.DecompressionBombWarning):  # the hard limit stays
             pixels = read_pixels(path)
             try:

@@ -34,33 +34,19 @@ OVERLAP = 0.5
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Options of a scan.
+    """Options of a scan."""
 
-    Parameters
-    ----------
-    tile : side of the tiles in pixels, or (height, width); the detector's input size by default. The detector resizes
-        larger tiles as it did its training images.
-    stride : pixels from one tile to the next, one number or (vertical, horizontal).
-    overlap : instead of `stride`, the share of a tile that overlaps the next one; 0.5 by default.
-    bands : the bands to use, counted from 1, in the order of the backbone's channels.
-    nodata : pixel value of missing data, in addition to what the file declares.
-    max_missing : tiles with a larger share of missing pixels are left out.
-    control : which error rate the flags control; see `gepc.verdicts.decision.Control`.
-    alpha : level of that error rate.
-    group : the group of calibration images to compare with, for a detector fitted with groups.
-    map_format : `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed.
-    """
-
+    # side of the tiles, or (height, width), in pixels; by default the detector's input size, to which it resizes others
     tile: int | tuple[int, int] | None = None
-    stride: int | tuple[int, int] | None = None
-    overlap: float | None = None
-    bands: tuple[int, ...] | None = None
-    nodata: float | None = None
-    max_missing: float = 0.1
-    control: str = "bh"
-    alpha: float = 0.05
-    group: str | None = None
-    map_format: str = "auto"
+    stride: int | tuple[int, int] | None = None  # pixels from tile to tile, one number or (vertical, horizontal)
+    overlap: float | None = None  # instead of `stride`, the share of a tile that overlaps the next one; 0.5 by default
+    bands: tuple[int, ...] | None = None  # the bands to use, counted from 1, in the order of the backbone's channels
+    nodata: float | None = None  # pixel value of missing data, in addition to what the file declares
+    max_missing: float = 0.1  # tiles with a larger share of missing pixels are left out
+    control: str = "bh"  # which error rate the flags control; see `gepc.verdicts.decision.Control`
+    alpha: float = 0.05  # level of that error rate
+    group: str | None = None  # the group of calibration images to compare with, for a detector fitted with groups
+    map_format: str = "auto"  # `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.overlap is not None:

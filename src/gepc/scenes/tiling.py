@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import distance_transform_edt
 
 from gepc.core.errors import InputError, OptionError
 from gepc.features.pooling import Map
@@ -107,8 +108,6 @@ def fill(pixels: Pixels, valid: Valid) -> Pixels:
     """Replace each missing pixel by the nearest pixel of the tile that is not missing."""
     if valid.all():
         return pixels
-    from scipy.ndimage import distance_transform_edt
-
     nearest = distance_transform_edt(~valid, return_distances=False, return_indices=True)
     return np.asarray(pixels[tuple(nearest)])
 

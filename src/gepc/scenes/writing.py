@@ -6,11 +6,14 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import label
 
 from gepc.core.errors import InputError
 from gepc.core.files import replacing, write_json, write_text
@@ -18,15 +21,21 @@ from gepc.core.palette import DARK
 from gepc.core.tables import write_rows
 from gepc.detector.detector import Detector
 from gepc.detector.maps import overlay
+from gepc.detector.regions import Box, Region, numbered
 from gepc.detector.storage import versions
+from gepc.features.pooling import Map
 from gepc.images.formats import Pixels
 from gepc.scenes.reading import Georeference, Scene, Valid
-from gepc.scenes.regions import COLUMNS, TileRegion, find_regions, geojson
 from gepc.scenes.scoring import MapFile, ScanFolder
+from gepc.scenes.tiling import Grid
 
 if TYPE_CHECKING:
     from gepc.scenes.scan import ScanPlan
 
+COLUMNS = (
+    *("region", "score", "p_value", "tiles", "top", "left", "bottom", "right"),
+    *("peak", "peak_line", "peak_column", "hot_top", "hot_left", "hot_bottom", "hot_right", "x", "y"),
+)
 TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
 LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the overview
 BLOCK = 256  # pixels of a block of the TIFF
@@ -241,8 +250,6 @@ def _draw(
     caption: str,
 ) -> None:
     """Boxes with numbers on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
-    from PIL import Image, ImageDraw, ImageFont
-
     height, width = pixels.shape[:2]
     sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
     sheet.paste(Image.fromarray(pixels), (0, 0))
@@ -261,3 +268,113 @@ def _draw(
         draw.text((190, height + 32), f"{scale:.3g} and above; grey: no data", fill=DARK["ink"], font=font)
     with replacing(path) as draft:
         sheet.save(draft, format="PNG")
+
+
+@dataclass(frozen=True)
+class TileRegion(Region):
+    """Connected flagged tiles.
+
+    `peak` is the largest value of the map, at `peak_place`, and `hot` the box around the pixels above the common scale.
+    """
+
+    tiles: int = 1
+    peak: float | None = None
+    peak_place: tuple[int, int] | None = None
+    hot: Box | None = None
+
+    def row(self, place: Georeference | None) -> tuple[Any, ...]:
+        """A row of `regions.csv`; x and y are the centre of the box in map coordinates, or in pixels."""
+        top, left, bottom, right = self.box
+        middle = ((left + right) / 2, (top + bottom) / 2)
+        x, y = middle if place is None else place(*middle)
+        numbers = (self.number, f"{self.score:.9g}", f"{self.p_value:.9g}", self.tiles, *self.box)
+        peak = ("", "", "") if self.peak is None else (f"{self.peak:.6g}", *(self.peak_place or ("", "")))
+        return (*numbers, *peak, *(self.hot or ("", "", "", "")), f"{x:.10g}", f"{y:.10g}")
+
+    def feature(self, place: Georeference | None) -> dict[str, Any]:
+        """A GeoJSON feature: the box as a polygon, rotated if the axes of the file are."""
+        top, left, bottom, right = self.box
+        corners = [(left, top), (left, bottom), (right, bottom), (right, top), (left, top)]
+        ring = [list(map(float, corner)) if place is None else list(place(*corner)) for corner in corners]
+        properties = {
+            "region": self.number,
+            "score": self.score,
+            "p_value": self.p_value,
+            "tiles": self.tiles,
+            "pixel_box": {"top": top, "left": left, "bottom": bottom, "right": right},
+            "peak": self.peak,
+        }
+        return {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": properties}
+
+
+def find_regions(
+    grid: Grid,
+    flags: npt.NDArray[np.bool_],
+    scores: npt.NDArray[np.float64],
+    p_values: npt.NDArray[np.float64],
+    field: Map | MapFile | None = None,
+    scale: float = 1.0,
+) -> list[TileRegion]:
+    """Regions of the flagged tiles, the highest score first.
+
+    The scene is cut along the borders of the flagged tiles, and cells of tiles are connected over sides and corners.
+    `flags`, `scores` and `p_values` have the rows and columns of the grid; `field` is the map, hot above `scale`.
+    """
+    rows, columns = np.nonzero(flags)
+    if len(rows) == 0:
+        return []
+    tops, lefts = np.asarray(grid.tops)[rows], np.asarray(grid.lefts)[columns]
+    boxes = np.stack([tops, lefts, tops + grid.tile[0], lefts + grid.tile[1]], axis=1)
+    lines, places = np.unique(boxes[:, ::2]), np.unique(boxes[:, 1::2])
+    first, last = np.searchsorted(lines, boxes[:, ::2]).T
+    left, right = np.searchsorted(places, boxes[:, 1::2]).T
+    cells = np.zeros((len(lines), len(places)), dtype=bool)
+    for tile in range(len(boxes)):
+        cells[first[tile] : last[tile], left[tile] : right[tile]] = True
+    labels = label(cells, structure=np.ones((3, 3)))[0][first, left]
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    scores, p_values = scores[rows, columns], p_values[rows, columns]
+    return numbered(_region(boxes[tiles], scores[tiles], p_values[tiles], field, scale) for tiles in groups)
+
+
+def _region(
+    boxes: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float64],
+    p_values: npt.NDArray[np.float64],
+    field: Map | MapFile | None,
+    scale: float,
+) -> TileRegion:
+    region = TileRegion(0, float(scores.max()), float(p_values.min()), _around(boxes), len(boxes))
+    peaks, hot = [], []
+    for top, left, bottom, right in boxes.tolist() if field is not None else ():
+        values = np.asarray(field[top:bottom, left:right])  # type: ignore[index]
+        if np.isnan(values).all():  # no data
+            continue
+        line, column = (int(place) for place in np.unravel_index(int(np.nanargmax(values)), values.shape))
+        peaks.append((float(values[line, column]), (top + line, left + column)))
+        lines, columns = np.nonzero(values > scale)
+        if len(lines):
+            hot.append((top + lines.min(), left + columns.min(), top + lines.max() + 1, left + columns.max() + 1))
+    if not peaks:
+        return region
+    peak, place = max(peaks, key=lambda found: found[0])
+    return replace(region, peak=peak, peak_place=place, hot=_around(np.array(hot)) if hot else None)
+
+
+def _around(boxes: npt.NDArray[np.int64]) -> Box:
+    top, left = boxes[:, :2].min(axis=0)
+    bottom, right = boxes[:, 2:].max(axis=0)
+    return int(top), int(left), int(bottom), int(right)
+
+
+def geojson(regions: list[TileRegion], place: Georeference | None) -> dict[str, Any]:
+    """A FeatureCollection in the coordinates of the file, with their CRS, or else in pixels with y downwards."""
+    collection: dict[str, Any] = {"type": "FeatureCollection"}
+    if place is None:
+        collection["coordinates"] = "pixels: x to the right, y downwards, (0, 0) the upper left corner"
+    elif place.crs is not None:
+        name = place.crs if place.epsg is None else f"urn:ogc:def:crs:EPSG::{place.epsg}"
+        collection["crs"] = {"type": "name", "properties": {"name": name}}
+    collection["features"] = [region.feature(place) for region in regions]
+    return collection

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
+from scipy.special import logsumexp
 
 from gepc.core.errors import OptionError
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, check_varies, register
@@ -132,8 +133,6 @@ def silverman(columns: Array) -> Array:
 
 def log_density(values: Array, samples: Array, bandwidth: float, chunk: int = 256) -> Array:
     """log p of a 1-D Gaussian kernel density at `values`, by log-sum-exp, in chunks of bounded memory."""
-    from scipy.special import logsumexp
-
     constant = np.log(len(samples) * bandwidth * np.sqrt(2.0 * np.pi))
     out = np.empty(len(values))
     for start in range(0, len(values), chunk):

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import label
+from scipy.stats import norm, rankdata
 
 from gepc.core.errors import InputError
 
@@ -28,8 +30,6 @@ def _check(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> tuple[Array, 
 
 def auroc(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> float:
     """P(OOD score > ID score) + P(equal)/2, by average ranks."""
-    from scipy.stats import rankdata
-
     inside, outside = _check(id_scores, ood_scores)
     ranks = rankdata(np.concatenate([inside, outside]))
     n, m = len(inside), len(outside)
@@ -59,8 +59,6 @@ def auroc_interval(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confiden
     The variance is 0 for sets that do not overlap. The interval is then the exact binomial one of min(n, m) independent
     pairs, which is conservative. With a single score of either kind it is (0, 1).
     """
-    from scipy.stats import norm, rankdata
-
     inside, outside = _check(id_scores, ood_scores)
     n, m = len(inside), len(outside)
     value = auroc(inside, outside)
@@ -101,20 +99,13 @@ def detection(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> Detection:
 
 @dataclass(frozen=True)
 class Localisation:
-    """How well maps point at annotated regions.
+    """How well maps point at annotated regions."""
 
-    Attributes
-    ----------
-    auroc : for each image, P(a pixel inside has a larger map value than one outside), ties counting half.
-    hit : pointing game: for each image 1 if the map's maximum lies inside a region; ties are averaged.
-    area : for each image the share of the pixels inside, the chance level of `hit`.
-    pro : per-region overlap: mean share of a region above a threshold, averaged over the thresholds at which up to 30 %
-        of the pixels outside of all images are above it. 0.15 is chance, 1 is perfect.
-    """
-
-    auroc: Array
-    hit: Array
-    area: Array
+    auroc: Array  # for each image, P(a pixel inside has a larger map value than one outside), ties counting half
+    hit: Array  # pointing game: for each image 1 if the map's maximum lies inside a region; ties are averaged
+    area: Array  # for each image the share of the pixels inside, the chance level of `hit`
+    # per-region overlap: mean share of a region above a threshold, averaged over the thresholds at which up to 30 % of
+    # the pixels outside of all images are above it. 0.15 is chance, 1 is perfect.
     pro: float
 
 
@@ -138,8 +129,6 @@ def localisation(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[n
 
 def region_overlap(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]]) -> float:
     """The per-region overlap of `Localisation.pro`; regions are connected parts of the masks (8 neighbours)."""
-    from scipy.ndimage import label
-
     pairs = list(zip(maps, masks, strict=True))
     outside = np.concatenate([field[~mask] for field, mask in pairs])
     thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, PRO_LIMIT, 301))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import eigh, solve_triangular
+from scipy.spatial import KDTree
+from scipy.spatial.distance import cdist
+from scipy.special import logsumexp
 
 from gepc.core.errors import InputError, OptionError, check_choice, check_least
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
 
 if TYPE_CHECKING:
-    from scipy.spatial import KDTree
     from typing_extensions import Self
 
 RIDGE = 1e-6
@@ -223,8 +226,6 @@ class LevelPCA(LevelCalibrator):
 
 def _principal(z: Array, rank: int) -> tuple[Array, Array]:
     """The first `rank` principal axes (rank, F) of centred rows, and their variances, largest first."""
-    from scipy.linalg import eigh
-
     count, width = z.shape
     if count < width:  # the Gram matrix is the smaller one; v = z^T u / |z^T u|
         values, vectors = eigh(z @ z.T / count, subset_by_index=[count - rank, count - 1])
@@ -283,9 +284,6 @@ class SoftMinimum(KNN):
         self.samples_ = self.samples_[order[np.linspace(0, len(vectors) - 1, count).round().astype(np.int64)]]
 
     def distance(self, vectors: Array) -> Array:
-        from scipy.spatial.distance import cdist
-        from scipy.special import logsumexp
-
         found = cdist((vectors - self.mean_) / self.scale_, self.samples_) / self.temperature
         return np.asarray(-self.temperature * (logsumexp(-found, axis=1) - np.log(found.shape[1])))
 
@@ -347,8 +345,6 @@ def _mixture(count: int) -> Any:
 
 
 def _tree(samples: Array) -> KDTree:
-    from scipy.spatial import KDTree
-
     if not samples.size:
         raise InputError("there is no in-distribution image to compare with")  # a search in an empty tree crashes
     return KDTree(samples)
@@ -365,8 +361,6 @@ def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:
 
 def _whitened(vectors: Array, mean: Array, factor: Array) -> Array:
     """factor^-1 (f - mean) for every row: the covariance becomes the identity."""
-    from scipy.linalg import solve_triangular
-
     return np.asarray(solve_triangular(factor, (vectors - mean).T, lower=True).T)
 
 

@@ -24,7 +24,7 @@ from gepc._version import __version__
 from gepc.core.errors import OptionError
 from gepc.serve import messages
 from gepc.serve.batching import FullError
-from gepc.serve.messages import FIELD, Options, ScoreRequest, explain, read_request
+from gepc.serve.messages import FIELD, Options, Upload, explain, read_request
 from gepc.serve.middleware import Guard, refusal
 from gepc.serve.server import Settings
 from gepc.serve.service import Service
@@ -117,14 +117,14 @@ async def _answer(
     service: Service,
     options: Options,
     body: type[BaseModel],
-    work: Callable[[ScoreRequest[Options]], Awaitable[T]],
+    work: Callable[[list[Upload], Options], Awaitable[T]],
 ) -> T:
     """Read a request and pass it to `work`, within the limits on bytes and time."""
     settings = service.settings
     with contextlib.ExitStack() as held, anyio.move_on_after(settings.timeout):
         chunks = _limited_chunks(request, service, held)
         asked = await read_request(request, options, body, settings.max_images, chunks)
-        return await _while_connected(request, work(asked))
+        return await _while_connected(request, work(*asked))
     raise HTTPException(504, f"no answer within {settings.timeout:g} s; send fewer images or try again later")
 
 

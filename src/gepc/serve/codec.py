@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
 from gepc.detector.maps import overlay
@@ -60,8 +61,6 @@ def data_uri(content: bytes) -> str:
 
 def png(picture: npt.NDArray[np.floating]) -> bytes:
     """A picture (H, W, 3 or 4) in [0, 1] as PNG."""
-    from PIL import Image as PILImage
-
     out = io.BytesIO()
     PILImage.fromarray(np.rint(np.clip(picture, 0.0, 1.0) * 255.0).astype(np.uint8)).save(out, format="PNG")
     return out.getvalue()

@@ -8,7 +8,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -58,11 +58,7 @@ class ScoreBody(ScoreOptions):
 
 
 class MapOptions(_Strict):
-    """Options of `POST /v1/map`."""
-
-    style: Literal["overlay", "heat"] = Field(
-        default="overlay", description="`overlay`: the map over the image; `heat`: the map alone, transparent at 0."
-    )
+    """`POST /v1/map` takes no options."""
 
 
 class MapBody(MapOptions):
@@ -197,14 +193,6 @@ class Upload:
     data: bytes | None
 
 
-@dataclass(frozen=True)
-class ScoreRequest(Generic[Options]):
-    """The images and options of one request."""
-
-    uploads: list[Upload]
-    options: Options
-
-
 class _InMemoryParser(MultiPartParser):
     """Starlette writes large parts to temporary files; the body's size is limited, so they fit in memory."""
 
@@ -213,7 +201,7 @@ class _InMemoryParser(MultiPartParser):
 
 async def read_request(
     request: Request, query: Options, body: type[BaseModel], max_images: int, chunks: AsyncGenerator[bytes, None]
-) -> ScoreRequest[Options]:
+) -> tuple[list[Upload], Options]:
     """Read images and options from the chunks of a request's body; raises `HTTPException` if they are invalid."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -229,7 +217,7 @@ async def read_request(
     if len(uploads) > max_images:
         raise HTTPException(413, f"{len(uploads)} images in one request, more than the {max_images} allowed")
     update = {name: getattr(chosen, name) for name in chosen.model_fields_set & set(type(query).model_fields)}
-    return ScoreRequest(uploads, query.model_copy(update=update))
+    return uploads, query.model_copy(update=update)
 
 
 async def _read_form(

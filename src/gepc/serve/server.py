@@ -30,36 +30,20 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """Access and limits of a service. The defaults suit a machine with 4 GB of memory.
+    """Access and limits of a service. The defaults suit a machine with 4 GB of memory."""
 
-    Parameters
-    ----------
-    token : callers must send it as `Authorization: Bearer TOKEN`; None requires no token.
-    hosts : allowed names in the `Host` header, against DNS rebinding; None allows any.
-    max_bytes : largest size of one request.
-    max_images : largest number of images in one request.
-    max_pixels : largest number of pixels in one image, checked before the image is decoded.
-    max_held_bytes : largest total size of the requests being processed; beyond it, requests are answered with 503.
-    queue : largest number of accepted images not yet answered; beyond it, requests are answered with 503.
-    max_batch : largest number of images in one network batch, also limited by the detector's `batch_size`.
-    gap : seconds without a new image after which an incomplete batch starts.
-    timeout : seconds from the first byte of a request to its answer.
-    device : where the detector runs, see `gepc.load_detector`.
-    bands : the bands of an image that are shown, see `gepc.images.preprocessing.rgb_picture`.
-    """
-
-    token: str | None = None
-    hosts: tuple[str, ...] | None = LOOPBACK_NAMES
-    max_bytes: int = 32_000_000
-    max_images: int = 64
-    max_pixels: int = 16_000_000
-    max_held_bytes: int = 256_000_000
-    queue: int = 256
-    max_batch: int = 32
-    gap: float = 0.004
-    timeout: float = 60.0
-    device: str = "auto"
-    bands: tuple[int, ...] | None = None
+    token: str | None = None  # callers must send it as `Authorization: Bearer TOKEN`; None requires no token
+    hosts: tuple[str, ...] | None = LOOPBACK_NAMES  # in the `Host` header, against DNS rebinding; None allows any
+    max_bytes: int = 32_000_000  # largest size of one request
+    max_images: int = 64  # largest number of images in one request
+    max_pixels: int = 16_000_000  # largest number of pixels in one image, checked before the image is decoded
+    max_held_bytes: int = 256_000_000  # largest size of all requests in progress; beyond it, the answer is 503
+    queue: int = 256  # largest number of accepted images not yet answered; beyond it, requests are answered with 503
+    max_batch: int = 32  # largest number of images in one network batch, also limited by the detector's `batch_size`
+    gap: float = 0.004  # seconds without a new image after which an incomplete batch starts
+    timeout: float = 60.0  # seconds from the first byte of a request to its answer
+    device: str = "auto"  # where the detector runs, see `gepc.load_detector`
+    bands: tuple[int, ...] | None = None  # that are shown, see `gepc.images.preprocessing.rgb_picture`
 
     def __post_init__(self) -> None:
         token, least = self.token, MIN_TOKEN_LENGTH

@@ -32,7 +32,7 @@ from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Image
 from gepc.serve import codec, messages
 from gepc.serve.batching import Capacity, FullError, MicroBatcher
-from gepc.serve.messages import GuaranteeAt, Rate, ScoreRequest, Upload
+from gepc.serve.messages import GuaranteeAt, Rate, Upload
 from gepc.serve.server import Settings
 from gepc.verdicts.decision import DecisionRule
 
@@ -124,36 +124,35 @@ class Service:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def score(self, request: ScoreRequest[messages.ScoreOptions]) -> messages.ScoreAnswer:
+    async def score(self, uploads: Sequence[Upload], options: messages.ScoreOptions) -> messages.ScoreAnswer:
         """Scores, p-values and decisions; an image that cannot be scored is a result with an error."""
-        model, options = self.model, request.options
+        model = self.model
         alpha = model.alpha(options.alpha)
         model.check(alpha, options.group)
         guarantee = str(model.detector.guarantee(alpha))
         with_maps = options.map and model.detector.extractor.has_maps
-        findings = await self._findings(model, request.uploads, with_maps)
-        results = await self._in_thread(lambda: _results(model, request, alpha, findings, self.settings.bands))
+        findings = await self._findings(model, uploads, with_maps)
+        decide = partial(_results, model, uploads, options, alpha, findings, self.settings.bands)
+        results = await self._in_thread(decide)
         for result in results:
             self.metrics.images.labels("failed" if result.error else "alarm" if result.alarm else "normal").inc()
         return messages.ScoreAnswer(
             detector=model.identity, alpha=alpha, guarantee=guarantee, map_scale=model.map_scale, results=results
         )
 
-    async def map(self, request: ScoreRequest[messages.MapOptions]) -> tuple[bytes, float]:
-        """The map of one image as PNG, and the common scale."""
-        model, count = self.model, len(request.uploads)
+    async def map(self, uploads: Sequence[Upload], _: messages.MapOptions) -> tuple[bytes, float]:
+        """The image under its map as PNG, and the common scale."""
+        model, count = self.model, len(uploads)
         if not model.detector.extractor.has_maps:
             raise HTTPException(422, f"the method {model.detector.extractor.name!r} has no maps")
         if count != 1:
             raise HTTPException(422, f"send exactly one image, got {count}; /v1/score returns the maps of several")
-        (finding,) = await self._findings(model, request.uploads, with_maps=True)
+        (finding,) = await self._findings(model, uploads, with_maps=True)
         if isinstance(finding, str) or finding.maps is None:
             raise HTTPException(422, finding if isinstance(finding, str) else NOT_SCORED)
         scale, field = model.detector.map_limit(), finding.maps[model.detector.map_part][0]
-        draw = partial(codec.overlaid, finding.image, field, self.settings.bands)
-        if request.options.style == "heat":
-            draw = partial(codec.heat, field)
-        return await self._in_thread(partial(draw, scale)), scale
+        draw = partial(codec.overlaid, finding.image, field, self.settings.bands, scale)
+        return await self._in_thread(draw), scale
 
     async def _findings(self, model: Model, uploads: Sequence[Upload], with_maps: bool) -> list[Finding | str]:
         """The finding of every upload, or the reason why there is none."""
@@ -244,16 +243,17 @@ def _checked(found: Finding | BaseException) -> Finding | str:
 
 def _results(
     model: Model,
-    request: ScoreRequest[messages.ScoreOptions],
+    uploads: Sequence[Upload],
+    options: messages.ScoreOptions,
     alpha: float,
     findings: Sequence[Finding | str],
     bands: tuple[int, ...] | None,
 ) -> list[messages.ImageResult]:
-    options, detector = request.options, model.detector
+    detector = model.detector
     scores = [finding.score for finding in findings if isinstance(finding, Finding)]
     decided = zip(*model.decide(scores, alpha, options.group), strict=True)
     results = []
-    for index, (upload, finding) in enumerate(zip(request.uploads, findings, strict=True)):
+    for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
         result = messages.ImageResult(index=index, name=upload.name)
         if isinstance(finding, str):
             result.error = finding

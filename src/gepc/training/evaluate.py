@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from diffusers import DDIMScheduler, UNet2DModel
+from PIL import Image as PILImage
 
 from gepc.backbones.schedule import Levels
 from gepc.core.files import replacing, write_json
@@ -17,9 +20,6 @@ from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossRow, read_loss_rows
 from gepc.training.recipe import Recipe, alphas_cumprod, build_scheduler
-
-if TYPE_CHECKING:
-    from diffusers import UNet2DModel
 
 NAME = "held_out.json"
 LEVELS = (0.9999, 0.9979, 0.99, 0.97, 0.9, 0.5)
@@ -49,9 +49,6 @@ def evaluate(
 
     The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
     """
-    import torch
-    from diffusers import UNet2DModel
-
     folder, notes, errors = Path(out) / RUN_FOLDER, [], []
     net = UNet2DModel.from_pretrained(out).eval()
     net.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
@@ -88,8 +85,6 @@ def denoising_errors(
 
 
 def _net_predictor(net: UNet2DModel, timestep: int) -> Predictor:
-    import torch
-
     def predict(noisy: Image) -> Array:
         x = torch.from_numpy(noisy).to(net.device, memory_format=torch.channels_last)
         with torch.no_grad():
@@ -124,8 +119,6 @@ def error_table(errors: Iterable[LevelError]) -> str:
 
 def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int, ...]) -> None:
     """Write a grid of samples as PNG, small ones enlarged. Of channels that are not grey or colour, few are shown."""
-    from PIL import Image as PILImage
-
     pixels = np.round(255.0 * np.clip(sample(net, recipe, GRID * GRID, shape) / 2.0 + 0.5, 0.0, 1.0))
     scale = max(1, SHOWN_WIDTH // shape[-1])
     tiles = pixels.astype(np.uint8).repeat(scale, axis=2).repeat(scale, axis=3)
@@ -143,9 +136,6 @@ def sample(
     net: UNet2DModel, recipe: Recipe, count: int, shape: tuple[int, ...], seed: int = 0, batch_size: int = 16
 ) -> Image:
     """Sample images (N, C, H, W) in [-1, 1] by deterministic DDIM with at most 50 steps."""
-    import torch
-    from diffusers import DDIMScheduler
-
     scheduler = DDIMScheduler.from_config(build_scheduler(recipe).config)
     scheduler.set_timesteps(min(SAMPLING_STEPS, recipe.diffusion_steps))
     noise = np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32)
@@ -199,8 +189,6 @@ class FullCovariance:
     """Sigma is the sample covariance of whole images; each level costs one Cholesky factorisation."""
 
     def __init__(self, images: Image) -> None:
-        import torch
-
         self.kind = f"full covariance of {len(images)} training images"
         self._mean = images.mean(axis=0, dtype=np.float64)
         self._covariance = torch.zeros(self._mean.size, self._mean.size, dtype=torch.float64)
@@ -211,8 +199,6 @@ class FullCovariance:
 
     def at(self, abar: float) -> Predictor:
         """eps_hat(x_t) at one noise level."""
-        import torch
-
         noisy_covariance = abar * self._covariance
         noisy_covariance.diagonal().add_(1.0 - abar)
         factor = torch.linalg.cholesky(noisy_covariance)

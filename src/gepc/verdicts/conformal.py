@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import beta
 
 from gepc.core.errors import InputError, OptionError, nearest
 from gepc.images.sources import FileImages, Images
@@ -109,8 +110,6 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     The rate of the calibration set at hand follows Beta(k, n + 1 - k) for continuous scores and is smaller with ties,
     so k is the largest with P(Beta(k, n + 1 - k) <= alpha) >= confidence (Vovk 2012, proposition 2a).
     """
-    from scipy.stats import beta
-
     check_rates(alpha=alpha, confidence=confidence)
     ranks = np.arange(1, n + 1)
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
@@ -141,8 +140,6 @@ def images_for_width(alpha: float, width: float, probability: float = 0.9) -> in
 
 def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[float, float]:
     """Central range of the false-alarm rate over calibration sets of n images: Beta(k, n + 1 - k) quantiles."""
-    from scipy.stats import beta
-
     k = math.floor(alpha * (n + 1) * SLACK)
     tail = 0.5 * (1.0 - probability)
     low, high = beta(k, n + 1 - k).ppf([tail, 1.0 - tail])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import digamma
+from scipy.stats import false_discovery_control
 
 from gepc.core.errors import OptionError, check_choice
 from gepc.verdicts.conformal import (
@@ -108,8 +110,6 @@ def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:
     calibration set are positively dependent in the way this needs (Benjamini and Yekutieli 2001; Bates, Candes, Lei,
     Romano and Sesia, Testing for outliers with conformal p-values, Annals of Statistics 2023, theorem 2).
     """
-    from scipy.stats import false_discovery_control
-
     p = _check(p_values, fdr)
     return np.asarray(false_discovery_control(p) <= fdr * SLACK) if len(p) else np.zeros(0, dtype=bool)
 
@@ -161,8 +161,6 @@ def holm(p: Array, alpha: float) -> Flags:
 
 def harmonic(m: int) -> float:
     """1 + 1/2 + ... + 1/m, the price of Benjamini-Yekutieli."""
-    from scipy.special import digamma
-
     return float(digamma(m + 1) + np.euler_gamma)
 
 
