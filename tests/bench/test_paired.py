@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gepc.bench.comparison import advantage, placements
+from gepc.bench.comparison import advantage
 from gepc.bench.evaluate import Scores
-from gepc.scoring.metrics import auroc
+from gepc.scoring.metrics import auroc, placements
 from gepc.scoring.scorer import Selection
 
 

@@ -118,7 +118,7 @@ def test_a_missing_split(library: Library, tmp_path: Path) -> None:
 
 def test_a_table_without_images(library: Library, tmp_path: Path) -> None:
     library.answer = {"test": Table([], "text")}
-    with pytest.raises(InputError, match="no column is called image, img, pixel_values; there are text, label"):
+    with pytest.raises(InputError, match="no column is called image, img, pixel_values, images; there are text, label"):
         open_dataset("hf:x", tmp_path, "test")
 
 

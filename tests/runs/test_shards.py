@@ -203,7 +203,7 @@ def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
     with open(tmp_path / "out.csv", "w") as handle:
         summary = merge(run, decide, csv_table(handle, "\n"))
     np.testing.assert_equal(seen[0], [0.0, 0.1, 0.2, np.nan, 0.4])
-    assert (summary.images, summary.alarms, summary.failures) == (5, 3, 1)
+    assert summary == (3, 1)
     assert (tmp_path / "out.csv").read_text().splitlines()[2:5] == [
         "1.png,1,0.1,true,",
         "2.png,2,0.2,true,",

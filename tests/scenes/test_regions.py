@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gepc.scenes.reading import Georeference
-from gepc.scenes.writing import COLUMNS, find_regions, geojson
 from gepc.scenes.tiling import Grid
+from gepc.scenes.writing import COLUMNS, find_regions, geojson
 
 GRID = Grid.over(40, 60, (8, 8), (4, 4))
 SHAPE = (len(GRID.tops), len(GRID.lefts))

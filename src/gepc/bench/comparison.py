@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm, rankdata
+from scipy.stats import norm
 
 from gepc.bench import published
 from gepc.bench.cost import MeasuredCost, measure
@@ -14,6 +14,7 @@ from gepc.bench.detector_tables import Row, published_note, published_rows, publ
 from gepc.bench.evaluate import Array, GepcBench, Keys, MethodBench, SeedScores, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import ResultTable
+from gepc.scoring.metrics import placements
 
 TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its fastest
 LEAST = float(np.finfo(np.float64).tiny)  # shown for a p-value too small for a float, which is not 0
@@ -196,10 +197,3 @@ def _contributions(runs: Sequence[SeedScores]) -> dict[str, Array]:
                 for place, share in ((name, below), (other, above)):
                     found[place] = found.get(place, np.zeros(len(share))) + share / (pairs * len(runs))
     return found
-
-
-def placements(inside: Array, outside: Array) -> tuple[Array, Array]:
-    """For each ID image the share of OOD images above it, and for each OOD image the share of ID images below it."""
-    n, m = len(inside), len(outside)
-    ranks = rankdata(np.concatenate([inside, outside]))
-    return 1.0 - (ranks[:n] - rankdata(inside)) / m, (ranks[n:] - rankdata(outside)) / n

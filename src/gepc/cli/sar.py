@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.sar.bench import SarProtocol
 
-METHODS = ("gepc+:radar", "ca_cfar", "os_cfar", "k_cfar", "rx")
+METHODS = "gepc+:radar,ca_cfar,os_cfar,k_cfar,rx"
 PER_PATCH, ENOUGH = 1e-3, 999
 ADDRESSES = {
     "HRSID": "https://github.com/chaozhong2010/HRSID",
@@ -164,7 +164,7 @@ def bench(
     out: Annotated[Path, Option(help="Folder for radar.md, radar.csv and radar.json.")],
     backbone: opt.NewBackbone = "sar-tiny",
     ood: Annotated[list[Path] | None, Option(help="Further data with ships: SSDD, or a folder with boxes.csv.")] = None,
-    methods: Annotated[str, Option(help="Methods to compare, separated by commas.")] = ",".join(METHODS),
+    methods: Annotated[str, Option(help="Methods to compare, separated by commas.")] = METHODS,
     size: Size = 256,
     stride: Stride = None,
     ship_share: ShipShare = 0.5,

@@ -162,10 +162,10 @@ def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
     try:
         if out is not None:
             with result_table(out, kind) as append:
-                summary = merge(run, decide, append)
+                alarms, failures = merge(run, decide, append)
         else:
             with printing():
-                summary = merge(run, decide, csv_table(sys.stdout, "\n"))
+                alarms, failures = merge(run, decide, csv_table(sys.stdout, "\n"))
                 sys.stdout.flush()  # before the shards are removed
     except StorageError as error:
         if out is None:
@@ -175,4 +175,4 @@ def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
             f"or give --shards {run.folder} and another --out"
         ) from error
     place = "" if out is None else f"; {out}"
-    note(f"{summary.images} images, {summary.alarms} alarms, {summary.failures} could not be scored{place}")
+    note(f"{run.count} images, {alarms} alarms, {failures} could not be scored{place}")

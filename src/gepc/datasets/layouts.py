@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 from gepc.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
-from gepc.images.sources import FileImages, Images, Record, record_of_item
+from gepc.images.sources import IMAGE_NAMES, FileImages, Images, ItemImages
 
 _CROP = 140
 _CELEBA_PARTITION = {"0": "train", "1": "validation", "2": "test"}
@@ -234,7 +234,6 @@ def _elements(content: _Bytes, order: str) -> Iterator[tuple[int, _Bytes]]:
         at = end if kind == _COMPRESSED else end + -end % 8
 
 
-COLUMNS = ("image", "img", "pixel_values")
 _SWITCHES = (
     ("datasets.config", "HF_DATASETS_OFFLINE"),
     ("datasets.config", "HF_HUB_OFFLINE"),
@@ -266,7 +265,10 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
         raise InputError(f"{path} is neither below {root} nor in the cache: {reason}") from error
     if split not in table:
         raise InputError(f"{path} has no {split} split but {', '.join(map(str, table)) or 'none'}")
-    return _Rows(table[split], split)
+    rows = table[split]
+    if not set(IMAGE_NAMES) & set(rows.column_names):
+        raise InputError(f"no column is called {', '.join(IMAGE_NAMES)}; there are {', '.join(rows.column_names)}")
+    return ItemImages(rows, f"{split}/")
 
 
 def _load(library: Any, folder: Path, name: str, configuration: str | None) -> Any:
@@ -296,25 +298,3 @@ def _offline(library: Any) -> Iterator[None]:
             setattr(module, switch, value)
         if not hidden:
             library.enable_progress_bars()
-
-
-class _Rows(Images):
-    """The image column of a table; a row that cannot be decoded is a record with the reason."""
-
-    def __init__(self, table: Any, split: str) -> None:
-        columns = list(table.column_names)
-        found = [column for column in COLUMNS if column in columns]
-        if not found:
-            raise InputError(f"no column is called {', '.join(COLUMNS)}; there are {', '.join(columns)}")
-        self._table, self._column, self._split = table, found[0], split
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __getitem__(self, index: int) -> Record:
-        index = range(len(self))[index]
-        name = f"{self._split}/{index}"
-        try:
-            return record_of_item(name, self._table[index][self._column])
-        except Exception as error:  # noqa: BLE001  (whatever the decoder raises)
-            return Record(name, error=f"{name} cannot be decoded: {error}")

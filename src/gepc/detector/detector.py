@@ -323,8 +323,7 @@ class Detector:
 
         Parameters
         ----------
-        images : the images to score.
-        on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
+        images, on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
         """
         return np.asarray([result.score for result in self.results(images, on_error)], dtype=np.float64)
 
@@ -335,11 +334,9 @@ class Detector:
 
         Parameters
         ----------
-        images : the images to score.
-        groups : a label for each image, or "folder"; required by a detector fitted with groups.
+        images, groups, on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
         ties : `conservative`, or `random` to order equal scores by a number drawn from the image's content, which makes
             p exactly uniform for in-distribution images.
-        on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
         """
         return np.asarray([one.p_value for one in self.results(images, on_error, groups, ties)], dtype=np.float64)
 
@@ -355,11 +352,9 @@ class Detector:
 
         Parameters
         ----------
-        images : the images to score.
+        images, groups, on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         alpha : the largest probability that an in-distribution image raises an alarm, on average over calibration sets.
         confidence : if given, the rate holds for the calibration set at hand with this probability.
-        groups : a label for each image, or "folder"; required by a detector fitted with groups.
-        on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         """
         return self._decide(DecisionRule(alpha, confidence), images, groups, on_error)
 
@@ -370,11 +365,9 @@ class Detector:
 
         Parameters
         ----------
-        images : the batch.
+        images, groups, on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         fdr : false-discovery rate.
         procedure : `bh` (Benjamini-Hochberg) or `storey`.
-        groups : a label for each image, or "folder"; required by a detector fitted with groups.
-        on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         """
         return self._decide(DecisionRule(fdr=fdr, procedure=procedure), images, groups, on_error)
 
@@ -442,11 +435,8 @@ class Detector:
 
         Parameters
         ----------
-        images : the images to score.
+        images, on_error, groups, paths : as in `results`.
         alpha : false-alarm rate of the alarms; see `predict`.
-        on_error : as in `results`.
-        groups : a label for each image, or "folder"; required by a detector fitted with groups.
-        paths : names of the images, in order, instead of their own.
         """
         try:
             import pandas

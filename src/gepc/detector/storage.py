@@ -70,7 +70,7 @@ def describe(detector: Detector) -> dict[str, Any]:
 
     guarantee, cost = None, dataclasses.asdict(detector.cost())
     with contextlib.suppress(OptionError):
-        guarantee = detector.guarantee(STATED_ALPHA).as_dict()
+        guarantee = vars(detector.guarantee(STATED_ALPHA))
     return {
         "schema": SCHEMA,
         "method": detector.extractor.name,
@@ -363,8 +363,8 @@ def _usable(options: dict[str, Any]) -> dict[str, Any]:
     if calibration is None:
         return options
     calibrator = create_calibrator(calibration)
-    ignored = {"aggregate": calibrator.uses_aggregate, "fuse": calibrator.uses_fuse}
-    return {name: value for name, value in options.items() if ignored.get(name, True)}
+    used = {"aggregate": calibrator.uses_aggregate, "fuse": calibrator.uses_fuse}
+    return {name: value for name, value in options.items() if used.get(name, True)}
 
 
 def detector_digest(detector: Detector) -> str:

@@ -36,6 +36,8 @@ from gepc.images.formats import (
 
 Image = npt.NDArray[np.float32]
 ReadFile = Callable[[str], Pixels]
+IMAGE_NAMES = ("image", "img", "pixel_values", "images")
+"""Names that data sets give their images."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,12 @@ def open_images(source: Any) -> Images:
     if isinstance(source, Images):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return _open_path(source)
+        archive = split_archive(source)
+        if archive is not None:
+            return ArrayImages(read_npz(*archive))
+        if is_stack(Path(source)):
+            return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
+        return FileImages.below(source)
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         return ArrayImages(_as_numpy(source))
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
@@ -157,15 +164,6 @@ def open_images(source: Any) -> Images:
         f"cannot read images from {type(source).__name__}; give a folder, a list of files, an (N,C,H,W) or (N,H,W,C) "
         "array or tensor, a Dataset, a DataLoader or another iterable of images"
     )
-
-
-def _open_path(source: str | os.PathLike[str]) -> Images:
-    archive = split_archive(source)
-    if archive is not None:
-        return ArrayImages(read_npz(*archive))
-    if is_stack(Path(source)):
-        return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
-    return FileImages.below(source)
 
 
 def _as_numpy(array: Any) -> Pixels:
@@ -202,20 +200,24 @@ class ArrayImages(Images):
 
 
 class ItemImages(Images):
-    """A list of arrays, a torch Dataset, anything with `len` and indexing; other items are records with a reason."""
+    """A list of arrays, a torch Dataset, anything with `len` and indexing; other items are records with a reason.
 
-    def __init__(self, items: Any) -> None:
-        self._items = items
+    `prefix` precedes the position in the name of a record.
+    """
+
+    def __init__(self, items: Any, prefix: str = "") -> None:
+        self._items, self._prefix = items, prefix
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __getitem__(self, index: int) -> Record:
+        name = f"{self._prefix}{range(len(self))[index]}"
         try:
             item = self._items[index]
-        except (OSError, ValueError, RuntimeError) as error:  # what decoders and torch raise for a damaged image
-            return Record(str(index), error=f"image {index}: {reason_of(error)}")
-        return _record_of(str(index), item)
+        except (OSError, ValueError, RuntimeError, SyntaxError) as error:  # what decoders raise for a damaged image
+            return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
+        return _record_of(name, item)
 
 
 class StreamImages(Images):
@@ -271,7 +273,7 @@ def _image_of(item: Any) -> Any:
     if isinstance(item, (tuple, list)) and item:
         item = item[0]
     if isinstance(item, Mapping):
-        item = next((item[name] for name in ("image", "pixel_values", "img", "images") if name in item), item)
+        item = next((item[name] for name in IMAGE_NAMES if name in item), item)
     return item
 
 
@@ -284,16 +286,11 @@ def _record_of(name: str, item: Any) -> Record:
     if isinstance(image, (str, os.PathLike)):
         return read_record(str(image), image)
     try:
-        return record_of_item(name, image)
+        if hasattr(image, "convert") and hasattr(image, "mode"):  # a PIL picture
+            return Record(name, decode_picture(image))
+        return Record.of_array(name, _as_numpy(image), Record(name).label)
     except InputError as error:
         return Record(name, error=str(error))
-
-
-def record_of_item(name: str, item: Any) -> Record:
-    """The record of a PIL picture, an array or a tensor; `InputError` if it is none of these."""
-    if hasattr(item, "convert") and hasattr(item, "mode"):  # a PIL picture
-        return Record(name, decode_picture(item))
-    return Record.of_array(name, _as_numpy(item), Record(name).label)
 
 
 # --- files and URLs --------------------------------------------------------------------------------------------------

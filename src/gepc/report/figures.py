@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.metrics import roc_curve
 
 from gepc.core.errors import GepcError, InputError
 from gepc.core.palette import LIGHT, line_style
 from gepc.detector.maps import overlay
+from gepc.scoring.metrics import auroc
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,15 +139,16 @@ def _ticks(low: float, high: float, forward: Callable[[Array], Array]) -> list[f
 
 def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
     """One ROC curve for each named (ID scores, OOD scores): OOD images caught against false alarms."""
-    from gepc.scoring.metrics import auroc
-
     side = 1.85
     with drawing(PANEL, layout=None) as figure:
         axes = figure.add_axes((0.48 / WIDTH, 0.44 / PANEL, side / WIDTH, side / PANEL))
         axes.plot([0, 1], [0, 1], color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (1, 2)))
         for position, (name, (inside, outside)) in enumerate(pairs.items()):
             label, style = f"{_visible(name)} {auroc(inside, outside):.3f}", line_style(position)
-            axes.plot(*_curve(inside, outside), **style, linewidth=1.6, label=label, clip_on=False)
+            sets = [_scores(inside, "ID"), _scores(outside, "OOD")]
+            is_ood = np.repeat([False, True], [len(scores) for scores in sets])
+            rates = roc_curve(is_ood, np.concatenate(sets), drop_intermediate=False)[:2]
+            axes.plot(*rates, **style, linewidth=1.6, label=label, clip_on=False)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false alarms (ID)")
         axes.set_ylabel("caught (OOD)", rotation_mode="anchor", labelpad=2)
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
@@ -158,17 +161,6 @@ def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
 def _visible(name: str) -> str:
     """A name for the legend, from which matplotlib leaves out what begins with an underscore."""
     return f"\u200b{name}" if name.startswith("_") else name
-
-
-def _curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> tuple[Array, Array]:
-    """(false-alarm rate, detection rate) as the threshold falls through every score."""
-    id_scores, ood_scores = _scores(inside, "ID"), _scores(outside, "OOD")
-    limits = np.unique(np.concatenate([id_scores, ood_scores]))[::-1]
-    rates = [
-        (len(scores) - np.searchsorted(np.sort(scores), limits, side="left")) / len(scores)
-        for scores in (id_scores, ood_scores)
-    ]
-    return np.concatenate([[0.0], rates[0]]), np.concatenate([[0.0], rates[1]])
 
 
 def gallery(images: Images, labels: Sequence[str], columns: int = 4) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,18 +97,14 @@ def fastest(seconds_per_image: Callable[[int], float], sizes: Iterable[int] = SI
         try:
             seconds = seconds_per_image(size)
         except (MemoryError, RuntimeError) as error:
-            if best == 0 or not _is_out_of_memory(error):
+            full = isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", str(error), re.I)
+            if best == 0 or not full:
                 raise
             break
         if seconds > least * WORTH_IT:
             break
         best, least = size, seconds
     return best
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 def fastest_batch_size(detector: Detector, images: int) -> int:

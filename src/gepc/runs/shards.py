@@ -190,17 +190,8 @@ def _digest(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class TableSummary:
-    """The number of images in a table, of alarms, and of images that could not be scored."""
-
-    images: int
-    alarms: int
-    failures: int
-
-
-def merge(run: ScoreRun, decide: Decide, append: Append) -> TableSummary:
-    """Pass every row of a complete run to `append`, in order.
+def merge(run: ScoreRun, decide: Decide, append: Append) -> tuple[int, int]:
+    """Pass every row of a complete run to `append`, in order; the numbers of alarms and of images without a score.
 
     The shards are read twice, so that only the p-values are in memory: `decide` needs all of them.
     """
@@ -213,7 +204,7 @@ def merge(run: ScoreRun, decide: Decide, append: Append) -> TableSummary:
     alarms = decide(p_values)
     for results in run.results():
         append(results, [bool(alarms[result.index]) for result in results])
-    return TableSummary(run.count, int(alarms.sum()), failures)
+    return int(alarms.sum()), failures
 
 
 def format_of(path: str | os.PathLike[str] | None, asked: str | None) -> str:

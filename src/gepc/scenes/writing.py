@@ -194,7 +194,12 @@ def write_overview(
     factor = -(-max(scene.height, scene.width) // (LONGEST - FOOTER))
     picture = _shown(shrink(scene.read_around_damage, scene.height, scene.width, factor), scene.dtype)
     if field is not None and scale is not None:
-        means = shrink(lambda *window: _valid_part(field, *window), *field.shape, factor)[..., 0]
+
+        def part(top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+            values = field[top : top + height, left : left + width]
+            return values, ~np.isnan(values)
+
+        means = shrink(part, *field.shape, factor)[..., 0]
         picture = np.asarray(overlay(picture, np.nan_to_num(means).astype(np.float32), scale or 1.0))
     enlarge = max(1, SMALL // max(picture.shape[:2]))
     pixels = np.rint(picture.clip(0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, 0).repeat(enlarge, 1)
@@ -234,11 +239,6 @@ def _shown(values: Picture, dtype: str) -> Picture:
     picture = np.full(values.shape, NO_DATA)
     picture[there] = ((values[there] - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
     return picture
-
-
-def _valid_part(field: MapFile, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
-    part = field[top : top + height, left : left + width]
-    return part, ~np.isnan(part)
 
 
 def _draw(

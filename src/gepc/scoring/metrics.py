@@ -36,6 +36,13 @@ def auroc(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> float:
     return float((ranks[n:].sum() - m * (m + 1) / 2) / (n * m))
 
 
+def placements(inside: Array, outside: Array) -> tuple[Array, Array]:
+    """For each ID image the share of OOD images above it, and for each OOD image the share of ID images below it."""
+    n, m = len(inside), len(outside)
+    ranks = rankdata(np.concatenate([inside, outside]))
+    return 1.0 - (ranks[:n] - rankdata(inside)) / m, (ranks[n:] - rankdata(outside)) / n
+
+
 def aupr(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> float:
     """Average precision with OOD as the positive class; depends on the share of OOD images."""
     from sklearn.metrics import average_precision_score
@@ -67,9 +74,7 @@ def auroc_interval(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confiden
     if value in (0.0, 1.0):
         away = 1.0 - (0.5 - confidence / 2) ** (1.0 / min(n, m))
         return (max(0.0, value - away), min(1.0, value + away))
-    ranks = rankdata(np.concatenate([inside, outside]))
-    over_id = (ranks[n:] - rankdata(outside)) / n
-    under_ood = 1.0 - (ranks[:n] - rankdata(inside)) / m
+    under_ood, over_id = placements(inside, outside)
     deviation = np.sqrt(over_id.var(ddof=1) / m + under_ood.var(ddof=1) / n)
     half = norm.ppf(0.5 + confidence / 2) * deviation / (value * (1 - value))
     logit = np.log(value / (1 - value))

@@ -355,7 +355,7 @@ class Model:
         reference, found = self.detector.reference_, self.detector.guarantee(alpha)
         labels = np.array(list(reference.by_group)) if reference.grouped else None
         limit = float(DecisionRule(alpha).limits(reference, labels).min())
-        return GuaranteeAt(limit=limit, calibration_images=found.n, sentence=str(found), **found.as_dict())
+        return GuaranteeAt(limit=limit, calibration_images=found.n, sentence=str(found), **vars(found))
 
     @cached_property
     def rates(self) -> list[Rate]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,10 +90,6 @@ class Guarantee:
         """The guarantee at `alpha` with `n` calibration images."""
         check_alpha(alpha, n)
         return cls(alpha, n, *realised_range(alpha, n))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return (
