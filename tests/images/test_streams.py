@@ -181,6 +181,14 @@ def test_a_data_set_that_fails_on_an_item_gives_a_row(fitted: gepc.GEPC) -> None
             return super().__getitem__(index)
 
     rows = list(fitted.results(Damaged()))
-    assert [row.error for row in rows] == [None, None, "image 2 cannot be decoded: image file is truncated", None, None, None, None]
+    assert [row.error for row in rows] == [
+        None,
+        None,
+        "image 2 cannot be decoded: image file is truncated",
+        None,
+        None,
+        None,
+        None,
+    ]
     with pytest.raises(InputError, match="image 2 cannot be decoded: image file is truncated"):
         fitted.score(Damaged())

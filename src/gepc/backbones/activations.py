@@ -22,14 +22,9 @@ TRANSFORMER = re.compile(r"(Transformer|DiT)_?Block", re.IGNORECASE)
 def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Layers:
     """The layers to record, by name and in the order in which the network defines them.
 
-    Residual blocks are recognised by the name of their class; a network without them is recorded at its transformer
-    blocks, and an unknown one at its convolutions.
-
-    Parameters
-    ----------
-    net : the network.
-    names : names of modules as in `net.named_modules()`, with wildcards (`up_blocks.*.resnets.*`); None applies the
-        rule above.
+    `names` are those of `net.named_modules()`, with wildcards (`up_blocks.*.resnets.*`). Without them, residual blocks
+    are recognised by the name of their class; a network without them is recorded at its transformer blocks, and an
+    unknown one at its convolutions.
     """
     modules, found = dict(net.named_modules()), dict[str, torch.nn.Module]()
     for pattern in names or ():

@@ -90,13 +90,7 @@ class GaussianBackbone(MixtureBackbone):
 
     @classmethod
     def fitted(cls, images: npt.ArrayLike, alphas_cumprod: npt.ArrayLike | None = None) -> GaussianBackbone:
-        """The Gaussian with the mean and the (Ledoit-Wolf shrunk) covariance of `images`.
-
-        Parameters
-        ----------
-        images : (N, C, H, W) in [-1, 1].
-        alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
-        """
+        """The Gaussian with the mean and the (Ledoit-Wolf shrunk) covariance of images (N, C, H, W) in [-1, 1]."""
         from sklearn.covariance import ledoit_wolf
 
         data = np.asarray(images, dtype=np.float64)

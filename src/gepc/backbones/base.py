@@ -274,14 +274,7 @@ class Backbone(ABC):
         return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
 
     def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Look up `table[t]` for every image, shaped to multiply a batch like `x`.
-
-        Parameters
-        ----------
-        table : one number per timestep of the schedule.
-        x : the batch, which sets shape, precision and device of the answer.
-        t : schedule index: one for all images, or one per image.
-        """
+        """`table[t]`, one number per timestep, for one index or one per image, shaped to multiply a batch like `x`."""
         return look_up(table, x, self._timesteps(x, t))
 
     def _timesteps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:

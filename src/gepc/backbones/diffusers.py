@@ -30,17 +30,8 @@ class DiffusersBackbone(Backbone):
 
     Of a net with learned variance (2C output channels) the first C are the prediction. The network is moved to `device`
     and `dtype` in place, channels last, and put in eval mode. Inputs are float32 whatever the network's own precision,
-    and predictions have the dtype of the input.
-
-    Parameters
-    ----------
-    net : the network, of one of `gepc.backbones.networks.CLASSES`.
-    scheduler : its noise schedule and what it predicts.
-    class_label : the class a class-conditional network is asked for; None is the null class of a transformer.
-    embeddings : what a text-conditional network is conditioned on, by name, one row each.
-    device : "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
-    dtype : the precision of the network.
-    patches : the changes that were made to the network when it was built.
+    and predictions have the dtype of the input. Its class is one of `gepc.backbones.networks.CLASSES`, `patches` are
+    the changes that were made when it was built, and the other parameters are those of `gepc.load_backbone`.
     """
 
     family = "diffusers"
@@ -136,11 +127,7 @@ class DiffusersBackbone(Backbone):
 
         A compiler can be wrong without an error, so the compiled network is compared with the network as it is, at
         three noise levels; a relative difference of more than 1 % is a `BackboneError`. Scores change by as much as
-        the floating-point rounding of the compiled kernels.
-
-        Parameters
-        ----------
-        **options : of `torch.compile`, for example `mode="max-autotune"`.
+        the floating-point rounding of the compiled kernels. `options` are those of `torch.compile`.
         """
         height, width = self.image_size or (8 * self.size_multiple,) * 2
         shape = (2, *self.network_shape((height, width)))

@@ -92,14 +92,8 @@ def export_onnx(
 
     The file computes eps(x, t), and after it the activations of inner layers, from `x` (N, C, H, W) and `t` (N,), the
     indices of the noise schedule; what the network was conditioned on and what it predicts (noise, v, x_0, a velocity)
-    are part of it. Its metadata `gepc` holds the schedule `alphas_cumprod` as JSON.
-
-    Parameters
-    ----------
-    backbone : a pixel-space network in float32 on the CPU.
-    path : the file.
-    size : (H, W) of the images.
-    layers : names of the inner layers, with wildcards; None chooses them as `Backbone.eps_and_activations` does.
+    are part of it. Its metadata `gepc` holds the schedule `alphas_cumprod` as JSON. The backbone must be a pixel-space
+    network in float32 on the CPU; `size` is (H, W) of the images, and `layers` as in `Backbone.eps_and_activations`.
     """
     try:
         import onnx

@@ -185,13 +185,7 @@ def builtin_protocols() -> dict[str, Path]:
 
 
 def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> Protocol:
-    """Read a protocol.
-
-    Parameters
-    ----------
-    config : a YAML file, or the name of a protocol that ships with the package.
-    overrides : values that replace those of the file.
-    """
+    """Read a YAML file, or a protocol of the package by its name; `overrides` replace values of the file."""
     return build(Protocol, _values(config, overrides), "protocol")
 
 

@@ -46,12 +46,7 @@ class Ranking:
 
     @classmethod
     def of(cls, suites: Mapping[str, Aurocs]) -> Ranking:
-        """Rank the methods that were run on all pairs of all benchmarks; others are left out.
-
-        Parameters
-        ----------
-        suites : name of a benchmark -> its AUROCs.
-        """
+        """Rank the methods that were run on all pairs of all benchmarks, by name; others are left out."""
         common = set.intersection(*(set(suite) for suite in suites.values()))
         if len(common) < 2:
             raise InputError(f"ranks need two methods that all of {', '.join(suites)} have; there are {len(common)}")

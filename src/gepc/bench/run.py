@@ -62,15 +62,9 @@ def run(
     only_ablations: bool = False,
     on_progress: OnProgress | None = None,
 ) -> BenchmarkResult:
-    """Extract the features of GEPC and of every baseline, then compute all tables from them.
+    """Extract the features of GEPC and of every baseline, then compute all tables, or the ablations alone, from them.
 
-    Parameters
-    ----------
-    benchmark : the protocol, its network and its images.
-    command : the command line that repeats the run, for the report.
-    baselines : methods to compare with, from `gepc.bench.baselines.choose_baselines`.
-    only_ablations : compute the main table and the ablations alone.
-    on_progress : called with the number of network passes of every finished chunk.
+    `command` is what repeats the run, for the report; `on_progress` is called with numbers of network passes.
     """
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))

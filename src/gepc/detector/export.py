@@ -34,12 +34,9 @@ class Export(NamedTuple):
 def export_detector(detector: Detector, folder: str | os.PathLike[str], images: Any = None) -> Export:
     """Write `net.onnx` and the detector that runs it; a `BackboneError` if its scores differ by more than 1e-4.
 
-    Parameters
-    ----------
-    detector : fitted, with a torch network in pixel space on the CPU.
-    folder : a new or an exported detector folder; load it with `load_detector(folder, folder / "net.onnx")`.
-    images : images to compare the scores on; None draws 8 of uniform noise. A difference is relative to the score, or
-        to the range of the calibration scores where that is larger.
+    The detector's network must be a torch one in pixel space on the CPU. Load the folder, new or an exported detector,
+    with `load_detector(folder, folder / "net.onnx")`. Scores are compared on `images`, by default 8 of uniform noise; a
+    difference is relative to the score, or to the range of the calibration scores where that is larger.
     """
     final, size, original = Path(folder), detector.input_size, detector.backbone
     if images is None:

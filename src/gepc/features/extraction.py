@@ -160,17 +160,9 @@ def extract_all(
 ) -> FeatureTable:
     """Features of a whole collection. Images that cannot be used are left out, with their reasons in `skipped`.
 
-    Parameters
-    ----------
-    images : the collection.
-    preprocessing : how to prepare an image.
-    backbone : the network that predicts noise.
-    spec : what to compute.
-    cache : where known features are read and new ones are written.
-    engine : what makes the network passes; by default this process.
-    on_progress : called with the number of images of every finished chunk.
-    on_bad_image : which images may be left out; the others raise `InputError`.
-    sample_size : how many of the images to keep, for a second look at them.
+    Known features are read from the cache and new ones are written to it. The engine makes the network passes; by
+    default this process does. `on_progress` is called with the number of images of every finished chunk; `on_bad_image`
+    says which images may be left out, and `sample_size` how many to keep for a second look at them.
     """
     warn_about_range(images, preprocessing.value_range)
     tables: list[Table] = []
@@ -216,15 +208,8 @@ class FeatureCache:
     A file holds one timestep of some images, or all timesteps where a method cannot take them one by one. Its name is a
     hash of all that the numbers depend on: the backbone's weights and settings, the method, its parameters and its
     `revision`, the seed, the timestep and the images' content. A backbone without a fingerprint (one made from a Python
-    function) is not cached: nothing tells two of them apart.
-
-    Parameters
-    ----------
-    folder : where the files are kept; None keeps nothing.
-
-    Attributes
-    ----------
-    hits, misses : the number of files read, and of files computed.
+    function) is not cached: nothing tells two of them apart. Without a `folder` nothing is kept. `hits` and `misses`
+    count files read and computed.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:

@@ -49,14 +49,8 @@ def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pix
     """Return an image array as (H, W) or (H, W, C), whichever of (C, H, W) and (H, W, C) it was.
 
     The channel axis is the first or the last one. The first rule that selects exactly one of the two decides: it has 1
-    or 3 elements; it has `channels` elements; it is shorter than both other axes. If both have 1 or 3 elements, or no
-    rule decides, the array is refused.
-
-    Parameters
-    ----------
-    pixels : an array of two or three axes.
-    name : what errors call the image.
-    channels : the backbone's number of channels; None where it is not known.
+    or 3 elements; it has as many as the backbone has `channels`, if these are known; it is shorter than both other
+    axes. If both have 1 or 3 elements, or no rule decides, the array is refused; the error calls it `name`.
     """
     if pixels.ndim == 2:
         return pixels

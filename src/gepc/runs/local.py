@@ -37,17 +37,10 @@ def score_shards(
     workers: int = 0,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Score shards of a run and write each as soon as it is complete.
+    """Score some shards of a run, such as `run.pending()`, and write each as soon as it is complete.
 
-    Parameters
-    ----------
-    run : where the shards are written.
-    shards : those to score, such as `run.pending()`.
-    detector : a fitted detector.
-    images : all images of the run.
-    labels : the group of each image, for a detector fitted with groups.
-    workers : processes that read images; 0 reads in a thread.
-    on_progress : called with numbers of images.
+    `images` and `labels`, the groups for a detector fitted with groups, are those of all shards. `workers` processes
+    read images; 0 reads in a thread. `on_progress` is called with numbers of images.
     """
 
     def cuts() -> Iterator[tuple[int, int]]:

@@ -153,16 +153,10 @@ def open_run(
     restart: bool = False,
     names: Sequence[str] = (),
 ) -> ScoreRun:
-    """Start a run in `folder`, or resume the one that is there.
+    """Start a run in `folder`, or resume the one that is there, which must have the same identity; or discard it.
 
-    Parameters
-    ----------
-    folder : new, empty, or a run of the same identity; any other is an `InputError`.
-    identity : what the run computes.
-    kind : file format of the shards, `csv` or `parquet`; a resumed run keeps its own.
-    shard_size : images in a shard; a resumed run keeps its own.
-    restart : discard the run in `folder`.
-    names : paths or URLs of the images. Finished shards whose files have changed since are removed.
+    A resumed run keeps its file format, `csv` or `parquet`, and its number of images in a shard. `names` are paths or
+    URLs of the images: finished shards whose files have changed since are removed.
     """
     layout = {"shard_size": shard_size, "format": kind, "versions": versions()}
     stored = run_folder(folder).begin(dataclasses.asdict(identity), layout, restart)

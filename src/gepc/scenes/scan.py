@@ -116,15 +116,7 @@ class SceneReport:
 def plan_scan(
     detector: Detector, path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any
 ) -> ScanPlan:
-    """What `scan` with the same arguments would do.
-
-    Parameters
-    ----------
-    detector : a fitted detector.
-    path : the scene.
-    out : folder of an interrupted scan, to count the tiles that are finished.
-    options : those of `ScanOptions`.
-    """
+    """What `scan` with the same arguments would do; `out` is to count the tiles that an interrupted scan finished."""
     settings = build(ScanOptions, options, "scan")
     with _opened(detector, path, settings) as scene:
         plan = _make_plan(detector, scene, settings)

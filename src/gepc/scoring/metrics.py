@@ -156,13 +156,8 @@ def bootstrap_intervals(
     """95 % percentile bootstrap intervals of metrics of samples that come in groups, such as patches of images.
 
     Whole groups are drawn with replacement, as many as there are: intervals for independent values would be too narrow.
-
-    Parameters
-    ----------
-    measure : function of the samples that returns the metrics, for instance of ID scores and OOD scores.
-    samples : the samples, which are resampled independently of each other.
-    groups : for each sample, the group of every value.
-    draws : number of bootstrap samples.
+    `measure` returns the metrics of the samples, which are resampled independently of each other, such as ID and OOD
+    scores; `groups` has for each sample the group of every value, and `draws` is the number of bootstrap samples.
     """
     rng = np.random.default_rng(0)
     members = [[np.flatnonzero(np.asarray(names) == name) for name in np.unique(names)] for names in groups]
