@@ -13,7 +13,7 @@ from toys import LEVELS, pictures, toy_backbone
 import gepc
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import OptionError
-from gepc.features.base import Batch, extract_with_maps
+from gepc.features.base import Batch, extract_map_parts
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import find_action
@@ -259,7 +259,7 @@ def test_local_features_are_pooled_from_the_literal_maps() -> None:
 
 def test_the_map_of_a_target_is_contrast_and_distance() -> None:
     backbone, method = network(), local()
-    table, maps = extract_with_maps(method, backbone, batch(), method.timesteps(backbone))
+    table, _, maps = extract_map_parts(method, backbone, batch(), method.timesteps(backbone))
     (t,) = method.timesteps(backbone)
     x_t, _ = batch().noised(backbone, t)
     _, here = backbone.eps_and_activations(x_t, t, LAYERS)

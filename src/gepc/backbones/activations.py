@@ -79,9 +79,7 @@ def feature_map(output: Any, size: tuple[int, int]) -> torch.Tensor:
     if field.ndim == 4:
         return field
     if field.ndim != 3:
-        raise BackboneError(
-            f"a recorded layer returned {field.ndim} dimensions; choose layers with feature maps or tokens"
-        )
+        raise BackboneError(f"a recorded layer returned {field.ndim} dimensions; choose layers with maps or tokens")
     count, tokens, channels = field.shape
     height = round(math.sqrt(tokens * size[0] / size[1]))
     grid = (height, tokens // height) if height and tokens % height == 0 else (tokens, 1)

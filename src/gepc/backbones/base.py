@@ -261,7 +261,7 @@ class Backbone(ABC):
         # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
         if not answers[0].is_meta and not torch.isfinite(answers[0].detach().sum()):
             raise BackboneError(
-                "the backbone returned NaN or infinite values; check its weights, its precision and the input's range"
+                "the backbone returned NaN or infinite values; check weights, precision and input range"
             )
         return answers
 

@@ -105,7 +105,7 @@ def load_backbone(
         network = _from_object(source, scheduler, vae, wanted)
     elif scheduler is not None or vae is not None:
         raise OptionError(
-            "scheduler and vae go with a network object; for a path or a name, give the scheduler's fields as config"
+            "scheduler and vae go with a network object; otherwise, give the scheduler's fields as config"
         )
     else:
         network = _from_path(_find(source, wanted), wanted)
@@ -332,7 +332,7 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
         from diffusers import DiffusionPipeline
     except ImportError as error:
         raise OptionError(
-            "encoding a prompt needs the package transformers: pip install 'gepc[text]'; or give `embeddings`"
+            "a prompt needs the package transformers (pip install 'gepc[text]'), or `embeddings`"
         ) from error
     others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
     try:

@@ -47,9 +47,7 @@ def check_alphas_cumprod(alphas_cumprod: npt.ArrayLike) -> FloatArray:
     if abar.size == 0 or not np.isfinite(abar).all():
         raise InputError("alphas_cumprod must hold at least one finite number")
     if abar.max() >= 1.0 or abar.min() < 0.0 or (np.diff(abar) > 0).any():
-        raise InputError(
-            "alphas_cumprod must fall from below 1 towards 0 as the timestep grows; check its order and range"
-        )
+        raise InputError("alphas_cumprod must fall from below 1 towards 0 with the timestep; check its order and range")
     abar.setflags(write=False)
     return abar
 
@@ -141,9 +139,7 @@ class Levels:
         abar = np.asarray(alphas_cumprod, dtype=np.float64)
         if self.scale == "index":
             if max(self.values) >= len(abar):
-                raise OptionError(
-                    f"level index {max(self.values):g} does not exist: the schedule ends at {len(abar) - 1}"
-                )
+                raise OptionError(f"there is no level index {max(self.values):g}: the schedule ends at {len(abar) - 1}")
             return tuple(sorted({int(value) for value in self.values}))
         if self.scale == "sqrt_abar":
             axis, targets = np.sqrt(abar), np.asarray(self.values)
@@ -268,9 +264,7 @@ def respace(steps: int, sections: str) -> list[int]:
     try:
         counts = [int(part) for part in text.removeprefix("ddim").split(",")]
     except ValueError as error:
-        raise OptionError(
-            f"cannot read timestep_respacing {sections!r}; write for instance 250, ddim50 or 10,20"
-        ) from error
+        raise OptionError(f"cannot read timestep_respacing {sections!r}; write 250, ddim50 or 10,20") from error
     if text.startswith("ddim"):
         for stride in range(1, steps):
             if len(range(0, steps, stride)) == counts[0]:
@@ -279,9 +273,7 @@ def respace(steps: int, sections: str) -> list[int]:
     kept: list[int] = []
     for section, count in zip(np.array_split(np.arange(steps), len(counts)), counts, strict=True):
         if not 0 <= count <= len(section):
-            raise OptionError(
-                f"timestep_respacing {sections!r}: cannot keep {count} of a section of {len(section)} timesteps"
-            )
+            raise OptionError(f"timestep_respacing {sections!r}: cannot keep {count} of a section of {len(section)}")
         distance = (len(section) - 1) / max(count - 1, 1)
         kept += section[np.round(np.cumsum([0.0, *[distance] * (count - 1)])[:count]).astype(np.int64)].tolist()
     if not kept:

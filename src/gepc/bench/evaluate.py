@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,6 @@ from gepc.images.sources import Images
 from gepc.scoring import create_calibrator
 from gepc.scoring.metrics import Detection, auroc, detection
 from gepc.scoring.scorer import Scorer, Selection
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Array = npt.NDArray[np.float64]
 Sizes = Mapping[Place, int]
@@ -216,7 +212,7 @@ class MethodBench(ABC):
         timesteps = tuple(candidates[place] for place in kept)
         return Scores(inside, dict(zip(self.protocol.pairs[name], outside, strict=True)), timesteps, scorer.selection_)
 
-    def on_images(self, keys: Keys) -> Self:
+    def on_images(self, keys: Keys) -> MethodBench:
         """The same method on some of its images alone."""
         if keys == self.collection.keys:
             return self

@@ -147,10 +147,8 @@ class MaskBenchmark:
         numbers = []
         for images in self.defective.values():
             good, bad = ([one.fields[part].max() for one in group] for group in (self.good, images))
-            pairs = zip(*_maps(images, part), strict=True)
-            numbers.append(
-                (auroc(good, bad), float(np.mean([auroc(field[~mask], field[mask]) for field, mask in pairs])))
-            )
+            pixels = [auroc(field[~mask], field[mask]) for field, mask in zip(*_maps(images, part), strict=True)]
+            numbers.append((auroc(good, bad), float(np.mean(pixels))))
         return (part, *(number for pair in numbers for number in pair), *np.mean(numbers, axis=0).tolist())
 
 

@@ -12,7 +12,7 @@ from gepc.bench.detector_tables import feature_variants, kept_raw
 from gepc.bench.evaluate import GepcBench, Variant
 from gepc.bench.protocol import Pair
 from gepc.core.palette import LIGHT, line_style
-from gepc.features.base import extract_with_maps
+from gepc.features.base import extract_map_parts
 from gepc.features.pooling import combine, v_global
 from gepc.report import figures
 from gepc.report.figures import PANEL, drawing
@@ -59,13 +59,13 @@ def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
     scores = bench.scores(name, bench.protocol.seeds[0])
     weights, kept = scores.selection.weights, scores.kept
     reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
-    scale = v_global(combine(extract_with_maps(bench.extractor, bench.backbone, reference, kept)[1], weights))
+    scale = v_global(combine(extract_map_parts(bench.extractor, bench.backbone, reference, kept)[2], weights))
     found = {}
     for other, values in {name: scores.inside, **scores.outside}.items():
         order = np.argsort(values)
         picked = [*order[: SHOWN // 2], *order[-(SHOWN // 2) :]]
         batch = bench.read_rows((other, "test"), picked)
-        fields = combine(extract_with_maps(bench.extractor, bench.backbone, batch, kept)[1], weights)
+        fields = combine(extract_map_parts(bench.extractor, bench.backbone, batch, kept)[2], weights)
         images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
         figure = figures.maps(images, list(fields), [f"{values[index]:.1f}" for index in picked], scale)
         label = bench.protocol.label(other)

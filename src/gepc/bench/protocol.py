@@ -115,9 +115,7 @@ class Protocol:
         for name in self.pairs:
             count = len(self.levels_for(name).values)
             if not 1 <= self.keep <= count:
-                raise OptionError(
-                    f"protocol: keep must be between 1 and {count}, the levels of {name}; got {self.keep}"
-                )
+                raise OptionError(f"protocol: keep must be 1 to {count}, the levels of {name}; got {self.keep}")
 
     def _check_methods(self) -> None:
         for full_name, choice in self.methods.items():
@@ -125,9 +123,7 @@ class Protocol:
             if name == GepcExtractor.name:
                 raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
             if any(count is not None and count < LEAST_IMAGES for count in (choice.train_images, choice.test_images)):
-                raise OptionError(
-                    f"protocol: methods.{name}: train_images and test_images must be at least {LEAST_IMAGES}"
-                )
+                raise OptionError(f"protocol: methods.{name}: numbers of images must be at least {LEAST_IMAGES}")
 
     def extractor(self) -> GepcExtractor:
         """The extractor of all features; its own levels are not used."""
@@ -210,8 +206,6 @@ def _values(config: str | Path, overrides: dict[str, Any] | None) -> dict[str, A
     path, known = Path(config), builtin_protocols()
     if not path.is_file():
         if path.stem not in known:
-            raise InputError(
-                f"{config} is neither a YAML file nor a protocol of the package; {nearest(path.stem, known)}"
-            )
+            raise InputError(f"{config} is neither a YAML file nor a protocol of gepc; {nearest(path.stem, known)}")
         path = known[path.stem]
     return {**read_yaml(path), **(overrides or {})}

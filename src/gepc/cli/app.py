@@ -36,9 +36,7 @@ new_app = partial(
 """A group of commands; called without a command it shows its help."""
 
 
-app = new_app(
-    name="gepc", help="Detect out-of-distribution images with a pretrained diffusion model.", add_completion=True
-)
+app = new_app(name="gepc", help="Detect out-of-distribution images with a diffusion model.", add_completion=True)
 
 
 def _show_version(wanted: bool) -> None:

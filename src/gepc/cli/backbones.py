@@ -36,12 +36,8 @@ Architecture = Annotated[
         help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}. --preset is the old name.",
     ),
 ]
-Config = Annotated[
-    Path | None, Option(help="YAML or JSON file with the options of an OpenAI checkpoint, under OpenAI's names.")
-]
-CheckpointSettings = Annotated[
-    list[str] | None, opt.setting("Option of an OpenAI checkpoint; overrides --architecture and --config")
-]
+Config = Annotated[Path | None, Option(help="YAML or JSON file with the options of an OpenAI checkpoint.")]
+CheckpointSettings = Annotated[list[str] | None, opt.setting("Option of an OpenAI checkpoint, under OpenAI's name")]
 
 
 @opt.with_groups

@@ -28,15 +28,13 @@ ADDRESSES = {
 sar = new_app(name="sar", help="Radar images: detect ships and wakes in sea clutter.")
 
 DataArgument = Annotated[
-    Path, Argument(help="HRSID or SSDD in its original layout, or a folder of images with or without boxes.csv.")
+    Path, Argument(help="HRSID or SSDD in its layout, or a folder of images, perhaps with boxes.csv.")
 ]
 Size = Annotated[int, Option(help="Side length of a patch in pixels.")]
 Stride = Annotated[int | None, Option(help="Distance between patches in pixels; the patch size by default.")]
 ShipShare = Annotated[float, Option(help="Smallest share of a ship that makes a patch out-of-distribution.")]
 White = Annotated[float | None, Option(help="Magnitude that maps to white, for floating-point and complex images.")]
-Normalise = Annotated[
-    str, Option(help="Brightness scale: fixed (the same for all patches) or patch (each patch its own).")
-]
+Normalise = Annotated[str, Option(help="Brightness scale: fixed (one for all patches) or patch (each its own).")]
 TargetPixels = Annotated[float, Option(help="Number of pixels that a target covers.")]
 
 
@@ -233,9 +231,7 @@ def _measure(
     note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")
     for name, found in sets.cuts.items():
         left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(found.left_out.items()))
-        note(
-            f"{name}: {len(found.clutter)} clutter and {len(found.ships)} ship patches; left out: {left_out or 'none'}"
-        )
+        note(f"{name}: {len(found.clutter)} clutter, {len(found.ships)} ship patches; left out: {left_out or 'none'}")
     if dry_run:
         return
     with progress("measuring", sets.total * sum(len(one.methods) for one in protocols)) as advance:

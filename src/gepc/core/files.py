@@ -20,13 +20,14 @@ from filelock import FileLock, Timeout
 
 from gepc.core.errors import InputError, StorageError
 
+StrPath = str | os.PathLike[str]
 LOCK = ".lock"
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: StrPath) -> Iterator[Path]:
     """Yield a temporary path next to `path`; it replaces `path` atomically on success and is removed on failure.
 
     A full disk or a missing permission becomes a `StorageError` that names the final file. The file gets the default
@@ -52,7 +53,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing_folder(path: StrPath) -> Iterator[Path]:
     """`replacing` for a folder: yield a new one next to `path`; until it takes its place, the old one stays."""
     final, mark = Path(path), uuid.uuid4().hex[:8]
     draft, old = (final.with_name(f".{final.name}.{mark}.{kind}") for kind in ("part", "old"))
@@ -76,7 +77,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+def open_regular(path: StrPath) -> IO[bytes]:
     """Open a file to read its bytes; a named pipe, a device, a socket or a folder is an `OSError`, at once.
 
     Opening a named pipe would wait for a writer, and a device may never end.
@@ -89,19 +90,19 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     return os.fdopen(handle, "rb")
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: StrPath, text: str) -> None:
     """Write `text` as UTF-8, completely or not at all; bytes of file names that are not UTF-8 become escapes."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+def write_bytes(path: StrPath, content: bytes) -> None:
     """Write `content`, completely or not at all."""
     with replacing(path) as draft:
         draft.write_bytes(content)
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
+def write_arrays(path: StrPath, arrays: dict[str, Any]) -> None:
     """Write numpy arrays as a safetensors file, completely or not at all."""
     from safetensors.numpy import save
 
@@ -109,12 +110,12 @@ def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
     write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: StrPath, value: Any) -> None:
     """Write `value` as indented JSON, completely or not at all."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: StrPath) -> Any:
     """Read a JSON file; a missing or broken one is an `InputError` that names it."""
     try:
         with open_regular(path) as handle:
@@ -133,7 +134,7 @@ def check_free(folder: Path, mark: str, holds: str) -> None:
         raise InputError(f"{folder} is not empty and holds no {holds}; give another folder for the results")
 
 
-def sha256(*paths: str | os.PathLike[str]) -> str:
+def sha256(*paths: StrPath) -> str:
     """Hexadecimal SHA-256 of the files' bytes, one after the other."""
     digest = hashlib.sha256()
     for path in paths:

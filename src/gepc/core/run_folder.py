@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gepc.core.errors import InputError, StorageError
-from gepc.core.files import only_writer, read_json, remove_drafts, write_json
+from gepc.core.files import StrPath, only_writer, read_json, remove_drafts, write_json
 
 DESCRIPTION, SCHEMA = "run.json", 1
 
@@ -40,7 +40,7 @@ class RunFolder:
     completes the error messages.
     """
 
-    def __init__(self, path: str | os.PathLike[str], pieces: str, advice: str = "give another folder") -> None:
+    def __init__(self, path: StrPath, pieces: str, advice: str = "give another folder") -> None:
         self.path, self.advice = Path(path), advice
         self._pieces = re.compile(pieces)
 

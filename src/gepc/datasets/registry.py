@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError, check_choice, nearest
+from gepc.core.files import StrPath
 from gepc.images import noise
 from gepc.images.formats import Pixels
 from gepc.images.sources import ArrayImages, Images, Record, read_record
@@ -85,9 +85,7 @@ def find_dataset(name: str) -> DatasetSpec:
     return known[family]
 
 
-def open_dataset(
-    name: str, root: str | os.PathLike[str], split: str, limit: int | None = None, seed: int | None = None
-) -> Images:
+def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None, seed: int | None = None) -> Images:
     """The images of one split of a data set, read when they are asked for.
 
     Parameters

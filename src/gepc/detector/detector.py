@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
+from gepc.core.files import StrPath
 from gepc.core.options import coerce
 from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics
 from gepc.features.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
@@ -615,7 +615,7 @@ class Detector:
             raise NotFittedError(f"this {self.extractor.name} detector is not fitted yet; call fit(id_images) first")
         return self
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: StrPath) -> None:
         """Write `detector.json` and `state.safetensors`, both or none."""
         from gepc.detector.storage import save_detector
 

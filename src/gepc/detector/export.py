@@ -15,6 +15,7 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.onnx import export_onnx
 from gepc.core.errors import BackboneError
+from gepc.core.files import StrPath
 from gepc.detector.detector import Detector
 from gepc.detector.storage import save_detector
 
@@ -31,7 +32,7 @@ class Export(NamedTuple):
     speed: float
 
 
-def export_detector(detector: Detector, folder: str | os.PathLike[str], images: Any = None) -> Export:
+def export_detector(detector: Detector, folder: StrPath, images: Any = None) -> Export:
     """Write `net.onnx` and the detector that runs it; a `BackboneError` if its scores differ by more than 1e-4.
 
     The detector's network must be a torch one in pixel space on the CPU. Load the folder, new or an exported detector,

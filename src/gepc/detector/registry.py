@@ -34,8 +34,8 @@ class GEPC(Detector):
     window : side of the box filter, for `local`.
     group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
     mc_samples : noise draws to average.
-    group_samples : a random subset of this many elements per image; None uses all.
-    level_samples : a random subset of this many levels per image; None uses all.
+    group_samples : a random subset of this many elements per image and level; None uses all.
+    level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.
     layers : names of the layers that `inner` compares, with wildcards; None chooses them.
     **options : Any
         The other parameters of `gepc.Detector`.

@@ -19,7 +19,7 @@ import numpy as np
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
-from gepc.core.files import digest, open_regular, read_json, replacing_folder, write_arrays, write_json
+from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
 from gepc.detector.hub import download, is_hub_id
 from gepc.detector.map_statistics import MapStatistics
@@ -49,12 +49,12 @@ _LOAD_OPTIONS |= {"act_on", "offload"}
 _MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family"}
 
 
-def is_detector(folder: str | os.PathLike[str]) -> bool:
+def is_detector(folder: StrPath) -> bool:
     """Whether `folder` holds a saved detector."""
     return (Path(folder) / DESCRIPTION).is_file()
 
 
-def save_detector(detector: Detector, folder: str | os.PathLike[str]) -> None:
+def save_detector(detector: Detector, folder: StrPath) -> None:
     """Write the folder, which is whole or absent; an old one stays until then."""
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
@@ -114,7 +114,7 @@ def state_of(detector: Detector) -> dict[str, Any]:
 
 
 def load_detector(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     backbone: Backbone | str | None = None,
     device: str | torch.device = "auto",
     trust: bool | None = None,

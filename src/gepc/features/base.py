@@ -109,7 +109,7 @@ class Extractor(ABC):
 
     A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
     has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
-    The functions `extract_table`, `extract_with_maps` and `cost_of` include the encoder of a latent backbone.
+    The functions `extract_table`, `extract_map_parts` and `cost_of` include the encoder of a latent backbone.
 
     Attributes
     ----------
@@ -260,14 +260,6 @@ def extract_map_parts(
     table, parts = extractor.map_parts(backbone, batch.encoded(backbone), timesteps)
     raw = extractor.raw_map(parts)
     return table, parts, raw.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
-
-
-def extract_with_maps(
-    extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
-) -> tuple[Table, Maps]:
-    """The table and the maps before calibration, (N, levels, H, W)."""
-    table, _, maps = extract_map_parts(extractor, backbone, batch, timesteps)
-    return table, maps
 
 
 def extract_table(extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:

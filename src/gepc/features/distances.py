@@ -130,9 +130,7 @@ class BackboneDistance:
 def _lpips() -> Distance:
     """LPIPS with AlexNet, from files on disk; nothing is downloaded."""
     if importlib.util.find_spec("lpips") is None:
-        raise OptionError(
-            "the distance 'lpips' needs the package lpips and its weights, which are not installed; use msgms or ssim"
-        )
+        raise OptionError("the distance 'lpips' needs the package lpips, which is not installed; use msgms or ssim")
     weights = Path(torch.hub.get_dir()) / "checkpoints"
     if not any(weights.glob("alexnet*")):
         raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; use msgms or ssim")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError
-from gepc.core.files import digest, write_arrays
+from gepc.core.files import StrPath, digest, write_arrays
 from gepc.features.base import Batch, Columns, Extractor, Table, extract_table
 from gepc.features.groups import Group
 from gepc.images.batches import Chunk, OnBadImage, chunks
@@ -212,7 +211,7 @@ class FeatureCache:
     count files read and computed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, folder: StrPath | None) -> None:
         self.folder = None if folder is None else Path(folder)
         self.hits = self.misses = 0
 

@@ -59,22 +59,8 @@ log = logging.getLogger(__name__)
 class GepcExtractor(HasMaps, Extractor):
     """Group-equivariant posterior consistency, the method of the paper.
 
-    The table keeps every (level, group element), so that ablations are arithmetic on it.
-
-    Parameters
-    ----------
-    levels : noise levels; see `Levels.of`.
-    features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; only these are computed.
-    pool : `mean`, `topk` or `local`; see `gepc.features.pooling.Pooling`.
-    topk : share of the pixels that `topk` and `local` average over.
-    window : side of the box filter of `local`, in pixels.
-    group : the actions to compare; see `Group.of`.
-    mc_samples : noise draws to average over.
-    group_samples : number of random non-identity elements to evaluate per image and level; None evaluates all.
-    level_samples : number of random levels to evaluate per image when scoring; None evaluates all, as fitting does.
-    layers : names of the layers that `inner` compares, with wildcards; None chooses them, see
-        `gepc.backbones.activations.find_layers`. On a backbone that is a plain function, without layers, `inner` is
-        left out.
+    The table keeps every (level, group element), so that ablations are arithmetic on it. The parameters are those of
+    `gepc.GEPC`. On a backbone that is a plain function, without layers, the feature `inner` is left out.
     """
 
     keep: ClassVar[int | None] = 2

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from gepc.core.errors import InputError
+from gepc.core.files import StrPath
 from gepc.images.formats import MAX_PIXELS, Pixels, decode, open_file
 
 SECONDS = 10.0
@@ -35,7 +36,7 @@ class DecoderProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def read_file(self, path: str | os.PathLike[str]) -> Pixels:
+    def read_file(self, path: StrPath) -> Pixels:
         """As `gepc.images.formats.read_file`, for a local file."""
         try:
             return self.decode(str(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 import zipfile
 import zlib
@@ -17,7 +16,7 @@ from PIL import Image as PILImage
 from PIL import UnidentifiedImageError
 
 from gepc.core.errors import InputError, OptionError
-from gepc.core.files import open_regular
+from gepc.core.files import StrPath, open_regular
 
 Pixels = npt.NDArray[Any]
 
@@ -75,13 +74,13 @@ def axes_need_count(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[0] != shape[2] and not set(_COMMON_COUNTS) & {shape[0], shape[2]}
 
 
-def read_pixels(path: str | os.PathLike[str]) -> Pixels:
+def read_pixels(path: StrPath) -> Pixels:
     """Decode one file to (H, W) or (H, W, C) in its own depth."""
     pixels = read_file(path)
     return channels_last(pixels, str(path)) if is_npy(path) else pixels
 
 
-def read_file(path: str | os.PathLike[str]) -> Pixels:
+def read_file(path: StrPath) -> Pixels:
     """Decode the file at a path or URL: 8 or 16 bits per channel, or float for `.npy` and float TIFF.
 
     A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
@@ -135,12 +134,12 @@ def _check_scans(content: IO[bytes]) -> None:
         raise InputError(f"has {scans} JPEG scans, more than the {MAX_SCANS} allowed; save it again")
 
 
-def is_npy(path: str | os.PathLike[str]) -> bool:
+def is_npy(path: StrPath) -> bool:
     """Whether the file is a numpy array by its name."""
     return Path(path).suffix.lower() == ".npy"
 
 
-def is_url(path: str | os.PathLike[str]) -> bool:
+def is_url(path: StrPath) -> bool:
     """Whether this is a URL for fsspec rather than a path."""
     return "://" in str(path)
 
@@ -161,7 +160,7 @@ def reason_of(error: Exception) -> str:
     return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+def open_file(path: StrPath) -> IO[bytes]:
     """Open the file at a path or URL; the text of an `InputError` goes on after its name."""
     try:
         if is_url(path):
@@ -277,7 +276,7 @@ def is_stack(path: Path) -> bool:
         return False
 
 
-def split_archive(source: str | os.PathLike[str]) -> tuple[Path, str | None] | None:
+def split_archive(source: StrPath) -> tuple[Path, str | None] | None:
     """Split `data.npz[:NAME]` into path and name; None for anything else. `data.npz.d/train.npz` is one path."""
     text = str(source)
     path, colon, key = text.rpartition(".npz:")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
+from gepc.core.files import StrPath
 from gepc.images.formats import (
     EXTENSIONS,
     Pixels,
@@ -296,7 +297,7 @@ def _record_of(name: str, item: Any) -> Record:
 # --- files and URLs --------------------------------------------------------------------------------------------------
 
 
-def read_record(name: str, path: str | os.PathLike[str], read: ReadFile = read_file) -> Record:
+def read_record(name: str, path: StrPath, read: ReadFile = read_file) -> Record:
     """The record of one file. A file that cannot be read is a record with the reason, not an exception."""
     try:
         pixels = read(str(path))
@@ -320,12 +321,12 @@ def file_stamp(name: str) -> str:
 class FileImages(Images):
     """Image files, by paths or URLs (whatever fsspec knows). One that cannot be read is a record with a reason."""
 
-    def __init__(self, names: Sequence[str | os.PathLike[str]], read: ReadFile = read_file) -> None:
+    def __init__(self, names: Sequence[StrPath], read: ReadFile = read_file) -> None:
         self._read = read
         self.names = [str(name) if is_url(name) else str(Path(name)) for name in names]
 
     @classmethod
-    def below(cls, place: str | os.PathLike[str]) -> FileImages:
+    def below(cls, place: StrPath) -> FileImages:
         """All image files in a folder and its subfolders, in sorted order; or the one file named.
 
         Links to folders are followed, and every folder is read once, even if several links lead to it. A folder that

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import io
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, StorageError, check_choice
-from gepc.core.files import replacing, write_bytes
+from gepc.core.files import StrPath, replacing, write_bytes
 from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.detector import Detector, Result
@@ -201,7 +200,7 @@ def merge(run: ScoreRun, decide: Decide, append: Append) -> tuple[int, int]:
     return int(alarms.sum()), failures
 
 
-def format_of(path: str | os.PathLike[str] | None, asked: str | None) -> str:
+def format_of(path: StrPath | None, asked: str | None) -> str:
     """The format asked for, else that of the suffix of `path`, else CSV."""
     if asked is not None:
         check_choice("format", asked, FORMATS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.core.files import read_json
+from gepc.core.files import StrPath, read_json
 from gepc.images.formats import EXTENSIONS, read_pixels
 from gepc.images.sources import FileImages
 
@@ -118,10 +117,10 @@ def detect_layout(root: Path) -> str:
 
 
 def open_scenes(
-    root: str | os.PathLike[str],
+    root: StrPath,
     split: str = "test",
     layout: str | None = None,
-    boxes: str | os.PathLike[str] | None = None,
+    boxes: StrPath | None = None,
 ) -> SceneSet:
     """Read the annotations of one split, `train` or `test`.
 

@@ -158,7 +158,7 @@ def gather(
     clutter = sample(cuts[data.name].clutter, protocol.limit, protocol.seed)
     if len(fit) < 12 or len(clutter) < 2:
         raise InputError(
-            f"{data} has {len(fit)} clutter patches to fit on and {len(clutter)} to test; at least 12 and 2 are needed"
+            f"{data} has {len(fit)} clutter patches to fit on, {len(clutter)} to test; 12 and 2 are needed"
         )
     return PatchSets(fit, clutter, ships, cuts)
 

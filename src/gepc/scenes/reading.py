@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
-from gepc.core.files import open_regular
+from gepc.core.files import StrPath, open_regular
 from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, read_pixels
 from gepc.images.preprocessing import accepted_channels
 
@@ -172,9 +171,7 @@ class RasterScene(Scene):
             from rasterio.enums import ColorInterp
             from rasterio.errors import NotGeoreferencedWarning, RasterioError
         except ImportError as error:
-            raise InputError(
-                f"{path} is read window by window with rasterio; install it with: pip install 'gepc[scenes]'"
-            ) from error
+            raise InputError(f"{path} is read with rasterio; install it with: pip install 'gepc[scenes]'") from error
         self._error: type[Exception] = RasterioError
         self._warning: type[Warning] = NotGeoreferencedWarning
         with open_regular(path) as handle:
@@ -227,7 +224,7 @@ def _georeference(file: Any) -> Georeference | None:
 
 
 def open_scene(
-    path: str | os.PathLike[str], bands: tuple[int, ...] | None = None, nodata: float | None = None, channels: int = 3
+    path: StrPath, bands: tuple[int, ...] | None = None, nodata: float | None = None, channels: int = 3
 ) -> Scene:
     """Open a scene.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gepc.core.errors import NotFittedError, OptionError, check_choice
-from gepc.core.files import read_json
+from gepc.core.files import StrPath, read_json
 from gepc.core.options import build
 from gepc.core.run_folder import storage_errors
 from gepc.detector.detector import Detector
@@ -113,9 +112,7 @@ class SceneReport:
         return [feature["properties"] for feature in read_json(self.out / "regions.geojson")["features"]]
 
 
-def plan_scan(
-    detector: Detector, path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, **options: Any
-) -> ScanPlan:
+def plan_scan(detector: Detector, path: StrPath, out: StrPath | None = None, **options: Any) -> ScanPlan:
     """What `scan` with the same arguments would do; `out` is to count the tiles that an interrupted scan finished."""
     settings = build(ScanOptions, options, "scan")
     with _opened(detector, path, settings) as scene:
@@ -128,8 +125,8 @@ def plan_scan(
 
 def scan(
     detector: Detector,
-    path: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    path: StrPath,
+    out: StrPath,
     *,
     on_progress: OnProgress | None = None,
     **options: Any,
@@ -168,7 +165,7 @@ def scan(
             return SceneReport(folder.path, summary, resumed)
 
 
-def _opened(detector: Detector, path: str | os.PathLike[str], settings: ScanOptions) -> contextlib.closing[Scene]:
+def _opened(detector: Detector, path: StrPath, settings: ScanOptions) -> contextlib.closing[Scene]:
     if not detector.is_fitted:
         raise NotFittedError("this detector is not fitted yet; call fit(id_images) first")
     return contextlib.closing(open_scene(path, settings.bands, settings.nodata, detector.backbone.channels))

@@ -7,7 +7,6 @@ finished: tile records beyond it are cut off, map lines beyond it are written ag
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError
-from gepc.core.files import read_json, replacing, write_arrays, write_json
+from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.core.tables import escape_cell
 from gepc.detector.detector import Detector
@@ -101,7 +100,7 @@ class MapFile:
 class ScanFolder:
     """The files of a scan."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         self.work = self.path / "work"
         self.run = RunFolder(path, "work")

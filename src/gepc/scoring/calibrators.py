@@ -9,15 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Array = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
@@ -103,7 +100,7 @@ class Calibrator(ABC):
     replaced = 0
     parts: Mapping[str, int] = MappingProxyType({})
 
-    def fit(self, columns: Array, parts: Mapping[str, int] | None = None) -> Self:
+    def fit(self, columns: Array, parts: Mapping[str, int] | None = None) -> Calibrator:
         """Learn from in-distribution columns (N, levels, features), with their `parts`; returns self."""
         self.parts = parts or {}
         if np.isinf(columns).any():
@@ -135,7 +132,7 @@ class Calibrator(ABC):
         """The fitted arrays by name."""
         return {name: np.asarray(getattr(self, f"{name}_")) for name in ("bounds", *self.fitted)}
 
-    def restore(self, state: State) -> Self:
+    def restore(self, state: State) -> Calibrator:
         """Take a `state` back; returns self."""
         for name in ("bounds", *self.fitted):
             setattr(self, f"{name}_", state[name])

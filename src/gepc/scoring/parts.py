@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, register, under
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 FOLDS = 3
 LEAST_DISTANCE = 0.01
@@ -96,7 +93,7 @@ class Parts(Calibrator):
             arrays.update({f"{place}/{name}": value for name, value in model.state().items()})
         return arrays
 
-    def restore(self, state: State) -> Self:
+    def restore(self, state: State) -> Calibrator:
         super().restore(state)
         self.widths_ = [int(width) for width in state["widths"]]
         self.models_ = [self._new(width).restore(under(place, state)) for place, width in enumerate(self.widths_)]

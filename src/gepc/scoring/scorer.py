@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, under
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 WEIGHTINGS = ("inv_cv", "uniform")
 
@@ -57,7 +54,7 @@ class Scorer:
         self._aggregation = Aggregation(fuse, aggregate)
         self._aggregation.check_used_by(create_calibrator(calibration))
 
-    def fit(self, table: Any, stability: Array | None = None, parts: Mapping[str, int] | None = None) -> Self:
+    def fit(self, table: Any, stability: Array | None = None, parts: Mapping[str, int] | None = None) -> Scorer:
         """Select levels and fit the calibrator on in-distribution features; returns self.
 
         Parameters
@@ -93,7 +90,7 @@ class Scorer:
         """The fitted arrays by name."""
         return {f"calibrator/{name}": value for name, value in self.calibrator_.state().items()}
 
-    def restore(self, selection: Selection, state: State) -> Self:
+    def restore(self, selection: Selection, state: State) -> Scorer:
         """Take a selection and a `state` back; returns self."""
         self.selection_ = selection
         self.calibrator_ = create_calibrator(self.calibration).restore(under("calibrator", state))

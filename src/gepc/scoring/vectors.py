@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ from scipy.special import logsumexp
 
 from gepc.core.errors import InputError, OptionError, check_choice, check_least
 from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 RIDGE = 1e-6
 
@@ -153,7 +150,7 @@ class LevelKNN(LevelMahalanobis):
         self.samples_ = columns
         self._plant_trees()
 
-    def restore(self, state: State) -> Self:
+    def restore(self, state: State) -> Calibrator:
         super().restore(state)
         self._plant_trees()
         return self

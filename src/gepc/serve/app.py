@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from gepc._version import __version__
 from gepc.core.errors import OptionError
+from gepc.core.files import StrPath
 from gepc.serve import messages
 from gepc.serve.batching import FullError
 from gepc.serve.messages import FIELD, Options, Upload, explain, read_request
@@ -48,9 +48,7 @@ public, api = APIRouter(), APIRouter()
 T = TypeVar("T")
 
 
-def create_app(
-    detector: str | os.PathLike[str], settings: Settings | None = None, backbone: str | None = None
-) -> FastAPI:
+def create_app(detector: StrPath, settings: Settings | None = None, backbone: str | None = None) -> FastAPI:
     """An ASGI application that serves a detector. Run it in one process, which holds the queue and enforces the limits.
 
     Parameters

@@ -44,9 +44,7 @@ class ScoreOptions(_Strict):
     """Options of `POST /v1/score`, as query parameters, form fields or JSON; the body overrides the query."""
 
     alpha: Alpha = None
-    group: str | None = Field(
-        default=None, max_length=200, description="Group of the images, for a detector calibrated by group."
-    )
+    group: str | None = Field(default=None, max_length=200, description="Of the images, if the detector has groups.")
     map: bool = Field(default=False, description="Include the map as a transparent PNG (data: URI).")
     seen: bool = Field(default=False, description="Include the image as the network sees it, as a PNG (data: URI).")
 

@@ -76,9 +76,7 @@ def open_training_images(data: str | Path) -> Images:
     path = Path(data)
     collection = open_images(read_npz(path, default_keys=("train_x", "x", "images")) if path.suffix == ".npz" else path)
     if len(collection) < MINIMUM_IMAGES:
-        raise InputError(
-            f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
-        )
+        raise InputError(f"too few images in {data}: {len(collection)}; {MINIMUM_IMAGES} are needed, better thousands")
     return collection
 
 

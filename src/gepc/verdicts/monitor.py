@@ -13,7 +13,6 @@ inequality it ever reaches 1/delta with probability at most delta: that is the f
 from __future__ import annotations
 
 import bisect
-import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import InputError, check_least
-from gepc.core.files import read_json, write_json
+from gepc.core.files import StrPath, read_json, write_json
 from gepc.verdicts.conformal import UNGROUPED, CalibrationScores, check_rates
 from gepc.verdicts.decision import DecisionRule
 
@@ -129,14 +128,14 @@ class Monitor:
         replay = Monitor(self.calibration, self.alpha, self.delta, self.window, self.jump, self.seed)
         return np.array([verdict.log10_capital for verdict in replay.update_all(self.scores)])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write everything needed to go on, whole or not at all."""
         options = {name: getattr(self, name) for name in ("alpha", "delta", "window", "jump", "seed")}
         stream = {"calibration": self.calibration.tolist(), "scores": self.scores}
         write_json(path, {"schema": SCHEMA, "options": options, **stream})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Monitor:
+    def load(cls, path: StrPath) -> Monitor:
         """Go on where `save` left off: the stream is replayed, so the state is the same to the bit."""
         stored = read_json(path)
         if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:

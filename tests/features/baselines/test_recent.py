@@ -12,7 +12,7 @@ from toys import pictures
 
 from gepc.backbones.analytic import GaussianBackbone
 from gepc.core.errors import OptionError
-from gepc.features.base import Batch, extract_table, extract_with_maps
+from gepc.features.base import Batch, extract_map_parts, extract_table
 from gepc.features.baselines.likelihood import FLIPD, LocalDimension
 from gepc.features.baselines.paths import UFCOD, DiffPath
 from gepc.features.baselines.score import FlowMismatch
@@ -87,7 +87,7 @@ def test_flow_mismatch_is_the_error_of_the_velocity() -> None:
 def test_the_map_of_flow_mismatch_has_the_feature_as_its_mean() -> None:
     method = FlowMismatch()
     timesteps = method.timesteps(BACKBONE)
-    table, maps = extract_with_maps(method, BACKBONE, BATCH, timesteps)
+    table, _, maps = extract_map_parts(method, BACKBONE, BATCH, timesteps)
     assert maps.shape == (6, len(timesteps), *SHAPE[1:])
     np.testing.assert_allclose(maps.mean((2, 3)), table["flow_mismatch"], rtol=1e-5)
 

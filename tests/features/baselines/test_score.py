@@ -30,7 +30,7 @@ import gepc
 from gepc.backbones.analytic import GaussianBackbone, MixtureBackbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
-from gepc.features.base import extract_with_maps
+from gepc.features.base import extract_map_parts
 from gepc.features.baselines.score import EigenScore, eps_and_trace, signs
 from gepc.features.pooling import box_filter, odd_eighth
 from gepc.scoring import Aggregation, create_calibrator
@@ -322,7 +322,7 @@ def test_expected_residual(rho: float) -> None:
 def test_the_score_is_read_from_the_map() -> None:
     extractor = method("spr", window=3)
     images, steps = sample(4), method("spr").timesteps(gaussian())
-    table, maps = extract_with_maps(extractor, gaussian(), batch_of(images), steps)
+    table, _, maps = extract_map_parts(extractor, gaussian(), batch_of(images), steps)
     assert maps.shape == (4, 1, 4, 4)
     np.testing.assert_allclose(table["spr"], maps.max((2, 3)), rtol=1e-6)
     np.testing.assert_array_equal(run(extractor, images)["spr"], table["spr"])
