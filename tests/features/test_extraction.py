@@ -119,7 +119,7 @@ def test_a_table_of_some_images_and_levels() -> None:
     assert found.indices.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     part = found.of([found.keys[5], found.keys[0]]).at(what.timesteps[1:2])
     np.testing.assert_array_equal(part.table["s"], found.table["s"][[5, 0]][:, [1]])
-    assert (part.indices.tolist(), part.timesteps) == ([6, 0], what.timesteps[1:2])
+    assert (part.indices.tolist(), part.spec.timesteps) == ([6, 0], what.timesteps[1:2])
     np.testing.assert_array_equal(part.columns, found.columns[[5, 0]][:, [1]])
 
 

@@ -19,8 +19,7 @@ from gepc.runs.local import (
     ImageRange,
     fastest,
     fastest_batch_size,
-    image_range,
-    pieces,
+    image_ranges,
     read_ahead,
     score_shards,
 )
@@ -119,9 +118,7 @@ class Counted(Images):
 def test_reading_ahead_is_bounded(detector: gepc.GEPC) -> None:
     """Memory does not grow with the list: no more than the parts that wait are ever read beyond what was taken."""
     images = Counted(1000)
-    stream = read_ahead(
-        (image_range(images, *piece) for piece in pieces(0, 1000, 10)), detector.preprocessing_, threads=2
-    )
+    stream = read_ahead(image_ranges(images, 0, 1000, 10), detector.preprocessing_, threads=2)
     for taken in range(1, 6):
         next(stream)
         assert len(images.read) <= 10 * (taken + 2 * AHEAD)
@@ -131,7 +128,7 @@ def test_reading_ahead_is_bounded(detector: gepc.GEPC) -> None:
 
 def test_a_range_holds_its_own_names_only() -> None:
     images = FileImages([Path(f"{index}.png") for index in range(100)])
-    cut = image_range(images, 20, 23)
+    (cut,) = image_ranges(images, 20, 23, 10)
     assert isinstance(cut, ImageRange)
     assert [str(path) for path in cut.images.paths] == ["20.png", "21.png", "22.png"]  # type: ignore[attr-defined]
 

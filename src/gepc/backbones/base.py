@@ -260,9 +260,7 @@ class Backbone(ABC):
             )
         # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
         if not answers[0].is_meta and not torch.isfinite(answers[0].detach().sum()):
-            raise BackboneError(
-                "the backbone returned NaN or infinite values; check weights, precision and input range"
-            )
+            raise BackboneError("the backbone returned NaN or infinite values; check weights, precision and the input")
         return answers
 
     def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:

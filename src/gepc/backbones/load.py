@@ -104,9 +104,7 @@ def load_backbone(
     if not isinstance(source, (str, os.PathLike)):
         network = _from_object(source, scheduler, vae, wanted)
     elif scheduler is not None or vae is not None:
-        raise OptionError(
-            "scheduler and vae go with a network object; otherwise, give the scheduler's fields as config"
-        )
+        raise OptionError("scheduler and vae go with a network object; otherwise give the scheduler's fields as config")
     else:
         network = _from_path(_find(source, wanted), wanted)
     if rescale_timesteps is not None:
@@ -331,9 +329,7 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
         import transformers  # noqa: F401
         from diffusers import DiffusionPipeline
     except ImportError as error:
-        raise OptionError(
-            "a prompt needs the package transformers (pip install 'gepc[text]'), or `embeddings`"
-        ) from error
+        raise OptionError("a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`") from error
     others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
     try:
         encoders = DiffusionPipeline.from_pretrained(

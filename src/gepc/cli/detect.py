@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN_REGIONS = 10
 ShownBands = Annotated[
-    str | None, Option(help="Bands shown as red, green and blue (4,3,2), or one as grey; the first is 1.")
+    str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
 ]
 CONTROL_HELP = (
     "Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false alarm in the "

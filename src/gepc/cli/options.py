@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]
 ImagesArgument = Annotated[
-    str, Argument(help="Folder of images, image file, URL (s3://bucket/photos), or data.npz:test_x.")
+    str, Argument(help="Folder of images, image file, URL such as s3://bucket/photos, or array: data.npz:test_x.")
 ]
 DetectorOut = Annotated[Path, Option(help="Folder to save the detector in.")]
 NewBackbone = Annotated[
-    str, Option(help="Embedded name, diffusers folder, hub id (org/name), or OpenAI checkpoint (.pt).")
+    str, Option(help="Name of an embedded backbone, diffusers folder, hub id (org/name), or OpenAI checkpoint (.pt).")
 ]
 OtherBackbone = Annotated[str | None, Option(help="Backbone to use instead of the one the detector was fitted with.")]
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of images per network call.")]
 Groups = Annotated[
-    str | None, Option(help="Groups to calibrate apart: `folder`, or a text file with a label per image.")
+    str | None, Option(help="Groups to calibrate separately: `folder`, or a text file with one label per image.")
 ]
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
 Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]

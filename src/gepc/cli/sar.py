@@ -28,7 +28,7 @@ ADDRESSES = {
 sar = new_app(name="sar", help="Radar images: detect ships and wakes in sea clutter.")
 
 DataArgument = Annotated[
-    Path, Argument(help="HRSID or SSDD in its layout, or a folder of images, perhaps with boxes.csv.")
+    Path, Argument(help="HRSID or SSDD in its original layout, or a folder of images with or without boxes.csv.")
 ]
 Size = Annotated[int, Option(help="Side length of a patch in pixels.")]
 Stride = Annotated[int | None, Option(help="Distance between patches in pixels; the patch size by default.")]

@@ -1,9 +1,8 @@
 """Keep freed memory for the next forward pass.
 
 The C library of Linux returns large blocks to the system when they are freed, and a network frees all of its
-activations in every pass. The next pass then pays for zeroed pages again, 10 % of its processor time and more
-(`benchmarks/allocator.py`). The command line keeps the blocks. A library should not decide this for its process: if you
-import gepc, call `keep_freed_memory` yourself before the first pass.
+activations in every pass. The next pass then pays for zeroed pages again, 10 % of its time and more
+(`benchmarks/allocator.py`). The command line keeps the blocks; who imports gepc calls `keep_freed_memory`.
 """
 
 from __future__ import annotations

@@ -87,11 +87,6 @@ class FeatureTable:
         return len(self.keys)
 
     @property
-    def timesteps(self) -> tuple[int, ...]:
-        """The timesteps of the level axis."""
-        return self.spec.timesteps
-
-    @property
     def columns(self) -> Columns:
         """What calibration uses: (N, levels, features)."""
         return self.spec.extractor.columns(self.table)
@@ -114,7 +109,7 @@ class FeatureTable:
 
     def at(self, timesteps: Sequence[int]) -> FeatureTable:
         """The same images at some of the timesteps, in that order."""
-        positions = [self.timesteps.index(t) for t in timesteps]
+        positions = [self.spec.timesteps.index(t) for t in timesteps]
         table = {name: values[:, positions] for name, values in self.table.items()}
         return replace(self, spec=replace(self.spec, timesteps=tuple(timesteps)), table=table)
 

@@ -210,7 +210,7 @@ def score_shards_on_cluster(
                 # if only nodes were lost, what is missing is submitted again
                 if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == len(pending):
                     raise GepcError(
-                        f"the cluster gave up: {reason_of(error)}. Finished shards are kept; run it again"
+                        f"the cluster gave up: {reason_of(error)}. Finished shards are kept; run it again to continue"
                     ) from error
 
 

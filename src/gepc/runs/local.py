@@ -43,13 +43,12 @@ def score_shards(
     read images; 0 reads in a thread. `on_progress` is called with numbers of images.
     """
 
-    def cuts() -> Iterator[tuple[int, int]]:
+    def ranges() -> Iterator[ImageRange]:
         for shard in shards:
             run.begin(shard)
-            yield from pieces(shard.start, shard.stop, detector.batch_size)
+            yield from image_ranges(images, shard.start, shard.stop, detector.batch_size)
 
-    ranges = (image_range(images, start, stop) for start, stop in cuts())
-    stream = _scored(detector, ranges, labels, workers=workers)
+    stream = _scored(detector, ranges(), labels, workers=workers)
     for shard in shards:
         results: list[Result] = []
         while len(results) < len(shard):
@@ -61,8 +60,7 @@ def score_shards(
 
 def score_part(detector: Detector, images: Images, start: int, labels: Labels | None, threads: int) -> list[Result]:
     """Results of the images of one part of a list, which begins at `start`: what an actor of a cluster computes."""
-    cuts = pieces(0, len(images), detector.batch_size)
-    ranges = (ImageRange(start + first, image_range(images, first, last).images) for first, last in cuts)
+    ranges = image_ranges(images, 0, len(images), detector.batch_size, offset=start)
     return [result for found in _scored(detector, ranges, labels, start, threads=threads) for result in found]
 
 
@@ -144,17 +142,12 @@ class ImageRange:
     images: Images
 
 
-def image_range(images: Images, start: int, stop: int) -> ImageRange:
-    """Images `start` to `stop - 1`: files by their names, to be read later; other images are read here."""
-    if isinstance(images, FileImages):
-        return ImageRange(start, images.between(start, stop))
-    return ImageRange(start, Records([images[index] for index in range(start, stop)]))
-
-
-def pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Cut a range into pieces of `size`."""
+def image_ranges(images: Images, start: int, stop: int, size: int, offset: int = 0) -> Iterator[ImageRange]:
+    """Images `start` to `stop - 1`, `size` at a time: files by their names, to be read later; others are read here."""
     for first in range(start, stop, size):
-        yield first, min(first + size, stop)
+        last = min(first + size, stop)
+        files = images.between(first, last) if isinstance(images, FileImages) else None
+        yield ImageRange(offset + first, files or Records([images[index] for index in range(first, last)]))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """A scoring run: `run.json` identifies it, and `shard-00012.csv` holds the rows of one range of the list of images.
 
-Shards are whole or absent, so a run that was killed continues with those that are absent. `files.txt`
-tells whether the files are still those that were scored; a shard with another file is scored again. When no shard is
-absent, they are merged into one table.
+Shards are whole or absent, so a run that was killed continues with those that are absent. `files.txt` tells whether the
+files are still those that were scored. When no shard is absent, they are merged into one table.
 """
 
 from __future__ import annotations

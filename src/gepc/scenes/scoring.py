@@ -1,8 +1,7 @@
 """The tiles of a scene through the detector, a block of rows at a time; every finished block is saved, for resuming.
 
-`run.json` comes first and identifies the scan, `scene.json` comes last. In between, the folder `work` holds the tile
-records, the map so far and `progress.safetensors`, which is replaced atomically after every block and states what is
-finished: tile records beyond it are cut off, map lines beyond it are written again.
+`run.json` comes first, `scene.json` last. In between, the folder `work` holds the tile records, the map so far and
+`progress.safetensors`, which states what is finished: records beyond it are cut off, map lines are written again.
 """
 
 from __future__ import annotations
