@@ -11,7 +11,7 @@ from gepc.bench import detector_tables
 from gepc.bench.baselines import Baseline, BaselineBench, collect_baselines
 from gepc.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
 from gepc.bench.cost import passes_needed, runtime_table
-from gepc.bench.evaluate import Benchmark, Collection, GepcBench
+from gepc.bench.evaluate import Benchmark, GepcBench
 from gepc.core.files import replacing, write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.features.extraction import OnProgress, plain_options
@@ -34,25 +34,9 @@ class BenchmarkResult:
     compared: list[ComparedMethod]
     tables: list[ResultTable]
     about: dict[str, Any]
-
-    @property
-    def passes(self) -> int:
-        """Network passes made for features in this run, F and J."""
-        return sum(collection.passes for collection in self._collections)
-
-    @property
-    def cached(self) -> int:
-        """The number of cache files read."""
-        return sum(collection.cached for collection in self._collections)
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """Images that could not be read -> the reasons."""
-        return {image: reason for collection in self._collections for image, reason in collection.skipped.items()}
-
-    @property
-    def _collections(self) -> list[Collection]:
-        return [self.bench.collection, *(found.collection for found in self.baselines)]
+    passes: int  # made for features in this run, F and J
+    cached: int  # number of cache files read
+    skipped: dict[str, str]  # images that could not be read -> the reasons
 
 
 def run(
@@ -97,7 +81,10 @@ def run(
             for one in found
         ],
     }
-    return BenchmarkResult(bench, found, compared, tables, about)
+    collections = [collection, *(one.collection for one in found)]
+    passes, cached = sum(one.passes for one in collections), sum(one.cached for one in collections)
+    skipped = {image: reason for one in collections for image, reason in one.skipped.items()}
+    return BenchmarkResult(bench, found, compared, tables, about, passes, cached, skipped)
 
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:

@@ -37,8 +37,7 @@ class GEPC(Detector):
     group_samples : a random subset of this many elements per image and level; None uses all.
     level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.
     layers : names of the layers that `inner` compares, with wildcards; None chooses them.
-    **options : Any
-        The other parameters of `gepc.Detector`.
+    **options : the other parameters of `gepc.Detector`.
     """
 
     def __init__(

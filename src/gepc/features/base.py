@@ -110,26 +110,16 @@ class Extractor(ABC):
     A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
     has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
     The functions `extract_table`, `extract_map_parts` and `cost_of` include the encoder of a latent backbone.
-
-    Attributes
-    ----------
-    calibration : the default calibrator.
-    keep : how many noise levels the selection keeps by default; None keeps all of them.
-    weights : how levels are weighted by default.
-    aggregate : how the levels' scores are combined by default.
-    presets : named sets of options.
-    pixels_only : why the method cannot work on latents; None if it can.
-    revision : increased when the method's numbers change, so that features cached before are not reused.
     """
 
     name: ClassVar[str]
-    calibration: ClassVar[str] = "kde"
+    calibration: ClassVar[str] = "kde"  # this and the next three: defaults of `gepc.Detector`
     keep: ClassVar[int | None] = None
     weights: ClassVar[str] = "uniform"
     aggregate: ClassVar[str] = "wmean"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    pixels_only: ClassVar[str | None] = None
-    revision: ClassVar[int] = 1
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of options
+    pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
+    revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
 
     @abstractmethod
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:

@@ -40,27 +40,21 @@ class Preprocessing:
 
     Parameters
     ----------
-    value_range : tuple of float, optional
-        The numbers that mean black and white; pixels outside are an error, or saturate with `magnitude="log"`. By
-        default they follow from the type: uint8 is [0, 255], uint16 is [0, 65535], and float is [-1, 1].
-    size : tuple of int, optional
-        (H, W) that every image is resized to. By default images keep their size, which must be the same for all.
-    resize : {"stretch", "crop", "cut", "exact", "native"}
-        How images of another size are treated. "stretch" resizes both sides (bilinear with antialiasing) and may
-        change the aspect ratio. "crop" takes the largest centred window with the aspect ratio of `size` and resizes
-        it. "cut" takes the centre without resampling; a smaller image is an error. "exact" refuses any other size.
-        "native" keeps the size of every image up to `multiple`, for networks that take any size.
-    channels : int
-        The backbone's number of channels. Grey is repeated for 3 channels and RGB becomes its luma for 1; any other
-        difference between image and backbone is an `InputError`.
-    magnitude : {"linear", "log"}
-        "linear" keeps the values. "log" takes the log-magnitude of real or complex radar pixels.
-    normalise : {"fixed", "patch"}
-        How the log-magnitude y is mapped to [-1, 1]. "fixed" is 2 y - 1 and preserves differences in brightness
-        between images. "patch" is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
-        and contrast; it requires `magnitude="log"`.
-    multiple : int
-        With "native", the sides are cut to multiples of this around the centre.
+    value_range : the numbers that mean black and white; pixels outside are an error, or saturate with
+        `magnitude="log"`. By default they follow from the type: uint8 is [0, 255], uint16 is [0, 65535], and float is
+        [-1, 1].
+    size : (H, W) that every image is resized to. By default images keep their size, which must be the same for all.
+    resize : how images of another size are treated. `stretch` resizes both sides (bilinear with antialiasing) and may
+        change the aspect ratio. `crop` takes the largest centred window with the aspect ratio of `size` and resizes
+        it. `cut` takes the centre without resampling; a smaller image is an error. `exact` refuses any other size.
+        `native` keeps the size of every image up to `multiple`, for networks that take any size.
+    channels : the backbone's number of channels. Grey is repeated for 3 channels and RGB becomes its luma for 1; any
+        other difference between image and backbone is an `InputError`.
+    magnitude : `linear` keeps the values; `log` takes the log-magnitude of real or complex radar pixels.
+    normalise : how the log-magnitude y is mapped to [-1, 1]. `fixed` is 2 y - 1 and preserves differences in brightness
+        between images. `patch` is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
+        and contrast.
+    multiple : with `native`, the sides are cut to multiples of this around the centre.
     """
 
     value_range: tuple[float, float] | None = None

@@ -190,7 +190,7 @@ def measure(
         clutter = np.array([result.score for result in results])
         for name, patches in sets.ships.items():
             ships, maps = score_patches(detector, patches, on_progress)
-            groups = [_sources(sets.clutter), _sources(patches)]
+            groups = [[patch.scene.source for patch in part] for part in (sets.clutter, patches)]
             spans = bootstrap_intervals(_auroc_and_fpr95, (clutter, ships), groups, protocol.draws)
             spans_of = zip(_auroc_and_fpr95(clutter, ships), spans, strict=True)
             cells: list[Cell] = [cell for value, (low, high) in spans_of for cell in (value, interval_text(low, high))]
@@ -222,7 +222,3 @@ def _where(maps: Map, patches: Sequence[Patch]) -> list[Cell]:
         return [None, None, None]
     found = localisation(maps[partly], masks[partly])
     return [float(found.auroc.mean()), float(found.hit.mean()), found.pro]
-
-
-def _sources(patches: Sequence[Patch]) -> list[str]:
-    return [patch.scene.source for patch in patches]

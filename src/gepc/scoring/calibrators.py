@@ -81,24 +81,16 @@ class Calibrator(ABC):
 
     A subclass gives `fitted`, `_fit` and `_score`, and `per_level` if it calibrates levels one by one; the arguments of
     its constructor are its options.
-
-    Attributes
-    ----------
-    fitted : names of the arrays that `_fit` sets, without the underscore at their end.
-    uses_fuse : whether scores of single features are combined afterwards.
-    uses_aggregate : whether scores of single levels are combined afterwards.
-    is_distance : whether scores are positive, with a long tail.
-    parts : name -> number of columns that belong together, in their order; empty: all of them.
     """
 
     name: ClassVar[str]
-    fitted: ClassVar[tuple[str, ...]] = ()
-    uses_fuse: ClassVar[bool] = True
-    uses_aggregate: ClassVar[bool] = True
-    is_distance: ClassVar[bool] = False
+    fitted: ClassVar[tuple[str, ...]] = ()  # names of the arrays that `_fit` sets, without the underscore at their end
+    uses_fuse: ClassVar[bool] = True  # whether scores of single features are combined afterwards
+    uses_aggregate: ClassVar[bool] = True  # whether scores of single levels are combined afterwards
+    is_distance: ClassVar[bool] = False  # whether scores are positive, with a long tail
     bounds_: Array
     replaced = 0
-    parts: Mapping[str, int] = MappingProxyType({})
+    parts: Mapping[str, int] = MappingProxyType({})  # name -> number of columns that belong together, in their order
 
     def fit(self, columns: Array, parts: Mapping[str, int] | None = None) -> Calibrator:
         """Learn from in-distribution columns (N, levels, features), with their `parts`; returns self."""
