@@ -74,15 +74,12 @@ CANDIDATES = (
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, its cost per image, the scores of held-out images and of their outliers by kind, and its stability.
-
-    The stability is Spearman's correlation of the held-out images' scores under two noise seeds.
-    """
+    """A candidate, its cost per image, scores of held-out images and of their outliers by kind, and its stability."""
 
     candidate: Candidate
     cost: Cost
     scores: Scores
-    stability: float
+    stability: float  # Spearman's correlation of the held-out images' scores under two noise seeds
 
     @property
     def aurocs(self) -> dict[str, float]:

@@ -26,10 +26,8 @@ from gepc.scoring.metrics import Detection, auroc, detection
 from gepc.scoring.scorer import Scorer, Selection
 
 Array = npt.NDArray[np.float64]
-Sizes = Mapping[Place, int]
-"""(set, split) -> number of images."""
-Keys = Mapping[tuple[str, str, int], Sequence[bytes]]
-"""(set, split, noise seed) -> keys of images."""
+Sizes = Mapping[Place, int]  # (set, split) -> number of images
+Keys = Mapping[tuple[str, str, int], Sequence[bytes]]  # (set, split, noise seed) -> keys of images
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,7 @@ class Scores:
     selection: Selection
 
 
-SeedScores = Mapping[str, Scores]
-"""ID set -> scores, with one noise seed."""
+SeedScores = Mapping[str, Scores]  # ID set -> scores, with one noise seed
 
 
 def pair_aurocs(scores: SeedScores) -> dict[Pair, float]:
@@ -252,17 +249,14 @@ class MethodBench(ABC):
 
 @dataclass(frozen=True)
 class Variant:
-    """One detector that can be computed from the features of GEPC, which are fused by their mean.
-
-    `keep`, `elements` and `timesteps` are None for all levels, all transforms, and the candidates of the ID set.
-    """
+    """One detector that can be computed from the features of GEPC, which are fused by their mean."""
 
     features: tuple[str, ...] = ("s",)
-    keep: int | None = 2
+    keep: int | None = 2  # None: all levels
     weights: str = "inv_cv"
     calibration: str = "kde"
-    elements: tuple[str, ...] | None = None
-    timesteps: tuple[int, ...] | None = None
+    elements: tuple[str, ...] | None = None  # None: all transforms
+    timesteps: tuple[int, ...] | None = None  # None: the candidates of the ID set
 
     def scorer(self) -> Scorer:
         """An unfitted scorer."""

@@ -22,10 +22,8 @@ from gepc.scoring import create_calibrator
 from gepc.scoring.scorer import WEIGHTINGS
 
 LEAST_IMAGES = 20
-Place = tuple[str, str]
-"""The short name of a data set, and a split of it."""
-Pair = tuple[str, str]
-"""The short names of an in-distribution and of an out-of-distribution set."""
+Place = tuple[str, str]  # the short name of a data set, and a split of it
+Pair = tuple[str, str]  # the short names of an in-distribution and of an out-of-distribution set
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALPHA = 0.05
-Aurocs = Mapping[str, Mapping[str, float]]
-"""Method -> pair -> AUROC."""
+Aurocs = Mapping[str, Mapping[str, float]]  # method -> pair -> AUROC
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,7 @@ class Compute:
 
 
 DEFAULT_COMPUTE = Compute()
-GROUPS: tuple[type[Any], ...] = (Loading, Compute)
-"""Options that several commands have in common."""
+GROUPS: tuple[type[Any], ...] = (Loading, Compute)  # options that several commands have in common
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -39,14 +39,11 @@ from gepc.verdicts.conformal import p_values, threshold
 Array = npt.NDArray[np.float64]
 Size = tuple[int, ...]
 Fields = dict[str, Map]
-Read = Callable[[Sequence[Image]], MapParts]
-"""The parts of the maps of some images of one size."""
+Read = Callable[[Sequence[Image]], MapParts]  # the parts of the maps of some images of one size
 
-TOGETHER = "sum"
-"""The name of all parts together."""
+TOGETHER = "sum"  # the name of all parts together
 FIT_IMAGES, CALIBRATION_IMAGES = 64, 99
-TWO_SIDED = ("error",)
-"""What is blurred is easier to denoise than usual."""
+TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
 LEADING = ("error", "activations")
 USUAL_OFFSET = 2.0
 ALPHA = 0.05

@@ -30,15 +30,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Region:
-    """A region of an image: its highest score, by which regions are numbered, and its smallest p-value.
-
-    Its box is (top, left, bottom, right), with the lower and right ends excluded.
-    """
+    """A region of an image: its highest score, by which regions are numbered, and its smallest p-value."""
 
     number: int
     score: float
     p_value: float
-    box: Box
+    box: Box  # (top, left, bottom, right), with the lower and right ends excluded
 
 
 R_ = TypeVar("R_", bound=Region)
@@ -52,14 +49,11 @@ def numbered(regions: Iterable[R_]) -> list[R_]:
 
 @dataclass(frozen=True)
 class MapRegion(Region):
-    """Connected pixels of a map above its limit: their number, and the map of each part at the highest of them.
-
-    There are several polygons, with corners (x, y), if parts of the region touch at corners only.
-    """
+    """Connected pixels of a map above its limit: their number, and the map of each part at the highest of them."""
 
     area: int = 0
     peak: tuple[int, int] = (0, 0)
-    polygons: tuple[tuple[Point, ...], ...] = ()
+    polygons: tuple[tuple[Point, ...], ...] = ()  # corners (x, y); several if parts touch at corners only
     parts: dict[str, float] = field(default_factory=dict)
 
     @property

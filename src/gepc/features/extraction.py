@@ -24,8 +24,7 @@ from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
 
 OnProgress = Callable[[int], None]
-_ADDED = {"layers": None, "errors": False}
-"""Options since 0.2: their defaults leave the names of older files valid."""
+_ADDED = {"layers": None, "errors": False}  # options since 0.2: their defaults leave the names of older files valid
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from gepc.core.files import StrPath
 from gepc.images.formats import MAX_PIXELS, Pixels, decode, open_file
 
 SECONDS = 10.0
-MEMORY, MEMORY_PER_PIXEL = 1 << 30, 32
-"""Bytes of address space."""
+MEMORY, MEMORY_PER_PIXEL = 1 << 30, 32  # bytes of address space
 
 
 class DecoderProcess:

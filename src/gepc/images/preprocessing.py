@@ -27,8 +27,7 @@ MAGNITUDES = ("linear", "log")
 NORMALISATIONS = ("fixed", "patch")
 VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
 """The numbers that mean black and white, for the types that define them."""
-LUMA = np.array([0.299, 0.587, 0.114])
-"""Weights of red, green and blue in grey (ITU-R BT.601)."""
+LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue in grey (ITU-R BT.601)
 _LOG_SCALE = 255.0
 _PATCH_DEVIATIONS = 4.0
 _RANGE_SAMPLE = 16

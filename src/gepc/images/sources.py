@@ -37,8 +37,7 @@ from gepc.images.formats import (
 
 Image = npt.NDArray[np.float32]
 ReadFile = Callable[[str], Pixels]
-IMAGE_NAMES = ("image", "img", "pixel_values", "images")
-"""Names that data sets give their images."""
+IMAGE_NAMES = ("image", "img", "pixel_values", "images")  # names that data sets give their images
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,10 @@ class Patches:
 
 @dataclass(frozen=True)
 class DemoData:
-    """All patches of a run: `fit` from one part of the in-distribution photograph.
+    """All patches of a run."""
 
-    `calibration` and `held_out` are drawn at random from another part, so that they are exchangeable.
-    """
-
-    fit: Patches
-    calibration: Patches
+    fit: Patches  # from one part of the in-distribution photograph
+    calibration: Patches  # these and `held_out` are drawn at random from another part, so that they are exchangeable
     held_out: Patches
     others: tuple[Patches, ...]
 

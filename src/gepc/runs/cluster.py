@@ -34,12 +34,10 @@ from gepc.runs.local import Labels, Records, score_part
 from gepc.runs.shards import ScoreRun, Shard
 
 READING_THREADS = 4
-CHUNKS_AHEAD = 2
-"""Chunks that wait at each actor during feature extraction."""
+CHUNKS_AHEAD = 2  # chunks that wait at each actor during feature extraction
 PATIENCE = 1800.0
 """Seconds without a finished shard until pending ones are submitted again: Ray may wait for a lost node forever."""
-OBJECT_STORE = 200 * 2**20
-"""Bytes of shared memory of a cluster that is started here; it holds names and rows only."""
+OBJECT_STORE = 200 * 2**20  # bytes of shared memory of a cluster that is started here; it holds names and rows only
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from gepc.runs.shards import ScoreRun, Shard
 
 Labels = npt.NDArray[np.str_]
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
-WORTH_IT = 0.97
-"""A larger batch takes more memory, so it must be faster by three per cent."""
+WORTH_IT = 0.97  # a larger batch takes more memory, so it must be faster by three per cent
 
 
 def score_shards(
@@ -117,8 +116,7 @@ def fastest_batch_size(detector: Detector, images: int) -> int:
     return best
 
 
-AHEAD = 2
-"""Ranges that each reader may be ahead of the network."""
+AHEAD = 2  # ranges that each reader may be ahead of the network
 
 
 class Records(Images):

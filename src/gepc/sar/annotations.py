@@ -62,16 +62,13 @@ class Box:
 
 @dataclass(frozen=True)
 class AnnotatedScene:
-    """One image file, its size according to the annotation, and the boxes of the ships in it.
-
-    `place` is (panorama, left, top) if the file is a known crop of a larger image.
-    """
+    """One image file, its size according to the annotation, and the boxes of the ships in it."""
 
     path: Path
     width: int
     height: int
     ships: tuple[Box, ...] = ()
-    place: tuple[str, int, int] | None = None
+    place: tuple[str, int, int] | None = None  # (panorama, left, top) if the file is a known crop of a larger image
 
     @property
     def source(self) -> str:

@@ -78,24 +78,17 @@ def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SarProtocol:
-    """What the benchmark compares. In-distribution is sea clutter; no parameter is tuned on ships.
-
-    Detectors are fitted on the fraction `hold_out` of the training images, or of the images of a data set without a
-    training split; backbones are trained on the other training images. `fit_limit` and `limit` are the largest numbers
-    of patches to fit on and of each test set, `draws` the bootstrap samples of source images for each interval. For
-    `methods`, `target_pixels` and `normalise` see `radar_detector`. `seed` is that of the noise and of the selection of
-    patches.
-    """
+    """What the benchmark compares. In-distribution is sea clutter; no parameter is tuned on ships."""
 
     rules: PatchRules = field(default_factory=PatchRules)
-    hold_out: float = 0.35
-    fit_limit: int | None = None
-    limit: int | None = None
-    methods: tuple[str, ...] = METHODS
+    hold_out: float = 0.35  # share of the training images (of all, if there is no training split) to fit detectors on
+    fit_limit: int | None = None  # largest number of patches to fit on
+    limit: int | None = None  # largest number of patches of each test set
+    methods: tuple[str, ...] = METHODS  # this and the next two: see `radar_detector`
     target_pixels: float = TARGET_PIXELS
     normalise: str = "fixed"
-    draws: int = 300
-    seed: int = 0
+    draws: int = 300  # bootstrap samples of source images for each interval
+    seed: int = 0  # of the noise, and of the selection of patches
 
     def __post_init__(self) -> None:
         check_choice("normalise", self.normalise, NORMALISATIONS)

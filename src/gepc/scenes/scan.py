@@ -60,22 +60,18 @@ class ScanOptions:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """What a scan will do: which tiles it flags by which procedure, what a tile costs, and what is written.
-
-    Tiles are compared with the calibration images of `group`. `identity` is everything the results depend on, `done`
-    the number of tiles that are finished already.
-    """
+    """What a scan will do: which tiles it flags by which procedure, what a tile costs, and what is written."""
 
     grid: Grid
     control: Control
-    group: str
+    group: str  # of the calibration images that tiles are compared with
     calibration_images: int
     cost: Cost
     with_map: bool
     map_format: str
     max_missing: float
-    identity: dict[str, Any]
-    done: int = 0
+    identity: dict[str, Any]  # everything that the results depend on
+    done: int = 0  # tiles that are finished already
 
     @property
     def tiles(self) -> int:

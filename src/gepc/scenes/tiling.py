@@ -41,16 +41,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles of (height, width) pixels that cover every pixel of a scene of height x width.
-
-    `tops` are the first lines of the rows of tiles, `lefts` the first columns of the columns of tiles.
-    """
+    """Tiles of (height, width) pixels that cover every pixel of a scene of height x width."""
 
     height: int
     width: int
     tile: Size
-    tops: tuple[int, ...]
-    lefts: tuple[int, ...]
+    tops: tuple[int, ...]  # first lines of the rows of tiles
+    lefts: tuple[int, ...]  # first columns of the columns of tiles
 
     @classmethod
     def over(cls, height: int, width: int, tile: Size, stride: Size, name: str = "the scene") -> Grid:

@@ -272,15 +272,12 @@ def _draw(
 
 @dataclass(frozen=True)
 class TileRegion(Region):
-    """Connected flagged tiles.
-
-    `peak` is the largest value of the map, at `peak_place`, and `hot` the box around the pixels above the common scale.
-    """
+    """Connected flagged tiles."""
 
     tiles: int = 1
-    peak: float | None = None
+    peak: float | None = None  # the largest value of the map
     peak_place: tuple[int, int] | None = None
-    hot: Box | None = None
+    hot: Box | None = None  # around the pixels above the common scale
 
     def row(self, place: Georeference | None) -> tuple[Any, ...]:
         """A row of `regions.csv`; x and y are the centre of the box in map coordinates, or in pixels."""

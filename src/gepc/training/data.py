@@ -25,14 +25,11 @@ MINIMUM_IMAGES = 16
 
 @dataclass(frozen=True)
 class Survey:
-    """Number of the images of a collection, how many there are of each (height, width), and their channels.
-
-    `channels` is 1 if all images are grey, 3 if some are in colour; otherwise their number of channels.
-    """
+    """Number of the images of a collection, how many there are of each (height, width), and their channels."""
 
     count: int
     sizes: Counter[tuple[int, int]]
-    channels: int
+    channels: int  # 1 if all images are grey, 3 if some are in colour; otherwise their number of channels
 
 
 def survey(images: Images) -> Survey:

@@ -29,14 +29,11 @@ GRID, SAMPLING_STEPS, SHOWN_WIDTH, GAP = 8, 50, 96, 2
 
 @dataclass(frozen=True)
 class LevelError:
-    """Mean squared error of the noise at one level, as predicted by the network, the best linear predictor and zero.
+    """Mean squared error of the noise at one level, as predicted by the network, the best linear predictor and zero."""
 
-    `asked` is the requested level as sqrt(abar), `sqrt_abar` that of the nearest timestep.
-    """
-
-    asked: float
+    asked: float  # the requested level, as sqrt(abar)
     timestep: int
-    sqrt_abar: float
+    sqrt_abar: float  # that of the nearest timestep
     net: float
     linear: float
     zero: float
