@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.bench import published
-from gepc.bench.evaluate import GepcBench, Variant
+from gepc.bench.evaluate import Array, GepcBench, Variant
 from gepc.bench.protocol import Pair, Protocol
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.verdicts.conformal import CalibrationScores, realised_range
@@ -165,9 +165,7 @@ def timestep_table(bench: GepcBench) -> ResultTable:
     return ResultTable("timesteps", "One timestep at a time", header, tuple(rows), note)
 
 
-def _id_p_values(
-    bench: GepcBench, name: str, seed: int, reference: str
-) -> tuple[npt.NDArray[np.float64], CalibrationScores]:
+def _id_p_values(bench: GepcBench, name: str, seed: int, reference: str) -> tuple[Array, CalibrationScores]:
     """p-values of one half of ID-test, against the other half (`test`) or a third of ID-train (`train`)."""
     variant, timesteps = bench.main, bench.candidates(name)
     train, test = (bench.columns(name, split, seed, variant, timesteps) for split in ("train", "test"))

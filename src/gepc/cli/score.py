@@ -110,7 +110,9 @@ def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
         keep = any(folder.glob("shard-*"))
         if not keep:
             raise
-        raise StorageError(f"{error}. Finished shards are kept: add --shards {folder} --out FILE") from error
+        raise StorageError(
+            f"{error}. Finished shards are kept: give the same command with --shards {folder} and --out FILE"
+        ) from error
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)

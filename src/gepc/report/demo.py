@@ -257,7 +257,7 @@ def run(detector: Detector, data: DemoData, on_passes: OnPasses = lambda _: None
     begun, before = time.perf_counter(), detector.backbone.forward_count
     costs = iter([detector.fit_cost().forward] * len(data.fit) + [detector.cost().forward] * len(data.calibration))
     detector.fit(
-        data.fit.pixels, data.calibration.pixels, on_progress=lambda images: on_passes(sum(islice(costs, images)))
+        data.fit.pixels, data.calibration.pixels, on_progress=lambda count: on_passes(sum(islice(costs, count)))
     )
     on_passes(detector.map_images(len(data.fit), len(data.calibration)) * detector.cost().forward)
     scored = tuple(_score(detector, patches, on_passes) for patches in data.scored)

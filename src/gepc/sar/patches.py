@@ -263,9 +263,7 @@ def has_black_border(magnitude: Pixels, white: float) -> bool:
 
 def difference_hash(magnitude: Pixels) -> int:
     """64 bits: the patch is averaged to 8 x 9 cells, and each bit says whether a cell exceeds its left neighbour."""
-    edges = [
-        np.linspace(0, length, count + 1).astype(int) for length, count in zip(magnitude.shape, (8, 9), strict=True)
-    ]
+    edges = [np.linspace(0, side, count + 1).astype(int) for side, count in zip(magnitude.shape, (8, 9), strict=True)]
     sums = np.add.reduceat(np.add.reduceat(magnitude.astype(np.float64), edges[0][:-1], 0), edges[1][:-1], 1)
     cells = sums / np.outer(np.diff(edges[0]), np.diff(edges[1]))
     bits = (cells[:, 1:] > cells[:, :-1]).ravel()

@@ -20,6 +20,7 @@ from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.training.recipe import Recipe
 
+Integers = npt.NDArray[np.int64]
 MINIMUM_IMAGES = 16
 
 
@@ -46,7 +47,7 @@ class Crops:
     pixels: Sequence[Pixels]  # as they were read, (H, W) or (H, W, C) each; preprocessed, they would need more memory
     preprocessing: Preprocessing  # its `size` is the size of a crop
 
-    def cut(self, indices: npt.NDArray[np.int64], places: npt.NDArray[np.float64]) -> Image:
+    def cut(self, indices: Integers, places: npt.NDArray[np.float64]) -> Image:
         """One crop (C, H, W) from each of the images `indices`, at (y, x) in `places`, from 0, the first, to 1."""
         assert self.preprocessing.size is not None
         height, width = self.preprocessing.size
@@ -73,7 +74,9 @@ def open_training_images(data: str | Path) -> Images:
     path = Path(data)
     collection = open_images(read_npz(path, default_keys=("train_x", "x", "images")) if path.suffix == ".npz" else path)
     if len(collection) < MINIMUM_IMAGES:
-        raise InputError(f"too few images in {data}: {len(collection)}; {MINIMUM_IMAGES} are needed, better thousands")
+        raise InputError(
+            f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
+        )
     return collection
 
 
@@ -152,10 +155,10 @@ def _load_crops(collection: Images, cut: Preprocessing) -> tuple[Image, Crops]:
 class Draw:
     """The random choices of one step: images, flips, timesteps, noise and places of crops."""
 
-    indices: npt.NDArray[np.int64]
+    indices: Integers
     flip_x: npt.NDArray[np.bool_]
     flip_y: npt.NDArray[np.bool_]
-    timesteps: npt.NDArray[np.int64]
+    timesteps: Integers
     noise: npt.NDArray[np.float32]
     places: npt.NDArray[np.float64]
 
@@ -164,7 +167,7 @@ class Draw:
         return Draw(*(getattr(self, field.name)[index::parts] for field in fields(self)))
 
 
-def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[np.int64], step: int) -> Draw:
+def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: Integers, step: int) -> Draw:
     """The batch of one step: of `count` images of `shape`, with the timesteps of `low_noise_table`.
 
     Epochs are seeded permutations of the images, divided into batches.
@@ -181,7 +184,7 @@ def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: npt.NDArray[
     )
 
 
-def _epoch_slice(seed: int, count: int, start: int, size: int) -> npt.NDArray[np.int64]:
+def _epoch_slice(seed: int, count: int, start: int, size: int) -> Integers:
     positions = np.arange(start, start + size)
     picked = np.empty(size, dtype=np.int64)
     for epoch in np.unique(positions // count):
@@ -191,13 +194,11 @@ def _epoch_slice(seed: int, count: int, start: int, size: int) -> npt.NDArray[np
 
 
 @lru_cache(maxsize=2)
-def _epoch_order(seed: int, count: int, epoch: int) -> npt.NDArray[np.int64]:
+def _epoch_order(seed: int, count: int, epoch: int) -> Integers:
     return np.random.default_rng([seed, epoch, 0, 2]).permutation(count)
 
 
-def low_noise_table(
-    recipe: Recipe, alphas_cumprod: npt.NDArray[np.float64], entries: int = 4096
-) -> npt.NDArray[np.int64]:
+def low_noise_table(recipe: Recipe, alphas_cumprod: npt.NDArray[np.float64], entries: int = 4096) -> Integers:
     """Timesteps at `entries` values of rho, evenly spaced in log rho: a uniform choice is log-uniform in rho."""
     log_rho = 0.5 * np.log(1.0 / alphas_cumprod - 1.0)
     low, high = np.log(recipe.rho_range)
@@ -207,9 +208,7 @@ def low_noise_table(
     return np.asarray(np.where(nearer_left, right - 1, right), dtype=np.int64)
 
 
-def sample_timesteps(
-    recipe: Recipe, table: npt.NDArray[np.int64], rng: np.random.Generator, size: int
-) -> npt.NDArray[np.int64]:
+def sample_timesteps(recipe: Recipe, table: Integers, rng: np.random.Generator, size: int) -> Integers:
     """Timesteps that are log-uniform in rho with probability `low_noise_share`, else uniform in t."""
     low_noise = rng.random(size) < recipe.low_noise_share
     favoured = table[rng.integers(0, len(table), size)]

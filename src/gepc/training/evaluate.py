@@ -65,9 +65,7 @@ def evaluate(
     return errors, notes
 
 
-def denoising_errors(
-    net: UNet2DModel, abar: npt.NDArray[np.float64], linear: LinearPredictor, held_out: Image
-) -> list[LevelError]:
+def denoising_errors(net: UNet2DModel, abar: Array, linear: LinearPredictor, held_out: Image) -> list[LevelError]:
     """mean (eps_hat(x_t) - noise)^2 over the held-out images at `LEVELS`.
 
     The noise of an image depends on its position, the timestep and a fixed seed, so it is the same for all predictors.

@@ -111,7 +111,7 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     if n == 0 or not safe[0]:
         needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
         raise OptionError(
-            f"alpha={alpha:g} at confidence {confidence:g} needs {needed} calibration images, there are {n}"
+            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}"
         )
     return int(ranks[safe][-1])
 
@@ -176,7 +176,9 @@ class CalibrationScores:
     def check(self, labels: Labels | None) -> None:
         """Refuse labels that this reference cannot serve."""
         if self.grouped and labels is None:
-            raise OptionError(f"this detector was fitted with groups ({', '.join(self.by_group)}); give `groups` too")
+            raise OptionError(
+                f"this detector was fitted with groups ({', '.join(self.by_group)}); give the `groups` of the images"
+            )
         if not self.grouped and labels is not None:
             raise OptionError("this detector was fitted without groups; leave `groups` out, or fit with them")
         for label in () if labels is None else np.unique(labels):
