@@ -13,8 +13,12 @@ PIP := -m pip install --quiet --disable-pip-version-check
 demo: $(READY)
 	$(BIN)/gepc demo --out demo
 
+# each file on one worker, so that fixtures of a file are built once; in the order of the folders, so that large files
+# with few tests do not come last
+PYTEST := -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python $(PYTEST) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -43,7 +47,7 @@ notebooks: $(READY)
 
 # branches of the core that the tests take; fails below 95 %
 coverage: $(READY)
-	$(BIN)/python -m pytest -n auto --cov --cov-report= $(ARGS)
+	$(BIN)/python $(PYTEST) --cov --cov-report= $(ARGS)
 	$(BIN)/python -m coverage report | tee coverage.txt
 	$(BIN)/python -m coverage report --fail-under=95 >/dev/null
 
