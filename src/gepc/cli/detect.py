@@ -37,7 +37,7 @@ PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
     "pass, no transform), radar (2 passes, for targets that are small in their image), inspect (1 pass, for "
     "parts in their own size). gepc: paper and paper-celeba (the paper's noise levels), inner (symmetry of inner "
-    "layers). Baselines: light and paper."
+    "layers). Baselines: light and paper; diffpath also v2 and v2_light."
 )
 
 
