@@ -53,6 +53,25 @@ def tiny_net() -> UNet2DModel:
     return net.eval()
 
 
+@pytest.fixture(scope="session")
+def plain_net() -> UNet2DModel:
+    """A random UNet of 4 channels without attention, a third of the work: for tests of what happens around it."""
+    from diffusers import UNet2DModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = UNet2DModel(
+            sample_size=16,
+            block_out_channels=(4, 4),
+            layers_per_block=1,
+            norm_num_groups=2,
+            add_attention=False,
+            down_block_types=("DownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "UpBlock2D"),
+        )
+    return net.eval()
+
+
 @pytest.fixture
 def tiny_unet(tiny_net: UNet2DModel) -> Backbone:
     """The tiny network as a backbone on the paper's schedule, its counters at zero."""

@@ -11,12 +11,17 @@ from toys import as_uint8, pictures
 from gepc.cli.app import run
 
 
+@pytest.fixture(autouse=True)
+def timed_once(monkeypatch):
+    monkeypatch.setattr("gepc.bench.cost.REPEATS", 1)
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tiny_net) -> Path:
+def place(tmp_path_factory, plain_net) -> Path:
     from diffusers import DDPMScheduler
 
     root = tmp_path_factory.mktemp("bench")
-    tiny_net.save_pretrained(root / "net")
+    plain_net.save_pretrained(root / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
     (root / "data").mkdir()
     for position, contrast in enumerate((0.3, 0.9)):

@@ -24,12 +24,12 @@ FRESH = "import json, sys; from gepc.cli import run; sys.exit([run(line) for lin
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tiny_net):
+def place(tmp_path_factory, plain_net):
     """A folder with a backbone, ID images, new images (one damaged), and a detector fitted by the command line."""
     from diffusers import DDPMScheduler
 
     root = tmp_path_factory.mktemp("cli")
-    tiny_net.save_pretrained(root / "net")
+    plain_net.save_pretrained(root / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
     for folder, count, seed in (("normal", 66, 0), ("new", 6, 1)):
         (root / folder).mkdir()
@@ -81,7 +81,7 @@ def test_the_python_library_gives_the_same_scores(place, gepc):
     rows = _rows(gepc("score", "det", "new", "--batch-size", "2").stdout)
     detector = library.load_detector(place / "det", str(place / "net"))
     found = detector.score([place / "new" / f"{i:02d}.png" for i in range(6)])
-    assert np.allclose(found, [float(row["score"]) for row in rows[:6]], rtol=1e-5)
+    assert np.allclose(found, [float(row["score"]) for row in rows[:6]], rtol=1e-5, atol=1e-5)  # a score may be near 0
 
 
 def test_fdr_and_confidence_change_the_alarms_only(place, gepc):

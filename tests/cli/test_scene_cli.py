@@ -36,14 +36,14 @@ def die_at_the_worst_moment():
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tiny_net):
+def place(tmp_path_factory, plain_net):
     """A detector of 16x16 tiles and scenes: a GeoTIFF, a picture, and what is no scene."""
     from diffusers import DDPMScheduler
 
     import gepc
 
     root = tmp_path_factory.mktemp("scene")
-    tiny_net.save_pretrained(root / "net")
+    plain_net.save_pretrained(root / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
     detector = gepc.GEPC(gepc.load_backbone(str(root / "net")), levels=(0.97, 0.9), keep=1)
     detector.fit(as_uint8(pictures(60, 16))).save(root / "det")

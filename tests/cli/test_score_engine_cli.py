@@ -25,14 +25,14 @@ COUNT = 10
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tiny_net):
+def place(tmp_path_factory, plain_net):
     """A backbone, a detector, ten images (one damaged, one twice), and the table of an undisturbed run."""
     from diffusers import DDPMScheduler
 
     import gepc
 
     root = tmp_path_factory.mktemp("engine")
-    tiny_net.save_pretrained(root / "net")
+    plain_net.save_pretrained(root / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
     backbone = gepc.load_backbone(root / "net")
     gepc.GEPC(backbone, levels=(0.99, 0.9), keep=1, group=("flip_x",)).fit(pictures(66, 16, seed=0)).save(root / "det")
