@@ -53,13 +53,22 @@ _ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 
 @dataclass(frozen=True)
 class Result:
-    """The result for one image."""
+    """The result for one image.
 
-    index: int  # position of the image in the collection
-    name: str  # its path, or its number
-    score: float  # higher = more out of distribution; NaN where the image could not be scored
-    p_value: float  # the conformal p-value of the score; NaN where the image could not be scored
-    error: str | None = None  # why the image could not be scored, or None
+    Attributes
+    ----------
+    index : position of the image in the collection.
+    name : its path, or its number.
+    score : higher = more out of distribution; NaN where the image could not be scored.
+    p_value : the conformal p-value of the score; NaN where the image could not be scored.
+    error : why the image could not be scored, or None.
+    """
+
+    index: int
+    name: str
+    score: float
+    p_value: float
+    error: str | None = None
 
 
 class Detector:
