@@ -334,3 +334,18 @@ def make(name: str, folder: Path) -> dict[str, Any]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return FAMILIES[name](folder)
+
+
+def energy_net(folder: Path, side: int = 8) -> Any:
+    """Save a tiny energy network for colour images; returns the network."""
+    from safetensors.torch import save_file
+
+    from gepc.backbones.energy import EnergyNet
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = EnergyNet(3, (side, side), (4, 8)).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(net.to_json_string())
+    save_file(net.state_dict(), folder / "diffusion_pytorch_model.safetensors", {"format": "pt"})
+    return net

@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from families import energy_net
 from toys import BRIEF, pictures
 
 import gepc
+from gepc.backbones.energy import EnergyBackbone
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError
-from gepc.features.base import Cost
+from gepc.features.base import Cost, find_method
 
 METHODS = gepc.list_detectors()
 ID = pictures(36)
@@ -57,8 +59,17 @@ class Quick(torch.nn.Module):
         return self.block(x)
 
 
-def quick_backbone(image_size: int | None = 8) -> gepc.Backbone:
-    """For tests that need no network from disk."""
+class QuickEnergy(Quick):
+    """An energy of one line."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.block(x).square().mean((1, 2, 3))
+
+
+def quick_backbone(name: str, image_size: int | None = 8) -> gepc.Backbone:
+    """For tests that need no network from disk: one of the kind that the method needs."""
+    if find_method(name).needs == EnergyBackbone.gives:
+        return EnergyBackbone(QuickEnergy(), 3, image_size)
     return gepc.Backbone.from_callable(Quick(), cosine_alphas_cumprod(STEPS), 3, image_size, size_multiple=2)
 
 
@@ -70,7 +81,7 @@ def create(name: str, backbone: gepc.Backbone, **options: object) -> gepc.Detect
 @functools.cache
 def quickly_fitted(name: str) -> gepc.Detector:
     """The method on the quick backbone, fitted once; do not change it."""
-    return create(name, quick_backbone()).fit(ID)
+    return create(name, quick_backbone(name)).fit(ID)
 
 
 # --- a score belongs to its image ------------------------------------------------------------------------------------
@@ -105,9 +116,17 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> gepc.Backbone:
 
 
 @pytest.fixture(scope="module")
-def fitted(backbone: gepc.Backbone) -> Callable[[str], gepc.Detector]:
-    """Every method on the network from disk, fitted when first asked for."""
-    return functools.cache(lambda name: create(name, backbone, size=8).fit(ID))
+def fitted(backbone: gepc.Backbone, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], gepc.Detector]:
+    """Every method on a network from disk of the kind it needs, fitted when first asked for."""
+    folder = tmp_path_factory.mktemp("energies")
+    energy_net(folder)
+    energies = gepc.load_backbone(folder, device="cpu")
+
+    def fit(name: str) -> gepc.Detector:
+        network = energies if find_method(name).needs == energies.gives else backbone
+        return create(name, network, size=8).fit(ID)
+
+    return functools.cache(fit)
 
 
 @every_method
@@ -177,7 +196,7 @@ def test_held_out_images_are_the_reference_and_teach_nothing_else(name: str) -> 
     assert len(held_out) == len(detector.calibration_scores_) == len(ID) - detector.n_fit_
     assert_same(name, np.sort(scores[held_out]), detector.calibration_scores_)
 
-    again = create(name, quick_backbone())
+    again = create(name, quick_backbone(name))
     again.fit(np.delete(ID, held_out, axis=0), calibration_images=ID[held_out])
     np.testing.assert_array_equal(again.kept_, detector.kept_)
     assert_same(name, again.cv_, detector.cv_)
@@ -192,7 +211,7 @@ def test_held_out_images_are_the_reference_and_teach_nothing_else(name: str) -> 
 @every_method
 def test_the_stated_cost_is_the_counted_one(name: str) -> None:
     """Of scoring, of the feature table, and of fitting, known before it."""
-    backbone = quick_backbone()
+    backbone = quick_backbone(name)
     detector = create(name, backbone)
     to_fit = detector.fit_cost()
     detector.fit(ID)
@@ -239,14 +258,14 @@ def assert_bounded(work: Callable[[Stream], object], few: int) -> None:
 def test_scoring_holds_a_bounded_number_of_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # the check of the value range holds up to 16 images at the start, more than are scored here
     monkeypatch.setattr("gepc.images.preprocessing._RANGE_SAMPLE", 1)
-    detector = create(name, quick_backbone(image_size=None), batch_size=2).fit(Stream(12))
+    detector = create(name, quick_backbone(name, image_size=None), batch_size=2).fit(Stream(12))
     assert_bounded(detector.score, few=4)
 
 
 def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gepc.detector.detector.SAMPLE_IMAGES", "gepc.detector.detector.CALIBRATION_IMAGES"):
         monkeypatch.setattr(name, 4)
-    assert_bounded(gepc.GEPC(quick_backbone(image_size=None), batch_size=4).fit, few=12)
+    assert_bounded(gepc.GEPC(quick_backbone("gepc", image_size=None), batch_size=4).fit, few=12)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -255,7 +274,7 @@ def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.M
 @every_method
 def test_before_and_after_fit(name: str) -> None:
     """Before it, every question is refused; fit returns the detector itself."""
-    detector = create(name, quick_backbone())
+    detector = create(name, quick_backbone(name))
     assert not detector.is_fitted
     assert "not fitted" in repr(detector)
     for question in (detector.score, detector.p_value, detector.predict, detector.score_map, detector.save):
@@ -268,7 +287,7 @@ def test_before_and_after_fit(name: str) -> None:
 @every_method
 def test_a_misspelt_option_names_the_nearest(name: str) -> None:
     with pytest.raises(OptionError, match="did you mean 'calibration_share'"):
-        gepc.create_detector(name, quick_backbone(), calibration_shar=0.5)
+        gepc.create_detector(name, quick_backbone(name), calibration_shar=0.5)
 
 
 @every_method
@@ -292,12 +311,12 @@ def test_bad_images_are_refused_and_leave_rows_with_reasons(name: str) -> None:
 )
 def test_images_that_cannot_be_fitted_on(name: str, images: npt.NDArray[np.float32], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        create(name, quick_backbone()).fit(images)
+        create(name, quick_backbone(name)).fit(images)
 
 
 @every_method
 def test_a_network_that_answers_nan_is_named_as_the_cause(name: str) -> None:
-    backbone = quick_backbone()
+    backbone = quick_backbone(name)
     backbone.net.block.register_forward_hook(lambda _block, _inputs, output: output * torch.nan)
     detector = create(name, backbone)
     if detector.fit_cost() == Cost():

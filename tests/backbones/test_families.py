@@ -59,6 +59,10 @@ def test_every_method_runs_or_says_why_not(family: str, load: Load) -> None:
     backbone = load(family)
     for method, kind in methods().items():
         options = {"size": SIDE, **CHEAP.get(method, {})}
+        if kind.needs not in (None, backbone.gives):
+            with pytest.raises(OptionError, match=f"'{method}' needs a network that gives {kind.needs}"):
+                gepc.create_detector(method, backbone, **options)
+            continue
         if family in LATENT and kind.pixels_only:
             with pytest.raises(OptionError, match=f"'{method}' does not run on a latent backbone: {kind.pixels_only}"):
                 gepc.create_detector(method, backbone, **options)

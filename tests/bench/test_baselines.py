@@ -23,7 +23,7 @@ from gepc.datasets import open_dataset
 from gepc.features import base
 from gepc.features.extraction import FeatureCache
 
-METHODS = [name for name in gepc.list_detectors() if name != "gepc"]
+METHODS = [name for name in gepc.list_detectors() if name not in ("gepc", "energy")]
 QUICK = ("msma", "scoped", "nll_vlb", "ic", "typicality")
 BRIEF = {"nll_vlb": {"strata": 5}, "ic": {"strata": 5}, "typicality": {"strata": 5}}
 BRIEFER = BRIEF | {

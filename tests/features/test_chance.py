@@ -50,9 +50,9 @@ def test_chance_level(name: str, options: dict[str, object]) -> None:
 
 def test_every_method_with_features_that_vary_on_a_gaussian_is_here() -> None:
     """EigenScore is constant on a Gaussian, iDECODe zero, IC's PNG of 48 values all header, CFS needs layers; CFAR and
-    RX need images larger than a target, and have tests of their own."""
+    RX need images larger than a target, energies another network, and have tests of their own."""
     tested = {item[0] for item in test_chance_level.pytestmark[0].args[1]}  # type: ignore[attr-defined]
     assert set(gepc.list_detectors()) - tested == {
         *("gepc", "eigenscore", "idecode", "ic", "cfs"),
-        *("ca_cfar", "os_cfar", "k_cfar", "rx"),
+        *("ca_cfar", "os_cfar", "k_cfar", "rx", "energy"),
     }

@@ -12,7 +12,11 @@ from gepc.core.errors import OptionError
 from gepc.features.base import find_method
 
 OURS = ("gepc", "gepc+")
-RIVALS = [name for name in gepc.list_detectors() if find_method(name).presets and name not in OURS]
+RIVALS = [
+    name
+    for name in gepc.list_detectors()
+    if find_method(name).presets and name not in OURS and find_method(name).needs in (None, gepc.Backbone.gives)
+]
 NO_LPIPS = importlib.util.find_spec("lpips") is None
 LIGHT = {
     "score_norm": (3, 0),

@@ -421,8 +421,12 @@ def test_every_step_sees_the_windows_that_it_draws(large: Path, tiny: Recipe, tm
     run = TrainingRun(recipe, large, tmp_path / "out")
     batch = loop.draw(run.recipe, len(run.images), (3, 8, 8), run.table, 2)
     run.state.step = 2
-    noisy, timesteps, noise = (part.numpy() for part in run._batch())
-    abar = run.abar[timesteps][:, None, None, None]
+    inputs: list[Any] = []
+    run.net.register_forward_pre_hook(lambda _net, given: inputs.extend(given))
+    run._noise_loss()
+    noisy, timesteps = (part.numpy() for part in inputs)
+    abar, noise = run.abar[timesteps][:, None, None, None], batch.noise
+    np.testing.assert_array_equal(timesteps, batch.timesteps)
     assert run.data.crops is not None
     seen = run.data.crops.cut(batch.indices, batch.places)
     np.testing.assert_allclose(noisy, np.sqrt(abar) * seen + np.sqrt(1 - abar) * noise, atol=1e-5)

@@ -61,9 +61,11 @@ class Backbone(ABC):
     trained_on : sorted 64-bit hashes of the images the network was trained on (`Record.content_hash`); None if unknown.
     load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
     net : the network whose layers `eps_and_activations` records; None for a plain function.
+    gives : what the network answers, which a method may need: `noise predictions` or `energies`.
     """
 
     family = "custom"
+    gives = "noise predictions"
     learned_variance = False
 
     def __init__(
@@ -176,6 +178,10 @@ class Backbone(ABC):
         with torch.set_grad_enabled(x.requires_grad):
             return self._run(lambda images, steps: (self._predict(images, steps),), x, t)[0]
 
+    def one_pass(self, x: torch.Tensor) -> torch.Tensor:
+        """What the network answers to `x`, at the first timestep: one pass, to be timed."""
+        return self.eps(x, 0)
+
     def score(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         """s(x, t) = -eps(x, t) / sigma_t. Parameters and cost are those of `eps`."""
         return self.eps(x, t) / -self.sigma(x, t)
@@ -236,8 +242,12 @@ class Backbone(ABC):
         x: torch.Tensor,
         t: int | torch.Tensor,
         *more: torch.Tensor,
+        shape: tuple[int, ...] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Call `network` on at most `rows` images at a time, join its answers, count the images, check the first."""
+        """Call `network` on at most `rows` images at a time, join its answers, count the images, check the first.
+
+        Its `shape` is that of `x` unless given.
+        """
         inputs = (x, self._timesteps(x, t), *more)
         while True:
             try:
@@ -253,10 +263,10 @@ class Backbone(ABC):
                     raise
                 self.rows = used // 2  # and so on until the device holds a part
         self.forward_count += len(x)
-        if answers[0].shape != x.shape:
+        if answers[0].shape != (x.shape if shape is None else shape):
+            meant = "a noise prediction has the shape of its input" if shape is None else f"expected {shape}"
             raise BackboneError(
-                f"the backbone answered shape {tuple(answers[0].shape)} to an input of shape {tuple(x.shape)}; "
-                "a noise prediction has the shape of its input"
+                f"the backbone answered shape {tuple(answers[0].shape)} to an input of shape {tuple(x.shape)}; {meant}"
             )
         # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
         if not answers[0].is_meta and not torch.isfinite(answers[0].detach().sum()):

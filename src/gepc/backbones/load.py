@@ -58,12 +58,13 @@ def load_backbone(
     offload: bool = False,
     compile: bool = False,  # noqa: A002 - what PyTorch calls it
 ) -> Backbone:
-    """Load a network that predicts noise.
+    """Load a network that predicts noise, or an energy network.
 
     Parameters
     ----------
     source : an embedded name (`list_backbones`), a diffusers model or pipeline folder, an OpenAI improved- or
-        guided-diffusion checkpoint (`.pt` or `.safetensors`), a network that `gepc export` wrote (`.onnx`), a hub id
+        guided-diffusion checkpoint (`.pt` or `.safetensors`), a network that `gepc export` wrote (`.onnx`), the folder
+        of an energy network that `gepc train` wrote, a hub id
         ("org/name"), a diffusers network or pipeline object (which is copied), or a `Backbone`, which is returned as it
         is. A pipeline with an autoencoder becomes a latent backbone.
     scheduler : the diffusers scheduler of a network object.
@@ -98,8 +99,9 @@ def load_backbone(
         return made
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
-    if str(source).endswith(".onnx"):
-        return _exported(Path(str(source)), dtype, {"config": config, "class_label": class_label, "prompt": prompt})
+    fixed = {"config": config, "class_label": class_label, "prompt": prompt}
+    if isinstance(source, (str, os.PathLike)) and (complete := _complete(Path(source), device, dtype, fixed)):
+        return complete
     wanted = Wanted(config, dtype, prompt, _read_embeddings(embeddings), variant, use_safetensors)
     if not isinstance(source, (str, os.PathLike)):
         network = _from_object(source, scheduler, vae, wanted)
@@ -140,15 +142,32 @@ def load_backbone(
     return backbone.compile() if compile else backbone
 
 
-def _exported(path: Path, dtype: str | torch.dtype, options: Mapping[str, Any]) -> Backbone:
-    from gepc.backbones.onnx import OnnxBackbone
-
+def _complete(
+    path: Path, device: str | torch.device, dtype: str | torch.dtype, options: Mapping[str, Any]
+) -> Backbone | None:
+    """A network that takes no options, exported or an energy network; None for any other."""
+    file = path / "config.json"
+    values: Any = read_json(file) if file.is_file() else None
+    is_energy = isinstance(values, dict) and values.get("_class_name") == "EnergyNet"
+    if path.suffix != ".onnx" and not is_energy:
+        return None
     given = [name for name, value in options.items() if value is not None]
     if given or str(dtype).removeprefix("torch.") != "float32":
-        raise OptionError(f"{path}: an exported network has its options in it; leave out `{(given or ['dtype'])[0]}`")
-    if not path.is_file():
-        raise InputError(f"{path} does not exist")
-    return OnnxBackbone(path)
+        kind = "an energy" if is_energy else "an exported"
+        raise OptionError(f"{path}: {kind} network has its options in it; leave out `{(given or ['dtype'])[0]}`")
+    if not is_energy:
+        from gepc.backbones.onnx import OnnxBackbone
+
+        if not path.is_file():
+            raise InputError(f"{path} does not exist")
+        return OnnxBackbone(path)
+    from gepc.backbones.diffusers import choose_device
+    from gepc.backbones.energy import load_energy
+
+    _check_config(values, str(file))
+    backbone = load_energy(path, values, choose_device(device))
+    backbone.source, backbone.trained_on = str(path), read_trained_on(path)
+    return backbone
 
 
 def load_again(

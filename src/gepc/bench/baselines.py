@@ -62,8 +62,9 @@ class Baseline:
 def method_names(text: str) -> list[str]:
     """Names of methods to compare with GEPC, which is always included and not returned.
 
-    `text` has `all`, `training-free`, `method` and `method:preset`, separated by commas. `training-free` excludes
-    methods whose originals need a model for each ID set. Of a method without a preset `light`, all presets are taken.
+    `text` has `all`, `training-free`, `method` and `method:preset`, separated by commas. `all` leaves out methods that
+    need another kind of network, `training-free` also those whose originals need a model for each ID set. Of a method
+    without a preset `light`, all presets are taken.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
@@ -79,8 +80,9 @@ def _names_of(word: str) -> list[str]:
         return [word]
     found: list[str] = []
     for name in methods():
-        if word == "all" or name not in published.ID_TRAINED:
-            presets = find_method(name).presets
+        method = find_method(name)
+        if method.needs in (None, Backbone.gives) and (word == "all" or name not in published.ID_TRAINED):
+            presets = method.presets
             usual = [f"{name}:{preset}" for preset in presets if preset not in FOR_ONE_KIND]
             found += [name] if "light" in presets or not presets else usual
     return found

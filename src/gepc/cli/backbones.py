@@ -19,7 +19,7 @@ from gepc.cli.app import note, say, text_table, typed_command
 from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
 from gepc.core.errors import OptionError, StorageError
 from gepc.core.files import read_json
-from gepc.training.recipe import builtin_recipes
+from gepc.training.recipe import ENERGIES, builtin_recipes
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -188,20 +188,25 @@ def _shape(sides: Iterable[object]) -> str:
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
     from gepc.features.base import cost_of
+    from gepc.features.baselines.energy import Energy
     from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
     from gepc.features.gepc_plus import GepcPlus
 
+    gives_noise = backbone.gives == GepcPlus.needs
+    method = GepcPlus() if gives_noise else Energy()
     multiple = backbone.size_multiple
     size = backbone.image_size or (-(-32 // multiple) * multiple,) * 2
-    cost = cost_of(GepcPlus(), backbone, size)
+    cost = cost_of(method, backbone, size)
     seconds = seconds_per_pass(backbone, size)
     encoding = seconds_per_encoding(backbone, size) if cost.encoder else 0.0
-    levels = {"paper": PAPER_LEVELS, "paper, CelebA": PAPER_LEVELS_CELEBA}
+    levels = {"paper": PAPER_LEVELS, "paper, CelebA": PAPER_LEVELS_CELEBA} if gives_noise else {}
     return {
         **backbone.describe(),
         "device": str(backbone.device),
         "levels": {name: level_table(backbone, wanted) for name, wanted in levels.items()},
+        "gives": backbone.gives,
         "cost": {
+            "method": method.name,
             "size": list(size),
             "seconds_per_pass": seconds,
             "per_image": str(cost),
@@ -245,7 +250,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
         "channels": facts["channels"],
         "size": f"any, in multiples of {facts['size_multiple']}" if size is None else _shape(size),
         "predicts": f"{predicts} and a variance" if predicts and facts.get("learned_variance") else predicts,
-        "schedule": ", ".join(filter(None, schedule)),
+        "schedule": ", ".join(filter(None, schedule)) if facts["levels"] else None,
         "conditioning": ", ".join(facts.get("conditioning", ())) or None,
         **{option: facts.get(option) for option in ("class_label", "act_on", "device", "precision")},
     }
@@ -256,8 +261,9 @@ def backbone_text(facts: dict[str, Any]) -> str:
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
         "encoder": cost["seconds_per_encoding"]
-        and f"{duration(cost['seconds_per_encoding'])} per image; gepc+ costs {cost['per_image']} (E: encoder passes)",
-        "gepc+": f"{cost['passes_per_image']} passes per image, about {duration(cost['seconds_per_image'])}",
+        and f"{duration(cost['seconds_per_encoding'])} per image; {cost['method']} costs {cost['per_image']} "
+        "(E: encoder passes)",
+        cost["method"]: f"{cost['passes_per_image']} passes per image, about {duration(cost['seconds_per_image'])}",
     }
     return "\n\n".join([*tables, _facts_table(spent)])
 
@@ -281,6 +287,10 @@ def train(
     init: Annotated[
         str | None, Option(help="Backbone to start from (fine-tuning): an embedded name, or a folder.")
     ] = None,
+    objective: Annotated[
+        str | None,
+        Option(help=f"Train an energy network instead, for the method energy: {', '.join(ENERGIES)}."),
+    ] = None,
     steps: Annotated[int | None, Option(help="Total number of steps; that of the recipe by default.")] = None,
     minutes: Annotated[float | None, Option(help="Total training time in minutes, instead of --steps.")] = None,
     settings: Annotated[
@@ -299,6 +309,8 @@ def train(
 
     Fine-tuning: `gepc train --init celeba32-tiny --data photos/ --out my-backbone`
 
+    An energy network: `gepc train --objective igebm --data photos/ --out energies`
+
     On several GPUs: `accelerate launch -m gepc train ...`
     """
     from gepc.training.choices import recipe_for
@@ -307,7 +319,8 @@ def train(
     if steps is not None and minutes is not None:
         raise OptionError("give either --steps or --minutes, not both")
     changes = opt.parse_settings(settings)
-    changes |= {name: value for name, value in (("steps", steps), ("init", init)) if value is not None}
+    given = {"steps": steps, "init": init, "objective": objective}
+    changes |= {name: value for name, value in given.items() if value is not None}
     recipe, choices = recipe_for(data, out, config, changes)
     run = TrainingRun(recipe, data, out, minutes)
     report: Callable[[str], None] = note if run.is_main else lambda _: None
@@ -366,7 +379,7 @@ def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
 def _finish(run: TrainingRun) -> None:
     from gepc.training.evaluate import error_table, evaluate
 
-    note("measuring the error on held-out images and drawing samples")
+    note("evaluating on held-out images")
     errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
     for text in notes:
         note(text)

@@ -30,14 +30,14 @@ CONTROL_HELP = (
 METHOD_HELP = (
     "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. Baselines: "
     "ca_cfar, cfs, ddpm_ood, diffpath, dos, eigenscore, flow_mismatch, ic, idecode, k_cfar, lid, lmd, lr, msma, "
-    "nll_ode, nll_vlb, os_cfar, pixel_stats, rx, scoped, score_norm, spr, typicality, ufcod, waic; `gepc info "
-    "--methods` describes them."
+    "nll_ode, nll_vlb, os_cfar, pixel_stats, rx, scoped, score_norm, spr, typicality, ufcod, waic, and energy for an "
+    "energy network; `gepc info --methods` describes them."
 )
 PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
     "pass, no transform), radar (2 passes, for targets that are small in their image), inspect (1 pass, for "
     "parts in their own size). gepc: paper and paper-celeba (the paper's noise levels), inner (symmetry of inner "
-    "layers). Baselines: light and paper; diffpath also v2 and v2_light."
+    "layers). Baselines: light and paper; diffpath also v2 and v2_light, energy two_sided."
 )
 
 

@@ -76,7 +76,7 @@ class Detector:
 
     Parameters
     ----------
-    backbone : the network that predicts noise.
+    backbone : the network that predicts noise, or an energy network for the method `energy`.
     extractor : the method, with its parameters.
     calibration : name of the calibrator; None takes the method's default.
     keep : how many noise levels to keep; None keeps all.
@@ -168,9 +168,15 @@ class Detector:
         hints = typing.get_type_hints(Detector.__init__)
         for name in detector_options():
             setattr(self, name, coerce(hints[name], getattr(self, name), name))
+        method = self.extractor
+        if method.needs not in (None, self.backbone.gives):
+            raise OptionError(
+                f"the method {method.name!r} needs a network that gives {method.needs}, and the backbone "
+                f"{self.backbone.source or self.backbone.family} gives {self.backbone.gives}; energies go with the "
+                "method 'energy', noise predictions with the others"
+            )
         self._scorer()
         self._preprocessing()
-        method = self.extractor
         if self.backbone.encoder is not None and method.pixels_only:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
         if self.resize == "native" and any(action.square_only for action in getattr(method, "group", ())):

@@ -119,6 +119,7 @@ class Extractor(ABC):
     aggregate: ClassVar[str] = "wmean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of options
     pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
+    needs: ClassVar[str | None] = Backbone.gives  # what the backbone must give; None if it is not called
     revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
 
     @abstractmethod

@@ -49,8 +49,8 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
 def save(
     folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
-    """Replace the checkpoint in `folder` by the weights, their average, the optimiser's moments and the state."""
-    tensors: dict[str, torch.Tensor] = {}
+    """Replace the checkpoint in `folder` by weights, their average, buffers, the optimiser's moments and the state."""
+    tensors: dict[str, torch.Tensor] = {f"buffer/{name}": value for name, value in net.named_buffers()}
     for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
         tensors[f"net/{name}"] = parameter
         tensors[f"ema/{name}"] = average
@@ -87,6 +87,8 @@ def restore(
     tensors = load_file(folder / NAME)
     updates = state.step if state.optimizer_step is None else state.optimizer_step
     with torch.no_grad():
+        for name, value in net.named_buffers():
+            value.copy_(tensors[f"buffer/{name}"])
         for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
             parameter.copy_(tensors[f"net/{name}"])
             average.copy_(tensors[f"ema/{name}"])

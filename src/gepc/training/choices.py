@@ -11,7 +11,7 @@ from gepc.core.files import read_json
 from gepc.core.options import build
 from gepc.training.checkpoint import RUN_FOLDER
 from gepc.training.data import Survey, open_training_images, survey
-from gepc.training.recipe import Recipe, init_fields, load_init, load_recipe
+from gepc.training.recipe import ENERGIES, Recipe, init_fields, load_init, load_recipe
 
 SMALL_SIZE, LARGE_SIZE = 32, 64
 NARROW, WIDE = (16, 32, 48), (32, 64, 96)
@@ -51,7 +51,9 @@ def recipe_for(
     saved = saved_recipe(out)
     if config is not None or saved is not None:
         return load_recipe(config, given, saved), []
-    fixed = {} if given.get("init") is None else init_fields(load_init(str(given["init"])))
+    fixed = dict(ENERGIES.get(str(given.get("objective")), {}))
+    if given.get("init") is not None:
+        fixed |= init_fields(load_init(str(given["init"])))
     without_crop = {name: value for name, value in {**fixed, **given}.items() if name != "crop"}
     checked = build(Recipe, without_crop, "recipe")  # crop is valid only with the image_size that is chosen below
     known = {name: getattr(checked, name) for name in without_crop}

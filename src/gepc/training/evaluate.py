@@ -14,6 +14,8 @@ import torch
 from diffusers import DDIMScheduler, UNet2DModel
 from PIL import Image as PILImage
 
+from gepc.backbones.energy import EnergyBackbone
+from gepc.backbones.load import load_backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
@@ -46,6 +48,8 @@ def evaluate(
 
     The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
     """
+    if recipe.objective != "noise":
+        return [], [evaluate_energy(out, images, held_out, step)]
     folder, notes, errors = Path(out) / RUN_FOLDER, [], []
     net = UNet2DModel.from_pretrained(out).eval()
     net.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
@@ -63,6 +67,17 @@ def evaluate(
     if rows and not write_loss_curve(folder / "loss.png", rows):
         notes.append("no loss curve, since matplotlib is not installed: pip install 'gepc[report]'")
     return errors, notes
+
+
+def evaluate_energy(out: str | Path, images: Image, held_out: Image, step: int) -> str:
+    """Write the mean energies of training images, held-out ones and noise to `held_out.json`; as text."""
+    net = load_backbone(out)
+    assert isinstance(net, EnergyBackbone)
+    noise = np.random.default_rng(NOISE_SEED).uniform(-1.0, 1.0, (256, *images.shape[1:])).astype(np.float32)
+    sets = {"training images": images[:512], "held-out images": held_out[:512], "uniform noise": noise}
+    means = {name: float(net.energy(torch.from_numpy(x).to(net.device)).mean()) for name, x in sets.items() if len(x)}
+    write_json(Path(out) / RUN_FOLDER / NAME, {"step": step, "energies": means})
+    return "mean energy: " + ", ".join(f"{value:.3f} of {name}" for name, value in means.items())
 
 
 def denoising_errors(net: UNet2DModel, abar: Array, linear: LinearPredictor, held_out: Image) -> list[LevelError]:

@@ -1,4 +1,4 @@
-"""The training loop: denoising loss, AdamW, cosine learning rate, exponential moving average of the weights."""
+"""The training loop: an objective's loss, AdamW, cosine learning rate, exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from gepc.backbones.load import TRAINED_ON
 from gepc.backbones.weights import Patches
 from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
+from gepc.images.sources import Image
 from gepc.training import checkpoint
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
 from gepc.training.choices import saved_recipe
-from gepc.training.data import draw, fingerprint, load_training_images, low_noise_table
+from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
 from gepc.training.recipe import (
     Recipe,
     alphas_cumprod,
@@ -175,9 +176,11 @@ class TrainingRun:
 
         recipe = self.recipe
         self.accelerator = _accelerator(recipe)
+        if recipe.objective != "noise" and self.accelerator.num_processes > 1:
+            raise OptionError(f"the objective {recipe.objective} is trained by one process, which holds the chains")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.net = build_net(recipe, *self.images.shape[2:])
+            self.net = cast("Any", build_net(recipe, *self.images.shape[2:]))
         if start is not None:
             _check_same_architecture(self.net, start)
             self.net.load_state_dict(start.net.state_dict())
@@ -258,15 +261,10 @@ class TrainingRun:
         return Tick(step, total, loss, steps_per_second * self.recipe.batch_size, left)
 
     def _step(self) -> float:
-        """Minimise mean (eps(x_t, t) - noise)^2; the loss."""
-        import torch
-
+        """Minimise mean (eps(x_t, t) - noise)^2, or the loss of an energy network; the loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, self.state.step, self._fraction())
-        noisy, timesteps, noise = self._batch()
-        with self.accelerator.autocast():
-            predicted = self.model(noisy, timesteps, return_dict=False)[0]
-        loss = torch.nn.functional.mse_loss(predicted.float(), noise)
+        loss = self._noise_loss() if self.recipe.objective == "noise" else self._energy_loss()
         (mean_loss,) = self._agree(float(loss.detach()))
         if not math.isfinite(mean_loss):
             raise OptionError(
@@ -280,24 +278,38 @@ class TrainingRun:
         self.ema.step(self.net.parameters())
         return mean_loss
 
-    def _batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, t and noise: the share of this process in the step."""
+    def _noise_loss(self) -> torch.Tensor:
+        """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, with the t and noise of the step."""
         import torch
 
+        batch, images = self._batch()
+        abar = self.abar[batch.timesteps][:, None, None, None]
+        noisy = (np.sqrt(abar) * images + np.sqrt(1.0 - abar) * batch.noise).astype(np.float32)
+        device = self.accelerator.device
+        x_t = torch.from_numpy(noisy).to(device, memory_format=torch.channels_last)
+        with self.accelerator.autocast():
+            predicted = self.model(x_t, torch.from_numpy(batch.timesteps).to(device), return_dict=False)[0]
+        return torch.nn.functional.mse_loss(predicted.float(), torch.from_numpy(batch.noise).to(device))
+
+    def _energy_loss(self) -> torch.Tensor:
+        import torch
+
+        from gepc.training.energy import LOSSES
+
+        images = torch.from_numpy(np.ascontiguousarray(self._batch()[1])).to(self.accelerator.device)
+        seed = int(np.random.default_rng([self.recipe.seed, self.state.step, 0, 4]).integers(2**62))
+        generator = torch.Generator().manual_seed(seed)
+        return LOSSES[self.recipe.objective](self.recipe, self.net, images, generator)
+
+    def _batch(self) -> tuple[Draw, Image]:
+        """The random choices of the step, and its images: the share of this process."""
         batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.state.step)
         batch = batch.part(self.accelerator.process_index, self.accelerator.num_processes)
         crops = self.data.crops
         images = self.images[batch.indices] if crops is None else crops.cut(batch.indices, batch.places)
         images[batch.flip_x] = images[batch.flip_x][..., ::-1]
         images[batch.flip_y] = images[batch.flip_y][..., ::-1, :]
-        abar = self.abar[batch.timesteps][:, None, None, None]
-        noisy = (np.sqrt(abar) * images + np.sqrt(1.0 - abar) * batch.noise).astype(np.float32)
-        device = self.accelerator.device
-        return (
-            torch.from_numpy(noisy).to(device, memory_format=torch.channels_last),
-            torch.from_numpy(batch.timesteps).to(device),
-            torch.from_numpy(batch.noise).to(device),
-        )
+        return batch, images
 
     def _save(self) -> None:
         """Write the checkpoint, then the averaged weights; each file is replaced as a whole."""

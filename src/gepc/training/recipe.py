@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from diffusers import DDPMScheduler, UNet2DModel
 
     from gepc.backbones.diffusers import DiffusersBackbone
+    from gepc.backbones.energy import EnergyNet
 
 SCHEDULES = {"cosine": cosine_alphas_cumprod, "linear": linear_alphas_cumprod}
 
@@ -64,6 +65,18 @@ class Recipe:
     seed : seed of the weights, the batches and the held-out images.
     value_range : values of black and white in float images; None is (-1, 1).
     init : backbone whose weights training starts from: an embedded name or a folder. None starts from random weights.
+    objective : `noise`, or an energy network: `igebm`, `improved_cd` or `vaebm`, see `gepc.training.energy`. The other
+        fields below are for energy networks.
+    latent : dimensions of the latent of `vaebm`.
+    langevin_steps : Langevin steps of a chain in each training step.
+    langevin_step : step size of the gradient of the energy.
+    langevin_noise : standard deviation of the noise of a step; None is sqrt(2 langevin_step).
+    langevin_clip : largest gradient of the energy by a pixel; None does not clip it.
+    replay : samples in the replay buffer.
+    restart_share : share of the chains that start again from noise.
+    energy_penalty : weight of the squared energies.
+    kl_weight : weight of the KL term of `improved_cd`.
+    kl_steps : the last Langevin steps that the KL term is differentiated through.
     """
 
     channels: tuple[int, ...] = (32, 64, 96)
@@ -92,9 +105,21 @@ class Recipe:
     seed: int = 0
     value_range: tuple[float, float] | None = None
     init: str | None = None
+    objective: str = "noise"
+    latent: int | None = None
+    langevin_steps: int = 20
+    langevin_step: float = 10.0
+    langevin_noise: float | None = 0.01
+    langevin_clip: float | None = 0.03
+    replay: int = 2000
+    restart_share: float = 0.05
+    energy_penalty: float = 0.1
+    kl_weight: float = 0.3
+    kl_steps: int = 1
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("objective", self.objective, ("noise", *ENERGIES))
         check_choice("flips", self.flips, ("none", "horizontal", "vertical", "both"))
         check_choice("mixed_precision", self.mixed_precision, ("no", "auto", "fp16", "bf16"))
         for name, (valid, wanted) in self._requirements().items():
@@ -105,8 +130,10 @@ class Recipe:
         """For each field, whether its value is valid and what is; NaN is never valid."""
         groups = max(1, self.norm_groups)
         low, high = self.rho_range
-        positive = ("norm_groups", "layers_per_block", "batch_size", "steps", "checkpoint_every")
-        not_negative = ("final_learning_rate", "warmup_steps", "weight_decay", "held_out", "seed")
+        positive = ["norm_groups", "layers_per_block", "batch_size", "steps", "checkpoint_every"]
+        positive += ["langevin_steps", "replay", "kl_steps"]
+        not_negative = ["final_learning_rate", "warmup_steps", "weight_decay", "held_out", "seed"]
+        not_negative += ["langevin_step", "energy_penalty", "kl_weight"]
         return {
             **{name: (getattr(self, name) >= 1, "at least 1") for name in positive},
             **{name: (0 <= getattr(self, name) < math.inf, "0 or more") for name in not_negative},
@@ -125,6 +152,14 @@ class Recipe:
             "gradient_clip": (self.gradient_clip > 0, "positive"),
             "ema_decay": (0 <= self.ema_decay < 1, "at least 0 and below 1"),
             "low_noise_share": (0 <= self.low_noise_share <= 1, "between 0 and 1"),
+            "init": (self.init is None or self.objective == "noise", f"left out for the objective {self.objective}"),
+            "latent": (
+                (self.latent or 0) >= 1 if self.objective == "vaebm" else self.latent is None,
+                "at least 1 for vaebm, and left out otherwise",
+            ),
+            "langevin_noise": (self.langevin_noise is None or self.langevin_noise >= 0, "0 or more"),
+            "langevin_clip": (self.langevin_clip is None or self.langevin_clip > 0, "positive"),
+            "restart_share": (0 <= self.restart_share <= 1, "between 0 and 1"),
             "rho_range": (0 < low < high < math.inf, "two positive numbers, the smaller first"),
         }
 
@@ -161,15 +196,18 @@ def load_recipe(
         values = read_yaml(config if Path(config).is_file() else known[str(config)])
     values |= overrides or {}
     if base is None:
-        base = {} if values.get("init") is None else {**FINE_TUNING, **init_fields(load_init(str(values["init"])))}
+        fresh = ENERGIES.get(str(values.get("objective")), {})
+        base = fresh if values.get("init") is None else {**FINE_TUNING, **init_fields(load_init(str(values["init"])))}
     return build(Recipe, {**base, **values}, "recipe")
 
 
-def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
-    """A UNet2DModel for images of height x width; without attention it is fully convolutional."""
+def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel | EnergyNet:
+    """A UNet2DModel for images of height x width, without attention fully convolutional; or an energy network."""
+    assert recipe.image_channels is not None
+    if recipe.objective != "noise":
+        return _build_energy_net(recipe, (recipe.image_channels, height, width))
     from diffusers import UNet2DModel
 
-    assert recipe.image_channels is not None
     deep = len(recipe.channels) - 1
     down = ["AttnDownBlock2D" if recipe.attention and level == deep else "DownBlock2D" for level in range(deep + 1)]
     up = [name.replace("Down", "Up") for name in reversed(down)]
@@ -185,6 +223,18 @@ def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel:
         add_attention=recipe.attention,
         attention_head_dim=min(32, recipe.channels[-1]),
     )
+
+
+def _build_energy_net(recipe: Recipe, shape: tuple[int, int, int]) -> EnergyNet:
+    """The network with its replay buffer, which checkpoints keep and the saved network does not."""
+    import torch
+
+    from gepc.backbones.energy import EnergyNet
+
+    net = EnergyNet(shape[0], shape[1:], recipe.channels, recipe.latent)
+    if recipe.objective != "vaebm":
+        net.register_buffer("replay", torch.rand((recipe.replay, *shape)) * 2.0 - 1.0, persistent=False)
+    return net
 
 
 def build_scheduler(recipe: Recipe) -> DDPMScheduler:
@@ -203,8 +253,9 @@ def alphas_cumprod(recipe: Recipe) -> npt.NDArray[np.float64]:
     return SCHEDULES[recipe.schedule](recipe.diffusion_steps)
 
 
-def save_folder(net: UNet2DModel, averages: Iterable[torch.Tensor], recipe: Recipe, out: Path) -> None:
-    """Write a diffusers folder with the weights `averages` in place of the network's own.
+def save_folder(net: UNet2DModel | EnergyNet, averages: Iterable[torch.Tensor], recipe: Recipe, out: Path) -> None:
+    """Write a diffusers folder, or one of an energy network in the same layout, with the weights `averages` in
+    place of the network's own.
 
     Files are replaced as a whole and the configuration does not change during a run, so the folder can be loaded at any
     time, even after a failed write.
@@ -212,9 +263,18 @@ def save_folder(net: UNet2DModel, averages: Iterable[torch.Tensor], recipe: Reci
     weights = dict(net.state_dict())
     weights.update((name, average) for (name, _), average in zip(net.named_parameters(), averages, strict=True))
     write_text(out / "config.json", net.to_json_string())
-    write_text(out / "scheduler_config.json", build_scheduler(recipe).to_json_string())
+    if recipe.objective == "noise":
+        write_text(out / "scheduler_config.json", build_scheduler(recipe).to_json_string())
     write_tensors(out / "diffusion_pytorch_model.safetensors", weights, {"format": "pt"})
 
+
+_LATENT = {"latent": 64, "langevin_step": 0.05, "langevin_noise": None, "langevin_clip": None}
+ENERGIES: dict[str, dict[str, Any]] = {
+    "igebm": {"learning_rate": 1e-4},
+    "improved_cd": {"learning_rate": 1e-4},
+    "vaebm": {"learning_rate": 5e-4, **_LATENT},
+}
+"""The objectives of energy networks, and the fields of a recipe whose defaults are different with them."""
 
 FINE_TUNING = {"learning_rate": 2e-4, "warmup_steps": 50}
 """Fields of a recipe whose defaults are different in fine-tuning."""

@@ -40,6 +40,7 @@ class PixelTest(HasMaps, WholeImage):
 
     calibration: ClassVar[str] = "z"
     pixels_only: ClassVar[str | None] = "it tests the intensity of pixels"
+    needs: ClassVar[str | None] = None
 
     topk: float = 0.003
     window: int = 9

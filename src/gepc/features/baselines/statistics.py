@@ -18,6 +18,7 @@ class PixelStatistics(WholeImage):
     """Pixel statistics: mean and standard deviation of every channel. Without a network, the floor of every table."""
 
     calibration: ClassVar[str] = "mahalanobis"
+    needs: ClassVar[str | None] = None
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         return Cost()
