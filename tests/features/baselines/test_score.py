@@ -163,6 +163,13 @@ def test_statistic_is_exact_and_typical_near_one() -> None:
         assert table[:, column].var() == pytest.approx(2 / D, rel=0.35)
 
 
+def test_without_noise_the_statistic_is_that_of_the_scaled_image() -> None:
+    images = sample(4)
+    table = run(method("scoped", sign="none", noised=False), images)["scoped"]
+    for column, t in enumerate((1, 300)):
+        np.testing.assert_allclose(table[:, column], ABAR[t] * distance2(images) / (D * V[t]), rtol=1e-12)
+
+
 def test_exact_for_any_diagonal_covariance() -> None:
     """T = [sum (x_i - m_i)^2/l_i^2]/[sum 1/l_i]."""
     rng = np.random.default_rng(3)
