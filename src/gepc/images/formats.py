@@ -12,8 +12,6 @@ from typing import IO, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image as PILImage
-from PIL import UnidentifiedImageError
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import StrPath, open_regular
@@ -98,6 +96,9 @@ def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pix
     Larger images than `max_pixels` are refused before they are decoded. An `InputError` has a text that goes on after
     the name of the file.
     """
+    from PIL import Image as PILImage
+    from PIL import UnidentifiedImageError
+
     start = content.read(6)
     content.seek(0)
     if suffix.lower() == ".npy" or start == NPY_START:
