@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,12 @@ CPUS_PER_ACTOR = 2  # an actor fits on a worker node with a processor to spare, 
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, tiny_net: Any) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, plain_net: Any) -> Path:
     """A saved detector and 24 images, one of them damaged."""
     from diffusers import DDPMScheduler
 
     root = tmp_path_factory.mktemp("cluster")
-    tiny_net.save_pretrained(root / "net")
+    plain_net.save_pretrained(root / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
     detector = gepc.GEPC(gepc.load_backbone(root / "net"), levels=(0.99, 0.9), keep=1, group=("flip_x",))
     detector.fit(pictures(66, 16, seed=0)).save(root / "det")
@@ -56,20 +56,29 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_net: Any) -> Path:
     return root
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module", autouse=True)
+def settings() -> Iterator[None]:
+    """Ray's processes find the packages, start when they are needed, and have time to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
+        patch.setenv("RAY_worker_register_timeout_seconds", "300")
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        yield
+
+
+@pytest.fixture(scope="module")
+def nodes(settings: None) -> Iterator[Any]:
     """A head, which is too small for actors, and a node that does the work; stopped whatever happened."""
     from ray.cluster_utils import Cluster as LocalCluster
 
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     cluster = LocalCluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False},
     )
     try:
         cluster.add_node(num_cpus=3, object_store_memory=STORE)
-        cluster.wait_for_nodes()
+        cluster.wait_for_nodes(timeout=300)
         yield cluster
     finally:
         if ray.is_initialized():
@@ -123,49 +132,36 @@ def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) 
     assert_as_local(run, place, source, tmp_path)
 
 
-def test_the_command_line_on_a_cluster(place: Path, nodes: Any) -> None:
-    """Relative paths scored into Parquet, and a detector fitted."""
+def test_the_command_line_on_a_cluster(place: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detector on a network with embeddings is fitted, and relative paths are scored into Parquet."""
     import pyarrow.parquet as pq
 
-    program = (
-        "import sys; from gepc.cli.app import run; "
-        "sys.exit(max(run(line.split()) for line in sys.stdin.read().splitlines()))"
-    )
-    cluster = f"--engine ray --address {nodes.address} --actors 1 --cpus-per-actor {CPUS_PER_ACTOR}"
-    lines = [
-        f"score det new --out far.parquet --shard-size 10 {cluster}",
-        f"fit new --out far --backbone net --set levels=0.99,0.9 {cluster}",
-        f"fit new --out latent --backbone sd --embeddings text.safetensors --set levels=0.99,0.9 {cluster}",
-        f"score latent new --out latent.parquet --alpha 0.2 {cluster}",
-    ]
+    from gepc.cli.app import run
+
+    def command(*arguments: str) -> int:
+        actor = ["--actors", "1", "--cpus-per-actor", str(CPUS_PER_ACTOR)]
+        return run([*arguments, "--engine", "ray", "--address", nodes.address, *actor])
+
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.chdir(place)
     save_file(make("Stable Diffusion", place / "sd")["embeddings"], place / "text.safetensors")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input="\n".join(lines),
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    table = pq.read_table(place / "far.parquet").to_pylist()
-    expected = list(gepc.load_detector(place / "det").results(place / "new"))
-    assert [row["path"] for row in table] == [f"new/{index:02d}.png" for index in range(24)]
-    assert table[5]["error"] == "new/05.png is not an image that can be decoded"
-    scores = [np.nan if row["score"] is None else row["score"] for row in table]
-    np.testing.assert_allclose(scores, [result.score for result in expected], atol=1e-5)
+    backbone = ["--backbone", "sd", "--embeddings", "text.safetensors"]
+    assert command("fit", "new", "--out", "far", *backbone, "--set", "levels=0.99,0.9") == 0
+    assert command("score", "far", "new", "--out", "far.parquet", "--shard-size", "10", "--alpha", "0.2") == 0
 
-    latent = list(gepc.load_detector(place / "latent", str(place / "sd")).results(place / "new"))
-    scores = pq.read_table(place / "latent.parquet")["score"].to_numpy(zero_copy_only=False)
-    np.testing.assert_allclose(scores, [result.score for result in latent], atol=1e-4)
-
-    far = gepc.load_detector(place / "far", str(place / "net"))
+    far = gepc.load_detector(place / "far", str(place / "sd"))
+    near = gepc.create_detector(gepc.load_backbone("sd", embeddings="text.safetensors"), levels=(0.99, 0.9))
     with pytest.warns(UserWarning, match="1 of 24 images left out"):
-        near = gepc.create_detector(gepc.load_backbone(place / "net"), levels=(0.99, 0.9)).fit(place / "new")
+        near.fit(place / "new")
     assert far.kept_.tolist() == near.kept_.tolist()
     np.testing.assert_allclose(far.calibration_scores_, near.calibration_scores_, atol=1e-5)
     np.testing.assert_allclose(far.map_scale_, near.map_scale_, rtol=1e-5)
+
+    table = pq.read_table(place / "far.parquet").to_pylist()
+    assert [row["path"] for row in table] == [f"new/{index:02d}.png" for index in range(24)]
+    assert table[5]["error"] == "new/05.png is not an image that can be decoded"
+    scores = [np.nan if row["score"] is None else row["score"] for row in table]
+    np.testing.assert_allclose(scores, [result.score for result in near.results(place / "new")], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["array", "address", "files"])
