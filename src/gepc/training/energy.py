@@ -1,7 +1,7 @@
 """Objectives that train an energy network: p(x) proportional to exp(-E(x)), with samples from Langevin dynamics.
 
     igebm        E(x) - E(x') + penalty (E(x)^2 + E(x')^2),   x' of a replay buffer of chains, moved by Langevin steps
-    improved_cd  the same, with augmented chains and the term that contrastive divergence leaves out: E_fixed(x') -
+    improved_cd  the same, with some chains augmented, and the term that contrastive divergence leaves out: E_fixed(x') -
                  entropy(x'), whose gradient passes through the last Langevin steps, x' = x'(theta)
     vaebm        E is added to -log p_VAE(x); x' = decoder(z), z by Langevin in latent space on E(decoder(z)) + |z|^2/2
 
@@ -86,7 +86,9 @@ def igebm(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch
 def improved_cd(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The loss of `improved_cd`; the buffer is updated."""
     rows, start = replayed(recipe, net, len(images), generator)
-    fake = langevin(net, augment(start, generator), recipe, generator, bound=1.0, through=recipe.kl_steps)
+    chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < recipe.restart_share
+    start = torch.where(chosen.to(start.device), augment(start, generator), start)
+    fake = langevin(net, start, recipe, generator, bound=1.0, through=recipe.kl_steps)
     net.get_buffer("replay")[rows] = fake.detach()
     fixed = {name: weight.detach() for name, weight in net.named_parameters()}
     gaps = torch.cdist(fake.flatten(1), fake.flatten(1)) + torch.eye(len(fake)).to(fake) * 1e9

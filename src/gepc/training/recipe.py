@@ -73,7 +73,7 @@ class Recipe:
     langevin_noise : standard deviation of the noise of a step; None is sqrt(2 langevin_step).
     langevin_clip : largest gradient of the energy by a pixel; None does not clip it.
     replay : samples in the replay buffer.
-    restart_share : share of the chains that start again from noise.
+    restart_share : share of the chains that start again from noise, and of those that `improved_cd` augments.
     energy_penalty : weight of the squared energies.
     kl_weight : weight of the KL term of `improved_cd`.
     kl_steps : the last Langevin steps that the KL term is differentiated through.
