@@ -1,8 +1,8 @@
 """Objectives that train an energy network: p(x) proportional to exp(-E(x)), with samples from Langevin dynamics.
 
     igebm        E(x) - E(x') + penalty (E(x)^2 + E(x')^2),   x' of a replay buffer of chains, moved by Langevin steps
-    improved_cd  the same, with some chains augmented, and the term that contrastive divergence leaves out: E_fixed(x') -
-                 entropy(x'), whose gradient passes through the last Langevin steps, x' = x'(theta)
+    improved_cd  the same, with some chains augmented, and the term that contrastive divergence leaves out: E_fixed(x')
+                 - entropy(x'), whose gradient passes through the last Langevin steps, x' = x'(theta)
     vaebm        E is added to -log p_VAE(x); x' = decoder(z), z by Langevin in latent space on E(decoder(z)) + |z|^2/2
 
 Means over a batch. Beside their size, these differ from the published networks: there is no spectral normalisation (the
