@@ -67,10 +67,11 @@ def main() -> None:
     (inside,) = draw(INSIDE, [24], TEST_ROWS)
     others = [draw(photograph, [10])[0] for photograph in OUTSIDE]
     detector.fit(fit.pixels)
+    default = gepc.create_detector(gepc.load_backbone("photos-tiny")).fit(fit.pixels)
     shown = [inside.pixels[0], inside.pixels[1], *(set_.pixels[0] for set_ in others[1:4])]
-    maps = detector.score_map([pixels.squeeze() if pixels.shape[2] == 1 else pixels for pixels in shown])
+    maps = default.score_map([pixels.squeeze() if pixels.shape[2] == 1 else pixels for pixels in shown])
     labels = [inside.name, inside.name, *(set_.name for set_ in others[1:4])]
-    figures.maps(shown, maps, labels, detector.map_limit()).savefig(OUT / "how-maps.png", dpi=150, facecolor="w")
+    figures.maps(shown, maps, labels, default.map_limit()).savefig(OUT / "how-maps.png", dpi=150, facecolor="w")
 
     scores = {set_.name: detector.score(set_.pixels) for set_ in (inside, *others)}
     outside = np.concatenate([scores[set_.name] for set_ in others])

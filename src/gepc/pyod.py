@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gepc.core.options import DEFAULT_BACKBONE
 from gepc.sklearn import OODDetector as _Estimator
 
 
@@ -31,7 +32,7 @@ class OODDetector(_Estimator):
 
     def __init__(
         self,
-        backbone: Any = "celeba32-tiny",
+        backbone: Any = DEFAULT_BACKBONE,
         method: str | None = None,
         preset: str | None = None,
         contamination: float = 0.05,

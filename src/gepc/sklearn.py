@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 import gepc
 from gepc.core.errors import InputError
+from gepc.core.options import DEFAULT_BACKBONE
 from gepc.verdicts.conformal import threshold
 
 Array = npt.NDArray[np.float64]
@@ -43,7 +44,7 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        backbone: Any = "celeba32-tiny",
+        backbone: Any = DEFAULT_BACKBONE,
         method: str | None = None,
         preset: str | None = None,
         alpha: float = 0.05,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError
+from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
 from gepc.detector.maps import resized
@@ -43,7 +44,7 @@ class MaskProtocol:
     good: str  # folder of good images, below the folder with the data sets
     defects: dict[str, str]  # kind of defect -> folder of images with masks
     test_good: str | None = None  # folder of good images to test with; by default those of `good` not used to fit
-    backbone: str = "celeba32-tiny"  # the network; a name or a folder
+    backbone: str = DEFAULT_BACKBONE  # the network; a name or a folder
     method: str = "gepc+"  # and its preset and options: see `gepc.create_detector`
     preset: str | None = "inspect"
     options: dict[str, Any] = field(default_factory=dict)

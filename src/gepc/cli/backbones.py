@@ -58,7 +58,7 @@ def info(
     For a detector: method, parameters, kept levels, cost and guarantee. For a backbone: family, size, schedule, noise
     levels, and the time per image on this machine.
 
-    Example: `gepc info celeba32-tiny`
+    Example: `gepc info photos-tiny`
 
     An OpenAI checkpoint: `gepc info celeba_ema.pt --architecture diffpath-celeba32`
     """
@@ -307,7 +307,7 @@ def train(
 
     A first try of about a minute: `gepc train quick --data photos/ --out my-backbone`
 
-    Fine-tuning: `gepc train --init celeba32-tiny --data photos/ --out my-backbone`
+    Fine-tuning: `gepc train --init photos-tiny --data photos/ --out my-backbone`
 
     An energy network: `gepc train --objective igebm --data photos/ --out energies`
 

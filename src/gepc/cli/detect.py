@@ -14,6 +14,7 @@ from gepc.cli.app import note, progress, say
 from gepc.cli.options import estimate
 from gepc.core.errors import GepcError, OptionError
 from gepc.core.files import check_free, write_json
+from gepc.core.options import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
     from gepc.scenes import SceneReport
@@ -45,7 +46,7 @@ PRESET_HELP = (
 def fit(
     images: Annotated[str, Argument(help="In-distribution images: a folder, or an array: data.npz:train_x.")],
     out: opt.DetectorOut,
-    backbone: opt.NewBackbone = "celeba32-tiny",
+    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     method: Annotated[str, Option(help=METHOD_HELP)] = "gepc+",
     preset: Annotated[str | None, Option(help=PRESET_HELP)] = None,
     calibration_images: Annotated[

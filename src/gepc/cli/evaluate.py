@@ -19,6 +19,7 @@ from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import check_free, read_json, write_json, write_text
+from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from gepc.report.demo import Demo
 
 SHOWN_REASONS = 5
-DEMO_BACKBONE = "celeba32-tiny"
 DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
 DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
@@ -49,7 +49,7 @@ NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again 
 def demo(
     out: Annotated[Path, Option(help="Folder for the report; an earlier demo in it is overwritten.")] = Path("demo"),
     quick: Annotated[bool, Option("--quick", help="Use a third of the patches, for a third of the time.")] = False,
-    backbone: opt.NewBackbone = DEMO_BACKBONE,
+    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     loading: opt.Loading = opt.DEFAULT_LOADING,
     serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
 ) -> None:
@@ -113,7 +113,7 @@ def _check_demo(out: Path) -> None:
 def _demo_command(out: Path, quick: bool, backbone: str) -> str:
     """The command that repeats the run, with the name of the folder and without its path."""
     words = ["gepc", "demo", "--out", out.name or "demo", *(["--quick"] if quick else [])]
-    return shlex.join(words if backbone == DEMO_BACKBONE else [*words, "--backbone", backbone])
+    return shlex.join(words if backbone == DEFAULT_BACKBONE else [*words, "--backbone", backbone])
 
 
 def _demo_results(result: Demo) -> str:
@@ -132,7 +132,7 @@ def _demo_results(result: Demo) -> str:
 @opt.with_groups
 def choose(
     images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
-    backbone: opt.NewBackbone = "celeba32-tiny",
+    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     count: Annotated[int, Option(min=40, help="Number of images to use, at most.")] = 200,
     size: Annotated[int | None, Option(help="Side of the images that the network sees; its own by default.")] = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,

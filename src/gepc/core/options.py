@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from gepc.core.errors import InputError, OptionError, check_names
 
 T = TypeVar("T")
+DEFAULT_BACKBONE = "photos-tiny"
 
 
 def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
