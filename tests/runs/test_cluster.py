@@ -63,6 +63,7 @@ def settings() -> Iterator[None]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.setenv("RAY_worker_register_timeout_seconds", "300")
+        patch.setenv("RAY_agent_register_timeout_ms", "300000")
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         yield
 
