@@ -13,8 +13,9 @@ from gepc.backbones.schedule import cosine_alphas_cumprod
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
 BRIEF: dict[str, dict[str, Any]] = {
-    **{name: {"strata": 2} for name in ("dos", "ic", "lid", "nll_vlb", "typicality")},
+    **{name: {"strata": 2} for name in ("ic", "lid", "nll_vlb", "typicality")},
     "ddpm_ood": {"steps": 6},
+    "dos": {"strata": 8},
     "diffpath": {"steps": 4},
     "eigenscore": {"k": 1, "iterations": 1, "draws": 1},
     "lmd": {"repetitions": 1, "steps": 4},

@@ -183,7 +183,7 @@ def test_pixels_are_those_of_the_file(offered: Server, tmp_path: Path) -> None:
 
 def test_a_broken_transfer_continues(offered: Server, tmp_path: Path) -> None:
     offered.cut = 1
-    with pytest.raises(InputError, match=r"cannot be downloaded: .*run the command again to continue"):
+    with pytest.raises(InputError, match=r"cannot be downloaded: .*try again to continue"):
         fetch("cifar10", tmp_path)
     (part,) = tmp_path.glob("*.part")
     kept = part.stat().st_size

@@ -150,7 +150,7 @@ def test_the_cache_tells_second_networks_apart(folders: tuple[str, str], tmp_pat
     chunk = Chunk(list(range(len(IMAGES))), [""] * len(IMAGES), [image_key(image) for image in IMAGES], list(IMAGES))
     for folder in folders:
         spec = ExtractionSpec(find_method("lr")(background=folder), (0,))  # type: ignore[call-arg]
-        kept = [cache.extract(backbone, spec, chunk)[0]["bpd"] for _ in range(2)]
+        kept = [cache.extract(backbone, spec, spec.batch(chunk))["bpd"] for _ in range(2)]
         np.testing.assert_array_equal(kept[0], kept[1])
     assert (cache.hits, cache.misses) == (2, 2)
 
