@@ -113,7 +113,9 @@ class Protocol:
         for name in self.pairs:
             count = len(self.levels_for(name).values)
             if not 1 <= self.keep <= count:
-                raise OptionError(f"protocol: keep must be between 1 and {count}, levels of {name}; got {self.keep}")
+                raise OptionError(
+                    f"protocol: keep must be between 1 and {count}, the levels of {name}; got {self.keep}"
+                )
 
     def _check_methods(self) -> None:
         for full_name, choice in self.methods.items():
