@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -34,42 +34,37 @@ def data_folder() -> Path:
     return Path(os.environ["GEPC_DATA"])
 
 
-@pytest.fixture(scope="session")
-def tiny_net() -> UNet2DModel:
-    """A random UNet for 16x16 colour images, with attention, in eval mode."""
+def random_unet(**options: Any) -> UNet2DModel:
+    """A random UNet for 16x16 colour images, in eval mode."""
     from diffusers import UNet2DModel
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = UNet2DModel(
-            sample_size=16,
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            norm_num_groups=4,
-            attention_head_dim=8,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        )
-    return net.eval()
+        return UNet2DModel(sample_size=16, layers_per_block=1, **options).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_net() -> UNet2DModel:
+    """A network with attention."""
+    return random_unet(
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        attention_head_dim=8,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
 
 
 @pytest.fixture(scope="session")
 def plain_net() -> UNet2DModel:
-    """A random UNet of 4 channels without attention, a third of the work: for tests of what happens around it."""
-    from diffusers import UNet2DModel
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = UNet2DModel(
-            sample_size=16,
-            block_out_channels=(4, 4),
-            layers_per_block=1,
-            norm_num_groups=2,
-            add_attention=False,
-            down_block_types=("DownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "UpBlock2D"),
-        )
-    return net.eval()
+    """A network of 4 channels without attention, a third of the work: for tests of what happens around it."""
+    return random_unet(
+        block_out_channels=(4, 4),
+        norm_num_groups=2,
+        add_attention=False,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+    )
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_the_map_lies_where_the_scene_lies(scanned):
         assert file.crs.to_epsg() == 32631
         assert file.transform == PLACE
         assert file.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
-    assert not list(scanned.out.glob("*.plain"))
+    assert not list(scanned.out.glob("*.part"))
 
 
 def test_styles_for_qgis_have_the_names_of_the_layers(scanned, detector):

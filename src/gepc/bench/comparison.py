@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm
@@ -11,7 +11,16 @@ from scipy.stats import norm
 from gepc.bench import published
 from gepc.bench.cost import MeasuredCost, measure
 from gepc.bench.detector_tables import Row, published_note, published_rows, published_values
-from gepc.bench.evaluate import Array, GepcBench, Keys, MethodBench, SeedScores, pair_aurocs, std_over_seeds
+from gepc.bench.evaluate import (
+    Array,
+    GepcBench,
+    Keys,
+    MethodBench,
+    SeedScores,
+    mean_over_seeds,
+    pair_aurocs,
+    std_over_seeds,
+)
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import ResultTable
 from gepc.scoring.metrics import placements
@@ -77,7 +86,7 @@ def comparison_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> 
 def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
     method, (train, test) = one.method, one.images
     values = list(method.aurocs.values())
-    averages = [float(np.mean(list(pair_aurocs(run).values()))) for run in method.all_scores()]
+    averages = [_average([run]) for run in method.all_scores()]
     worst = int(np.argmin(values))
     head = (method.label, "measured", method.preset, method.calibration, f"{train} / {test}")
     tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst], one.gepc_average)
@@ -141,7 +150,7 @@ def paired_table(methods: Sequence[MethodBench]) -> ResultTable:
     The leader has the highest average on one half of the test images, and is compared on the other: a method that
     leads by chance on the images it was picked on has no advantage on those it is tested on.
     """
-    picked = [method.on_images(_half(method.collection.keys, 0)).average for method in methods]
+    picked = [_average(_half_of(method, 0)) for method in methods]
     leader = methods[int(np.argmax(picked))]
     header = ("method", "train / test images", "average", leader.label, "is ahead by", "p", "pairs not behind")
     note = (
@@ -153,20 +162,41 @@ def paired_table(methods: Sequence[MethodBench]) -> ResultTable:
     return ResultTable("paired", f"{leader.label} against every other method", header, tuple(rows), note)
 
 
-def _half(keys: Keys, odd: int) -> Keys:
-    """One half of the test images, by a bit of the hash of each, and all of the others."""
-    return {place: [key for key in found if place[1] == "train" or key[0] % 2 == odd] for place, found in keys.items()}
+def _half_of(method: MethodBench, odd: int) -> list[SeedScores]:
+    """The scores of one half of the test images, by a bit of the hash of each, for every noise seed."""
+    keys = method.collection.keys
+
+    def half(values: Array, name: str, seed: int) -> Array:
+        return values[[key[0] % 2 == odd for key in keys[name, "test", seed]]]
+
+    return [
+        {
+            name: replace(
+                found,
+                inside=half(found.inside, name, seed),
+                outside={other: half(values, other, seed) for other, values in found.outside.items()},
+            )
+            for name, found in run.items()
+        }
+        for seed, run in zip(method.protocol.seeds, method.all_scores(), strict=True)
+    ]
+
+
+def _average(runs: Sequence[SeedScores]) -> float:
+    return float(np.mean([list(pair_aurocs(run).values()) for run in runs]))
 
 
 def _paired_row(leader: MethodBench, other: MethodBench) -> tuple[str, str, float, float, float, float | None, str]:
     mine, theirs = leader.collection.keys, other.collection.keys
-    common = _half({place: min(mine[place], theirs[place], key=len) for place in mine}, 1)
-    ahead, behind = leader.on_images(common), other.on_images(common)
-    train, test = ahead.collection.images
-    not_behind = [ahead.aurocs[pair] >= value for pair, value in behind.aurocs.items()]
-    lead, p = advantage(ahead.all_scores(), behind.all_scores())
-    pairs = f"{sum(not_behind)} of {len(not_behind)}"
-    return other.label, f"{train} / {test}", behind.average, ahead.average, lead, p, pairs
+    common: Keys = {place: min(mine[place], theirs[place], key=len) for place in mine}
+    on_common = leader.on_images(common)
+    ahead, behind = _half_of(on_common, 1), _half_of(other.on_images(common), 1)
+    test = max(len(values) for found in ahead[0].values() for values in (found.inside, *found.outside.values()))
+    first, second = (mean_over_seeds([pair_aurocs(run) for run in runs]) for runs in (ahead, behind))
+    pairs = f"{sum(first[pair] >= value for pair, value in second.items())} of {len(second)}"
+    lead, p = advantage(ahead, behind)
+    images = f"{on_common.collection.images[0]} / {test}"
+    return other.label, images, _average(behind), _average(ahead), lead, p, pairs
 
 
 def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tuple[float, float | None]:
@@ -178,8 +208,7 @@ def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tupl
     itself.
     """
     mine, theirs = _contributions(first), _contributions(second)
-    averages = [np.mean([list(pair_aurocs(run).values()) for run in runs]) for runs in (first, second)]
-    lead = float(averages[0] - averages[1])
+    lead = _average(first) - _average(second)
     variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
     if variance <= 0.0:
         return lead, None

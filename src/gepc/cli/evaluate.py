@@ -282,8 +282,7 @@ def reproduce(
     from gepc.datasets.download import FILES, MANUAL, missing_files
 
     if config == "radar":
-        net = loading.load(backbone or "sar-tiny")
-        reproduce_radar(data, out, net, dry_run, opt.parse_settings(settings))
+        reproduce_radar(data, out, backbone or "sar-tiny", loading, dry_run, opt.parse_settings(settings))
         return
     overrides = {**opt.parse_settings(settings), **({} if backbone is None else {"backbone": backbone})}
     protocol = load_protocol(config, overrides)

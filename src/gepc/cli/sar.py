@@ -191,14 +191,16 @@ def bench(
     _measure([protocol], data, ood or [], loading.load(backbone), out)
 
 
-def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, settings: dict[str, Any]) -> None:
+def reproduce_radar(
+    data: Path, out: Path, backbone: str, loading: opt.Loading, dry_run: bool, settings: dict[str, Any]
+) -> None:
     """The paper's radar experiment on every patch, with either normalisation, for GEPC, gepc+, CFAR and RX.
 
     Parameters
     ----------
     data : folder that holds HRSID and SSDD in their original layouts.
     out : folder for the tables.
-    backbone : the network.
+    backbone, loading : the network, and how it is loaded.
     dry_run : stop after the estimate.
     settings : further options of `gepc.sar.bench.SarProtocol`, and `size`, the side of a patch.
     """
@@ -214,7 +216,7 @@ def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, se
         check_choice("--set", name, ("size", "hold_out", "fit_limit", "limit", "target_pixels", "draws", "seed"))
     rules = PatchRules(settings.pop("size", 256))
     protocols = [SarProtocol(rules, methods=METHODS, normalise=how, **settings) for how in ("patch", "fixed")]
-    _measure(protocols, places[0], places[1:], backbone, out, dry_run)
+    _measure(protocols, places[0], places[1:], loading.load(backbone), out, dry_run)
 
 
 def _measure(
@@ -224,8 +226,7 @@ def _measure(
     from gepc.core.tables import write_tables
     from gepc.sar.bench import gather, measure
 
-    first, size = protocols[0], protocols[0].rules.size
-    sets = gather(first, data, ood)
+    sets, size = gather(protocols[0], data, ood), protocols[0].rules.size
     each = sum(one.detector(method, loaded).cost().forward for one in protocols for method in one.methods)
     seconds = sets.total * each * seconds_per_pass(loaded, (size, size))
     note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")

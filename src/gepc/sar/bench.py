@@ -185,11 +185,12 @@ def measure(
             ships, maps = score_patches(detector, patches, on_progress)
             groups = [[patch.scene.source for patch in part] for part in (sets.clutter, patches)]
             spans = bootstrap_intervals(_auroc_and_fpr95, (clutter, ships), groups, protocol.draws)
-            spans_of = zip(_auroc_and_fpr95(clutter, ships), spans, strict=True)
+            found = _auroc_and_fpr95(clutter, ships)
+            spans_of = zip(found, spans, strict=True)
             cells: list[Cell] = [cell for value, (low, high) in spans_of for cell in (value, interval_text(low, high))]
             cells += _where(maps, patches)
             paper = PAPER.get(name) if (method, protocol.normalise) == ("gepc", "patch") else None
-            difference = None if paper is None else auroc(clutter, ships) - paper
+            difference = None if paper is None else found[0] - paper
             rows.append((f"{name} ships", len(patches), method, detector.cost().forward, *cells, paper, difference))
     rows.sort(key=lambda row: list(sets.ships).index(str(row[0]).removesuffix(" ships")))
     header = ("OOD set", "patches", "method", "passes", "AUROC", "95 % interval", "FPR95", "95 % interval ")

@@ -83,7 +83,8 @@ class SceneWriter:
         scored = ~np.isnan(self.p_values)
         self.flags[scored] = self.plan.control.flags(self.p_values[scored])
         field, scale = (self.folder.map, self.detector.map_limit()) if self.plan.with_map else (None, None)
-        regions = find_regions(self.plan.grid, self.flags, self.scores, self.p_values, field, scale or 1.0)
+        limit = scale or 1.0
+        regions = find_regions(self.plan.grid, self.flags, self.scores, self.p_values, field, limit)
         write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
         write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
         write_json(path / "regions.geojson", geojson(regions, place))
@@ -95,7 +96,7 @@ class SceneWriter:
         if field is not None and self.plan.map_format == "tif":
             with replacing(path / "map.tif") as draft:
                 write_tiff(draft, field, place)
-            write_text(path / "map.qml", MAP_STYLE.format(most=scale, half=(scale or 1.0) / 2))
+            write_text(path / "map.qml", MAP_STYLE.format(most=limit, half=limit / 2))
         elif field is not None:
             os.replace(field.path, path / "map.npy")
         self.folder.finish(summary)
@@ -165,7 +166,7 @@ def write_tiff(path: Path, field: MapFile, place: Georeference | None) -> None:
     from rasterio.windows import Window
 
     height, width = field.shape
-    plain = path.with_name(f"{path.name}.plain")  # a cloud-optimised file can only be written as a copy
+    plain = path.with_name(f"{path.name}.plain.part")  # a cloud-optimised file can only be written as a copy
     layout = {"driver": "GTiff", "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "BIGTIFF": "IF_SAFER"}
     where = {} if place is None else {"transform": Affine(*place.transform), "crs": place.crs}
     with warnings.catch_warnings():
