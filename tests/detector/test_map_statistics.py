@@ -12,7 +12,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector, toy_net
 
 import gepc
 from gepc.core.errors import InputError, OptionError
-from gepc.detector.map_statistics import BANDS, TOGETHER, MapStatistics
+from gepc.detector.map_statistics import BANDS, TOGETHER, MapStatistics, map_scores
 from gepc.features.base import MapParts
 from gepc.verdicts.conformal import images_needed
 
@@ -123,7 +123,9 @@ def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> N
 
 
 def test_a_detector_may_score_by_its_map() -> None:
-    """The score is the largest value of the map, and the p-value that of the most unusual pixel."""
+    """The score is the mean of the highest 0.3 % of the map, in small maps its largest value."""
+    z = np.arange(2 * 1024, dtype=np.float32).reshape(2, 32, 32)
+    np.testing.assert_array_equal(map_scores(z), [1022.0, 2046.0])
     detector = toy_detector(score_from="map").fit(pictures(40))
     images = pictures(5, seed=1)
     maps = detector.score_map(images)
@@ -144,7 +146,7 @@ def test_images_that_keep_their_size() -> None:
     backbone = toy_backbone(image_size=None)
     backbone.size_multiple = 2
     images = [as_uint8(pictures(1, (8 + place % 3, 12), seed=place))[0] for place in range(30)]
-    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1]).fit(images)
+    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1], resize="native").fit(images)
     together = detector.score(images[:6])
     np.testing.assert_allclose(together, [detector.score([image])[0] for image in images[:6]], rtol=1e-4)
     assert detector.score_map(images[1:2]).shape == (1, 8, 12)
@@ -155,3 +157,17 @@ def test_images_that_keep_their_size() -> None:
         gepc.create_detector("gepc+", backbone, resize="native")
     with pytest.raises(OptionError, match="leave `size` out"):
         gepc.create_detector("gepc+", toy_backbone(), "inspect")
+
+
+def test_images_at_half_their_resolution() -> None:
+    """The network sees the largest centred window of which half is a multiple of what it takes."""
+    backbone = toy_backbone(image_size=None)
+    backbone.size_multiple = 2
+    images = [as_uint8(pictures(1, (16 + place % 4, 26), seed=place))[0] for place in range(30)]
+    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1]).fit(images)
+    assert detector.preprocessing_.window((19, 26)) == (1, 1, 16, 24)
+    assert detector.score_map(images[3:4]).shape == (1, 8, 12)
+    resized = gepc.Preprocessing(size=(8, 12), channels=backbone.channels)(images[3][1:17, 1:25])
+    np.testing.assert_array_equal(detector.preprocessing_(images[3]), resized)
+    with pytest.raises(InputError, match="smaller than 4 pixels"):
+        detector.preprocessing_(images[0][:3])

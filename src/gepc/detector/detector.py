@@ -16,7 +16,7 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
 from gepc.core.files import StrPath
 from gepc.core.options import coerce
-from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics
+from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics, map_scores
 from gepc.features.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
 from gepc.features.extraction import (
     Engine,
@@ -30,7 +30,7 @@ from gepc.features.extraction import (
 from gepc.features.pooling import Map, combine, v_global
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
-from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.preprocessing import OWN_SIZE, Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.scoring.calibrators import Calibrator
 from gepc.scoring.scorer import Scorer
@@ -92,8 +92,8 @@ class Detector:
     maps : `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
         p-values; `aligned` learns it for every position, where the same pixel shows the same thing in all images;
         `raw` learns their common scale alone, with fewer passes.
-    score_from : `features`, or `map`: the score is the largest value of the calibrated map, for small defects in
-        images that are usual otherwise.
+    score_from : `features`, or `map`: the score is the mean of the highest 0.3 % of the calibrated map, for small
+        defects in images that are usual otherwise.
     calibration_share : share of the in-distribution images held out for p-values.
     batch_size : the largest number of images per network call; bounds the memory and does not change a score.
     seed : the noise is a function of this seed and of each image's content.
@@ -179,7 +179,7 @@ class Detector:
         self._preprocessing()
         if self.backbone.encoder is not None and method.pixels_only:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
-        if self.resize == "native" and any(action.square_only for action in getattr(method, "group", ())):
+        if self.resize in OWN_SIZE and any(action.square_only for action in getattr(method, "group", ())):
             raise OptionError("images that keep their size need not be square; leave rot90 out of `group`")
         check_choice("maps", self.maps, MAPS)
         check_choice("score_from", self.score_from, SCORE_FROM)
@@ -205,7 +205,7 @@ class Detector:
         size = self.backbone.image_size if self.size is None else self.size
         if isinstance(size, int):
             size = (size, size)
-        multiple = self.backbone.size_multiple if self.resize == "native" else 1
+        multiple = self.backbone.size_multiple if self.resize in OWN_SIZE else 1
         preprocessing = Preprocessing(
             self.value_range, size, self.resize, self.backbone.channels, self.magnitude, self.normalise, multiple
         )
@@ -267,7 +267,7 @@ class Detector:
         calibrating = again.sample.of(again.keys, self._most_calibrating)
         self._fit_maps(found.sample.of((found.keys[row] for row in fitting), FIT_IMAGES), calibrating)
         if self.score_from == "map" and self.maps_ is not None:
-            scores, places = self.maps_.maxima[0], again.of(list(calibrating)).indices
+            scores, places = self.maps_.scores, again.of(list(calibrating)).indices
         self.reference_ = CalibrationScores.of(scores, group_labels(groups, source, places))
         return self
 
@@ -504,7 +504,7 @@ class Detector:
         calibrated = self.maps_.z(parts, batch.size) if self.maps_ is not None and (from_map or not raw) else None
         fields = {self.map_part: combine(levels, self.weights_)} if raw or calibrated is None else calibrated
         if from_map and calibrated is not None:
-            return np.asarray(calibrated[TOGETHER].max((1, 2)), dtype=np.float64), fields
+            return map_scores(calibrated[TOGETHER]), fields
         return self.scorer_.score_kept(self.extractor.columns(table)), fields
 
     @property

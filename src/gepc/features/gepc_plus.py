@@ -90,8 +90,8 @@ class GepcPlus(GepcExtractor):
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
     passes and is the default; `full`, four levels and two transforms, costs 12; `single`, without a transform, costs 1;
-    `radar`, for targets that are small in their image, costs 2; `inspect`, for small defects, keeps the size of the
-    images and scores them by the largest value of their maps, with one pass. On images that are not square, where rot90
+    `radar`, for targets that are small in their image, costs 2; `inspect`, for small defects, takes images of any size
+    at half resolution and scores them by their maps, with one pass. On images that are not square, where rot90
     does not act, rot180 replaces it if no other element is left.
     """
 
@@ -117,7 +117,7 @@ class GepcPlus(GepcExtractor):
             "levels": Levels(INSPECT_LEVELS),
             "features": ALONE,
             "group": Group.of("rot180"),
-            "resize": "native",
+            "resize": "half",
             "score_from": "map",
         },
     }

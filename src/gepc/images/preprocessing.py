@@ -22,7 +22,8 @@ from gepc.core.errors import InputError, OptionError, ValueRangeWarning, check_c
 from gepc.images.formats import Pixels
 from gepc.images.sources import Image, Images, Record
 
-RESIZES = ("stretch", "crop", "cut", "exact", "native")
+RESIZES = ("stretch", "crop", "cut", "exact", "native", "half")
+OWN_SIZE = {"native": 1, "half": 2}  # what keeps the size of every image -> by how much it is reduced
 MAGNITUDES = ("linear", "log")
 NORMALISATIONS = ("fixed", "patch")
 VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
@@ -46,14 +47,15 @@ class Preprocessing:
     resize : how images of another size are treated. `stretch` resizes both sides (bilinear with antialiasing) and may
         change the aspect ratio. `crop` takes the largest centred window with the aspect ratio of `size` and resizes
         it. `cut` takes the centre without resampling; a smaller image is an error. `exact` refuses any other size.
-        `native` keeps the size of every image up to `multiple`, for networks that take any size.
+        `native` keeps the size of every image up to `multiple`, for networks that take any size; `half` does so at
+        half the resolution.
     channels : the backbone's number of channels. Grey is repeated for 3 channels and RGB becomes its luma for 1; any
         other difference between image and backbone is an `InputError`.
     magnitude : `linear` keeps the values; `log` takes the log-magnitude of real or complex radar pixels.
     normalise : how the log-magnitude y is mapped to [-1, 1]. `fixed` is 2 y - 1 and preserves differences in brightness
         between images. `patch` is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
         and contrast.
-    multiple : with `native`, the sides are cut to multiples of this around the centre.
+    multiple : with `native` and `half`, the sides that the network sees are cut to multiples of this around the centre.
     """
 
     value_range: tuple[float, float] | None = None
@@ -77,8 +79,10 @@ class Preprocessing:
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
                 raise OptionError(f"value_range must be (low, high) with low < high, got {self.value_range}")
             object.__setattr__(self, "value_range", (low, high))
-        if self.resize == "native" and (self.size is not None or self.multiple < 1):
-            raise OptionError("resize='native' keeps the size of every image; leave `size` out, and use such a network")
+        if self.resize in OWN_SIZE and (self.size is not None or self.multiple < 1):
+            raise OptionError(
+                f"resize={self.resize!r} keeps the size of every image; leave `size` out, and use such a network"
+            )
         if self.size is not None:
             object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
             if min(self.size) < 1:
@@ -106,7 +110,7 @@ class Preprocessing:
 
     def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
         """The same preprocessing with the size of a first image of this shape, if no size was given."""
-        if self.size is not None or self.resize == "native":
+        if self.size is not None or self.resize in OWN_SIZE:
             return self
         return replace(self, size=(shape[-2], shape[-1]), resize="exact")
 
@@ -128,8 +132,9 @@ class Preprocessing:
         return unit.clip(-1.0, 1.0).astype(np.float32)
 
     def _to_size(self, image: Image, name: str) -> Image:
-        if self.resize == "native" and min(image.shape[:2]) < self.multiple:
-            raise InputError(f"{name} is smaller than {self.multiple} pixels, the smallest that the network takes")
+        least = OWN_SIZE.get(self.resize, 0) * self.multiple
+        if min(image.shape[:2]) < least:
+            raise InputError(f"{name} is smaller than {least} pixels, the smallest that the network takes")
         if self.size is not None and image.shape[:2] != self.size:
             given, wanted = (f"{height}x{width}" for height, width in (image.shape[:2], self.size))
             if self.resize == "exact":
@@ -141,13 +146,16 @@ class Preprocessing:
                 raise InputError(f"{name} is {given}, too small to cut {wanted} out of it")
         top, left, height, width = self.window((image.shape[0], image.shape[1]))
         part = image[top : top + height, left : left + width]
-        return part if self.size is None or self.size == (height, width) else _resized(part, self.size)
+        by = OWN_SIZE.get(self.resize, 1)
+        size = self.size or (height // by, width // by)
+        return part if size == (height, width) else _resized(part, size)
 
     def window(self, shape: tuple[int, int]) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the part of an image of this (H, W) that is used, before it is resized."""
         height, width = shape
-        if self.resize == "native":
-            height, width = height - height % self.multiple, width - width % self.multiple
+        if self.resize in OWN_SIZE:
+            step = OWN_SIZE[self.resize] * self.multiple
+            height, width = height - height % step, width - width % step
         elif self.size is not None and self.resize == "cut":
             height, width = self.size
         elif self.size is not None and self.resize == "crop":
