@@ -169,3 +169,59 @@ def test_reproduce_measures_both_normalisations_and_shows_the_paper_s_values(
     (place / "empty").mkdir()
     assert run(["reproduce", "radar", "--data", "empty", "--out", "other", "--backbone", "net"]) == 2
     assert "get HRSID from" in capsys.readouterr().err
+
+
+def test_complex_chips_are_fitted_on_scored_mapped_and_scanned_by_their_magnitude(
+    place: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    rng = np.random.default_rng(0)
+    parts = rng.standard_normal((2, 61, 16, 16))
+    chips = (parts[0] + 1j * parts[1]).astype(np.complex64)
+    targets = chips[60:].copy()
+    targets[:, 6:10, 7:11] *= 30.0
+    turned = (targets * np.exp(2j * np.pi * rng.random(targets.shape))).astype(np.complex64)
+    np.savez(place / "chips.npz", sea=chips[:60], targets=np.concatenate([targets, turned]))
+    np.save(place / "chip.npy", targets[0])
+    fit = ("fit", "chips.npz:sea", "--backbone", "net", "--target-pixels", 16)
+    code, _, error = call(*fit, "--out", "unknown")
+    assert code != 0
+    assert "complex64 pixels, whose range is not known" in error
+    code, _, error = call(*fit, "--out", "complex", "--white", 60)
+    assert code == 0, error
+    assert run(["score", "complex", "chips.npz:targets", "--out", "complex.csv"]) == 0
+    with open(place / "complex.csv") as handle:
+        scores = [float(row["score"]) for row in csv.DictReader(handle)]
+    assert run(["map", "complex", "chips.npz:targets", "--out", "complex-maps"]) == 0
+    field = np.load(place / "complex-maps" / "000000_0.npy")
+    line, column = np.unravel_index(field.argmax(), field.shape)
+    assert 6 <= line < 10
+    assert 7 <= column < 11
+    assert run(["scene", "complex", "chip.npy", "--out", "complex-scene", "--control", "tile", "--alpha", "0.1"]) == 0
+    with open(place / "complex-scene" / "tiles.csv") as handle:
+        (tile,) = csv.DictReader(handle)
+    # the magnitude counts, up to the noise, which depends on the bits of an image
+    assert scores[1] == pytest.approx(scores[0], rel=0.02)
+    assert float(tile["score"]) == pytest.approx(scores[0], rel=0.02)
+    assert float(tile["p_value"]) == pytest.approx(1 / 21)  # the smallest with 20 calibration images
+
+
+def test_vehicles_in_real_complex_chips_stand_out_from_their_surroundings(
+    place: Path, call: Callable[..., tuple[int, str, str]], data_folder: Path
+) -> None:
+    path = data_folder / "sample_sar_complex.npz"
+    if not path.is_file():
+        pytest.skip("GEPC_DATA holds no complex chips")
+    chips = np.load(path)["chips"]
+    near, far = slice(0, 40), slice(-40, None)  # the vehicle is in the middle of 128x128 pixels
+    corners = [chips[:, lines, columns] for lines in (near, far) for columns in (near, far)]
+    np.savez(place / "ground.npz", ground=np.concatenate(corners), vehicles=chips[:, 44:84, 44:84])
+    code, _, error = call(
+        *("fit", "ground.npz:ground", "--out", "ground", "--method", "ca_cfar", "--white", 2),
+        *("--target-pixels", 100),
+    )
+    assert code == 0, error
+    assert run(["score", "ground", "ground.npz:vehicles", "--out", "vehicles.csv", "--alpha", "0.05"]) == 0
+    with open(place / "vehicles.csv") as handle:
+        alarms = [row["alarm"] for row in csv.DictReader(handle)]
+    assert len(alarms) == 40
+    assert alarms.count("true") >= 36
