@@ -213,7 +213,7 @@ def bare_pass(detector: gepc.Detector, size: int) -> float:
     return float(np.median(times[1:]))
 
 
-def speed(folder: Path, scenes: Sequence[AnnotatedScene], bare: float) -> list[Cell]:
+def speed(folder: Path, scenes: Sequence[AnnotatedScene], detector: gepc.Detector, size: int) -> list[Cell]:
     """Scenes with a known time, megapixels per second, network passes, and the time divided by that of bare passes."""
     known = [scene for scene in scenes if (folder / f"{scene.path.stem}.json").is_file()]
     if not known:
@@ -222,12 +222,8 @@ def speed(folder: Path, scenes: Sequence[AnnotatedScene], bare: float) -> list[C
     summaries = [json.loads((folder / scene.path.stem / "scene.json").read_text()) for scene in known]
     forward = sum(summary["network_passes"]["forward"] for summary in summaries)
     megapixels = sum(scene.width * scene.height for scene in known) / 1e6
-    return [
-        len(known),
-        f"{megapixels / seconds:.3g}",
-        forward,
-        f"{seconds / (forward * bare):.2f}" if forward else None,
-    ]
+    overhead = f"{seconds / (forward * bare_pass(detector, size)):.2f}" if forward else None
+    return [len(known), f"{megapixels / seconds:.3g}", forward, overhead]
 
 
 def with_interval(values: Array, low: Array, high: Array) -> list[Cell]:
@@ -258,7 +254,8 @@ def summarise(
     detectors: dict[str, gepc.Detector], scenes: Sequence[AnnotatedScene], arguments: argparse.Namespace
 ) -> None:
     """Write the table, the curves and the figure from the finished scans."""
-    curves, points, found_rows, own_rows, speed_rows = {}, {}, [], [], []
+    curves: dict[str, tuple[Array, Array, Array]] = {}
+    points, found_rows, own_rows, speed_rows, tiles = {}, [], [], [], 0
     for method, detector in detectors.items():
         folder, limit = arguments.out / method.replace(":", "-"), detector.map_limit(arguments.alpha)
         findings = [find(scene, folder / scene.path.stem, limit, arguments) for scene in scenes]
@@ -267,7 +264,7 @@ def summarise(
         own = resampled(findings, lambda some, limit=limit: at_limit(some, limit))
         points[method] = own[0]
         own_rows.append((method, *with_interval(*own)))
-        speed_rows.append((method, *speed(folder, scenes, bare_pass(detector, arguments.size))))
+        speed_rows.append((method, *speed(folder, scenes, detector, arguments.size)))
         tiles = sum(len(one.alarms) for one in findings)
     ships, count = sum(len(scene.ships) for scene in scenes), len(scenes)
     first = next(iter(detectors.values()))
