@@ -188,7 +188,7 @@ def rates_of(findings: Sequence[Findings], rates: Sequence[float]) -> list[float
 
 
 def at_limit(findings: Sequence[Findings], limit: float) -> list[float]:
-    """At the map's limit: detection rate, false alarms per scene and megapixel, IoU of 0.5, and rates of tiles."""
+    """At the map's limit, in the order of the table's columns."""
     ships, false, overlaps, alarms, marked = (
         np.concatenate([getattr(one, name) for one in findings])
         for name in ("ships", "false", "overlaps", "alarms", "marked")
@@ -198,7 +198,8 @@ def at_limit(findings: Sequence[Findings], limit: float) -> list[float]:
         float(part.mean()) if len(part) else math.nan for part in (ships > limit, overlaps >= 0.5, alarms, marked)
     ]
     megapixels = sum(one.pixels for one in findings) / 1e6
-    return [shares[0], false_count / len(findings), false_count / megapixels, *shares[1:]]
+    clean = float(np.mean([not (one.false > limit).any() for one in findings]))
+    return [shares[0], false_count / len(findings), false_count / megapixels, clean, *shares[1:]]
 
 
 def bare_pass(detector: gepc.Detector, size: int) -> float:
@@ -287,7 +288,12 @@ def summarise(
             f"At the detector's own limit, alpha = {arguments.alpha:g} per tile",
             (
                 *("method", "ships found", "false alarms per scene", "false alarms per megapixel"),
-                *("ships with IoU >= 0.5", "ship-free tiles with an alarm", "ship-free tiles with a marked pixel"),
+                *(
+                    "scenes without a false alarm",
+                    "ships with IoU >= 0.5",
+                    "ship-free tiles with an alarm",
+                    "ship-free tiles with a marked pixel",
+                ),
             ),
             tuple(own_rows),
             f"{tiles} ship-free tiles.",
