@@ -5,8 +5,9 @@
 
 Every detector is fitted on sea clutter as in `gepc sar bench` and scans the test scenes as `gepc scene` does. A
 detection is a pixel whose map value is the largest within the side of a target. It is a hit if it lies in the box of a
-ship grown by `--margin` pixels, otherwise a false alarm; further hits of a ship count for nothing.
-Intervals resample panoramas, since scenes of one panorama are not independent.
+ship grown by `--margin` pixels, otherwise a false alarm; further hits of a ship do not count. Maps are raw and under
+the box filter of the score, as in `gepc sar bench`: the calibrated map of CFAR contains how unusual a tile is as a
+whole, which a ship raises in all of its tile. Intervals resample panoramas, since their scenes are not independent.
 
 Writes `froc.csv`, `froc.png` and `scenes.md`. An interrupted run resumes; finished scenes are not scanned again.
 """
@@ -26,12 +27,13 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.ndimage import find_objects, label, maximum_filter, maximum_position
+from scipy.ndimage import label, maximum_filter, maximum_position
 
 import gepc
 from gepc.core.tables import Cell, ResultTable, interval_text
+from gepc.features.pooling import box_filter
 from gepc.sar.annotations import AnnotatedScene, Box, box_mask, name_rank, open_scenes
-from gepc.sar.bench import SarProtocol, gather, radar_detector
+from gepc.sar.bench import SarProtocol, gather
 from gepc.sar.patches import PatchImages, PatchRules
 from gepc.scenes import scan
 
@@ -55,9 +57,8 @@ class Findings:
     pixels: int
     ships: Array  # the highest detection in the box of each ship, -inf if there is none
     false: Array  # detections outside of all boxes
-    overlaps: Array  # for each ship the largest IoU with a region above the map's limit
-    alarms: npt.NDArray[np.bool_]  # for each tile without any part of a ship, whether its p-value is at most alpha
-    marked: npt.NDArray[np.bool_]  # for each of these tiles, whether a pixel of the map is above the limit
+    caught: npt.NDArray[np.bool_]  # for each ship, whether a tile with the centre of its box raised an alarm
+    alarms: npt.NDArray[np.bool_]  # for each tile without any part of a ship, whether it raised an alarm
 
 
 def peaks(field: Array, radius: int) -> tuple[Array, npt.NDArray[np.int64]]:
@@ -95,21 +96,6 @@ def match(values: Array, places: npt.NDArray[np.int64], ships: Sequence[Box], ma
     return best, np.array(outside, dtype=np.float64)
 
 
-def iou(one: Box, other: Box) -> float:
-    """Intersection over union."""
-    shared = other.moved(one.x, one.y).clipped(one.width, one.height).area
-    return shared / (one.area + other.area - shared)
-
-
-def region_boxes(above: npt.NDArray[np.bool_]) -> list[Box]:
-    """Boxes of the connected regions of a mask."""
-    labels, _ = label(above, structure=np.ones((3, 3)))
-    return [
-        Box(columns.start, lines.start, columns.stop - columns.start, lines.stop - lines.start)
-        for lines, columns in find_objects(labels)
-    ]
-
-
 def detection_rates(ships: Array, false: Array, megapixels: float, rates: Sequence[float]) -> Array:
     """Share of ships above the lowest threshold with at most that many false alarms per megapixel, for each rate."""
     ranked = np.append(np.sort(false)[::-1], -np.inf)
@@ -118,26 +104,20 @@ def detection_rates(ships: Array, false: Array, megapixels: float, rates: Sequen
     return np.asarray((ships > limits[:, None]).mean(1))
 
 
-def find(scene: AnnotatedScene, folder: Path, limit: float, arguments: argparse.Namespace) -> Findings:
-    """Detections, regions and alarms of a finished scan."""
-    field = np.load(folder / "map.npy").astype(np.float64)
-    values, places = peaks(field, arguments.radius)
-    ships, false = match(values, places, scene.ships, arguments.margin)
-    above = np.nan_to_num(field, nan=-np.inf) > limit
-    boxes = region_boxes(above)
-    overlaps = [max((iou(ship, box) for box in boxes), default=0.0) for ship in scene.ships]
-    occupied = box_mask(scene.ships, scene.height, scene.width)
-    alarms, marked = [], []
+def find(scene: AnnotatedScene, folder: Path, window: int, arguments: argparse.Namespace) -> Findings:
+    """Detections and alarms of a finished scan, on its map under the box filter that scores are pooled from."""
+    field = box_filter(torch.from_numpy(np.load(folder / "map.npy"))[None], window)[0].numpy().astype(np.float64)
+    ships, false = match(*peaks(field, arguments.radius), scene.ships, arguments.margin)
+    occupied, size = box_mask(scene.ships, scene.height, scene.width), arguments.size
+    centres = [(ship.y + ship.height / 2, ship.x + ship.width / 2) for ship in scene.ships]
+    caught, alarms = np.zeros(len(scene.ships), dtype=bool), []
     with open(folder / "tiles.csv", newline="") as handle:
         for row in csv.DictReader(handle):
-            top, left = int(row["top"]), int(row["left"])
-            window = (slice(top, top + arguments.size), slice(left, left + arguments.size))
-            if row["p_value"] and not occupied[window].any():
-                alarms.append(float(row["p_value"]) <= arguments.alpha + 1e-12)
-                marked.append(bool(above[window].any()))
-    return Findings(
-        scene.source, field.size, ships, false, np.array(overlaps), np.array(alarms, bool), np.array(marked, bool)
-    )
+            top, left, alarm = int(row["top"]), int(row["left"]), float(row["p_value"]) <= arguments.alpha + 1e-12
+            if not occupied[top : top + size, left : left + size].any():
+                alarms.append(alarm)
+            caught |= [alarm and top <= y < top + size and left <= x < left + size for y, x in centres]
+    return Findings(scene.source, field.size, ships, false, caught, np.array(alarms, bool))
 
 
 def fitted(method: str, protocol: SarProtocol, arguments: argparse.Namespace) -> gepc.Detector:
@@ -146,7 +126,7 @@ def fitted(method: str, protocol: SarProtocol, arguments: argparse.Namespace) ->
     if not (folder / "detector.json").exists():
         clutter = gather(protocol, arguments.data, []).fit
         backbone = gepc.load_backbone(arguments.backbone)
-        detector = radar_detector(backbone, method, protocol.target_pixels, arguments.size, seed=protocol.seed)
+        detector = protocol.detector(method, backbone)
         started = time.process_time()
         detector.fit(PatchImages(clutter))
         detector.save(folder)
@@ -187,19 +167,11 @@ def rates_of(findings: Sequence[Findings], rates: Sequence[float]) -> list[float
     return detection_rates(ships, false, sum(one.pixels for one in findings) / 1e6, rates).tolist()
 
 
-def at_limit(findings: Sequence[Findings], limit: float) -> list[float]:
-    """At the map's limit, in the order of the table's columns."""
-    ships, false, overlaps, alarms, marked = (
-        np.concatenate([getattr(one, name) for one in findings])
-        for name in ("ships", "false", "overlaps", "alarms", "marked")
-    )
-    false_count = float((false > limit).sum())
-    shares = [
-        float(part.mean()) if len(part) else math.nan for part in (ships > limit, overlaps >= 0.5, alarms, marked)
-    ]
+def at_limit(findings: Sequence[Findings]) -> list[float]:
+    """Ships in tiles with an alarm, ship-free tiles with an alarm, and their number per megapixel."""
+    caught, alarms = (np.concatenate([getattr(one, name) for one in findings]) for name in ("caught", "alarms"))
     megapixels = sum(one.pixels for one in findings) / 1e6
-    clean = float(np.mean([not (one.false > limit).any() for one in findings]))
-    return [shares[0], false_count / len(findings), false_count / megapixels, clean, *shares[1:]]
+    return [float(caught.mean()), float(alarms.mean()) if len(alarms) else math.nan, alarms.sum() / megapixels]
 
 
 def bare_pass(detector: gepc.Detector, size: int) -> float:
@@ -233,13 +205,12 @@ def with_interval(values: Array, low: Array, high: Array) -> list[Cell]:
     return [f"{value:.3g} ({interval_text(float(down), float(up))})" for value, down, up in spans]
 
 
-def draw(curves: dict[str, tuple[Array, Array, Array]], points: dict[str, Array], path: Path) -> None:
-    """FROC with intervals; a circle marks the limit of the detector's own map."""
+def draw(curves: dict[str, tuple[Array, Array, Array]], path: Path) -> None:
+    """FROC with intervals."""
     figure, axes = plt.subplots(figsize=(6.6, 4.2))
     for (method, (values, low, high)), colour in zip(curves.items(), COLOURS, strict=False):
         axes.fill_between(GRID, low, high, color=colour, alpha=0.12, lw=0, step="post")
         axes.step(GRID, values, where="post", color=colour, label=method)
-        axes.plot(max(points[method][2], GRID[0]), points[method][0], "o", color=colour, mec="white", ms=8)
     axes.set_xscale("log")
     axes.set_xlim(GRID[0], GRID[-1])
     axes.set_ylim(0.0, 1.02)
@@ -256,15 +227,13 @@ def summarise(
 ) -> None:
     """Write the table, the curves and the figure from the finished scans."""
     curves: dict[str, tuple[Array, Array, Array]] = {}
-    points, found_rows, own_rows, speed_rows, tiles = {}, [], [], [], 0
+    found_rows, own_rows, speed_rows, tiles = [], [], [], 0
     for method, detector in detectors.items():
-        folder, limit = arguments.out / method.replace(":", "-"), detector.map_limit(arguments.alpha)
-        findings = [find(scene, folder / scene.path.stem, limit, arguments) for scene in scenes]
+        folder, window = arguments.out / method.replace(":", "-"), getattr(detector.extractor, "window", 1)
+        findings = [find(scene, folder / scene.path.stem, window, arguments) for scene in scenes]
         curves[method] = resampled(findings, lambda some: rates_of(some, GRID))
         found_rows.append((method, *with_interval(*resampled(findings, lambda some: rates_of(some, RATES)))))
-        own = resampled(findings, lambda some, limit=limit: at_limit(some, limit))
-        points[method] = own[0]
-        own_rows.append((method, *with_interval(*own)))
+        own_rows.append((method, *with_interval(*resampled(findings, at_limit))))
         speed_rows.append((method, *speed(folder, scenes, detector, arguments.size)))
         tiles = sum(len(one.alarms) for one in findings)
     ships, count = sum(len(scene.ships) for scene in scenes), len(scenes)
@@ -285,16 +254,8 @@ def summarise(
         ),
         ResultTable(
             "limit",
-            f"At the detector's own limit, alpha = {arguments.alpha:g} per tile",
-            (
-                *("method", "ships found", "false alarms per scene", "false alarms per megapixel"),
-                *(
-                    "scenes without a false alarm",
-                    "ships with IoU >= 0.5",
-                    "ship-free tiles with an alarm",
-                    "ship-free tiles with a marked pixel",
-                ),
-            ),
+            f"Alarms of tiles at the detector's own limit, alpha = {arguments.alpha:g} per tile",
+            ("method", "ships in a tile with an alarm", "ship-free tiles with an alarm", "the same per megapixel"),
             tuple(own_rows),
             f"{tiles} ship-free tiles.",
         ),
@@ -314,7 +275,7 @@ def summarise(
         writer.writerow(("method", "false_alarms_per_megapixel", "ships_found", "low", "high"))
         for method, (values, low, high) in curves.items():
             writer.writerows((method, *numbers) for numbers in zip(GRID, values, low, high, strict=True))
-    draw(curves, points, arguments.out / "froc.png")
+    draw(curves, arguments.out / "froc.png")
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import radar_scenes
-from radar_scenes import detection_rates, iou, match, peaks, region_boxes, resampled
+from radar_scenes import detection_rates, match, peaks, resampled
 
 from gepc.sar.annotations import Box
 
@@ -43,20 +43,11 @@ def test_the_detection_rate_allows_no_more_false_alarms_than_asked_for() -> None
     assert detection_rates(np.array([8.0]), false, 2.0, (0.1,)) == 0.0  # a tie with a false alarm is no detection
 
 
-def test_overlap_of_boxes() -> None:
-    assert iou(Box(0, 0, 4, 4), Box(0, 0, 4, 4)) == 1.0
-    assert iou(Box(0, 0, 4, 4), Box(2, 0, 4, 4)) == pytest.approx(8 / 24)
-    assert iou(Box(0, 0, 4, 4), Box(4, 4, 2, 2)) == 0.0
-    mask = np.zeros((6, 8), dtype=bool)
-    mask[1:3, 2:5] = mask[3, 5] = mask[5, 0] = True  # the second touches the first at a corner
-    assert region_boxes(mask) == [Box(2, 1, 4, 3), Box(0, 5, 1, 1)]
-
-
 def test_intervals_resample_panoramas_rather_than_scenes() -> None:
     nothing = np.array([])
 
     def scene(source: str, value: float) -> radar_scenes.Findings:
-        return radar_scenes.Findings(source, 1, np.array([value]), nothing, nothing, nothing, nothing)
+        return radar_scenes.Findings(source, 1, np.array([value]), nothing, nothing, nothing)
 
     def mean(findings: list[radar_scenes.Findings]) -> list[float]:
         return [float(np.mean([one.ships[0] for one in findings]))]

@@ -151,3 +151,26 @@ def test_files_that_are_no_scene_are_refused_in_a_sentence(tmp_path, monkeypatch
     monkeypatch.setitem(__import__("sys").modules, "rasterio", None)
     with pytest.raises(InputError, match=r"pip install 'gepc\[scenes\]'"):
         open_scene(palette)
+
+
+def test_the_file_cache_is_bounded_while_a_scene_is_read_and_while_a_map_is_written(tmp_path, monkeypatch):
+    from rasterio import shutil
+    from rasterio._env import get_gdal_config
+
+    from gepc.scenes.scoring import MapFile
+    from gepc.scenes.writing import write_tiff as write_map
+
+    found = []
+    copy = shutil.copy
+
+    def noted_copy(*arguments, **options):
+        found.append(get_gdal_config("GDAL_CACHEMAX"))
+        copy(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "copy", noted_copy)
+    np.save(tmp_path / "map.npy", np.zeros((20, 30), np.float32))
+    write_map(tmp_path / "map.tif", MapFile(tmp_path / "map.npy"), None)  # no scene is open
+    scene = open_scene(tmp_path / "map.tif")
+    found.append(get_gdal_config("GDAL_CACHEMAX"))
+    scene.close()
+    assert found == [64 * 2**20] * 2  # in bytes

@@ -22,7 +22,7 @@ from gepc.images.preprocessing import accepted_channels
 Valid = npt.NDArray[np.bool_]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".pgm")
-CACHE_MEGABYTES = 64  # of decoded file blocks, which GDAL would otherwise let grow to a share of the machine's memory
+CACHE_BYTES = 64 << 20  # of decoded file blocks, which GDAL would otherwise let grow to a share of the machine's memory
 # GDAL's drivers by the first bytes of a file. Others follow references to further files and to the network (VRT, WMS).
 _TIFF, _JPEG2000 = "GTiff", "JP2OpenJPEG"
 DRIVERS = {b"II*\0": _TIFF, b"MM\0*": _TIFF, b"II+\0": _TIFF, b"MM\0+": _TIFF}
@@ -179,7 +179,7 @@ class RasterScene(Scene):
         if driver is None:
             raise InputError(f"{path} is not an image that can be read: TIFF, JPEG 2000, PNG, JPEG or .npy")
         with contextlib.ExitStack() as stack:  # closes the file again if it is refused
-            stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_MEGABYTES, **GDAL_OPTIONS))
+            stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, **GDAL_OPTIONS))
             try:
                 with _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
                     self._file: Any = stack.enter_context(rasterio.open(path.absolute(), driver=driver))

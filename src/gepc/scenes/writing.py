@@ -25,7 +25,7 @@ from gepc.detector.regions import Box, Region, numbered
 from gepc.detector.storage import versions
 from gepc.features.pooling import Map
 from gepc.images.formats import Pixels
-from gepc.scenes.reading import Georeference, Scene, Valid
+from gepc.scenes.reading import CACHE_BYTES, Georeference, Scene, Valid
 from gepc.scenes.scoring import MapFile, ScanFolder
 from gepc.scenes.tiling import Grid
 
@@ -169,7 +169,7 @@ def write_tiff(path: Path, field: MapFile, place: Georeference | None) -> None:
     plain = path.with_name(f"{path.name}.plain.part")  # a cloud-optimised file can only be written as a copy
     layout = {"driver": "GTiff", "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "BIGTIFF": "IF_SAFER"}
     where = {} if place is None else {"transform": Affine(*place.transform), "crs": place.crs}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES):
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         try:
             with rasterio.open(
