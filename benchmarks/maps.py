@@ -6,6 +6,11 @@ Patches of the demo's gravel, and with --data also faces (celeba32.npz) and good
 scratch or a blur. For every choice of parts the table shows the mean pixel AUROC, the pointing game, the AUROC of
 images with and without a defect by the largest value of the map, and the excess at the border over that inside on
 images without a defect. No real defect is used. About two minutes on one core.
+
+    python benchmarks/maps.py --data DATA --whole [--backbone photos-tiny]
+
+shows how the preset `inspect` was chosen: whole tiles at their own and at half their resolution, scored by the mean of
+the highest share of the map. About seven minutes on one core.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import gepc
 from gepc.core.tables import ResultTable
 from gepc.detector import map_statistics
 from gepc.detector.map_statistics import TOGETHER, MapStatistics
+from gepc.detector.maps import resized
 from gepc.features.base import Batch, MapParts, extract_map_parts
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
@@ -31,6 +37,7 @@ from gepc.scoring.metrics import auroc, localisation
 
 FIT, CALIBRATE, TEST = 64, 30, 60
 DEFECT = 0.2  # of the shorter side
+SKIPPED, WHOLE, SHARES = 100, 40, (0.0, 0.003, 0.01, 0.03)
 ALL = ("residual", "inner", "error", "activations")
 CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "residual": (("residual",), ()),
@@ -140,12 +147,60 @@ def measure(fit: Sequence[Any], test: Sequence[Any], bad: Sequence[Any], masks: 
     return [found.auroc.mean(), found.hit.mean(), image, excess[:, border].mean() / excess[:, ~border].mean()]
 
 
+def whole_tiles(data: Path, backbone: gepc.Backbone) -> ResultTable:
+    """Good tiles with and without synthetic defects of many sizes, at two resolutions."""
+    folder = data / "magnetic-tiles" / "MT_Free" / "Imgs"
+    rng = np.random.default_rng(0)
+    paths = rng.permutation(np.array(sorted(folder.glob("*.jpg"))))[SKIPPED : SKIPPED + FIT + CALIBRATE + WHOLE]
+    images = [np.asarray(Image.open(path).convert("L"))[..., None] for path in paths]
+    test = images[FIT + CALIBRATE :]
+    bad = [_with_defect(place, image, rng) for place, image in enumerate(test)]
+    rows = []
+    for resize in ("native", "half"):
+        detector = gepc.create_detector("gepc+", backbone, "inspect", resize=resize).fit(
+            images[:FIT], images[FIT:-WHOLE]
+        )
+        usual = [detector.score_map([image])[0] for image in test]
+        unusual = [detector.score_map([image])[0] for image, _ in bad]
+        windows = [detector.preprocessing_.window(image.shape[:2]) for image in test]
+        masks = [
+            mask[top : top + height, left : left + width]
+            for (_, mask), (top, left, height, width) in zip(bad, windows, strict=True)
+        ]
+        pairs = [(resized(field, mask.shape), mask) for field, mask in zip(unusual, masks, strict=True) if mask.any()]
+        pixel = float(np.mean([auroc(field[~mask], field[mask]) for field, mask in pairs]))
+        for share in SHARES:
+            inside, outside = ([_highest(field, share) for field in fields] for fields in (usual, unusual))
+            rows.append((resize, f"{share:.1%}" if share else "largest", auroc(inside, outside), pixel))
+    header = ("resolution", "score: highest", "image AUROC", "pixel AUROC")
+    return ResultTable("whole", "Whole tiles with synthetic defects", header, tuple(rows))
+
+
+def _with_defect(place: int, image: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A patch of the image itself, a scratch or a blur, of 4 to 25 % of the shorter side."""
+    side = rng.uniform(0.04, 0.25) * min(image.shape[:2])
+    if place % 3 == 0:
+        return paste(image, image, rng, side)
+    return (scratch if place % 3 == 1 else blur)(image, rng, side)
+
+
+def _highest(field: np.ndarray, share: float) -> float:
+    count = max(1, int(share * field.size))
+    return float(np.sort(field, axis=None)[-count:].mean())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with celeba32.npz and magnetic-tiles")
     parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--whole", action="store_true", help="how the preset inspect was chosen, on whole tiles")
     options = parser.parse_args()
     backbone = gepc.load_backbone(options.backbone)
+    if options.whole:
+        if options.data is None:
+            parser.error("--whole needs --data")
+        print(whole_tiles(options.data, backbone).markdown())
+        return
     for name, fit_pixels, test_pixels in image_sets(options.data):
         bad_pixels, masks = with_defects(test_pixels)
         (fit, known), (test, more), (bad, most) = (parts_of(backbone, p) for p in (fit_pixels, test_pixels, bad_pixels))

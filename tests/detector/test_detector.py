@@ -387,7 +387,7 @@ def test_grey_images_and_one_channel_networks() -> None:
         ({"keep": 0}, "keep must be between 1 and 4"),
         ({"weights": "inverse"}, r"unknown weights 'inverse'; \(valid: inv_cv, uniform\)"),
         ({"aggregate": "median"}, "unknown aggregate 'median'"),
-        ({"fuse": "max"}, "unknown fuse 'max'"),
+        ({"fuse": "median"}, "unknown fuse 'median'"),
         ({"calibration_share": 1.0}, "calibration_share must be between 0 and 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"resize": "pad"}, "unknown resize 'pad'"),

@@ -14,6 +14,7 @@ import gepc
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.features.base import Batch, extract_map_parts
+from gepc.features.baselines.radar import RX, OrderStatisticCFAR
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import find_action
@@ -233,11 +234,13 @@ def test_var_compares_the_learned_variance_under_the_group() -> None:
 
 def local(**options: object) -> GepcPlus:
     preset = {**GepcPlus.presets["radar"], "window": 3, "topk": 0.05, "layers": LAYERS, **options}
-    return GepcPlus(**{name: value for name, value in preset.items() if name not in ("calibration", "magnitude")})
+    return GepcPlus(
+        **{name: value for name, value in preset.items() if name not in ("calibration", "fuse", "magnitude")}
+    )
 
 
 def test_local_features_are_pooled_from_the_literal_maps() -> None:
-    backbone, method = network(), local()
+    backbone, method = network(), local(features=("s", "si", "d", "rx", "os_cfar", "pixel_rx"))
     (t,) = method.timesteps(backbone)
     x_t, _ = batch().noised(backbone, t)
     found, half_turn = extract(method, backbone), find_action("rot180")
@@ -248,13 +251,13 @@ def test_local_features_are_pooled_from_the_literal_maps() -> None:
     assert np.allclose(found["si"][:, 0, 1], method.pooling.pixels(field).detach().numpy(), rtol=1e-4)
     distance = position_distance(here["first"]) / here["first"].shape[1]
     assert np.allclose(found["rx"][:, 0], method.pooling.pixels(distance).detach().numpy(), rtol=1e-3)
-    contrast = log_contrast(torch.from_numpy(IMAGES).mean(1), 3).flatten(1)
-    assert np.allclose(found["bright"][:, 0], contrast.topk(3).values.mean(1), rtol=1e-4)
-    assert np.allclose(found["dark"][:, 0], (-contrast).topk(3).values.mean(1), rtol=1e-4)
+    pooled = {"window": 3, "topk": 0.05}
+    for name, test in {"os_cfar": OrderStatisticCFAR(**pooled, scale="log"), "pixel_rx": RX(**pooled)}.items():
+        assert np.allclose(found[name], test.extract(backbone, batch(), (t,))[test.name])
     columns = method.columns(found)
-    assert method.column_names == ("s:rot180", "si:rot180", "d", "rx", "bright", "dark")
+    assert method.column_names == ("s:rot180", "si:rot180", "d", "rx", "os_cfar", "pixel_rx")
     assert np.allclose(columns[:, 0, 3], np.log(found["rx"][:, 0]))
-    assert np.allclose(columns[:, 0, 4], found["bright"][:, 0])
+    assert np.allclose(columns[:, 0, 4], found["os_cfar"][:, 0])
 
 
 def test_the_map_of_a_target_is_contrast_and_distance() -> None:
@@ -269,13 +272,15 @@ def test_the_map_of_a_target_is_contrast_and_distance() -> None:
     assert np.array_equal(table["d"], extract(method, backbone)["d"])
 
 
-def test_the_gain_of_a_scene_changes_neither_contrast() -> None:
-    found = [local().extract(network(), batch(images), (10,)) for images in (IMAGES, 0.5 * IMAGES - 0.2)]
-    for name in ("bright", "dark"):
-        assert np.allclose(found[0][name], found[1][name], rtol=1e-3)
+def test_the_gain_of_a_scene_changes_no_pixel_test() -> None:
+    """A gain is an offset of log-magnitudes for CFAR, up to the end of the scale, and for RX also a contrast."""
+    gained = np.log1p(1.5 * np.expm1((IMAGES + 1.0) / 2.0 * np.log(256.0))) / np.log(256.0) * 2.0 - 1.0
+    for name, images in {"os_cfar": gained, "pixel_rx": 0.5 * IMAGES - 0.2}.items():
+        found = [local().extract(network(), batch(one.astype(np.float32)), (10,))[name] for one in (IMAGES, images)]
+        assert np.allclose(found[0], found[1], rtol=1e-3)
 
 
 def test_an_equivariant_network_has_no_local_residual_and_a_plain_function_no_layers() -> None:
-    assert extract(local(), network(symmetric=True))["si"].max() < 1e-8
+    assert extract(local(features=("s", "si")), network(symmetric=True))["si"].max() < 1e-8
     plain = extract(local(layers=None), toy_backbone(3, 8))
-    assert {"s", "d", "bright", "dark"} == set(plain)
+    assert {"d", "os_cfar", "pixel_rx"} == set(plain)

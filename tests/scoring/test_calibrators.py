@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import gaussian_kde, multivariate_normal, norm, trim_mean
@@ -12,7 +12,7 @@ from scipy.stats import gaussian_kde, multivariate_normal, norm, trim_mean
 from gepc.core.errors import InputError, OptionError
 from gepc.scoring import Aggregation, create_calibrator, list_calibrators
 from gepc.scoring.calibrators import AGGREGATIONS, Calibrator
-from gepc.scoring.columns import log_density, silverman
+from gepc.scoring.columns import log_density, log_tail, silverman
 
 RNG = np.random.default_rng(0)
 ID = np.exp(RNG.standard_normal((60, 3, 2)) * [0.3, 0.8] + RNG.standard_normal((60, 1, 1)))
@@ -208,10 +208,22 @@ def test_defaults_go_with_every_calibrator_and_choices_with_those_that_use_them(
                     choice.check_used_by(calibrator)
 
 
-def test_upper_counts_only_what_is_larger_than_usual() -> None:
-    calibrator = create_calibrator("upper").fit(ID)
-    z = (OTHERS - ID.mean(0)) / ID.std(0)
-    expected = (0.5 * np.maximum(z, 0.0) ** 2).sum(2).mean(1)
-    np.testing.assert_allclose(calibrator.score(OTHERS, EVEN, PLAIN), expected)
+def test_tail_is_the_share_of_larger_features_and_exponential_beyond_them() -> None:
+    samples = np.arange(1.0, 100.0)  # the 0.8 quantile is 79.4; those above it exceed it by 10.1 on average
+    found = np.exp(log_tail(np.array([0.0, 50.0, 79.4, 79.4 + 10.1 * np.log(2.0)]), samples))
+    np.testing.assert_allclose(found, [1.0, 0.51, 0.2, 0.1], rtol=0.05)
+    calibrator = create_calibrator("tail").fit(ID)
+    each = [-log_tail(OTHERS[:, i, j], np.sort(ID[:, i, j])) for i, j in np.ndindex(3, 2)]
+    each = np.stack(each, axis=1).reshape(-1, 3, 2)
+    np.testing.assert_allclose(calibrator.score(OTHERS, EVEN, PLAIN), each.sum(2).mean(1))
+    np.testing.assert_allclose(calibrator.score(OTHERS, EVEN, Aggregation("max", "mean")), each.max(2).mean(1))
     low = np.full((1, 3, 2), ID.min() - 10.0)
     assert calibrator.score(low, EVEN, PLAIN)[0] == 0.0
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40), st.lists(st.floats(-1e4, 1e4), min_size=8, max_size=30))
+def test_tail_falls_with_the_feature_whatever_the_samples(values: list[float], samples: list[float]) -> None:
+    assume(np.std(samples) > 1e-3)
+    found = log_tail(np.sort(values), np.sort(samples))
+    assert (np.diff(found) <= 1e-9).all()
+    assert (found <= 0.0).all()

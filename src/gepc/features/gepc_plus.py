@@ -17,8 +17,9 @@ For targets that are small in their image (the preset `radar`), pooled locally l
 
             log si    pool(mean_c (A - P_g^-1 A_g)^2 / mean_p A^2), over the first half of the layers: inner symmetry
             log rx    pool(d^2/C), d the distance of the activations at a position from those of the whole image
-            bright    top share of the contrast of a window to its surroundings, `gepc.features.pooling.log_contrast`
-            dark      the same of its negative
+            os_cfar   log pool(-log Pfa) of order-statistic CFAR, which compares a pixel with a ring around it
+            pixel_rx  log pool(-log Pfa) of RX, which compares 3x3 pixels with those of the whole image; both without a
+                      network, see `gepc.features.baselines.radar`
 
 and on request log b, log cos and the logarithms of GEPC's other features. Each part is calibrated by itself and their
 standardised scores are added (`gepc.scoring.Parts`): of the output the squared distance to the fifth nearest ID image
@@ -44,7 +45,7 @@ from gepc.core.errors import OptionError, check_choice
 from gepc.features.base import Columns, MapParts, Maps, register
 from gepc.features.gepc import FEATURES, TINY, GepcExtractor
 from gepc.features.groups import Group
-from gepc.features.residuals import ACTIVATIONS, CONTRASTS, CORRELATIONS, PER_ELEMENT, LevelPass, position_vectors
+from gepc.features.residuals import ACTIVATIONS, CORRELATIONS, PER_ELEMENT, PIXEL_TESTS, LevelPass, position_vectors
 
 FAST_LEVELS = (0.99,)
 INSPECT_LEVELS = (0.998,)
@@ -52,11 +53,19 @@ INSPECT_LEVELS = (0.998,)
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 ALONE = ("d", *CORRELATIONS, "h")  # features of a single pass
 MAP_PARTS = ("sum", "residual", "inner", "error", "activations", "target")
-LOCAL = ("s", "si", "d", "rx", *CONTRASTS)  # of targets that are small in their image
+LOCAL = ("d", *PIXEL_TESTS)  # of targets that are small in their image; chosen on inserted targets
 
 
 class PlusPass(LevelPass):
     """A level pass that also maps the denoising error, the activations, or a target."""
+
+    @property
+    def _maps_target(self) -> bool:
+        return self.with_maps and getattr(self.method, "map_part", None) == "target"
+
+    @property
+    def _records(self) -> bool:
+        return super()._records or self._maps_target
 
     def _map_parts(self, fields: Mapping[str, torch.Tensor]) -> MapParts:
         """Also the error map mean_c e^2 / b, the activations of every position (N, C, h, w), and a target's map."""
@@ -65,7 +74,7 @@ class PlusPass(LevelPass):
         parts["error"] = self._spread(error).astype(np.float32)
         if self._grids and "h" in self.wanted:
             parts["activations"] = self._spread(position_vectors(self._grids, self.batch.size))
-        if getattr(self.method, "map_part", None) == "target":
+        if self._maps_target:
             target = self._contrast.square() + (self._distance if self._grids else 0.0)
             parts["target"] = self._spread(target).astype(np.float32)
         return parts
@@ -79,18 +88,18 @@ class GepcPlus(GepcExtractor):
     Parameters
     ----------
     features : any of s, cos, b, d, pair, walk, x0, cycle, var, var_g (in logarithms), ax, ay, ad, ax2, ay2, ac
-        (without), inner, h, si, rx, bright and dark. A network of one channel has no ac, a plain function no inner, h,
-        si and rx: their columns are left out.
+        (without), inner, h, si, rx, os_cfar and pixel_rx (the last two for log-magnitudes). A network of one channel
+        has no ac, a plain function no inner, h, si and rx: their columns are left out.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
     map_part : the map that is shown: `sum`, all parts together, or one of them: `residual` (where the transported
         scores disagree), `inner` (the same of inner layers), `error` (where the network misses the noise) and
         `activations` (where the inner layers are unlike those of in-distribution images). A raw `sum` is residual +
-        error, both in units of b. `target` is contrast^2 + d^2/C of `bright` and `rx`, both in units of the variance of
-        the surroundings.
+        error, both in units of b. `target` is the square of `gepc.features.pooling.log_contrast` + d^2/C of `rx`, both
+        in units of the variance of the surroundings.
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
     passes and is the default; `full`, four levels and two transforms, costs 12; `single`, without a transform, costs 1;
-    `radar`, for targets that are small in their image, costs 2; `inspect`, for small defects, takes images of any size
+    `radar`, for targets that are small in their image, costs 1; `inspect`, for small defects, takes images of any size
     at half resolution and scores them by their maps, with one pass. On images that are not square, where rot90
     does not act, rot180 replaces it if no other element is left.
     """
@@ -98,7 +107,7 @@ class GepcPlus(GepcExtractor):
     has_maps = True  # every pass has a denoising error
     calibration: ClassVar[str] = "level_knn"
     keep: ClassVar[int | None] = None
-    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h", "si", "rx", *CONTRASTS)
+    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h", "si", "rx", *PIXEL_TESTS)
     level_pass: ClassVar[type[LevelPass]] = PlusPass
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {},
@@ -109,7 +118,8 @@ class GepcPlus(GepcExtractor):
             "group": Group.of("rot180"),  # does not mix range and azimuth
             "pool": "local",
             "topk": 0.003,
-            "calibration": "upper",
+            "calibration": "tail",
+            "fuse": "max",
             "map_part": "target",
             "magnitude": "log",
         },
@@ -157,7 +167,7 @@ class GepcPlus(GepcExtractor):
         return tuple(names)
 
     def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
-        if feature in (*CORRELATIONS, *CONTRASTS):
+        if feature in (*CORRELATIONS, *PIXEL_TESTS):
             return values[:, :, None]
         if feature in ACTIVATIONS:
             return super()._columns_of(feature, values)

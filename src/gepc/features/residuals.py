@@ -19,7 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate
 from gepc.backbones.base import Backbone
 from gepc.features.base import Batch, MapParts, Table
 from gepc.features.groups import SQUARE_SYMMETRIES, Action, Group
-from gepc.features.pooling import Pooling, log_contrast, position_distance
+from gepc.features.pooling import log_contrast, position_distance
 from gepc.images import noise
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ LAGS: dict[str, tuple[tuple[int, int], ...]] = {
 """Autocorrelations of the denoising error: name -> shifts (down, right) in pixels, averaged."""
 CORRELATIONS = (*LAGS, "ac")  # and the correlation between channels, which a network of one channel does not have
 ACTIVATIONS = ("inner", "h")  # of inner layers: one number or two per channel
-CONTRASTS = ("bright", "dark")  # of a target to its surroundings: features of the image, without a pass
+PIXEL_TESTS = ("os_cfar", "pixel_rx")  # of targets in radar images: features of the image, without a pass
 RECORDED = (*ACTIVATIONS, "si", "rx")  # need a network whose layers can be recorded
-WITHOUT_GROUP = ("b", "d", "cycle", "h", "rx", *CONTRASTS, *CORRELATIONS)
+WITHOUT_GROUP = ("b", "d", "cycle", "h", "rx", *PIXEL_TESTS, *CORRELATIONS)
 GRID, VECTOR_CHANNELS = 64, 256  # the largest side of the grid of activations, and number of channels on it
 FRESH = 1 << 16  # the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image
 
@@ -93,7 +93,7 @@ class LevelPass:
 
     def run(self) -> tuple[Table, MapParts]:
         """This level's row of the table, and the parts of the map (none without `with_maps`)."""
-        self.answer = self._network(self.x_t, bool(self.wanted & set(RECORDED)))
+        self.answer = self._network(self.x_t, self._records)
         self.base = self.answer.eps
         self.energy = self.method.pooling(self.base.square())
         row = self._without_group()
@@ -125,6 +125,11 @@ class LevelPass:
         row.update(self._between(transported))
         table = {name: self._spread(values) for name, values in row.items()}
         return table, self._map_parts(fields) if self.with_maps else {}
+
+    @property
+    def _records(self) -> bool:
+        """Whether the activations for x_t are needed."""
+        return bool(self.wanted & set(RECORDED))
 
     def _network(self, x: torch.Tensor, record: bool) -> Answer:
         """One network call with what the features need of it."""
@@ -228,9 +233,8 @@ class LevelPass:
             row["h"] = channel_statistics(self.answer.maps)
         if "rx" in self.wanted and self._grids:
             row["rx"] = self.method.pooling.pixels(self._distance).double()
-        for name, sign in zip(CONTRASTS, (1.0, -1.0), strict=True):
-            if name in self.wanted:
-                row[name] = Pooling("topk", self.method.topk).pixels(sign * self._contrast).double()
+        for name in self.wanted.intersection(PIXEL_TESTS):
+            row[name] = self._pixel_test(name)
         if "cycle" in self.wanted:
             row["cycle"] = self._renoised().double()
         if not self.wanted & {"d", *CORRELATIONS}:
@@ -248,9 +252,20 @@ class LevelPass:
         return activation_distance(self._encoder(), self.batch.size)
 
     @cached_property
+    def _images(self) -> torch.Tensor:
+        return self.batch.clean(self.backbone)[torch.from_numpy(self.rows).to(self.x_t.device)]
+
+    @cached_property
     def _contrast(self) -> torch.Tensor:
-        images = self.batch.clean(self.backbone)[torch.from_numpy(self.rows).to(self.x_t.device)]
-        return log_contrast(images.float().mean(1), self.method.window)
+        return log_contrast(self._images.float().mean(1), self.method.window)
+
+    def _pixel_test(self, name: str) -> torch.Tensor:
+        """log pool(-log Pfa) of a detector without a network, at the size of a target."""
+        from gepc.features.baselines.radar import RX, OrderStatisticCFAR, PixelTest
+
+        topk, window = self.method.topk, self.method.window
+        test: PixelTest = RX(topk, window) if name == "pixel_rx" else OrderStatisticCFAR(topk, window, scale="log")
+        return test.pooled(-test.log_pfa(self._images))
 
     def _renoised(self) -> torch.Tensor:
         """pool((x_t' - x_t)^2/(x_t^2 + 1e-8)), x_t' the estimate of x_0 under fresh noise of the same level."""

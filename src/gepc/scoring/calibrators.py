@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
 
 BEYOND = 10.0
-FUSIONS = ("sum", "mean")
+FUSIONS = ("sum", "mean", "max")
 AGGREGATIONS = ("wmean", "mean", "max", "min", "trimmed")
 TRIM = 0.25
 
@@ -33,7 +33,7 @@ class Aggregation:
 
     Parameters
     ----------
-    over_features : `sum` or `mean`.
+    over_features : `sum`, `mean` or `max`.
     over_levels : `wmean` with the weights of the selection, `mean`, `max`, `min`, or `trimmed`, the mean without the
         lowest and highest quarter.
     """
@@ -56,7 +56,7 @@ class Aggregation:
 
     def __call__(self, values: Array, weights: Array) -> Array:
         """(N, levels, features) and (levels,) -> (N,)."""
-        per_level = values.sum(axis=2) if self.over_features == "sum" else values.mean(axis=2)
+        per_level = np.asarray(getattr(values, self.over_features)(axis=2))
         if self.over_levels in ("max", "min"):
             return np.asarray((np.nanmax if self.over_levels == "max" else np.nanmin)(per_level, axis=1))
         seen = _without_extremes(per_level) if self.over_levels == "trimmed" else ~np.isnan(per_level)

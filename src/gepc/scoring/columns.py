@@ -75,15 +75,39 @@ class Softplus(Z):
         return np.asarray(np.logaddexp(0.0, super().surprise(columns)))
 
 
-@register("upper")
-class Upper(Z):
-    """max(z, 0)^2/2. One-sided: for features that an anomaly can only raise, such as the largest energy of any place.
+@register("tail")
+class Tail(ColumnCalibrator):
+    """-log P(F >= f). One-sided: for features that an anomaly can only raise, such as the largest energy of any place.
 
-    Their sum is the likelihood-ratio statistic of independent Gaussian columns of which some are raised.
+        P(F >= f) = (1 + #{f_i >= f})/(n + 1)       up to the 0.8 quantile u of the ID images, at least 0.2
+                    0.2 exp(-(f - u)/m)             above it, m the mean excess of the f_i over u
+
+    With `fuse="max"` the score is -log of the smallest of these probabilities, so that a feature with a heavy tail does
+    not hide another one.
     """
 
+    fitted: ClassVar[tuple[str, ...]] = ("samples",)
+
+    def _fit(self, columns: Array) -> None:
+        check_varies(columns)
+        self.samples_ = columns.copy()
+
     def surprise(self, columns: Array) -> Array:
-        return np.asarray(0.5 * np.maximum(super().surprise(columns), 0.0) ** 2)
+        out = np.empty_like(columns)
+        for level, feature in np.ndindex(columns.shape[1:]):
+            samples = self.samples_[:, level, feature]
+            out[:, level, feature] = -log_tail(columns[:, level, feature], np.sort(samples[~np.isnan(samples)]))
+        return out
+
+
+def log_tail(values: Array, samples: Array, share: float = 0.2) -> Array:
+    """log P(F >= f) from ascending samples, exponential beyond the quantile that leaves `share` of them above it."""
+    limit = np.quantile(samples, 1.0 - share)
+    above = samples[samples > limit]
+    excess = float(above.mean() - limit) if len(above) else float(samples.std())
+    counted = (1.0 + len(samples) - np.searchsorted(samples, values)) / (1.0 + len(samples))
+    beyond = np.log(share) - (values - limit) / excess
+    return np.asarray(np.where(values > limit, beyond, np.log(np.maximum(counted, share))))
 
 
 @register("kde", "kde1d")

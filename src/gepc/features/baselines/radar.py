@@ -56,15 +56,15 @@ class PixelTest(HasMaps, WholeImage):
         return Cost()
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        return self._pooled(-self.log_pfa(batch.clean(backbone)))
+        return {self.name: self.pooled(-self.log_pfa(batch.clean(backbone)))}
 
-    def _pooled(self, field: torch.Tensor) -> Features:
-        """In logarithms."""
-        return {self.name: Pooling("local", self.topk, self.window).pixels(field).clamp_min(SMALLEST).log()}
+    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+        """log of the pooled -log Pfa, (N, H, W) -> (N,)."""
+        return Pooling("local", self.topk, self.window).pixels(field).clamp_min(SMALLEST).log()
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         field = -self.log_pfa(batch.clean(backbone))
-        table = {name: to_numpy(values)[:, None] for name, values in self._pooled(field).items()}
+        table = {self.name: to_numpy(self.pooled(field))[:, None]}
         return table, {"residual": field[:, None].float().cpu().numpy()}
 
 
