@@ -77,6 +77,18 @@ def test_an_image_that_is_unusual_as_a_whole_glows_as_a_whole() -> None:
     np.testing.assert_allclose(lift, lift.mean(), rtol=1e-3)
 
 
+def test_a_target_does_not_lift_the_rest_of_its_image() -> None:
+    """Clutter that is a little louder as a whole is no target, however constant its median is otherwise."""
+
+    def targets(images: Sequence[npt.NDArray[np.float32]]) -> MapParts:
+        return {"target": glowing(images)["residual"]}
+
+    found = MapStatistics.fit(targets, blanks(30, (16, 16)), blanks(20, (16, 16), 1), ONE)
+    parts = targets(blanks(1, (16, 16), 2))
+    usual, loud = (found.z({"target": gain * parts["target"]}, (16, 16))[TOGETHER] for gain in (1.0, 100.0))
+    np.testing.assert_allclose(loud, usual, atol=1e-3)
+
+
 def test_aligned_images_are_compared_position_by_position() -> None:
     """A spot that is bright in every image is usual; position-free statistics see it as an outlier."""
 

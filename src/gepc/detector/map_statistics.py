@@ -6,7 +6,7 @@ u_p = log box(m_p), c_p its median over the image, and means and standard deviat
 
     z_p = (u_p - c_p - mu_p) / sigma_p    how far the pixel stands out in its image, |z_p| for the error,
     e_p = |c_p - mean c_p| / std c_p      how unusual the image is as a whole,
-    z   = standardised max_p z_p + max(0, max_p e_p - 2).
+    z   = standardised max_p z_p + max(0, max_p e_p - 2), without the last term for targets in radar images.
 
 The maximum is over the error and the activations if the method has them, otherwise over all parts; this was chosen on
 ID images with synthetic defects (`benchmarks/maps.py`). mu and sigma are functions of the distance to the border, where
@@ -137,12 +137,15 @@ class MapStatistics:
         """z of all parts together and of each part, (N, H, W) with (H, W) = `size`."""
         fields = self._fields(parts, size)
         found = self._by_part(fields)
+        together = self._standardised(self._largest(found), 0)
+        if "target" in self.parts:
+            return {TOGETHER: together, **found}
         offsets = [
             np.abs(_centre(field) - mean) / std
             for field, (mean, std) in zip(fields.values(), self.offsets, strict=True)
         ]
         excess = np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
-        return {TOGETHER: self._standardised(self._largest(found), 0) + excess, **found}
+        return {TOGETHER: together + excess, **found}
 
     def p_values(self, field: Map, part: str = TOGETHER) -> Array:
         """The family-wise p-value of each pixel of a map of that part."""

@@ -214,8 +214,8 @@ class HasMaps(ABC):
         """The table, and the parts of the map from the same passes; NaN at levels left out."""
 
     def raw_map(self, parts: MapParts) -> Maps:
-        """The map per level, (N, levels, H, W), before calibration: the part `residual` by default."""
-        return parts["residual"]
+        """The map per level, (N, levels, H, W), before calibration: by default the only part, or `residual`."""
+        return next(iter(parts.values())) if len(parts) == 1 else parts["residual"]
 
 
 class Derived(Extractor):

@@ -65,7 +65,7 @@ class PixelTest(HasMaps, WholeImage):
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         field = -self.log_pfa(batch.clean(backbone))
         table = {self.name: to_numpy(self.pooled(field))[:, None]}
-        return table, {"residual": field[:, None].float().cpu().numpy()}
+        return table, {"target": field[:, None].float().cpu().numpy()}
 
 
 @dataclass(frozen=True)
