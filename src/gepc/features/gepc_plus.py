@@ -13,10 +13,8 @@ columns at each level are, in two parts,
     layers  log inner mean_p (A - P_g^-1 A_g)^2 / mean_p A^2, for every channel: symmetry of the inner layers
             h         mean_p A and log std_p A, for every channel: what the network sees in the image
 
-For targets that are small in their image (the preset `radar`), pooled locally like s and d, calibrated one-sided:
+For targets that are small in their image (the preset `radar`), d is pooled locally and calibrated one-sided, beside
 
-            log si    pool(mean_c (A - P_g^-1 A_g)^2 / mean_p A^2), over the first half of the layers: inner symmetry
-            log rx    pool(d^2/C), d the distance of the activations at a position from those of the whole image
             os_cfar   log pool(-log Pfa) of order-statistic CFAR, which compares a pixel with a ring around it
             pixel_rx  log pool(-log Pfa) of RX, which compares 3x3 pixels with those of the whole image; both without a
                       network, see `gepc.features.baselines.radar`
@@ -88,14 +86,14 @@ class GepcPlus(GepcExtractor):
     Parameters
     ----------
     features : any of s, cos, b, d, pair, walk, x0, cycle, var, var_g (in logarithms), ax, ay, ad, ax2, ay2, ac
-        (without), inner, h, si, rx, os_cfar and pixel_rx (the last two for log-magnitudes). A network of one channel
-        has no ac, a plain function no inner, h, si and rx: their columns are left out.
+        (without), inner, h, os_cfar and pixel_rx (the last two for log-magnitudes). A network of one channel has no
+        ac, a plain function no inner and h: their columns are left out.
     elements : `each` gives s, cos and x0 a column for every group element, `mean` one for all of them.
     map_part : the map that is shown: `sum`, all parts together, or one of them: `residual` (where the transported
         scores disagree), `inner` (the same of inner layers), `error` (where the network misses the noise) and
         `activations` (where the inner layers are unlike those of in-distribution images). A raw `sum` is residual +
-        error, both in units of b. `target` is the square of `gepc.features.pooling.log_contrast` + d^2/C of `rx`, both
-        in units of the variance of the surroundings.
+        error, both in units of b. `target` is the square of `gepc.features.pooling.log_contrast` + d^2/C, d the
+        distance of the activations at a position from those of the whole image.
 
     The others are those of `gepc.features.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
     passes and is the default; `full`, four levels and two transforms, costs 12; `single`, without a transform, costs 1;
@@ -107,7 +105,7 @@ class GepcPlus(GepcExtractor):
     has_maps = True  # every pass has a denoising error
     calibration: ClassVar[str] = "level_knn"
     keep: ClassVar[int | None] = None
-    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h", "si", "rx", *PIXEL_TESTS)
+    known_features: ClassVar[tuple[str, ...]] = (*FEATURES, *CORRELATIONS, "h", *PIXEL_TESTS)
     level_pass: ClassVar[type[LevelPass]] = PlusPass
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fast": {},

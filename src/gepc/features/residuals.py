@@ -25,7 +25,7 @@ from gepc.images import noise
 if TYPE_CHECKING:
     from gepc.features.gepc import GepcExtractor
 
-PER_ELEMENT = ("s", "cos", "x0", "var", "var_g", "si")
+PER_ELEMENT = ("s", "cos", "x0", "var", "var_g")
 LAGS: dict[str, tuple[tuple[int, int], ...]] = {
     "ax": ((0, 1),),
     "ay": ((1, 0),),
@@ -37,8 +37,7 @@ LAGS: dict[str, tuple[tuple[int, int], ...]] = {
 CORRELATIONS = (*LAGS, "ac")  # and the correlation between channels, which a network of one channel does not have
 ACTIVATIONS = ("inner", "h")  # of inner layers: one number or two per channel
 PIXEL_TESTS = ("os_cfar", "pixel_rx")  # of targets in radar images: features of the image, without a pass
-RECORDED = (*ACTIVATIONS, "si", "rx")  # need a network whose layers can be recorded
-WITHOUT_GROUP = ("b", "d", "cycle", "h", "rx", *PIXEL_TESTS, *CORRELATIONS)
+WITHOUT_GROUP = ("b", "d", "cycle", "h", *PIXEL_TESTS, *CORRELATIONS)
 GRID, VECTOR_CHANNELS = 64, 256  # the largest side of the grid of activations, and number of channels on it
 FRESH = 1 << 16  # the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image
 
@@ -100,7 +99,7 @@ class LevelPass:
         transported: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         fields = self._empty_maps()
         for name in PER_ELEMENT:
-            if name in self.wanted and (name != "si" or self._grids):
+            if name in self.wanted:
                 row[name] = self.base.new_full((len(self.rows), len(self.group)), torch.nan, dtype=torch.float64)
                 row[name][:, 0] = 0.0
         turning = [action.name for action in self.group.moving if action.name in SQUARE_SYMMETRIES]
@@ -108,7 +107,7 @@ class LevelPass:
             action = self.group.moving[position]
             moved = action.inverse(answer.eps)
             gap = (moved - self.base[picked]).square().mean(1)
-            for name, values in self._compare(picked, answer, action, moved, gap).items():
+            for name, values in self._compare(picked, answer, moved, gap).items():
                 row[name][picked, position + 1] = values.double()
             if self._grids and "inner" in self.wanted and action.name in turning:
                 here = self._grids_of(picked)
@@ -129,7 +128,7 @@ class LevelPass:
     @property
     def _records(self) -> bool:
         """Whether the activations for x_t are needed."""
-        return bool(self.wanted & set(RECORDED))
+        return bool(self.wanted.intersection(ACTIVATIONS))
 
     def _network(self, x: torch.Tensor, record: bool) -> Answer:
         """One network call with what the features need of it."""
@@ -150,11 +149,6 @@ class LevelPass:
         """`_grids` of some of the images."""
         whole = len(picked) == len(self.rows)
         return self._grids if whole else {name: maps[picked] for name, maps in self._grids.items()}
-
-    def _encoder(self, picked: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """The first half of `_grids`, in the order of execution, for some of the images."""
-        grids = self._grids if picked is None else self._grids_of(picked)
-        return dict(list(grids.items())[: (len(grids) + 1) // 2])
 
     @cached_property
     def _grids(self) -> dict[str, torch.Tensor]:
@@ -183,7 +177,7 @@ class LevelPass:
     def _evaluate(self, waiting: list[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor, Answer]]:
         moved = [self._moved(self.group.moving[position], picked) for position, picked in waiting]
         together = torch.cat(moved) if len(moved) > 1 else moved[0].contiguous()
-        answers = self._network(together, bool(self.wanted & {"inner", "si"})).split([len(part) for part in moved])
+        answers = self._network(together, "inner" in self.wanted).split([len(part) for part in moved])
         for (position, picked), answer in zip(waiting, answers, strict=True):
             yield position, picked, answer
 
@@ -198,9 +192,9 @@ class LevelPass:
         return moved
 
     def _compare(
-        self, picked: torch.Tensor, answer: Answer, action: Action, moved: torch.Tensor, gap: torch.Tensor
+        self, picked: torch.Tensor, answer: Answer, moved: torch.Tensor, gap: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """s, cos, x0, var and si of one element; `moved` is P_g^-1 eps(P_g x_t), `gap` is mean_c r_g^2."""
+        """s, cos, x0 and var of one element; `moved` is P_g^-1 eps(P_g x_t), `gap` is mean_c r_g^2."""
         found: dict[str, torch.Tensor] = {}
         for name in ("s", "var_g"):  # the variance over g of s is taken when the table is reduced
             if name in self.wanted:
@@ -215,9 +209,6 @@ class LevelPass:
             found["x0"] = pooled / self._x0_energy[picked]
         if "var" in self.wanted:
             found["var"] = (self._pooled_variance(answer) - self._pooled_variance(self.answer)[picked]).abs()
-        if "si" in self.wanted and self._grids:
-            local = inner_map(self._encoder(picked), answer.maps, action, self.batch.size)
-            found["si"] = self.method.pooling.pixels(local)
         return found
 
     @cached_property
@@ -231,8 +222,6 @@ class LevelPass:
             row["b"] = self.energy.double() / (1.0 - self.abar)
         if "h" in self.wanted and self.answer.maps:
             row["h"] = channel_statistics(self.answer.maps)
-        if "rx" in self.wanted and self._grids:
-            row["rx"] = self.method.pooling.pixels(self._distance).double()
         for name in self.wanted.intersection(PIXEL_TESTS):
             row[name] = self._pixel_test(name)
         if "cycle" in self.wanted:
@@ -249,7 +238,8 @@ class LevelPass:
 
     @cached_property
     def _distance(self) -> torch.Tensor:
-        return activation_distance(self._encoder(), self.batch.size)
+        """Of the first half of the layers."""
+        return activation_distance(dict(list(self._grids.items())[: (len(self._grids) + 1) // 2]), self.batch.size)
 
     @cached_property
     def _images(self) -> torch.Tensor:
