@@ -88,9 +88,9 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     for axes, kind in zip(panels.flat, KINDS, strict=False):
         for label, colour in zip(METHODS, COLOURS, strict=True):
             line = [row for row in rows if row["target"] == kind and row["method"] == label]
-            axes.plot(
-                [row["contrast_db"] for row in line], [row["pd"] for row in line], "o-", ms=3, color=colour, label=label
-            )
+            over = 3 if colour == COLOURS[0] else 2  # the product is not hidden by others
+            levels, found = ([row[name] for row in line] for name in ("contrast_db", "pd"))
+            axes.plot(levels, found, "o-", ms=3, color=colour, label=label, zorder=over)
         axes.axvline(0.0, color="0.8", lw=0.8, zorder=0)
         axes.set_title(kind, fontsize=10)
         axes.set_ylim(-0.03, 1.03)
