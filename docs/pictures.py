@@ -1,10 +1,12 @@
-"""The pictures of the page "How it works", made by the library with its embedded backbone.
+"""The pictures of the pages "How it works" and "Radar", made by the library with its embedded backbones.
 
-Run it with `python docs/pictures.py`; it writes docs/images/how-*.png. Some minutes on one core.
+Run it with `python docs/pictures.py`; it writes docs/images/how-*.png and radar-maps.png. Some minutes on one core.
+`python docs/pictures.py radar` writes the latter alone.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ from gepc.features.groups import find_action
 from gepc.images.noise import image_key, normal
 from gepc.report import figures
 from gepc.report.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
+from gepc.sar.bench import radar_detector
+from gepc.sar.simulate import Sea, Target, simulate
 from gepc.verdicts.conformal import threshold
 
 OUT = Path(__file__).parent / "images"
@@ -55,8 +59,31 @@ def probe(backbone: gepc.Backbone, pixels: np.ndarray, level: float) -> Figure:
     return figure
 
 
+def radar(side: int = 128) -> Figure:
+    """Simulated sea and ships with their maps by `gepc+:radar`, as in the paper's figure."""
+    sea = Sea()
+    ships = {
+        "sea": (),
+        "large ship": (Target(60, 70, heading=0.6),),
+        "small ship": (Target(80, 50, 16, 5, heading=2.0, brightness=60.0),),
+        "faint ship": (Target(40, 64, 30, 8, brightness=8.0, wake=60.0),),
+        "two ships": (Target(30, 40, 24, 7, heading=1.0), Target(95, 88, 18, 6, heading=2.4, brightness=40.0)),
+    }
+    fit = np.stack([simulate(side, side, sea, (), seed)[0] for seed in range(60)])[..., None].clip(0.0, 1.0)
+    detector = radar_detector(gepc.load_backbone("sar-tiny"), size=side, value_range=(0.0, 1.0)).fit(fit)
+    shown = [
+        simulate(side, side, sea, found, 100 + place)[0].clip(0.0, 1.0) for place, found in enumerate(ships.values())
+    ]
+    maps = detector.score_map([image[..., None] for image in shown])
+    pictures = [(255 * np.sqrt(image)).astype(np.uint8)[..., None] for image in shown]
+    return figures.maps(pictures, maps, list(ships), detector.map_limit())
+
+
 def main() -> None:
     """Write all pictures."""
+    radar().savefig(OUT / "radar-maps.png", dpi=150, facecolor="w")
+    if sys.argv[1:] == ["radar"]:
+        return
     backbone = gepc.load_backbone("celeba32-tiny")
     with torch.no_grad():
         face = data.astronaut()[20:212:6, 128:320:6]

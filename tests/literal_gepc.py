@@ -184,7 +184,7 @@ def anomaly_score(
     per_level = []
     for t in range(z.shape[0]):
         parts = [-id_log_score(calibration, z[t, f], id_z[:, t, f]) for f in range(z.shape[1])]
-        per_level.append(sum(parts) if over_features == "sum" else _mean(parts))
+        per_level.append({"sum": sum, "mean": _mean, "max": max}[over_features](parts))
     return aggregate(over_levels, per_level, weights)
 
 

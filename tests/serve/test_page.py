@@ -314,11 +314,12 @@ def test_a_picture_of_the_page(open_page, live, tmp_path):
     if "GEPC_SCREENSHOTS" not in os.environ:
         pytest.skip("set GEPC_SCREENSHOTS to a folder to draw the page for the documentation")
     import gepc
+    from gepc.core.options import DEFAULT_BACKBONE
     from gepc.report import demo
 
     pytest.importorskip("skimage", reason="the photographs come with scikit-image")
     data = demo.load_data(demo.FULL)
-    detector = demo.build_detector(gepc.load_backbone("celeba32-tiny"))
+    detector = demo.build_detector(gepc.load_backbone(DEFAULT_BACKBONE))
     detector.fit(data.fit.pixels, data.calibration.pixels).save(tmp_path / "det")
     for patches in data.scored:
         for index, patch in enumerate(patches.pixels[: SHOWN.get(patches.name, 0)]):
