@@ -6,8 +6,8 @@
 Every detector is fitted on sea clutter as in `gepc sar bench` and scans the test scenes as `gepc scene` does. A
 detection is a pixel whose map value is the largest within the side of a target. It is a hit if it lies in the box of a
 ship grown by `--margin` pixels, otherwise a false alarm; further hits of a ship do not count. Maps are raw and under
-the box filter of the score, as in `gepc sar bench`: the calibrated map of CFAR contains how unusual a tile is as a
-whole, which a ship raises in all of its tile. Intervals resample panoramas, since their scenes are not independent.
+the box filter of the score, as in `gepc sar bench`. Intervals resample panoramas, since their scenes are not
+independent.
 
 Writes `froc.csv`, `froc.png` and `scenes.md`. An interrupted run resumes; finished scenes are not scanned again.
 """
@@ -45,7 +45,7 @@ METHODS = ("gepc+:radar", "os_cfar", "ca_cfar")
 COLOURS = ("#d62728", "#1f77b4", "#7f7f7f")
 RATES = (0.1, 1.0, 10.0)  # false alarms per megapixel
 GRID = np.geomspace(0.03, 100.0, 141)
-OVERLAP = 0.29  # four tiles of 256 pixels across 800 pixels
+OVERLAP = 0.0  # tiles start at multiples of 8, as JPEG blocks do: the network sees another grid as structure
 DRAWS = 1000
 
 
