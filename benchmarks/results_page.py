@@ -1,6 +1,7 @@
-"""The tables of docs/results.md and of its sub-pages, from the results of a benchmark with all methods.
+r"""The tables of docs/results.md and of its sub-pages, from the results of a benchmark with all methods.
 
-    gepc bench small32 --data data --out results --methods all,msma:knn,diffpath:paper,scoped:paper,scoped:unsigned
+    gepc bench small32 --data data --out results \
+        --methods all,msma:knn,diffpath:paper,diffpath:v2_light,scoped:paper,scoped:unsigned
     python benchmarks/results_page.py results
 
 Writes into docs/results: `measured.md` and `published.md`, which docs/results.md includes, the pages `methods.md` and
@@ -18,6 +19,7 @@ from typing import Any
 
 from gepc.core.tables import Cell, markdown_table, show
 
+METHODS = "all,msma:knn,diffpath:paper,diffpath:v2_light,scoped:paper,scoped:unsigned"
 SHOWN = 9
 """Rows of the first table: more are on the page of every method."""
 OURS = ("gepc+ full", "gepc+ fast", "gepc+ single", "GEPC")
@@ -77,7 +79,7 @@ def main() -> None:
     tables = {table["name"]: table for table in found["tables"]}
     protocol = found["about"]["command"].split()[2]
     command = f"gepc bench {protocol} --data DATA --out results"
-    with_methods = f"{command} --methods all,msma:knn,diffpath:paper,scoped:paper,scoped:unsigned"
+    with_methods = f"{command} --methods {METHODS}"
     rows = tables["main"]["rows"]
     measured = [row for row in rows if row["source"] == "measured"]
     published = [row for row in rows if row["source"] != "measured"]
