@@ -13,7 +13,7 @@ import torch
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError, raising
 from gepc.core.files import sha256
 
 KEY = "gepc"  # of the metadata in the file
@@ -26,10 +26,8 @@ class OnnxBackbone(Backbone):
     family = "onnx"
 
     def __init__(self, path: Path) -> None:
-        try:
+        with raising(OptionError, f"{path} needs onnxruntime: pip install 'gepc[onnx]'", ImportError):
             import onnxruntime
-        except ImportError as error:
-            raise OptionError(f"{path} needs onnxruntime: pip install 'gepc[onnx]'") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         try:
@@ -95,11 +93,9 @@ def export_onnx(
     are part of it. Its metadata `gepc` holds the schedule `alphas_cumprod` as JSON. The backbone must be a pixel-space
     network in float32 on the CPU; `size` is (H, W) of the images, and `layers` as in `Backbone.eps_and_activations`.
     """
-    try:
+    with raising(OptionError, "the export needs onnx and onnxscript: pip install 'gepc[onnx]'", ImportError):
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter
-    except ImportError as error:
-        raise OptionError("the export needs onnx and onnxscript: pip install 'gepc[onnx]'") from error
     plain = isinstance(backbone.net, torch.nn.Module) and backbone.encoder is None and backbone.device.type == "cpu"
     if not plain or getattr(backbone, "precision", torch.float32) != torch.float32:
         raise OptionError("only a torch network in pixel space, in float32 and on the CPU, can be exported")

@@ -25,7 +25,7 @@ from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from gepc.core.errors import BackboneError, InputError
+from gepc.core.errors import BackboneError, InputError, raising
 from gepc.core.files import open_regular, read_json
 
 Shape = tuple[int, ...]
@@ -39,10 +39,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
     PyTorch files are opened with `weights_only=True`: one that carries code is refused before anything runs.
     """
     check_file(path)
-    try:
+    with raising(BackboneError, f"{path} is cut short or is not a safetensors file: {{error}}", SafetensorError):
         content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
-    except SafetensorError as error:
-        raise BackboneError(f"{path} is cut short or is not a safetensors file: {error}") from error
     if not isinstance(content, Mapping):
         raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict (names and tensors)")
     _check_sizes(content, path, path.stat().st_size)

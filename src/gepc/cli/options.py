@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gepc.cli.app import note
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice, raising
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -61,10 +61,8 @@ def parse_settings(settings: Iterable[str] | None) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise OptionError(f"--set takes key=value, got {text!r}")
-        try:
+        with raising(OptionError, f"--set {key}: cannot read the value {value!r}", yaml.YAMLError):
             values[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise OptionError(f"--set {key}: cannot read the value {value!r}") from error
     return values
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class GepcError(Exception):
@@ -32,6 +33,15 @@ class StorageError(GepcError, OSError):
 
 class ValueRangeWarning(UserWarning):
     """A float array looks as if it were not in [-1, 1]."""
+
+
+@contextmanager
+def raising(kind: type[GepcError], message: str, *causes: type[Exception]) -> Iterator[None]:
+    """Turn the errors `causes` of the block into one of that kind; `{error}` in its message stands for the cause."""
+    try:
+        yield
+    except causes as error:
+        raise kind(message.replace("{error}", str(error))) from error
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gepc.core.errors import InputError, StorageError, check_choice
+from gepc.core.errors import InputError, StorageError, check_choice, raising
 from gepc.datasets.registry import find_dataset, open_dataset
 
 OnBytes = Callable[[int], None]
@@ -106,11 +106,9 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) -> None:
-    try:
+    with raising(InputError, "downloads need pooch; install it with: pip install 'gepc[data]'", ImportError):
         import pooch  # type: ignore[import-untyped,unused-ignore]
         import requests
-    except ImportError as error:
-        raise InputError("downloads need pooch; install it with: pip install 'gepc[data]'") from error
 
     pooch.get_logger().setLevel("ERROR")
     resume = partial(_resume, place / f"{one.name}.part", on_bytes or (lambda _: None))

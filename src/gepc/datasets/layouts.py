@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
 from gepc.images.sources import IMAGE_NAMES, FileImages, Images, ItemImages
@@ -44,10 +44,8 @@ def npz(root: Path, split: str) -> PixelImages:
     if root.is_dir():
         raise InputError(f"{root} is a folder; name the file in it, as in npz:FILE.npz")
     pixels = read_npz(root, f"{split}_x")
-    try:
+    with raising(InputError, f"{split}_x in {root}: {{error}}", InputError):
         return PixelImages([pixels], split)
-    except InputError as error:
-        raise InputError(f"{split}_x in {root}: {error}") from error
 
 
 @register("npy", layout="train_x.npy and test_x.npy in a folder, or one .npy file whose images are all test images")
@@ -112,10 +110,8 @@ def dtd(root: Path, split: str) -> NamedFiles:
 
 
 def _read_text(path: Path) -> str:
-    try:
+    with raising(InputError, f"{path} is not a text file that can be read: {{error}}", OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a text file that can be read: {error}") from error
 
 
 @register(
@@ -250,10 +246,8 @@ _SWITCHES = (
 )
 def hugging_face(root: Path, split: str, name: str) -> Images:
     """The split of that name; images are decoded when asked for."""
-    try:
+    with raising(InputError, "hf needs the package `datasets`: pip install datasets", ImportError):
         library = import_module("datasets")
-    except ImportError as error:
-        raise InputError("hf needs the package `datasets`: pip install datasets") from error
     path, _, configuration = name.partition(":")
     try:
         with _offline(library):

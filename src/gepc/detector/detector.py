@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
+from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice, raising
 from gepc.core.files import StrPath
 from gepc.core.options import coerce
 from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics, map_scores
@@ -453,10 +453,8 @@ class Detector:
         images, on_error, groups, paths : as in `results`.
         alpha : false-alarm rate of the alarms; see `predict`.
         """
-        try:
+        with raising(OptionError, "a data frame needs pandas; install it with: pip install 'gepc[frame]'", ImportError):
             import pandas
-        except ImportError as error:
-            raise OptionError("a data frame needs pandas; install it with: pip install 'gepc[frame]'") from error
         opened, rule = open_images(images), DecisionRule(alpha)
         labels = group_labels(groups, opened)
         rule.check(self._fitted().reference_, labels)

@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError, raising
 from gepc.core.files import StrPath, open_regular
 
 Pixels = npt.NDArray[Any]
@@ -83,11 +83,8 @@ def read_file(path: StrPath) -> Pixels:
 
     A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
     """
-    try:
-        with open_file(path) as content:
-            return decode(content, Path(path).suffix)
-    except InputError as error:
-        raise InputError(f"{path} {error}") from error
+    with raising(InputError, f"{path} {{error}}", InputError), open_file(path) as content:
+        return decode(content, Path(path).suffix)
 
 
 def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -147,12 +144,10 @@ def is_url(path: StrPath) -> bool:
 
 def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL and the path in it; `s3://` and `gs://` need the packages s3fs and gcsfs."""
-    try:
+    with raising(OptionError, f"{url} cannot be opened: {{error}}", ImportError, ValueError):
         import fsspec.core
 
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise OptionError(f"{url} cannot be opened: {error}") from error
     return system, str(path)
 
 
@@ -225,26 +220,22 @@ def _read_pages(picture: Any, max_pixels: int) -> Pixels:
 
 def _read_bands(content: IO[bytes], max_pixels: int) -> Pixels:
     """(H, W, C) of a TIFF that PIL cannot decode whole, without the bands that are declared as alpha."""
-    try:
+    reason = "is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
+    with raising(InputError, reason, ImportError):
         import rasterio
         from rasterio.enums import ColorInterp
-    except ImportError as error:
-        reason = "is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
-        raise InputError(reason) from error
-    try:
-        with (
-            warnings.catch_warnings(),
-            rasterio.Env(**GDAL_OPTIONS),
-            rasterio.MemoryFile(content.read()) as memory,
-        ):
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with memory.open(driver="GTiff") as file:
-                bands = [band for band, colour in enumerate(file.colorinterp, 1) if colour != ColorInterp.alpha]
-                if file.height * file.width * len(bands) > max_pixels:
-                    raise InputError(f"has more than the {max_pixels:,} values allowed")
-                return np.asarray(file.read(bands).transpose(1, 2, 0))
-    except (rasterio.errors.RasterioError, OSError) as error:
-        raise InputError(f"is not an image that can be decoded: {error}") from error
+    with (
+        raising(InputError, "is not an image that can be decoded: {error}", rasterio.errors.RasterioError, OSError),
+        warnings.catch_warnings(),
+        rasterio.Env(**GDAL_OPTIONS),
+        rasterio.MemoryFile(content.read()) as memory,
+    ):
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with memory.open(driver="GTiff") as file:
+            bands = [band for band, colour in enumerate(file.colorinterp, 1) if colour != ColorInterp.alpha]
+            if file.height * file.width * len(bands) > max_pixels:
+                raise InputError(f"has more than the {max_pixels:,} values allowed")
+            return np.asarray(file.read(bands).transpose(1, 2, 0))
 
 
 def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from scipy.stats import betabinom
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import GepcError
+from gepc.core.errors import GepcError, raising
 from gepc.core.tables import ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
@@ -104,10 +104,8 @@ class DemoData:
 
 def load_photograph(photograph: Photograph) -> Pixels:
     """Its pixels (H, W, C), from scikit-image's own files, without a download."""
-    try:
+    with raising(GepcError, "the demo needs scikit-image; install it with: pip install 'gepc[demo]'", ImportError):
         from skimage import data
-    except ImportError as error:
-        raise GepcError("the demo needs scikit-image; install it with: pip install 'gepc[demo]'") from error
     pixels = np.asarray(getattr(data, photograph.function)())
     return pixels if pixels.ndim == 3 else pixels[..., None]
 

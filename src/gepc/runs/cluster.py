@@ -21,7 +21,7 @@ import numpy as np
 
 from gepc.backbones.base import Backbone
 from gepc.core.allocator import keep_freed_memory
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import DESCRIPTION, STATE
@@ -303,11 +303,9 @@ def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[C
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
-    try:
+    with raising(OptionError, "a cluster needs Ray: pip install 'gepc[ray]'", ImportError):
         import ray
         import ray.data
-    except ImportError as error:
-        raise OptionError("a cluster needs Ray: pip install 'gepc[ray]'") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.errors import InputError, OptionError, StorageError, check_choice, raising
 from gepc.core.files import StrPath, replacing, write_bytes
 from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.core.tables import escape_cell, unescape_cell
@@ -209,11 +209,9 @@ def format_of(path: StrPath | None, asked: str | None) -> str:
 
 def arrow() -> Any:
     """Import pyarrow, which reads and writes Parquet."""
-    try:
+    with raising(OptionError, "Parquet needs pyarrow: pip install 'gepc[parquet]', or write CSV", ImportError):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise OptionError("Parquet needs pyarrow: pip install 'gepc[parquet]', or write CSV") from error
     return pyarrow
 
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gepc._version import __version__
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
 from gepc.detector.detector import Detector
 from gepc.detector.map_statistics import Fields
@@ -366,10 +366,8 @@ class Model:
 
 
 def _identity(folder: Path) -> str:
-    try:
+    with raising(InputError, f"{folder} holds no detector; give a folder written by `gepc fit`", OSError):
         return sha256(folder / DESCRIPTION, folder / STATE)[:12]
-    except OSError as error:
-        raise InputError(f"{folder} holds no detector; give a folder written by `gepc fit`") from error
 
 
 def _known_backbone(folder: Path, given: str | None, former: Model | None) -> Any:

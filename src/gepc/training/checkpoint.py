@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import InputError, StorageError
+from gepc.core.errors import InputError
 from gepc.core.files import write_bytes, write_text
+from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
     import torch
@@ -146,8 +147,5 @@ class LossLog:
 
     def append(self, row: LossRow) -> None:
         """Add one row."""
-        try:
-            with open(self._path, "a", newline="", encoding="utf-8") as handle:
-                handle.write(row.line())
-        except OSError as error:
-            raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error
+        with storage_errors(self._path), open(self._path, "a", newline="", encoding="utf-8") as handle:
+            handle.write(row.line())

@@ -17,7 +17,7 @@ import numpy as np
 
 from gepc.backbones.load import TRAINED_ON
 from gepc.backbones.weights import Patches
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
 from gepc.images.sources import Image
 from gepc.training import checkpoint
@@ -333,10 +333,8 @@ def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None
 
 def _accelerator(recipe: Recipe) -> Accelerator:
     """The devices set by `accelerate launch` or `torchrun`; in a single process, the GPU or else the CPU."""
-    try:
+    with raising(GepcError, "training needs accelerate; install it with: pip install 'gepc[train]'", ImportError):
         from accelerate import Accelerator
-    except ImportError as error:
-        raise GepcError("training needs accelerate; install it with: pip install 'gepc[train]'") from error
     import torch
 
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available())
@@ -345,10 +343,8 @@ def _accelerator(recipe: Recipe) -> Accelerator:
         precision = "fp16" if torch.cuda.is_available() else "no"
     if precision == "fp16" and on_cpu:
         raise OptionError("mixed_precision fp16 needs a GPU; set it to auto or no")
-    try:
+    with raising(OptionError, f"mixed_precision {precision} is not available: {{error}}", ValueError):
         accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision)
-    except ValueError as error:
-        raise OptionError(f"mixed_precision {precision} is not available: {error}") from error
     if recipe.batch_size % accelerator.num_processes:
         raise OptionError(
             f"batch_size={recipe.batch_size} cannot be shared evenly by {accelerator.num_processes} processes; "

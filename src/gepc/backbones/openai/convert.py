@@ -26,7 +26,7 @@ from gepc.backbones.openai.architecture import (
 from gepc.backbones.openai.options import PRESETS, Options, read_options
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, MARK, Patches, build_net, check_shapes, place, read_tensors, unwrap
-from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
+from gepc.core.errors import BackboneError, InputError, OptionError, StorageError, raising
 from gepc.core.files import replacing, replacing_folder, sha256, write_json
 
 if TYPE_CHECKING:
@@ -221,11 +221,8 @@ def save_folder(converted: Converted, out: Path) -> None:
             parts = {"scheduler": ["diffusers", "DDPMScheduler"], "unet": ["diffusers", "UNet2DModel"]}
             write_json(folder / "model_index.json", {"_class_name": "DDPMPipeline", **version, **parts})
         path = folder / "diffusion_pytorch_model.safetensors"
-        try:
-            with replacing(path) as draft:
-                save_file(tensors, draft, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise StorageError(f"cannot write {path}: {error}") from error
+        with raising(StorageError, f"cannot write {path}: {{error}}", SafetensorError), replacing(path) as draft:
+            save_file(tensors, draft, metadata={"format": "pt"})
 
 
 def _extras(converted: Converted) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gepc.backbones.schedule import Scheduler
-from gepc.core.errors import OptionError, check_choice
+from gepc.core.errors import OptionError, check_choice, raising
 from gepc.core.options import build, read_yaml
 
 _COSINE_4000 = {"noise_schedule": "cosine", "diffusion_steps": 4000, "rescale_timesteps": True}
@@ -187,10 +187,8 @@ class Options:
 def _numbers(name: str, value: str | int | tuple[float, ...] | None) -> tuple[float, ...] | None:
     if value is None or isinstance(value, tuple):
         return value
-    try:
+    with raising(OptionError, f"{name} must be numbers such as 16,8; got {value!r}", ValueError):
         return tuple(float(part) for part in str(value).split(","))
-    except ValueError as error:
-        raise OptionError(f"{name} must be numbers such as 16,8; got {value!r}") from error
 
 
 def read_options(config: str | Path | Mapping[str, Any] | None) -> Options:
