@@ -123,10 +123,7 @@ class Records(Images):
     """Images that are in memory already."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        self._records = list(records)
-
-    def __len__(self) -> int:
-        return len(self._records)
+        self.items = self._records = records
 
     def __getitem__(self, index: int) -> Record:
         return self._records[index]

@@ -242,7 +242,7 @@ class SceneScorer:
         for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
             found = {
                 index: TileResult(
-                    images.tiles[index], images.missing[index], left_out=bool(images.left_out[index]), error=error
+                    images.items[index], images.missing[index], left_out=bool(images.left_out[index]), error=error
                 )
                 for index, _, error in chunk.failures
             }
@@ -253,7 +253,7 @@ class SceneScorer:
                 for place, index in enumerate(chunk.indices):
                     field = None if maps is None else resized(maps[detector.map_part][place], self.grid.tile)
                     numbers = (float(images.missing[index]), float(scores[place]), float(p_values[place]))
-                    found[index] = TileResult(images.tiles[index], *numbers, field=field)
+                    found[index] = TileResult(images.items[index], *numbers, field=field)
             yield from (found[index] for index in sorted(found))
 
     def _finish_row(self, row: int, valid: Valid, top: int) -> None:
