@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import BackboneError, InputError, OptionError, check_choice, raising
+from gepc.core.errors import BackboneError, InputError, OptionError, check_choice, check_least, raising
 from gepc.core.options import build
 
 T = TypeVar("T")
@@ -182,8 +182,7 @@ class Scheduler:
             check_choice("variance_type", self.variance_type, VARIANCE_TYPES)
         if self.trained_betas is None:
             check_choice("beta_schedule", self.beta_schedule, _BETAS)
-            if self.num_train_timesteps < 1:
-                raise OptionError(f"num_train_timesteps must be at least 1, got {self.num_train_timesteps}")
+            check_least(1, num_train_timesteps=self.num_train_timesteps)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str) -> Scheduler:

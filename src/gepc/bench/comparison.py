@@ -11,16 +11,7 @@ from scipy.stats import norm
 from gepc.bench import published
 from gepc.bench.cost import MeasuredCost, measure
 from gepc.bench.detector_tables import Row, published_note, published_rows, published_values
-from gepc.bench.evaluate import (
-    Array,
-    GepcBench,
-    Keys,
-    MethodBench,
-    SeedScores,
-    mean_over_seeds,
-    pair_aurocs,
-    std_over_seeds,
-)
+from gepc.bench.evaluate import Array, GepcBench, MethodBench, SeedScores, mean_over_seeds, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import ResultTable
 from gepc.scoring.metrics import placements
@@ -29,6 +20,7 @@ TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its fastest
 LEAST = float(np.finfo(np.float64).tiny)  # shown for a p-value too small for a float, which is not 0
 HEAD = ("method", "source", "preset", "calibration", "train / test images")
 TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")
+METRICS = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
 NOTE = (
     "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
     "may have an AUROC below 0.5; their sign is not changed. For a row with fewer images, GEPC's average on the same "
@@ -121,17 +113,7 @@ def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultT
             differs = paper is not None and not first.auroc_low <= paper <= first.auroc_high
             beside = (paper, None if paper is None else first.auroc - paper, "differs" if differs else "")
             rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images, *beside))
-    header: tuple[str, ...] = (
-        "method",
-        "pair",
-        "AUROC",
-        "low",
-        "high",
-        "std over seeds",
-        "AUPR",
-        "FPR95",
-        "ID / OOD images",
-    )
+    header: tuple[str, ...] = METRICS
     note = (
         "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
         "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images. "
@@ -188,7 +170,7 @@ def _average(runs: Sequence[SeedScores]) -> float:
 
 def _paired_row(leader: MethodBench, other: MethodBench) -> tuple[str, str, float, float, float, float | None, str]:
     mine, theirs = leader.collection.keys, other.collection.keys
-    common: Keys = {place: min(mine[place], theirs[place], key=len) for place in mine}
+    common = {place: min(mine[place], theirs[place], key=len) for place in mine}
     on_common = leader.on_images(common)
     ahead, behind = _half_of(on_common, 1), _half_of(other.on_images(common), 1)
     test = max(len(values) for found in ahead[0].values() for values in (found.inside, *found.outside.values()))

@@ -17,7 +17,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import InputError, OptionError, nearest
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.plugins import plugins
 from gepc.images import noise
 
@@ -294,8 +294,7 @@ def find_method(name: str) -> type[Extractor]:
     """The extractor class of that name; `plus` at its end is understood as +."""
     known = methods()
     name = re.sub(r"[ _-]?plus$", "+", name)
-    if name not in known:
-        raise OptionError(f"unknown method {name!r}; {nearest(name, known)}")
+    check_choice("method", name, known)
     return known[name]
 
 

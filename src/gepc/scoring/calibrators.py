@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest
+from gepc.core.errors import InputError, OptionError, check_choice, check_names
 
 Array = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
@@ -181,8 +181,7 @@ def list_calibrators() -> list[str]:
 def create_calibrator(text: str) -> Calibrator:
     """An unfitted calibrator by name, with options after a colon: `kde`, `knn:k=1`, `kde:bandwidth=5`."""
     name, _, tail = text.partition(":")
-    if name not in _CALIBRATORS:
-        raise OptionError(f"unknown calibration {name!r}; {nearest(name, _CALIBRATORS)}")
+    check_choice("calibration", name, _CALIBRATORS)
     return _CALIBRATORS[name](**_options(_CALIBRATORS[name], name, tail))
 
 

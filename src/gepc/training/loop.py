@@ -21,19 +21,11 @@ from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
 from gepc.images.sources import Image
 from gepc.training import checkpoint
+from gepc.training import recipe as recipes
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
 from gepc.training.choices import saved_recipe
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
-from gepc.training.recipe import (
-    Recipe,
-    alphas_cumprod,
-    build_net,
-    cannot_start_from,
-    init_fields,
-    init_name,
-    load_init,
-    save_folder,
-)
+from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -130,12 +122,12 @@ class TrainingRun:
         name = recipe.init or saved.get("init")
         if name is None:
             return recipe, None
-        recipe = dataclasses.replace(recipe, init=init_name(name))
+        recipe = dataclasses.replace(recipe, init=recipes.init_name(name))
         if (self.folder / checkpoint.NAME).exists():
             channels = recipe.image_channels or saved.get("image_channels")
             return dataclasses.replace(recipe, image_channels=channels), None
-        start = load_init(name)
-        wanted = init_fields(start)
+        start = recipes.load_init(name)
+        wanted = recipes.init_fields(start)
         for field, value in wanted.items():
             if getattr(recipe, field) not in (None, value):
                 raise OptionError(
@@ -180,12 +172,12 @@ class TrainingRun:
             raise OptionError(f"the objective {recipe.objective} is trained by one process, which holds the chains")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.net = cast("Any", build_net(recipe, *self.images.shape[2:]))
+            self.net = cast("Any", recipes.build_net(recipe, *self.images.shape[2:]))
         if start is not None:
             _check_same_architecture(self.net, start)
             self.net.load_state_dict(start.net.state_dict())
         self.net.to(memory_format=torch.channels_last)
-        self.abar = alphas_cumprod(recipe)
+        self.abar = recipes.alphas_cumprod(recipe)
         self.table = low_noise_table(recipe, self.abar)
         self.adamw = torch.optim.AdamW(self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         self.model, self.optimizer = self.accelerator.prepare(self.net, self.adamw)
@@ -320,7 +312,7 @@ class TrainingRun:
             self.state.grad_scale = float(scaler.get_scale())
             self.state.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
         checkpoint.save(self.folder, self.net, self.ema, self.adamw, self.state)
-        save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
+        recipes.save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
 
 
 def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None:
@@ -328,7 +320,7 @@ def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None
     names = [name for name in mine if not name.startswith("_") and name != "sample_size"]
     other = [name for name in names if mine[name] != theirs.get(name)]
     if other or start.patches != Patches():
-        raise cannot_start_from(start.source, f"its architecture is not one of a recipe ({', '.join(other)})")
+        raise recipes.cannot_start_from(start.source, f"its architecture is not one of a recipe ({', '.join(other)})")
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:

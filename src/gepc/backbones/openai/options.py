@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gepc.backbones.schedule import Scheduler
-from gepc.core.errors import OptionError, check_choice, raising
+from gepc.core.errors import OptionError, check_choice, check_least, raising
 from gepc.core.options import build, read_yaml
 
 _COSINE_4000 = {"noise_schedule": "cosine", "diffusion_steps": 4000, "rescale_timesteps": True}
@@ -123,10 +123,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.noise_schedule is not None:
             check_choice("noise_schedule", self.noise_schedule, ("linear", "cosine"))
-        for name in ("image_size", "num_heads", "diffusion_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name} must be at least 1, got {value}")
+        check_least(1, image_size=self.image_size, num_heads=self.num_heads, diffusion_steps=self.diffusion_steps)
 
     @property
     def missing(self) -> list[str]:
