@@ -44,23 +44,7 @@ NO_DATA = 0.35
 
 # QGIS applies a style that has the name of the layer: the map as colours from transparent to its limit, regions as
 # numbered outlines
-MAP_STYLE = """<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
-<qgis version="3.22" styleCategories="Symbology"><pipe>
-<rasterrenderer type="singlebandpseudocolor" band="1" opacity="0.8" classificationMin="0" classificationMax="{most:g}">
-<rastershader><colorrampshader colorRampType="INTERPOLATED" clip="0">
-<item value="0" label="0" color="#000004" alpha="0"/>
-<item value="{half:g}" label="{half:.3g}" color="#bb3754" alpha="160"/>
-<item value="{most:g}" label="{most:.3g}" color="#fcffa4" alpha="255"/>
-</colorrampshader></rastershader></rasterrenderer></pipe></qgis>
-"""
-REGION_STYLE = """<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
-<qgis version="3.22" styleCategories="Symbology|Labeling" labelsEnabled="1">
-<renderer-v2 type="singleSymbol"><symbols><symbol type="fill" name="0"><layer class="SimpleFill">
-<prop k="style" v="no"/><prop k="outline_color" v="230,60,40,255"/><prop k="outline_width" v="0.8"/>
-</layer></symbol></symbols></renderer-v2>
-<labeling type="simple"><settings><text-style fieldName="region" fontSize="10" textColor="230,60,40,255"/>
-</settings></labeling></qgis>
-"""
+MAP_STYLE, REGION_STYLE = (Path(__file__).with_name(name) for name in ("map.qml", "regions.qml"))
 
 Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
 Picture = npt.NDArray[np.float64]
@@ -88,7 +72,7 @@ class SceneWriter:
         write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
         write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
         write_json(path / "regions.geojson", geojson(regions, place))
-        write_text(path / "regions.qml", REGION_STYLE)
+        write_text(path / "regions.qml", REGION_STYLE.read_text(encoding="utf-8"))
         caption = f"{len(regions)} regions, {self.flags.sum()} of {scored.sum()} tiles flagged"
         caption += f" ({self.plan.control.name}, {self.plan.control.alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, caption)
@@ -96,7 +80,8 @@ class SceneWriter:
         if field is not None and self.plan.map_format == "tif":
             with replacing(path / "map.tif") as draft:
                 write_tiff(draft, field, place)
-            write_text(path / "map.qml", MAP_STYLE.format(most=limit, half=limit / 2))
+            style = MAP_STYLE.read_text(encoding="utf-8").format(most=limit, half=limit / 2)
+            write_text(path / "map.qml", style)
         elif field is not None:
             os.replace(field.path, path / "map.npy")
         self.folder.finish(summary)
