@@ -16,7 +16,7 @@ from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, null_
 from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
-from gepc.core.errors import BackboneError, OptionError, check_choice
+from gepc.core.errors import BackboneError, OptionError, check_choice, first_line
 
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
@@ -231,7 +231,7 @@ def choose_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise OptionError(f"device {str(device)!r} cannot be used here ({reason}); try device='auto'") from error
     return chosen
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, nearest
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, nearest
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build, read_yaml
 from gepc.core.plugins import plugins
@@ -323,7 +323,7 @@ def _pretrained(folder: Path, kind: str, wanted: Wanted) -> Any:
             local_files_only=True,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise BackboneError(f"{folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+        raise BackboneError(f"{folder} cannot be loaded: {first_line(error)}") from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(map(str, info.get(problem) or ()))
         if names:
@@ -359,8 +359,8 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
             **others,
         )
     except (OSError, ValueError, RuntimeError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise BackboneError(f"{pipeline}: its text encoders cannot be loaded: {reason}; give `embeddings`") from error
+        reason = f"its text encoders cannot be loaded: {first_line(error)}"
+        raise BackboneError(f"{pipeline}: {reason}; give `embeddings`") from error
     return encoded_prompt(encoders, wanted.prompt or "", kind)
 
 
@@ -465,8 +465,7 @@ def _find(source: str | os.PathLike[str], wanted: Wanted) -> Path:
         return Path(plugins("gepc.backbones")[name]()) if name in plugins("gepc.backbones") else WEIGHTS / name
     if Path(source).exists():
         return Path(source)
-    looks_like_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
-    if not looks_like_id or name.endswith(SUFFIXES):
+    if not is_hub_id(name) or name.endswith(SUFFIXES):
         if "/" in name or "\\" in name or name.endswith(SUFFIXES):
             raise InputError(f"{name} does not exist")
         raise OptionError(f"no backbone, file or folder is called {name!r}; {nearest(name, list_backbones())}")
@@ -475,11 +474,16 @@ def _find(source: str | os.PathLike[str], wanted: Wanted) -> Path:
     except GepcError:
         raise
     except Exception as error:  # the hub client raises its own, its transport's and OSError
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise BackboneError(
             f"there is no folder {name}, and the hub did not give it either ({reason}). Without a connection, download "
             f"it elsewhere (hf download {name} --local-dir FOLDER), copy the folder here and pass its path"
         ) from error
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` may be a repository on the Hugging Face hub: "org/name"."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
 
 
 def _download(name: str, wanted: Wanted) -> Path:

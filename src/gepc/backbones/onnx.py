@@ -13,7 +13,7 @@ import torch
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, InputError, OptionError, raising
+from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
 from gepc.core.files import sha256
 
 KEY = "gepc"  # of the metadata in the file
@@ -36,7 +36,7 @@ class OnnxBackbone(Backbone):
         except KeyError as error:
             raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
         except Exception as error:  # onnxruntime has a dozen of its own
-            raise InputError(f"{path} is no ONNX network: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
         super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
         self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
         self.parameters, self.sha256, self.source = about["parameters"], sha256(path), str(path)

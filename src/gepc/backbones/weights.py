@@ -25,7 +25,7 @@ from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from gepc.core.errors import BackboneError, InputError, raising
+from gepc.core.errors import BackboneError, InputError, first_line, raising
 from gepc.core.files import open_regular, read_json
 
 Shape = tuple[int, ...]
@@ -95,7 +95,7 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise BackboneError(_refusal(path, str(error))) from error
     except Exception as error:  # a pickle may be wrong in any way
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise BackboneError(f"{path} is cut short or damaged: {reason}; copy or download it again") from error
 
 

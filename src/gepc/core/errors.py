@@ -36,12 +36,24 @@ class ValueRangeWarning(UserWarning):
 
 
 @contextmanager
-def raising(kind: type[GepcError], message: str, *causes: type[Exception]) -> Iterator[None]:
-    """Turn the errors `causes` of the block into one of that kind; `{error}` in its message stands for the cause."""
+def raising(
+    kind: type[GepcError], message: str, *causes: type[Exception], passing: type[Exception] | tuple[()] = ()
+) -> Iterator[None]:
+    """Turn the errors `causes` of the block into one of that kind, except those that are `passing`.
+
+    `{error}` in the message stands for the text of the cause.
+    """
     try:
         yield
+    except passing:
+        raise
     except causes as error:
         raise kind(message.replace("{error}", str(error))) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:

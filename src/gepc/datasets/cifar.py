@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.datasets.registry import PixelImages, first_of, register
 
 Bytes = npt.NDArray[np.uint8]
@@ -194,16 +194,12 @@ def read_plain_pickle(content: bytes) -> dict[str, Any]:
     by a class that records its arguments, and any other name or operation is an `InputError`. The keys of the result
     are text; its arrays are read with `byte_array`.
     """
-    try:
+    with raising(InputError, "it is damaged or cut short: {error}", *_DAMAGED_PICKLE, passing=InputError):
         _check_operations(content)
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(found, dict):
             raise InputError(f"it holds a {type(found).__name__}, not a dictionary")
         return {str(_bytes(key), "latin1") if not isinstance(key, str) else key: value for key, value in found.items()}
-    except InputError:
-        raise
-    except _DAMAGED_PICKLE as error:
-        raise InputError(f"it is damaged or cut short: {error}") from error
 
 
 def _bytes(value: Any) -> Any:

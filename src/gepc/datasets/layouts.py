@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, raising
+from gepc.core.errors import InputError, first_line, raising
 from gepc.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
 from gepc.images.sources import IMAGE_NAMES, FileImages, Images, ItemImages
@@ -255,8 +255,7 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
     except InputError:
         raise
     except Exception as error:  # whatever the reader of that data set raises
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} is neither below {root} nor in the cache: {reason}") from error
+        raise InputError(f"{path} is neither below {root} nor in the cache: {first_line(error)}") from error
     if split not in table:
         raise InputError(f"{path} has no {split} split but {', '.join(map(str, table)) or 'none'}")
     rows = table[split]

@@ -18,10 +18,11 @@ import numpy as np
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
+from gepc.backbones.load import is_hub_id, list_backbones, load_again
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, raising
 from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
-from gepc.detector.hub import download, is_hub_id
+from gepc.detector.hub import download
 from gepc.detector.map_statistics import MapStatistics
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring.calibrators import create_calibrator, under
@@ -205,15 +206,11 @@ def _read_state(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    try:
-        with open_regular(path) as handle:
-            if os.fstat(handle.fileno()).st_size > MAX_STATE:
-                raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
-            arrays = load(handle.read())
-    except InputError:
-        raise
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{path} is missing or damaged: {error}") from error
+    reason, causes = f"{path} is missing or damaged: {{error}}", (OSError, SafetensorError, KeyError, ValueError)
+    with raising(InputError, reason, *causes, passing=InputError), open_regular(path) as handle:
+        if os.fstat(handle.fileno()).st_size > MAX_STATE:
+            raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
+        arrays = load(handle.read())
     for name, array in arrays.items():
         expected = np.float32 if name.endswith("/axes") else np.float64  # principal axes are by far the largest arrays
         if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != expected:
@@ -225,8 +222,6 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _check_sources(description: dict[str, Any], follow: bool, folder: Path) -> None:
     """Refuse a folder that names a network by a path or hub id, which `follow` or its method would load."""
-    from gepc.backbones.load import list_backbones
-
     others, own = description["options"], description["backbone"]["source"]
     for source in (others.get("background"), *(others.get("checkpoints") or ()), own if follow else None):
         if source is not None and source not in list_backbones():
@@ -239,8 +234,6 @@ def _check_sources(description: dict[str, Any], follow: bool, folder: Path) -> N
 def _find_backbone(
     stored: dict[str, Any], given: Backbone | str | None, options: dict[str, Any], folder: Path
 ) -> Backbone:
-    from gepc.backbones.load import load_again
-
     if given is None and stored["source"] is None:
         raise BackboneError(
             f"{folder} was fitted with a backbone made in Python ({stored['family']}); "

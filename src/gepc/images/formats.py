@@ -239,7 +239,7 @@ def _read_bands(content: IO[bytes], max_pixels: int) -> Pixels:
 
 
 def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
-    try:
+    with raising(InputError, "is not a plain .npy array: {error}", *DAMAGED_ARRAY, passing=InputError):
         if content.read(2) == b"PK":
             raise InputError("is an archive of arrays; name it .npz")
         content.seek(0)
@@ -252,10 +252,6 @@ def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
             raise InputError(f"holds an array of shape {shape}, more than the {max_pixels:,} numbers allowed")
         content.seek(0)
         return np.asarray(np.load(content, allow_pickle=False))
-    except InputError:
-        raise
-    except DAMAGED_ARRAY as error:
-        raise InputError(f"is not a plain .npy array: {error}") from error
 
 
 def is_stack(path: Path) -> bool:
@@ -279,23 +275,21 @@ def split_archive(source: StrPath) -> tuple[Path, str | None] | None:
 
 def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
     """Read the array `key` of an `.npz` archive, or the only one, or the first of `default_keys` that is there."""
-    try:
-        with open_regular(path) as handle:
-            if not zipfile.is_zipfile(handle):
-                raise InputError(f"{path} is not a complete, plain .npz archive")
-            handle.seek(0)
-            with np.load(handle, allow_pickle=False) as archive:
-                names = list(archive.files)
-                if key is None:
-                    key = names[0] if len(names) == 1 else next((name for name in default_keys if name in names), None)
-                if key in names:
-                    return np.asarray(archive[key])
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except InputError:
-        raise
-    except DAMAGED_ARRAY as error:
-        raise InputError(f"{path} is not a complete, plain .npz archive: {error}") from error
+    damaged = f"{path} is not a complete, plain .npz archive"
+    with (
+        raising(InputError, f"{damaged}: {{error}}", *DAMAGED_ARRAY, passing=InputError),
+        raising(InputError, f"{path} does not exist", FileNotFoundError),
+        open_regular(path) as handle,
+    ):
+        if not zipfile.is_zipfile(handle):
+            raise InputError(damaged)
+        handle.seek(0)
+        with np.load(handle, allow_pickle=False) as archive:
+            names = list(archive.files)
+            if key is None:
+                key = names[0] if len(names) == 1 else next((name for name in default_keys if name in names), None)
+            if key in names:
+                return np.asarray(archive[key])
     if key or not names:
         raise InputError(f"{path} holds no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
     raise InputError(f"{path} holds several arrays; choose one with {path.name}:NAME ({', '.join(names)})")

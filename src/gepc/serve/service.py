@@ -311,12 +311,8 @@ class Model:
 
     def warm_up(self) -> None:
         """Score a grey image, so that setting up the network does not delay the first request."""
-        try:
+        with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
             (found,) = self.score_batch([self.blank()], with_maps=False)
-        except GepcError:
-            raise
-        except RuntimeError as error:
-            raise GepcError(f"the detector cannot score an image: {error}") from error
         if not math.isfinite(found.score):
             raise GepcError("the detector gives no finite score; fit it again")
 
