@@ -15,7 +15,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, log_variances, rho_of
-from gepc.core.errors import check_choice, check_least
+from gepc.core.options import at_least, one_of
 from gepc.features.base import Batch, Columns, Cost, Derived, Features, PerLevel, Table, WholeImage, register
 from gepc.features.baselines.paths import HIGHEST_RHO, even_in
 from gepc.features.baselines.score import ScoreNorm, eps_and_trace, signs
@@ -95,16 +95,11 @@ class NllVlb(WholeImage):
         "full": {"steps": None, "strata": None},
     }
 
-    steps: int | None = None
-    strata: int | None = 32
+    steps: int | None = at_least(2, None)
+    strata: int | None = at_least(1, 32)
     clip: bool = True
-    variance: str = "model"
+    variance: str = one_of("model", "posterior", "beta")
     compat: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("variance", self.variance, ("model", "posterior", "beta"))
-        check_least(2, steps=self.steps)
-        check_least(1, strata=self.strata)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -234,13 +229,8 @@ class DensityOfStates(Derived, NllVlb):
 
     calibration: ClassVar[str] = "gmm"
 
-    bands: int = 4
+    bands: int = at_least(1, 4)
     levels: Levels = Levels.rho(0.05, 0.17, 0.52)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        check_least(1, bands=self.bands)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -306,12 +296,7 @@ class LocalDimension(Derived, NllVlb):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"strata": None, "probes": 4}, "light": {}}
 
     levels: Levels = Levels((0.998,))
-    probes: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        check_least(1, probes=self.probes)
+    probes: int = at_least(1, 1)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -351,10 +336,7 @@ class NllOde(WholeImage):
     column_names = ("bpd",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"steps": 250}, "light": {"steps": 16}}
 
-    steps: int = 16
-
-    def __post_init__(self) -> None:
-        check_least(1, steps=self.steps)
+    steps: int = at_least(1, 16)
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         return Cost(forward=2 * self.steps, jvp=2 * self.steps)

@@ -15,7 +15,8 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
-from gepc.core.errors import InputError, OptionError, check_choice, check_least
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.options import at_least, one_of
 from gepc.features.base import Batch, Columns, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
 from gepc.features.distances import check_distance, distance_of, ssim_map, unit
 from gepc.features.pooling import total
@@ -153,16 +154,15 @@ class DiffPath(Derived, WholeImage):
     }
 
     dim: int = 6
-    steps: int = 10
+    steps: int = at_least(2, 10)
     clip: bool = True
-    root: str = "d"
+    root: str = one_of("d", "eps")
     errors: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dim not in (1, 6):
             raise OptionError(f"dim must be 1 or 6, got {self.dim}")
-        check_choice("root", self.root, ("d", "eps"))
-        check_least(2, steps=self.steps)
 
     @property
     def label(self) -> str:
@@ -279,12 +279,10 @@ class DDPMOOD(Extractor):
     compat: bool = False
 
     def __post_init__(self) -> None:
-        given = (self.distances,) if isinstance(self.distances, str) else tuple(self.distances)
-        object.__setattr__(self, "distances", given)
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        if not given:
+        super().__post_init__()
+        if not self.distances:
             raise OptionError("name at least one distance")
-        for name in given:
+        for name in self.distances:
             check_distance(name)
         check_choice("order", str(self.order), ("1", "2", "3", "4"))
 
@@ -357,14 +355,14 @@ class LMD(WholeImage):
         "light": {"repetitions": 8, "steps": 13},
     }
 
-    repetitions: int = 8
-    steps: int = 13
-    blocks: int = 8
+    repetitions: int = at_least(1, 8)
+    steps: int = at_least(1, 13)
+    blocks: int = at_least(1, 8)
     distance: str = "msgms"
     clip: bool = True
 
     def __post_init__(self) -> None:
-        check_least(1, repetitions=self.repetitions, steps=self.steps, blocks=self.blocks)
+        super().__post_init__()
         check_distance(self.distance)
 
     @property

@@ -21,14 +21,14 @@ import numpy.typing as npt
 import torch
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.core.errors import OptionError, check_least
+from gepc.core.options import one_of
 from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, register, to_numpy
 from gepc.features.pooling import Pooling, check_window, position_distance, ring_sides
 from gepc.images.preprocessing import from_log_magnitude
 
 Array = npt.NDArray[np.float64]
 
-SCALES = ("amplitude", "intensity", "log")
 SMALLEST = 1e-300
 DARKEST = (0.5 / 255.0) ** 2  # half a step of 8-bit amplitude: pixels of 0 have no logarithm
 RATIOS = np.geomspace(1e-4, 1e6, 400)
@@ -46,6 +46,7 @@ class PixelTest(HasMaps, WholeImage):
     window: int = 9
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         Pooling("local", self.topk, self.window)
 
     @abstractmethod
@@ -85,11 +86,10 @@ class CFAR(PixelTest):
     guard: int = 41
     ring: int = 61
     looks: float = 1.0
-    scale: str = "amplitude"
+    scale: str = one_of("amplitude", "intensity", "log")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("scale", self.scale, SCALES)
         for side in (self.guard, self.ring):
             check_window(side)
         check_least(self.guard + 2, ring=self.ring)

@@ -13,7 +13,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
-from gepc.core.errors import check_choice, check_least
+from gepc.core.options import at_least, one_of
 from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, register, to_numpy, to_tensor
 from gepc.features.groups import Group, Transform
 from gepc.features.pooling import box_filter, check_window, energy, odd_eighth, total
@@ -40,13 +40,8 @@ class ScoreNorm(PerLevel):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"levels": Levels.rho(0.17)}, "light": {}}
 
     levels: Levels = Levels.rho(0.05, 0.17, 0.52)
-    draws: int = 1
-    of: str = "score"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, draws=self.draws)
-        check_choice("of", self.of, ("score", "eps"))
+    draws: int = at_least(1, 1)
+    of: str = one_of("score", "eps")
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=self.draws)
@@ -142,14 +137,9 @@ class SCOPED(PerLevel):
     smallest: ClassVar[float] = 1e-3
 
     levels: Levels = Levels.rho(0.0045, 0.13)
-    probes: int = 1
-    sign: str = "sum"
+    probes: int = at_least(1, 1)
+    sign: str = one_of("sum", "none")
     noised: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, probes=self.probes)
-        check_choice("sign", self.sign, ("sum", "none"))
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=self.probes, jvp=self.probes)
@@ -197,15 +187,10 @@ class EigenScore(PerLevel):
     }
 
     levels: Levels = Levels.rho(0.342, 0.724, 1.24)
-    k: int = 1
-    iterations: int = 8
-    draws: int = 2
-    over_draws: str = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, k=self.k, iterations=self.iterations, draws=self.draws)
-        check_choice("over_draws", self.over_draws, ("mean", "median"))
+    k: int = at_least(1, 1)
+    iterations: int = at_least(1, 8)
+    draws: int = at_least(1, 2)
+    over_draws: str = one_of("mean", "median")
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=2 * self.k * self.iterations * self.draws)
@@ -242,11 +227,7 @@ def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> to
 class ErrorMap(HasMaps, PerLevel):
     """A method whose map shows the denoising error, and whose feature pools the map."""
 
-    draws: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, draws=self.draws)
+    draws: int = at_least(1, 1)
 
     @abstractmethod
     def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
@@ -296,13 +277,12 @@ class SPR(ErrorMap):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"calibration": "raw"}, "light": {}}
 
     levels: Levels = Levels.rho(0.0633)
-    draws: int = 3
+    draws: int = at_least(1, 3)
     window: int | None = None
-    pool: str = "max"
+    pool: str = one_of("max", "mean")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("pool", self.pool, ("max", "mean"))
         check_window(self.window)
 
     def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
@@ -360,13 +340,8 @@ class IDecode(PerLevel):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
 
     levels: Levels = Levels.rho(0.065)
-    n: int = 5
+    n: int = at_least(1, 5)
     group: Group = Group.of("paper")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "group", Group.of(self.group))
-        check_least(1, n=self.n)
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=self.n + 1)  # the reference, and an element drawn twice is evaluated twice
