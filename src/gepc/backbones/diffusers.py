@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.models.attention_processor import Attention
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.latent import AutoencoderEncoder
@@ -252,8 +253,6 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> tuple[torch.
 
 def _fixed_size(net: Any) -> tuple[int, int] | None:
     """The size a net with attention was made for; a fully convolutional one takes any."""
-    from diffusers.models.attention_processor import Attention
-
     size = net.config.get("sample_size")
     is_unet = hasattr(net, "down_blocks")
     if size is None or (is_unet and not any(isinstance(module, Attention) for module in net.modules())):

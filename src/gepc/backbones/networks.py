@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,8 +147,6 @@ def null_class(net: Any) -> int | None:
 
 def encoded_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tensor]:
     """The embeddings of `prompt` by the text encoders of a diffusers pipeline with a network of class `kind`."""
-    import inspect
-
     encode = getattr(pipeline, "encode_prompt", None)
     places = CLASSES[kind].prompt
     if encode is None or places is None:

@@ -40,11 +40,6 @@ class ComparedMethod:
     gepc_average: float
     cost: MeasuredCost
 
-    @property
-    def images(self) -> tuple[int, int]:
-        """The number of train and of test images."""
-        return self.method.collection.images
-
 
 def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[ComparedMethod]:
     """GEPC, then every baseline; each is timed on the same few images."""
@@ -76,7 +71,7 @@ def comparison_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> 
 
 
 def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
-    method, (train, test) = one.method, one.images
+    method, (train, test) = one.method, one.method.collection.images
     values = list(method.aurocs.values())
     averages = [_average([run]) for run in method.all_scores()]
     worst = int(np.argmin(values))

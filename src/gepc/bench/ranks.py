@@ -26,6 +26,7 @@ from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, ResultTable
+from gepc.report.figures import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,8 +129,6 @@ def read_aurocs(folder: Path) -> dict[str, dict[str, float]]:
 
 def diagram(ranking: Ranking) -> Figure:
     """The critical-difference diagram: average ranks on a line, bars under methods that do not differ."""
-    from gepc.report.figures import drawing
-
     ranks, names = ranking.average_ranks, ranking.methods
     half, step = (len(names) + 1) // 2, 0.16
     with drawing(0.9 + step * (half + len(ranking.groups))) as figure:

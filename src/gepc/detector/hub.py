@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gepc._version import __version__
 from gepc.core.errors import InputError, StorageError, first_line
 from gepc.core.files import read_json, write_json, write_text
 from gepc.core.tables import markdown_table
+from gepc.detector.detector import Detector
 from gepc.verdicts.conformal import Guarantee
-
-if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
 
 _TAGS = ["out-of-distribution-detection", "anomaly-detection", "diffusion", "conformal-prediction"]
 

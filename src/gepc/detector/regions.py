@@ -6,17 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_fill_holes, find_objects, label
 
 from gepc.core.tables import escape_cell
+from gepc.detector.detector import Detector
 from gepc.detector.map_statistics import Fields
-
-if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
 
 Box = tuple[int, int, int, int]
 Point = tuple[float, float]

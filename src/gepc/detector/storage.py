@@ -12,9 +12,12 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
@@ -22,17 +25,14 @@ from gepc.backbones.load import is_hub_id, list_backbones, load_again
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, raising
 from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
+from gepc.detector.detector import Detector
 from gepc.detector.hub import download
 from gepc.detector.map_statistics import MapStatistics
+from gepc.detector.registry import create_detector, options_of
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring.calibrators import create_calibrator, under
 from gepc.scoring.scorer import Scorer, Selection
 from gepc.verdicts.conformal import CalibrationScores
-
-if TYPE_CHECKING:
-    import torch
-
-    from gepc.detector.detector import Detector
 
 SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
@@ -67,8 +67,6 @@ def save_detector(detector: Detector, folder: StrPath) -> None:
 
 def describe(detector: Detector) -> dict[str, Any]:
     """All of a fitted detector that a person may want to read, and what loading needs in addition to the arrays."""
-    from gepc.detector.registry import options_of
-
     guarantee, cost = None, dataclasses.asdict(detector.cost())
     with contextlib.suppress(OptionError):
         guarantee = vars(detector.guarantee(STATED_ALPHA))
@@ -203,9 +201,6 @@ def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
 
 def _read_state(path: Path) -> dict[str, Any]:
     """The arrays, each of finite numbers in double precision."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     reason, causes = f"{path} is missing or damaged: {{error}}", (OSError, SafetensorError, KeyError, ValueError)
     with raising(InputError, reason, *causes, passing=InputError), open_regular(path) as handle:
         if os.fstat(handle.fileno()).st_size > MAX_STATE:
@@ -294,8 +289,6 @@ class Fitted:
 
 
 def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Backbone) -> Detector:
-    from gepc.detector.registry import create_detector
-
     detector = create_detector(description["method"], backbone, **_usable(description["options"]))
     detector.preprocessing_ = _stored_preprocessing(detector, description["preprocessing"])
     fitted = build(Fitted, description["fitted"], "fitted")

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
@@ -311,9 +313,6 @@ def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
 
 def _read(path: Path) -> Table | None:
     """The features in `path`, or None where there is no such file or it is damaged."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     with contextlib.suppress(OSError, SafetensorError, ValueError):
         return dict(load_file(path))
     return None

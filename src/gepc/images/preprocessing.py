@@ -232,13 +232,9 @@ def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
 
 def _resized(image: Image, size: tuple[int, int]) -> Image:
     """Bilinear with antialiasing, per channel in float: no rounding to 8 bits on the way."""
-    planes = [
-        PILImage.fromarray(np.ascontiguousarray(image[..., channel])).resize(
-            (size[1], size[0]), PILImage.Resampling.BILINEAR
-        )
-        for channel in range(image.shape[2])
-    ]
-    return np.stack([np.asarray(plane, dtype=np.float32) for plane in planes], axis=2).clip(-1.0, 1.0)
+    planes = [PILImage.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, 2, 0)]
+    resized = [plane.resize((size[1], size[0]), PILImage.Resampling.BILINEAR) for plane in planes]
+    return np.stack([np.asarray(plane, dtype=np.float32) for plane in resized], axis=2).clip(-1.0, 1.0)
 
 
 def warn_about_range(images: Images, value_range: tuple[float, float] | None) -> None:

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from gepc.backbones.base import Backbone
+from gepc.backbones.load import load_backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
 from gepc.detector.detector import Detector, Result
-from gepc.detector.storage import DESCRIPTION, STATE
+from gepc.detector.storage import DESCRIPTION, STATE, load_detector
 from gepc.features.base import Table
 from gepc.features.extraction import ExtractionSpec
 from gepc.images.batches import Chunk
@@ -59,8 +60,6 @@ class DetectorPayload:
 
     def build(self) -> Detector:
         """Load the detector."""
-        from gepc.detector.storage import load_detector
-
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
             for name, content in self.files.items():
                 (Path(folder) / name).write_bytes(content)
@@ -248,8 +247,6 @@ class FeatureActor:
     """A process of the cluster that extracts features of chunks."""
 
     def __init__(self, backbone: Backbone | str, options: dict[str, Any]) -> None:
-        from gepc.backbones.load import load_backbone
-
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import DataLoader
 
 from gepc.core.errors import GepcError
 from gepc.detector.detector import Detector, Result
@@ -187,8 +188,6 @@ def _in_threads(parts: Iterable[ImageRange], reader: Callable[[ImageRange], Chun
 
 def _in_processes(parts: Iterable[ImageRange], reader: Reader, workers: int) -> Iterator[Chunk]:
     # the processes of torch's loader end when this one is killed
-    from torch.utils.data import DataLoader
-
     build: Any = DataLoader  # its type stubs know whole numbers as indices only
     loader = build(
         reader,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from gepc.core.errors import InputError
 from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_json
@@ -118,9 +120,6 @@ class ScanFolder:
 
     def state(self) -> ScanState:
         """What is finished."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         path = self.work / "progress.safetensors"
         if not path.exists():
             return ScanState()

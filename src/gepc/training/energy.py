@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from gepc.backbones.energy import EnergyNet
-
-if TYPE_CHECKING:
-    from gepc.training.recipe import Recipe
+from gepc.training.recipe import Recipe
 
 Energy = Callable[[torch.Tensor], torch.Tensor]
-Loss = Callable[["Recipe", EnergyNet, torch.Tensor, torch.Generator], torch.Tensor]
+Loss = Callable[[Recipe, EnergyNet, torch.Tensor, torch.Generator], torch.Tensor]
 
 
 def langevin(

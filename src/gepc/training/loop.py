@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
+from diffusers import UNet2DModel
+from diffusers.training_utils import EMAModel
 
+from gepc.backbones.diffusers import DiffusersBackbone
 from gepc.backbones.load import TRAINED_ON
 from gepc.backbones.weights import Patches
 from gepc.core.errors import GepcError, InputError, OptionError, raising
@@ -25,14 +29,11 @@ from gepc.training import recipe as recipes
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
 from gepc.training.choices import saved_recipe
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
+from gepc.training.energy import LOSSES
 from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import Accelerator
-    from diffusers import UNet2DModel
-
-    from gepc.backbones.diffusers import DiffusersBackbone
 
 MAY_CHANGE = ("steps", "checkpoint_every", "mixed_precision")
 
@@ -163,9 +164,6 @@ class TrainingRun:
         return None if found is None else dataclasses.replace(found, recipe=identity["recipe"])
 
     def _build(self, start: DiffusersBackbone | None) -> None:
-        import torch
-        from diffusers.training_utils import EMAModel
-
         recipe = self.recipe
         self.accelerator = _accelerator(recipe)
         if recipe.objective != "noise" and self.accelerator.num_processes > 1:
@@ -236,8 +234,6 @@ class TrainingRun:
 
     def _agree(self, *values: float) -> list[float]:
         """The mean of each value over all processes, so that they make the same decisions."""
-        import torch
-
         if self.accelerator.num_processes == 1:
             return list(values)
         together = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
@@ -272,8 +268,6 @@ class TrainingRun:
 
     def _noise_loss(self) -> torch.Tensor:
         """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, with the t and noise of the step."""
-        import torch
-
         batch, images = self._batch()
         abar = self.abar[batch.timesteps][:, None, None, None]
         noisy = (np.sqrt(abar) * images + np.sqrt(1.0 - abar) * batch.noise).astype(np.float32)
@@ -284,10 +278,6 @@ class TrainingRun:
         return torch.nn.functional.mse_loss(predicted.float(), torch.from_numpy(batch.noise).to(device))
 
     def _energy_loss(self) -> torch.Tensor:
-        import torch
-
-        from gepc.training.energy import LOSSES
-
         images = torch.from_numpy(np.ascontiguousarray(self._batch()[1])).to(self.accelerator.device)
         seed = int(np.random.default_rng([self.recipe.seed, self.state.step, 0, 4]).integers(2**62))
         generator = torch.Generator().manual_seed(seed)
@@ -327,8 +317,6 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     """The devices set by `accelerate launch` or `torchrun`; in a single process, the GPU or else the CPU."""
     with raising(GepcError, "training needs accelerate; install it with: pip install 'gepc[train]'", ImportError):
         from accelerate import Accelerator
-    import torch
-
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available())
     precision = recipe.mixed_precision
     if precision == "auto":

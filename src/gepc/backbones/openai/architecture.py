@@ -17,14 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gepc.core.errors import BackboneError
 
-if TYPE_CHECKING:
-    from gepc.backbones.weights import Shape
-
 T = TypeVar("T")
+Shape = tuple[int, ...]
 GROUPS = 32
 RESBLOCK, ATTENTION, DOWN, UP = "resblock", "attention", "op", "conv_up"
 _KINDS = {

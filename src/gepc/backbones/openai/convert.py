@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import diffusers
+import safetensors.torch
 import torch
 
 from gepc.backbones.openai.architecture import (
@@ -29,9 +31,6 @@ from gepc.backbones.weights import EXTRAS, MARK, Patches, build_net, check_shape
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError, raising
 from gepc.core.files import replacing, replacing_folder, sha256, write_json
 
-if TYPE_CHECKING:
-    from diffusers import UNet2DModel
-
 LANDMARKS = ("time_embed.0.weight", "input_blocks.0.0.weight")
 
 
@@ -47,7 +46,7 @@ class Converted:
     scheduler: Scheduler
     tensors: dict[str, torch.Tensor]
 
-    def build(self) -> UNet2DModel:
+    def build(self) -> diffusers.UNet2DModel:
         """The network; its parameters are the converted tensors themselves."""
         return place(build_net(self.config, self.patches), self.tensors)
 
@@ -204,10 +203,6 @@ def save_folder(converted: Converted, out: Path) -> None:
 
     If plain diffusers computes the same function there is a `model_index.json` too, and `DDPMPipeline` can load it.
     """
-    import diffusers
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     version = {"_diffusers_version": diffusers.__version__}
     tensors = {name: tensor.float().contiguous() for name, tensor in converted.tensors.items()}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -221,8 +216,11 @@ def save_folder(converted: Converted, out: Path) -> None:
             parts = {"scheduler": ["diffusers", "DDPMScheduler"], "unet": ["diffusers", "UNet2DModel"]}
             write_json(folder / "model_index.json", {"_class_name": "DDPMPipeline", **version, **parts})
         path = folder / "diffusion_pytorch_model.safetensors"
-        with raising(StorageError, f"cannot write {path}: {{error}}", SafetensorError), replacing(path) as draft:
-            save_file(tensors, draft, metadata={"format": "pt"})
+        with (
+            raising(StorageError, f"cannot write {path}: {{error}}", safetensors.SafetensorError),
+            replacing(path) as draft,
+        ):
+            safetensors.torch.save_file(tensors, draft, metadata={"format": "pt"})
 
 
 def _extras(converted: Converted) -> dict[str, Any]:

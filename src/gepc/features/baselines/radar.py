@@ -19,6 +19,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.ndimage import rank_filter, uniform_filter
+from scipy.optimize import brentq
+from scipy.special import betainc, betaln, chdtrc, gammainc, gammaincc, gammaincinv, gammaln, polygamma
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError, check_least
@@ -113,8 +116,6 @@ class CFAR(PixelTest):
 
     def ring_mean(self, intensity: Array) -> tuple[Array, Array]:
         """Mean of the ring around every pixel, and its number of pixels; at the border both windows shrink."""
-        from scipy.ndimage import uniform_filter
-
         guard, ring = ring_sides(self.guard, self.ring, intensity.shape)
 
         def ring_sum(field: Array) -> Array:
@@ -137,8 +138,6 @@ class CellAveragingCFAR(CFAR):
 
     def log_pfa_of(self, intensity: Array) -> Array:
         """The tail of the F distribution as an incomplete beta function."""
-        from scipy.special import betainc
-
         mean, count = self.ring_mean(intensity)
         tail = betainc(count * self.looks, self.looks, count / (count + intensity / mean))
         return np.asarray(np.log(np.maximum(tail, SMALLEST)))
@@ -166,8 +165,6 @@ class OrderStatisticCFAR(CFAR):
         return np.asarray(outside & np.logical_and.outer(used, used))
 
     def log_pfa_of(self, intensity: Array) -> Array:
-        from scipy.ndimage import rank_filter
-
         footprint = self.footprint(intensity.shape)
         count = int(footprint.sum())
         rank = max(1, round(0.75 * count))
@@ -216,8 +213,6 @@ class RX(PixelTest):
         check_window(self.side)
 
     def log_pfa(self, images: torch.Tensor) -> torch.Tensor:
-        from scipy.special import chdtrc
-
         pad = self.side // 2
         padded = torch.nn.functional.pad(images.double(), (pad,) * 4, mode="reflect" if pad else "constant")
         vectors = torch.nn.functional.unfold(padded, self.side)
@@ -233,8 +228,6 @@ def _from_table(ratio: Array, table: Array) -> Array:
 @lru_cache(maxsize=64)
 def os_log_pfa(count: int, rank: int, looks: float) -> Array:
     """log Pfa at every ratio of `RATIOS` for the `rank`-th smallest of `count` pixels of gamma(L) clutter."""
-    from scipy.special import betaln, gammainc, gammaincc, gammaincinv, gammaln
-
     ends = gammaincinv(looks, np.array([1e-9, 1.0 - 1e-12]))
     x = np.geomspace(ends[0], ends[1], 2000)  # the order statistic; P(gamma(L) > T x) is integrated in log x
     below, above = np.log(gammainc(looks, x)), np.log(gammaincc(looks, x))
@@ -248,8 +241,6 @@ def os_log_pfa(count: int, rank: int, looks: float) -> Array:
 @lru_cache(maxsize=64)
 def k_log_pfa(nu: float, looks: float) -> Array:
     """log Pfa at every ratio of `RATIOS` for K-distributed clutter of mean 1; a shape of inf is speckle alone."""
-    from scipy.special import gammaincc, gammaincinv, gammaln
-
     if np.isinf(nu):
         tail = gammaincc(looks, looks * RATIOS)
     else:
@@ -262,9 +253,6 @@ def k_log_pfa(nu: float, looks: float) -> Array:
 
 def texture_shape(log_variance: float, looks: float) -> float:
     """nu with psi'(nu) = log_variance - psi'(L), at least 0.05; inf where speckle alone explains the variance."""
-    from scipy.optimize import brentq
-    from scipy.special import polygamma
-
     excess = log_variance - float(polygamma(1, looks))
     if excess < float(polygamma(1, 1e3)):
         return float("inf")

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
@@ -20,9 +21,6 @@ from gepc.core.options import at_least
 from gepc.features.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.features.baselines.likelihood import NllVlb
 from gepc.features.pooling import energy
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
 
 BOUND = NllVlb(strata=32)
 _SAVE: dict[str, dict[str, Any]] = {
@@ -241,10 +239,8 @@ def packed_bits(image: npt.NDArray[np.float32], compressor: str) -> int:
     return 8 * packed.getbuffer().nbytes
 
 
-def _picture(image: npt.NDArray[np.float32]) -> Picture:
+def _picture(image: npt.NDArray[np.float32]) -> Image.Image:
     """The 8-bit picture; channels other than 1 or 3 are stacked into one grey image."""
-    from PIL import Image
-
     pixels = np.rint((np.clip(image, -1.0, 1.0).astype(np.float64) + 1.0) * 127.5).astype(np.uint8)
     rows = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.reshape(-1, pixels.shape[2])
     return Image.fromarray(np.ascontiguousarray(rows))
