@@ -154,7 +154,6 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
 
 
 def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
-    """Write the table from the shards."""
     from gepc.runs.shards import csv_table, merge, result_table
 
     try:

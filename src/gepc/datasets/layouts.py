@@ -206,7 +206,6 @@ def read_matlab_bytes(path: Path, name: str) -> _Bytes:
 
 
 def _variables(content: _Bytes, order: str) -> Iterator[list[tuple[int, _Bytes]]]:
-    """The elements of each variable."""
     for kind, element in _elements(content, order):
         if kind == _COMPRESSED:
             unpacked = np.frombuffer(zlib.decompressobj().decompress(element.data, MAX_UNPACKED), np.uint8)

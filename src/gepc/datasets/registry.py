@@ -135,7 +135,6 @@ class PixelImages(Images):
         return replace(self._parts[part][place], name=f"{self._split}/{self.items[index]}")
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Which array holds an image, and where."""
         index = range(len(self))[index]
         part = bisect_right(self._ends, index)
         return part, index - (self._ends[part - 1] if part else 0)

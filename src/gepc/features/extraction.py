@@ -307,7 +307,6 @@ class FeatureCache:
 
 
 def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
-    """One specification for each cache file."""
     return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
 
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from gepc.images.sources import Image
 
+Masks = npt.NDArray[np.bool_]
+
 
 def image_key(image: Image) -> bytes:
     """128-bit hash of the pixels, rounded to 16-bit steps so that float rounding does not change it.
@@ -45,9 +47,7 @@ def normal(
     return out
 
 
-def subsets(
-    seed: int, keys: Sequence[bytes], count: int, size: int, purpose: str, *numbers: int
-) -> npt.NDArray[np.bool_]:
+def subsets(seed: int, keys: Sequence[bytes], count: int, size: int, purpose: str, *numbers: int) -> Masks:
     """For each image a uniformly drawn subset of `size` out of `count`, as a mask (len(keys), count)."""
     masks = np.zeros((len(keys), count), dtype=bool)
     for mask, key in zip(masks, keys, strict=True):

@@ -238,7 +238,6 @@ class StreamImages(Images):
         return (_record_of(str(index), image) for index, image in enumerate(images))
 
     def _split(self, item: Any) -> Iterable[Any]:
-        """The images of one item of the source."""
         if not self._batched:
             image = _image_of(item)
             return image if getattr(image, "ndim", 0) == 4 else (image,)

@@ -332,7 +332,6 @@ def _table(demo: Demo) -> ResultTable:
 
 
 def _photographs(demo: Demo) -> Picture:
-    """The largest centred square of each, reduced."""
     shown = [scored.photograph for scored in demo.scored]
     whole = [Image.fromarray(np.squeeze(load_photograph(photograph))) for photograph in shown]
     tiles = [np.asarray(ImageOps.fit(picture, (THUMBNAIL, THUMBNAIL))) for picture in whole]
@@ -341,7 +340,6 @@ def _photographs(demo: Demo) -> Picture:
 
 
 def _score_figures(demo: Demo) -> list[Picture]:
-    """A histogram for every other photograph, and the ROC curves."""
     inside, threshold = demo.held_out, demo.threshold
     limits = figures.score_limits([scored.scores for scored in demo.scored])
     pictures = []

@@ -69,7 +69,6 @@ def inline(text: str) -> Markup:
 
 
 def _safe(html: str) -> Markup:
-    """HTML whose text has been escaped already."""
     from markupsafe import Markup
 
     return Markup(html)  # noqa: S704

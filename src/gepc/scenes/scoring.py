@@ -70,11 +70,11 @@ class ScanState:
     sums: Mapping[str, npt.NDArray[np.float64]] | None = None
 
 
+@dataclass(frozen=True)
 class MapFile:
     """A map in a `.npy` file. It is mapped into memory for each access only, so the process stays small."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -236,7 +236,6 @@ class SceneScorer:
         return TileImages(self.grid.tiles(rows, columns), cut, self.plan.max_missing)
 
     def _results(self, images: TileImages) -> Iterator[TileResult]:
-        """Results in the order of the tiles."""
         detector = self.detector
         for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
             found = {

@@ -76,7 +76,7 @@ class Service:
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
         self.folder, self.settings, self.backbone = folder, settings, backbone
-        self.model = Model.load(folder, backbone, device=settings.device)
+        self.model = Model.load(folder, backbone, None, settings.device)
         self.model.warm_up()
         self.metrics = Metrics()
         self.metrics.detector.labels(self.model.identity).set(1)
@@ -286,9 +286,7 @@ class Model:
     identity: str
 
     @classmethod
-    def load(
-        cls, folder: Path, backbone: str | None = None, former: Model | None = None, device: str = "auto"
-    ) -> Model:
+    def load(cls, folder: Path, backbone: str | None, former: Model | None, device: str) -> Model:
         """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
         for _ in range(ATTEMPTS):
             before = _identity(folder)

@@ -16,6 +16,8 @@ from gepc.core.run_folder import storage_errors
 if TYPE_CHECKING:
     import torch
     from diffusers.training_utils import EMAModel
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 RUN_FOLDER = "training"
 NAME = "checkpoint.safetensors"
@@ -47,9 +49,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
     write_bytes(path, save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, metadata))
 
 
-def save(
-    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
-) -> None:
+def save(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:
     """Replace the checkpoint in `folder` by weights, their average, buffers, the optimiser's moments and the state."""
     tensors: dict[str, torch.Tensor] = {f"buffer/{name}": value for name, value in net.named_buffers()}
     for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
@@ -78,9 +78,7 @@ def read_state(folder: Path) -> TrainingState | None:
         raise InputError(f"{path} is not a training checkpoint of this library: {error}") from error
 
 
-def restore(
-    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
-) -> None:
+def restore(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:
     """Load the tensors of the checkpoint, bit for bit."""
     import torch
     from safetensors.torch import load_file
