@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.stats import norm
 
-from gepc.bench import published
+from gepc.bench import evaluate, published
 from gepc.bench.cost import MeasuredCost, measure
 from gepc.bench.detector_tables import Row, published_note, published_rows, published_values
-from gepc.bench.evaluate import Array, GepcBench, MethodBench, SeedScores, mean_over_seeds, pair_aurocs, std_over_seeds
+from gepc.bench.evaluate import Array, GepcBench, MethodBench, Scores, SeedScores, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import ResultTable
 from gepc.scoring.metrics import placements
@@ -146,17 +146,12 @@ def _half_of(method: MethodBench, odd: int) -> list[SeedScores]:
     def half(values: Array, name: str, seed: int) -> Array:
         return values[[key[0] % 2 == odd for key in keys[name, "test", seed]]]
 
-    return [
-        {
-            name: replace(
-                found,
-                inside=half(found.inside, name, seed),
-                outside={other: half(values, other, seed) for other, values in found.outside.items()},
-            )
-            for name, found in run.items()
-        }
-        for seed, run in zip(method.protocol.seeds, method.all_scores(), strict=True)
-    ]
+    def halved(found: Scores, name: str, seed: int) -> Scores:
+        outside = {other: half(values, other, seed) for other, values in found.outside.items()}
+        return replace(found, inside=half(found.inside, name, seed), outside=outside)
+
+    runs = zip(method.protocol.seeds, method.all_scores(), strict=True)
+    return [{name: halved(found, name, seed) for name, found in run.items()} for seed, run in runs]
 
 
 def _average(runs: Sequence[SeedScores]) -> float:
@@ -169,7 +164,7 @@ def _paired_row(leader: MethodBench, other: MethodBench) -> tuple[str, str, floa
     on_common = leader.on_images(common)
     ahead, behind = _half_of(on_common, 1), _half_of(other.on_images(common), 1)
     test = max(len(values) for found in ahead[0].values() for values in (found.inside, *found.outside.values()))
-    first, second = (mean_over_seeds([pair_aurocs(run) for run in runs]) for runs in (ahead, behind))
+    first, second = (evaluate.mean_over_seeds([pair_aurocs(run) for run in runs]) for runs in (ahead, behind))
     pairs = f"{sum(first[pair] >= value for pair, value in second.items())} of {len(second)}"
     lead, p = advantage(ahead, behind)
     images = f"{on_common.collection.images[0]} / {test}"

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice, check_least, raising
+from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice, raising
 from gepc.core.files import StrPath
-from gepc.core.options import coerce
+from gepc.core.options import at_least, check_fields, coerce, one_of
 from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics, map_scores
 from gepc.features.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
 from gepc.features.extraction import Engine, ExtractionSpec, FeatureTable, OnProgress, concatenate, extract_all
@@ -36,8 +36,6 @@ Rows = npt.NDArray[np.int64]
 Alarms = npt.NDArray[np.bool_]
 Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8
-MAPS = ("calibrated", "aligned", "raw")
-SCORE_FROM = ("features", "map")
 SAMPLE_IMAGES, SCORE_IMAGES, MAP_WINDOW = 600, 199, 9
 _ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 
@@ -117,10 +115,10 @@ class Detector:
     resize: str = "stretch"
     magnitude: str = "linear"
     normalise: str = "fixed"
-    maps: str = "calibrated"
-    score_from: str = "features"
+    maps: str = one_of("calibrated", "aligned", "raw")
+    score_from: str = one_of("features", "map")
     calibration_share: float = 1 / 3
-    batch_size: int = 64
+    batch_size: int = at_least(1, 64)
     seed: int = 0
     levels_: npt.NDArray[np.int64] = field(init=False)
     kept_: npt.NDArray[np.int64] = field(init=False)
@@ -151,12 +149,10 @@ class Detector:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
         if self.resize in OWN_SIZE and any(action.square_only for action in getattr(method, "group", ())):
             raise OptionError("images that keep their size need not be square; leave rot90 out of `group`")
-        check_choice("maps", self.maps, MAPS)
-        check_choice("score_from", self.score_from, SCORE_FROM)
+        check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
             raise OptionError("score_from='map' needs a method with maps, and calibrated ones")
         check_rates(calibration_share=self.calibration_share)
-        check_least(1, batch_size=self.batch_size)
         most = len(method.timesteps(self.backbone))
         if self.keep is not None and not 1 <= self.keep <= most:
             raise OptionError(f"keep must be between 1 and {most}, the number of distinct levels here; got {self.keep}")

@@ -18,14 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PILImage
 
-from gepc.core.errors import InputError, OptionError, ValueRangeWarning, check_choice
+from gepc.core.errors import InputError, OptionError, ValueRangeWarning
+from gepc.core.options import check_fields, one_of
 from gepc.images.formats import Pixels
 from gepc.images.sources import Image, Images, Record
 
-RESIZES = ("stretch", "crop", "cut", "exact", "native", "half")
 OWN_SIZE = {"native": 1, "half": 2}  # what keeps the size of every image -> by how much it is reduced
-MAGNITUDES = ("linear", "log")
-NORMALISATIONS = ("fixed", "patch")
 VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
 """The numbers that mean black and white, for the types that define them."""
 LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue in grey (ITU-R BT.601)
@@ -60,16 +58,14 @@ class Preprocessing:
 
     value_range: tuple[float, float] | None = None
     size: tuple[int, int] | None = None
-    resize: str = "stretch"
+    resize: str = one_of("stretch", "crop", "cut", "exact", "native", "half")
     channels: int = 3
-    magnitude: str = "linear"
-    normalise: str = "fixed"
+    magnitude: str = one_of("linear", "log")
+    normalise: str = one_of("fixed", "patch")
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("resize", self.resize, RESIZES)
-        check_choice("magnitude", self.magnitude, MAGNITUDES)
-        check_choice("normalise", self.normalise, NORMALISATIONS)
+        check_fields(self)
         if self.magnitude == "linear" and self.normalise != "fixed":
             raise OptionError("`normalise` can be 'patch' only if `magnitude` is 'log'")
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:

@@ -206,24 +206,17 @@ class Demo:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but pixels and maps, as plain values."""
+        columns = {"corners": "corners", "score": "scores", "p_value": "p_values"}
+        scores = {one.name: {key: getattr(one, name).tolist() for key, name in columns.items()} for one in self.scored}
+        found = [(other, vars(self.detections[other.name])) for other in self.others]
         return {
             "alpha": self.alpha,
             "threshold": self.threshold,
-            "pairs": [
-                {"name": other.name, **vars(self.detections[other.name]), "alarms": other.alarms}
-                for other in self.others
-            ],
+            "pairs": [{"name": other.name, **metrics, "alarms": other.alarms} for other, metrics in found],
             "false_alarms": vars(self.false_alarms),
             "passes": self.passes,
             "seconds": round(self.seconds, 1),
-            "scores": {
-                scored.name: {
-                    "corners": scored.corners.tolist(),
-                    "score": scored.scores.tolist(),
-                    "p_value": scored.p_values.tolist(),
-                }
-                for scored in self.scored
-            },
+            "scores": scores,
         }
 
 

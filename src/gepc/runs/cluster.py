@@ -127,13 +127,9 @@ class ScoreActor:
         if self.array is not None:
             images = Records([self.array[index] for index in range(int(start), int(stop))])
         results = score_part(self.detector, images, int(start), groups, READING_THREADS)
-        return {
-            "shard": np.full(len(results), shard),
-            "index": np.array([result.index for result in results]),
-            "score": np.array([result.score for result in results]),
-            "p_value": np.array([result.p_value for result in results]),
-            "error": np.array([result.error or "" for result in results], dtype=object),
-        }
+        numbers = {name: np.array([getattr(one, name) for one in results]) for name in ("index", "score", "p_value")}
+        errors = np.array([result.error or "" for result in results], dtype=object)
+        return {"shard": np.full(len(results), shard), **numbers, "error": errors}
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.options import check_fields, one_of
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
 from gepc.features.pooling import Map, box_filter
 from gepc.images.batches import OnBadImage, chunks
-from gepc.images.preprocessing import NORMALISATIONS
 from gepc.sar.annotations import detect_layout, divide, open_scenes
 from gepc.sar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
 from gepc.scoring.metrics import auroc, bootstrap_intervals, fpr_at_tpr, localisation
@@ -86,12 +86,12 @@ class SarProtocol:
     limit: int | None = None  # largest number of patches of each test set
     methods: tuple[str, ...] = METHODS  # this and the next two: see `radar_detector`
     target_pixels: float = TARGET_PIXELS
-    normalise: str = "fixed"
+    normalise: str = one_of("fixed", "patch")
     draws: int = 300  # bootstrap samples of source images for each interval
     seed: int = 0  # of the noise, and of the selection of patches
 
     def __post_init__(self) -> None:
-        check_choice("normalise", self.normalise, NORMALISATIONS)
+        check_fields(self)
         for method in self.methods:
             check_choice("method", method, METHODS)
 

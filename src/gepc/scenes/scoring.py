@@ -238,12 +238,10 @@ class SceneScorer:
     def _results(self, images: TileImages) -> Iterator[TileResult]:
         detector = self.detector
         for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
-            found = {
-                index: TileResult(
-                    images.items[index], images.missing[index], left_out=bool(images.left_out[index]), error=error
-                )
-                for index, _, error in chunk.failures
-            }
+            found = {}
+            for index, _, error in chunk.failures:
+                left_out = bool(images.left_out[index])
+                found[index] = TileResult(images.items[index], images.missing[index], left_out=left_out, error=error)
             if chunk.indices:
                 scores, maps = detector.score_batch(chunk.images, with_maps=self.plan.with_map)
                 labels = None if self.plan.group == UNGROUPED else np.array([self.plan.group] * len(scores))
