@@ -1,7 +1,5 @@
 """Checks of the installed library against closed forms of the theory, for `gepc selfcheck`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The network classes of diffusers: how each is called, and which embeddings it is conditioned on."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

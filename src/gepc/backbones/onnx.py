@@ -1,7 +1,5 @@
 """ONNX: the network of a backbone as a file, and the backbone that onnxruntime runs from it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Weights from files of any origin: no code is run, no second copy is held, errors name the file and the tensor."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

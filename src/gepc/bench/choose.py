@@ -4,8 +4,6 @@ One half of the images is fitted on; the other half is scored, and so are its sy
 for real ones, so the default detector is recommended unless another one is clearly better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

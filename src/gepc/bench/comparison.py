@@ -1,7 +1,5 @@
 """Tables of every compared method: AUROC and cost with the published values, all metrics, and paired tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

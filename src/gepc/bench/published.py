@@ -1,7 +1,5 @@
 """Values from the tables of the paper, in `published.yaml`, to compare with. Pairs are in the names of the paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gepc.core.options import read_yaml

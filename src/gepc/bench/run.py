@@ -1,7 +1,5 @@
 """A benchmark from its protocol to files: features, tables, figures and one HTML report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

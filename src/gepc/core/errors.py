@@ -1,7 +1,5 @@
 """Errors. A message says which input was wrong, what was wrong with it, and what to do about it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

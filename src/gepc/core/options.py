@@ -1,7 +1,5 @@
 """Typed parameters from plain mappings (YAML, JSON, `key=value`). An unknown key is an error with the closest name."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import types

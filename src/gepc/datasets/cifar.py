@@ -3,8 +3,6 @@
 Both versions hold the same images in the same order, each image as 1024 red, 1024 green and 1024 blue bytes.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

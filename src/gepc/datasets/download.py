@@ -1,7 +1,5 @@
 """Data sets from their owners' addresses: checked, continued after an interruption, laid out as the readers expect."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

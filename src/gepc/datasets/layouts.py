@@ -1,7 +1,5 @@
 """Data sets as image files or array files: any folder or array, CelebA, DTD, Tiny-ImageNet, MNIST and SVHN."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -1,7 +1,5 @@
 """Detectors on the Hugging Face hub: the folder that `save` writes, with a model card made from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template

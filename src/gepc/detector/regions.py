@@ -1,7 +1,5 @@
 """Regions: where a map stands out, as boxes and polygons with a score, a p-value and the part that raised it."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

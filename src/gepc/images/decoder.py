@@ -4,8 +4,6 @@
 file; an answer is a line of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Decode one file to pixels: pictures, TIFF with any number of bands, `.npy` and `.npz` arrays."""
 
-from __future__ import annotations
-
 import math
 import warnings
 import zipfile

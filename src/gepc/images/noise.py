@@ -3,8 +3,6 @@
 Batch size, order, sharding and the other images therefore cannot change a score.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

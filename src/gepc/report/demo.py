@@ -1,7 +1,5 @@
 """The demonstration: 32x32 patches of one photograph against patches of others, all of which ship with scikit-image."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

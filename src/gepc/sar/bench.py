@@ -1,7 +1,5 @@
 """Radar: detectors for targets of a known size, and how well they and CFAR find ships in sea clutter."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

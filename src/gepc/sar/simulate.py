@@ -10,8 +10,6 @@ The texture is a Gaussian field of correlation exp(-d^2/(2 l^2)) mapped through 
 distribution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scenes read by windows: raw pixels, not rescaled, and which of them are valid."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Scan a scene with a fitted detector: tiles, map, regions, overview and `scene.json`; an interrupted scan resumes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

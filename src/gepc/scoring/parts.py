@@ -1,7 +1,5 @@
 """A calibrator for features of several kinds: each part has a calibrator of its own, and their scores are added."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Calibrators that look at all (level, feature) columns together."""
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar

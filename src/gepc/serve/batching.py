@@ -1,7 +1,5 @@
 """Collects the images of many small requests into batches, and limits how many are accepted."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

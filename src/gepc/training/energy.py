@@ -10,8 +10,6 @@ penalty bounds the energies); the entropy is that of the batch, mean log |x'_i -
 is trained at the same time as E, whose gradient does not reach it, instead of before.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

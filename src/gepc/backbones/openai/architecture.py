@@ -10,8 +10,6 @@ A level ends with a strided convolution (`op`), with a residual block that pools
 that has no tensors (`conv_resample=False`) and so leaves a gap in the numbering.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

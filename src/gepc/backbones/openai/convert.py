@@ -1,7 +1,5 @@
 """From OpenAI's tensors to a diffusers `UNet2DModel`, and to a folder that diffusers can load."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping

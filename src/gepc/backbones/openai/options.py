@@ -1,7 +1,5 @@
 """The options of improved-diffusion's and guided-diffusion's scripts, under their own names, and published presets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ The cell under test has the intensity I; the clutter is taken from a ring around
 the target out, and a training window. Speckle of L looks is gamma distributed with shape L.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Likelihoods compared with something else: a background model, an ensemble, a lossless compressor."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Methods that read the predicted score at single noise levels: its norm, curvature, error and transported copies."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
