@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, nearest
+from gepc.core.errors import (
+    BackboneError,
+    GepcError,
+    InputError,
+    OptionError,
+    check_names,
+    first_line,
+    nearest,
+    raising,
+)
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build, read_yaml
 from gepc.core.plugins import plugins
@@ -344,11 +353,10 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
         raise InputError(f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`")
     if any(listed[name][0] != "transformers" for name in texts):
         raise BackboneError(f"{index} names code of its own, which is not run; give `embeddings`")
-    try:
+    needed = "a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`"
+    with raising(OptionError, needed, ImportError):
         import transformers  # noqa: F401
         from diffusers import DiffusionPipeline
-    except ImportError as error:
-        raise OptionError("a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`") from error
     others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
     try:
         encoders = DiffusionPipeline.from_pretrained(
@@ -372,10 +380,9 @@ def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
     path = folder / TRAINED_ON
     if not path.is_file():
         return None
-    try:
+    damaged = f"{path} is damaged ({{error}}); restore it, or delete it to load the backbone"
+    with raising(InputError, damaged, SafetensorError, OSError, KeyError):
         return load_file(path)["hashes"]
-    except (SafetensorError, OSError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}); restore it, or delete it to load the backbone") from error
 
 
 def _from_object(source: Any, scheduler: Any, vae: Any, wanted: Wanted) -> Network:

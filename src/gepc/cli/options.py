@@ -70,10 +70,9 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     """`folder`, or the labels in a text file with one line per image, in the order of the images."""
     if groups is None or groups == "folder":
         return groups
-    try:
+    reason = f"--groups takes 'folder' or a text file with a label per line; {groups}: {{error}}"
+    with raising(InputError, reason, OSError, UnicodeDecodeError):
         labels = Path(groups).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--groups takes 'folder' or a text file with a label per line; {groups}: {error}") from error
     if len(labels) != len(images):
         raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
     return labels

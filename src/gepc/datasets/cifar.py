@@ -85,17 +85,16 @@ def _map_files(folder: Path, names: Sequence[str]) -> list[Bytes]:
 def _unpack(archive: Path, folder: str, names: Sequence[str]) -> list[Bytes]:
     """The named files of the archive, read into memory; nothing is written to disk."""
     found: dict[str, Bytes] = {}
-    try:
-        with tarfile.open(archive, "r:*") as tar:
-            for member in tar:
-                path = PurePosixPath(member.name)
-                stream = tar.extractfile(member) if path.parent.name == folder and path.name in names else None
-                if stream is not None:
-                    found[path.name] = np.frombuffer(stream.read(), np.uint8)
-                if len(found) == len(names):
-                    break
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise InputError(f"{archive} is damaged or cut short: {error}") from error
+    reason = f"{archive} is damaged or cut short: {{error}}"
+    failing = raising(InputError, reason, OSError, EOFError, tarfile.TarError, zlib.error)
+    with failing, tarfile.open(archive, "r:*") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            stream = tar.extractfile(member) if path.parent.name == folder and path.name in names else None
+            if stream is not None:
+                found[path.name] = np.frombuffer(stream.read(), np.uint8)
+            if len(found) == len(names):
+                break
     missing = [f"{folder}/{name}" for name in names if name not in found]
     if missing:
         raise InputError(f"{archive} lacks {', '.join(missing)}")

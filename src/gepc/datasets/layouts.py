@@ -148,15 +148,14 @@ def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
     """A file of the IDX format: the bytes 0, 0, 8, 3, three counts as big-endian integers, and the pixels."""
     name = _IDX_NAMES[split]
     path = first_of(root, *(f"{folder}/{name}{end}" for folder in (*folders, ".") for end in ("", ".gz")))
-    try:
+    reason = f"{path} is not a complete IDX file of images: {{error}}"
+    with raising(InputError, reason, OSError, EOFError, ValueError, struct.error, zlib.error):
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as handle:
             magic, *shape = struct.unpack(">4i", handle.read(16))
             pixels = np.frombuffer(handle.read(), np.uint8)
         if magic != 0x803 or math.prod(shape) != len(pixels):
             raise ValueError(f"its header announces {shape} pixels, and it holds {len(pixels)}")
         return PixelImages([pixels.reshape(*shape, 1)], split)
-    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise InputError(f"{path} is not a complete IDX file of images: {error}") from error
 
 
 @register(
@@ -187,7 +186,8 @@ def read_matlab_bytes(path: Path, name: str) -> _Bytes:
     type, a size and its content. A variable is an element that holds others (flags, shape, name, numbers), and may be
     compressed as a whole.
     """
-    try:
+    reason = f"{path} is not a complete MATLAB 5 file: {{error}}"
+    with raising(InputError, reason, OSError, ValueError, struct.error, zlib.error):
         content = np.memmap(path, np.uint8, mode="r")
         order = _ORDERS.get(content[_HEADER - 4 : _HEADER].tobytes())
         if order is None:
@@ -198,8 +198,6 @@ def read_matlab_bytes(path: Path, name: str) -> _Bytes:
                 if kind != _UINT8:
                     raise ValueError(f"{name} is not an array of bytes")
                 return numbers.reshape(shape.view(f"{order}i4"), order="F")
-    except (OSError, ValueError, struct.error, zlib.error) as error:
-        raise InputError(f"{path} is not a complete MATLAB 5 file: {error}") from error
     raise InputError(f"{path} holds no array {name}")
 
 

@@ -1,5 +1,6 @@
 """Decode one file to pixels: pictures, TIFF with any number of bands, `.npy` and `.npz` arrays."""
 
+import contextlib
 import math
 import warnings
 import zipfile
@@ -254,12 +255,9 @@ def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
 
 def is_stack(path: Path) -> bool:
     """Whether this is an `.npy` file of many images."""
-    if not is_npy(path) or not path.is_file():
-        return False
-    try:
-        return bool(np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4)
-    except (OSError, ValueError, EOFError):
-        return False
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return is_npy(path) and path.is_file() and np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4
+    return False
 
 
 def split_archive(source: StrPath) -> tuple[Path, str | None] | None:

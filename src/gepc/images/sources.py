@@ -161,9 +161,6 @@ def _as_numpy(array: Any) -> Pixels:
     return np.asarray(array)
 
 
-# --- arrays and items ------------------------------------------------------------------------------------------------
-
-
 class ArrayImages(Images):
     """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; what may be a single image in colour is refused."""
 
@@ -271,9 +268,6 @@ def _record_of(name: str, item: Any) -> Record:
         return Record.of_array(name, _as_numpy(image), Record(name).label)
     except InputError as error:
         return Record(name, error=str(error))
-
-
-# --- files and URLs --------------------------------------------------------------------------------------------------
 
 
 def read_record(name: str, path: StrPath, read: ReadFile = read_file) -> Record:

@@ -119,11 +119,10 @@ class ScoreRun:
     def results(self) -> Iterator[list[Result]]:
         """The rows of every shard, in order."""
         for shard in self.shards:
-            results = read_shard(self.path(shard))
-            try:
+            path = self.path(shard)
+            results = read_shard(path)
+            with raising(InputError, f"{path} is damaged ({{error}}); delete it and run it again", ValueError):
                 _check_rows(shard, results)
-            except ValueError as error:
-                raise InputError(f"{self.path(shard)} is damaged ({error}); delete it and run it again") from error
             yield results
 
     def remove(self) -> None:

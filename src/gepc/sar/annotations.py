@@ -299,15 +299,14 @@ def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:
 
 def _parse_xml(path: Path) -> ET.Element:
     """Parse a small XML file that declares no document type, so that entities can neither expand nor read files."""
-    try:
+    reason = f"{path} is not a readable XML file: {{error}}"
+    with raising(InputError, reason, OSError, UnicodeDecodeError, ET.ParseError):
         if path.stat().st_size > LARGEST_XML:
             raise InputError(f"{path} is larger than {LARGEST_XML} bytes, too large for one image's annotation")
         text = path.read_text(encoding="utf-8-sig")
         if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
             raise InputError(f"{path} declares a document type or entities; remove them, annotations need neither")
         return ET.fromstring(text)  # noqa: S314 - the unsafe constructs are refused above
-    except (OSError, UnicodeDecodeError, ET.ParseError) as error:
-        raise InputError(f"{path} is not a readable XML file: {error}") from error
 
 
 def _csv_rows(path: Path) -> list[dict[str, str]]:

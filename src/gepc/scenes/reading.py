@@ -160,12 +160,11 @@ class RasterScene(Scene):
     """TIFF, GeoTIFF and JPEG 2000, read window by window with rasterio; files beside it are not read."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        missing = f"{path} is read with rasterio; install it with: pip install 'gepc[scenes]'"
+        with raising(InputError, missing, ImportError):
             import rasterio
             from rasterio.enums import ColorInterp
             from rasterio.errors import NotGeoreferencedWarning, RasterioError
-        except ImportError as error:
-            raise InputError(f"{path} is read with rasterio; install it with: pip install 'gepc[scenes]'") from error
         self._error: type[Exception] = RasterioError
         self._warning: type[Warning] = NotGeoreferencedWarning
         with open_regular(path) as handle:

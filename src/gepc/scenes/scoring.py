@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.core.tables import escape_cell
@@ -123,11 +123,10 @@ class ScanFolder:
         path = self.work / "progress.safetensors"
         if not path.exists():
             return ScanState()
-        try:
+        damaged = f"{path} is damaged ({{error}}); remove {self.path} and start again"
+        with raising(InputError, damaged, OSError, SafetensorError, KeyError, ValueError):
             arrays = load_file(path)
             rows, size, forward, jvp = (int(value) for value in arrays.pop("counts"))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InputError(f"{path} is damaged ({error}); remove {self.path} and start again") from error
         return ScanState(rows, size, forward, jvp, arrays)
 
     def resume(self) -> ScanState:

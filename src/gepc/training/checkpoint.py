@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import write_bytes, write_text
 from gepc.core.run_folder import storage_errors
 
@@ -71,11 +71,10 @@ def read_state(folder: Path) -> TrainingState | None:
     path = folder / NAME
     if not path.exists():
         return None
-    try:
-        with safe_open(path, framework="np") as archive:
-            return TrainingState(**json.loads(archive.metadata()["progress"]))
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not a training checkpoint of this library: {error}") from error
+    reason = f"{path} is not a training checkpoint of this library: {{error}}"
+    failing = raising(InputError, reason, SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError)
+    with failing, safe_open(path, framework="np") as archive:
+        return TrainingState(**json.loads(archive.metadata()["progress"]))
 
 
 def restore(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:

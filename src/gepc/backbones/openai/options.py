@@ -9,14 +9,9 @@ from gepc.backbones.schedule import Scheduler
 from gepc.core.errors import OptionError, check_choice, check_least, raising
 from gepc.core.options import build, read_yaml
 
-PRESETS: dict[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("presets.yaml"))["presets"]
-DEFAULT_CHANNEL_MULT = {
-    512: (0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0),
-    256: (1.0, 1.0, 2.0, 2.0, 4.0, 4.0),
-    128: (1.0, 1.0, 2.0, 3.0, 4.0),
-    64: (1.0, 2.0, 3.0, 4.0),
-    32: (1.0, 2.0, 2.0, 2.0),
-}
+_FILE = read_yaml(Path(__file__).with_name("presets.yaml"))
+PRESETS: dict[str, Mapping[str, Any]] = _FILE["presets"]
+DEFAULT_CHANNEL_MULT = {size: tuple(map(float, widths)) for size, widths in _FILE["default_channel_mult"].items()}
 
 
 @dataclass(frozen=True)
