@@ -13,7 +13,7 @@ from diffusers.models.attention_processor import Attention
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.latent import AutoencoderEncoder
-from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, null_class
+from gepc.backbones.networks import CLASSES, DTYPES, Conditions, check_embeddings, null_class
 from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
@@ -21,7 +21,6 @@ from gepc.core.errors import BackboneError, OptionError, check_choice, first_lin
 
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 MIXED = ("mixed_bfloat16", "mixed_float16")
 COMPILED_GAP = 0.01
 

@@ -253,7 +253,7 @@ class Detector:
         raw: list[Map] = []
 
         def read(images: Sequence[Image]) -> MapParts:
-            _, parts, levels = self._map_parts(self._batch_of(images))
+            _, parts, levels = self._map_parts(self._batch(images))
             raw.extend(combine(levels, self.weights_))
             return parts
 
@@ -431,7 +431,7 @@ class Detector:
         """Results of a chunk of images, in order; `labels` are the groups of those that can be scored."""
         results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
         if chunk.indices:
-            scores, uniform = self._score(self._batch(chunk)), None
+            scores, uniform = self._score(self._batch(chunk.images, chunk.keys)), None
             if ties == "random":
                 uniform = np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
             p_values = self._fitted().reference_.p_values(scores, labels, uniform)
@@ -445,11 +445,8 @@ class Detector:
 
         The maps are those of all parts together and of each part by name; raw if asked for, or without statistics.
         """
-        batch = self._fitted()._batch_of(images)
+        batch = self._fitted()._batch(images)
         return self._score_with_maps(batch, raw) if with_maps else (self._score(batch), None)
-
-    def _batch_of(self, images: Sequence[Image]) -> Batch:
-        return Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
 
     def _score(self, batch: Batch) -> Array:
         if self.score_from == "map":
@@ -505,7 +502,7 @@ class Detector:
             names = ", ".join(self.extractor.column_names)
             raise OptionError(f"the method {self.extractor.name!r} has no maps of {names}")
         read = self._chunks(open_images(images), preprocessing)
-        found = [self._score_with_maps(self._batch(chunk), raw)[1][self.map_part] for chunk in read]
+        found = [self._score_with_maps(self._batch(chunk.images, chunk.keys), raw)[1][self.map_part] for chunk in read]
         if len({one.shape[1:] for one in found}) > 1:
             raise OptionError("images of several sizes have maps of several sizes; give one image at a time")
         return np.concatenate(found) if found else np.empty((0, *(preprocessing.size or (0, 0))), dtype=np.float32)
@@ -532,7 +529,7 @@ class Detector:
             )
         tables = []
         for chunk in self._chunks(opened, preprocessing):
-            batch = self._batch(chunk)
+            batch = self._batch(chunk.images, chunk.keys)
             if given is not None:
                 part = given[:, chunk.indices]
                 batch.fixed_noise = {(t, 0): part[position] for position, t in enumerate(levels)}
@@ -560,10 +557,10 @@ class Detector:
         warn_about_range(images, self.value_range)
         return chunks(images, preprocessing, self.batch_size, on_bad_image)
 
-    def _batch(self, chunk: Chunk) -> Batch:
-        images = chunk.stacked()
-        self.backbone.check_size(*images.shape[2:])
-        return Batch(images, chunk.keys, self.seed, self.batch_size)
+    def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
+        self.backbone.check_size(*images[0].shape[1:])
+        keys = [image_key(image) for image in images] if keys is None else keys
+        return Batch(np.stack(images), keys, self.seed, self.batch_size)
 
     # --- state ---------------------------------------------------------------------------------------------------
 
