@@ -23,6 +23,7 @@ from gepc.core.options import check_fields, one_of
 from gepc.images.formats import Pixels
 from gepc.images.sources import Image, Images, Record
 
+Array = npt.NDArray[np.float64]
 OWN_SIZE = {"native": 1, "half": 2}  # what keeps the size of every image -> by how much it is reduced
 VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
 """The numbers that mean black and white, for the types that define them."""
@@ -165,9 +166,7 @@ def accepted_channels(channels: int) -> tuple[int, ...]:
     return (1, 3) if channels in (1, 3) else (channels,)
 
 
-def log_magnitude(
-    pixels: Pixels, value_range: tuple[float, float] | None = None, name: str = "image"
-) -> npt.NDArray[np.float64]:
+def log_magnitude(pixels: Pixels, value_range: tuple[float, float] | None = None, name: str = "image") -> Array:
     """Log-magnitude y in [0, 1] of real or complex pixels, as defined at the top of this module.
 
     Pixels brighter than white in `value_range`, (no echo, white), saturate, as in 8-bit products.
@@ -184,7 +183,7 @@ def log_magnitude(
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
 
-def from_log_magnitude(y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def from_log_magnitude(y: Array) -> Array:
     """The magnitude |x| / white of a log-magnitude y: the inverse of `log_magnitude`."""
     return np.asarray(np.expm1(y * np.log1p(_LOG_SCALE)) / _LOG_SCALE)
 
@@ -202,7 +201,7 @@ def rgb_picture(image: Image, bands: tuple[int, ...] | None = None) -> Image:
     return np.asarray(((shown.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0), dtype=np.float32)
 
 
-def _normalised(y: npt.NDArray[np.float64], normalise: str) -> Image:
+def _normalised(y: Array, normalise: str) -> Image:
     if normalise == "fixed":
         return np.asarray(2.0 * y - 1.0, dtype=np.float32)
     deviation = float(y.std())
