@@ -250,8 +250,7 @@ def expected_bounds(model: Affine, p: Gaussian, matrices: Sequence[Array]) -> Re
     def mean(field: Callable[[Array], Affine]) -> float:
         return float(np.mean([field(P).energy(p) for P in matrices]))
 
-    truth = p.score
-    e = model - truth
+    truth, e = p.score, model - p.score
     return ResidualBounds(
         residual=mean(model.residual),
         breaking=mean(truth.residual),

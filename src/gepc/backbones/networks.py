@@ -21,7 +21,7 @@ from gepc.backbones.load import read_trained_on
 from gepc.backbones.openai.convert import convert
 from gepc.backbones.path import SigmaScheduler, read_scheduler
 from gepc.backbones.schedule import Scheduler
-from gepc.backbones.weights import EXTRAS, Patches, weight_files
+from gepc.backbones.weights import EXTRAS, Patches, check_shapes, weight_files
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, raising
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build
@@ -262,9 +262,7 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
     if kind == "UNet2DModel":
         net: Any = weights.build_net(values, patches)
         tensors = weights.read_all(files)
-        weights.check_shapes(
-            " and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()}
-        )
+        check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
         net = weights.place(net, tensors)
     else:
         net = _pretrained(model, kind, wanted)

@@ -10,7 +10,6 @@ _FILE = read_yaml(Path(__file__).with_suffix(".yaml"))
 PAIRS = tuple((name, other) for name, others in _FILE["pairs"].items() for other in others)
 MAIN: dict[str, tuple[_A, str]] = {row: (tuple(values), passes) for row, (values, passes) in _FILE["main"].items()}
 MAIN_ROW: dict[str, str] = _FILE["rows"]
-"""Registered method -> its row in MAIN."""
 ID_TRAINED = ("typicality", "dos", "waic", "lr")
 """Registered methods that the paper lists as "ID-trained"; all others are training-free."""
 OTHER_BACKBONE = ("NLL", "IC (diffusion)", "MSMA", "DDPM-OOD", "LMD")
@@ -21,9 +20,7 @@ SWEEP: dict[tuple[int, str], _A] = {
 ABLATIONS: dict[str, dict[str, _A]] = {
     table: {variant: tuple(values) for variant, values in rows.items()} for table, rows in _FILE["ablations"].items()
 }
-"""Name of a table -> variant -> values."""
 KEPT: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
     name: (tuple(timesteps), tuple(weights)) for name, (timesteps, weights) in _FILE["kept"].items()
 }
-"""ID set -> kept timesteps and their weights."""
 RUNTIME_MS: dict[str, float] = _FILE["runtime_ms"]

@@ -93,11 +93,8 @@ class Ranking:
 
     def table(self) -> ResultTable:
         """Average rank, average AUROC over all pairs and in each benchmark, and the worst pair."""
-        counts = np.bincount(self.suite_of)
-        header = (
-            *("method", "average rank", "average AUROC", "worst"),
-            *(f"{name} ({count})" for name, count in zip(self.suites, counts, strict=True)),
-        )
+        sizes = zip(self.suites, np.bincount(self.suite_of), strict=True)
+        header = ("method", "average rank", "average AUROC", "worst", *(f"{name} ({count})" for name, count in sizes))
         rows: list[tuple[Cell, ...]] = []
         for name, rank, values in zip(self.methods, self.average_ranks.tolist(), self.aurocs, strict=True):
             each = [float(values[self.suite_of == place].mean()) for place in range(len(self.suites))]

@@ -40,7 +40,6 @@ Groups = Annotated[
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
 Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]
 DEFAULT_CACHE = Path(".gepc-cache")
-ENGINES = ("local", "ray")
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
@@ -121,7 +120,7 @@ class Compute:
 
     def cluster(self) -> Cluster | None:
         """The Ray cluster; None for this process."""
-        check_choice("engine", self.engine, ENGINES)
+        check_choice("engine", self.engine, ("local", "ray"))
         if self.engine == "local":
             return None
         from gepc.runs.cluster import Cluster

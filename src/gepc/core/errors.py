@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+Errors = type[Exception] | tuple[type[Exception], ...]
+
 
 class GepcError(Exception):
     """Base of every error this library raises on purpose; the command line prints it without a traceback."""
@@ -34,13 +36,8 @@ class ValueRangeWarning(UserWarning):
 
 
 @contextmanager
-def raising(
-    kind: type[GepcError], message: str, *causes: type[Exception], passing: type[Exception] | tuple[()] = ()
-) -> Iterator[None]:
-    """Turn the errors `causes` of the block into one of that kind, except those that are `passing`.
-
-    `{error}` in the message stands for the text of the cause.
-    """
+def raising(kind: type[GepcError], message: str, *causes: type[Exception], passing: Errors = ()) -> Iterator[None]:
+    """Turn the errors `causes` of the block, except `passing`, into one of that kind; `{error}` is the cause's text."""
     try:
         yield
     except passing:

@@ -107,7 +107,7 @@ class Extractor(ABC):
     """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
 
     `at_least` and `one_of` of `gepc.core.options` declare which values a parameter may have. Levels, groups and tuples
-    may be given in the other forms that `Levels.of`, `Group.of` and `tuple` read; a single word is a tuple of one.
+    may be given in any form that `Levels.of`, `Group.of` and `tuple` read; a single word is a tuple of one.
 
     A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
     has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
@@ -129,7 +129,7 @@ class Extractor(ABC):
             value = getattr(self, one.name)
             if isinstance(one.default, (Levels, Group)):
                 value = type(one.default).of(value)
-            elif isinstance(one.default, tuple):
+            elif isinstance(one.default, tuple) and value is not None:
                 value = (value,) if isinstance(value, str) else tuple(value)
             object.__setattr__(self, one.name, value)
         check_fields(self)

@@ -131,10 +131,8 @@ def gather(
     else:
         test, held_out = divide(open_scenes(data), protocol.hold_out)
         apart = ((), ())
-    cuts = {
-        name: cut(scenes, protocol.rules, elsewhere, on_progress=on_progress)
-        for name, scenes, elsewhere in zip(("fit", data.name), (held_out, test), apart, strict=True)
-    }
+    own = zip(("fit", data.name), (held_out, test), apart, strict=True)
+    cuts = {name: cut(scenes, protocol.rules, other, on_progress=on_progress) for name, scenes, other in own}
     for other in others:
         if other.name in cuts:
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")

@@ -148,11 +148,8 @@ class TrainingRun:
             return None
         stored = read_json(self.folder / "run.json")
         theirs = {**Recipe().as_dict(), **stored.get("recipe", {})}  # runs of earlier versions lack newer fields
-        changed = [
-            f"{name} ({theirs[name]}, not {value})"
-            for name, value in identity["recipe"].items()
-            if name not in MAY_CHANGE and theirs[name] != value
-        ]
+        fixed = {name: value for name, value in identity["recipe"].items() if name not in MAY_CHANGE}
+        changed = [f"{name} ({theirs[name]}, not {value})" for name, value in fixed.items() if theirs[name] != value]
         if changed:
             raise InputError(
                 f"{self.out} holds a run with another {', '.join(changed)}; "

@@ -89,8 +89,7 @@ class Monitor:
         score = float(score)
         if not np.isfinite(score):
             raise InputError(f"score {len(self.scores) + 1} of the stream is {score}; leave failed images out")
-        online = self._online_p_value(score)
-        self._bet(online)
+        self._bet(self._online_p_value(score))
         self.scores.append(score)
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
@@ -83,12 +84,12 @@ class MSMA(PerLevel):
         return {"msma": energy(backbone.eps(x, t)).sqrt()}
 
 
-def _scaled(backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+def _scaled(backbone: Backbone, batch: Batch, t: int) -> Tensor:
     """sqrt(abar_t) x_0: the noised image without its noise."""
     return batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
 
 
-def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
+def signs(backbone: Backbone, batch: Batch, *numbers: int) -> Tensor:
     """A Rademacher field (+-1) for each image, shaped like the batch; `numbers` distinguish probes."""
     shape = batch.images.shape[1:]
     generators = (noise.generator(batch.seed, key, "probe", *numbers) for key in batch.keys)
@@ -96,9 +97,7 @@ def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
     return to_tensor(np.stack(fields), backbone) * 2.0 - 1.0
 
 
-def eps_and_trace(
-    backbone: Backbone, x: torch.Tensor, t: int, probes: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def eps_and_trace(backbone: Backbone, x: Tensor, t: int, probes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """eps(x, t) and Hutchinson's estimate tr J = E v^T J v of tr(d eps/dx), (N,) float64, averaged over probes v."""
     found = [backbone.jvp(x, t, probe) for probe in probes]
     traces = [total(probe.double() * tangent.double()) for probe, (_, tangent) in zip(probes, found, strict=True)]
@@ -197,7 +196,7 @@ class EigenScore(PerLevel):
         found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
         return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
 
-    def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> torch.Tensor:
+    def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> Tensor:
         """(N, k) float64, largest first."""
         rho = float(rho_of(backbone.alphas_cumprod[t]))
         y = batch.noised(backbone, t, draw)[0] / float(backbone.alphas_cumprod[t]) ** 0.5
@@ -212,11 +211,11 @@ class EigenScore(PerLevel):
         return rho**2 * torch.stack(quotients, 1).sort(dim=1, descending=True).values
 
 
-def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> torch.Tensor:
+def _product(backbone: Backbone, y: Tensor, t: int, v: Tensor) -> Tensor:
     """d xhat0/dy times unit vectors v: v - rho d eps/dy v, by a central difference of eps."""
     root = float(backbone.alphas_cumprod[t]) ** 0.5
     rho = float(rho_of(backbone.alphas_cumprod[t]))
-    c: torch.Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
+    c: Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
     slope = (backbone.eps(root * (y + c * v), t) - backbone.eps(root * (y - c * v), t)) / (2.0 * c)
     return v - rho * slope
 
@@ -228,14 +227,14 @@ class ErrorMap(HasMaps, PerLevel):
     draws: int = at_least(1, 1)
 
     @abstractmethod
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
         """The map at one level, (N, H, W)."""
 
-    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+    def pooled(self, field: Tensor) -> Tensor:
         """(N, H, W) -> (N,): the mean."""
         return field.mean((1, 2))
 
-    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[torch.Tensor]:
+    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[Tensor]:
         """noise - eps for every draw."""
         for draw in range(self.draws):
             x_t, drawn = batch.noised(backbone, t, draw)
@@ -283,12 +282,12 @@ class SPR(ErrorMap):
         super().__post_init__()
         check_window(self.window)
 
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
         rho = float(rho_of(backbone.alphas_cumprod[t]))
         squares = [(rho * error).square().mean(1) / self.draws for error in self.errors(backbone, batch, t)]
         return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
 
-    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+    def pooled(self, field: Tensor) -> Tensor:
         return field.amax((1, 2)) if self.pool == "max" else super().pooled(field)
 
 
@@ -313,7 +312,7 @@ class FlowMismatch(ErrorMap):
 
     levels: Levels = Levels.rho(1 / 9, 3 / 7, 1.0, 7 / 3, 9.0)
 
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
         scale = 1.0 + float(rho_of(backbone.alphas_cumprod[t]))
         return torch.stack([scale * error.abs().mean(1) for error in self.errors(backbone, batch, t)]).mean(0)
 
@@ -362,7 +361,7 @@ class IDecode(PerLevel):
         return np.stack(draws)
 
 
-def _each(x: torch.Tensor, picks: npt.NDArray[np.int64], transforms: Sequence[Transform]) -> torch.Tensor:
+def _each(x: Tensor, picks: npt.NDArray[np.int64], transforms: Sequence[Transform]) -> Tensor:
     """Every image moved by its own transform."""
     out = torch.empty_like(x)
     for position in np.unique(picks):
