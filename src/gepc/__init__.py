@@ -9,8 +9,6 @@
 Everything below is loaded on first use, so that `import gepc` is fast.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Module names of version 0.1, kept as deprecated aliases: `from gepc.conformal import threshold` still works."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec

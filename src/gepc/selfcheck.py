@@ -1,7 +1,5 @@
 """Checks of the installed library against closed forms of the theory, for `gepc selfcheck`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,9 +44,7 @@ def _images(mean: float = 0.0, std: float = 0.3, count: int = 64) -> Array:
     return np.clip(mean + std * rng.standard_normal((count, *SHAPE)), -1, 1).astype(np.float32)
 
 
-def _residual(
-    backbone: GaussianBackbone | MixtureBackbone, group: Group | str, images: Array, noise: Array | None = None
-) -> float:
+def _residual(backbone: MixtureBackbone, group: Group | str, images: Array, noise: Array | None = None) -> float:
     """Mean over images and G of |r_g|^2 at the level, from the library's feature table: s times b times D."""
     detector = GEPC(backbone, levels=LEVEL, keep=1, features=("s", "b"), group=group, pool="mean")
     table = detector.features(images, noise=noise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gepc.verdicts.conformal import threshold
 Array = npt.NDArray[np.float64]
 
 
+@dataclass(eq=False, repr=False)
 class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     """Out-of-distribution detector as a scikit-learn estimator, for pipelines, grid searches and cross-validation.
 
@@ -40,23 +42,14 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     offset_ : `decision_function` is `score_samples` minus this number, so that it is negative for alarms.
     """
 
-    _rate = "alpha"
+    backbone: Any = DEFAULT_BACKBONE
+    method: str | None = None
+    preset: str | None = None
+    alpha: float = 0.05
+    image_shape: tuple[int, ...] | None = None
+    options: Mapping[str, Any] | None = None
 
-    def __init__(
-        self,
-        backbone: Any = DEFAULT_BACKBONE,
-        method: str | None = None,
-        preset: str | None = None,
-        alpha: float = 0.05,
-        image_shape: tuple[int, ...] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.backbone = backbone
-        self.method = method
-        self.preset = preset
-        self.alpha = alpha
-        self.image_shape = image_shape
-        self.options = options
+    _rate = "alpha"
 
     def fit(self, X: Any, y: Any = None) -> OODDetector:
         """Fit on in-distribution images; `y` is ignored."""

@@ -30,7 +30,7 @@ import torch
 from scipy.special import softmax
 from scipy.stats import multivariate_normal
 
-from gepc.backbones.analytic import Component, GaussianBackbone, MixtureBackbone
+from gepc.backbones.analytic import Component, MixtureBackbone
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError
 from gepc.features.groups import Group
@@ -88,10 +88,8 @@ class Gaussian:
         return np.asarray(multivariate_normal(self.mean, self.cov).logpdf(x), dtype=np.float64).reshape(len(x))
 
 
-def components_of(backbone: GaussianBackbone | MixtureBackbone) -> list[tuple[float, Gaussian]]:
+def components_of(backbone: MixtureBackbone) -> list[tuple[float, Gaussian]]:
     """The law of x_0 for which an analytic backbone is exact: (share, Gaussian) of each component."""
-    if isinstance(backbone, GaussianBackbone):
-        return [(1.0, _gaussian(backbone.component))]
     return [(float(w), _gaussian(part)) for w, part in zip(backbone.shares, backbone.components, strict=True)]
 
 
@@ -141,7 +139,7 @@ class Posterior:
     cov: Array
 
 
-def posterior(backbone: GaussianBackbone | MixtureBackbone, x: Array, t: int) -> Posterior:
+def posterior(backbone: MixtureBackbone, x: Array, t: int) -> Posterior:
     """The posterior of x_0 given x_t = x by Bayes' rule, without the score.
 
     For one Gaussian, with the gain K = sqrt(abar) Sigma Sigma_t^-1: mean mu + K (x - sqrt(abar) mu), covariance
@@ -252,8 +250,7 @@ def expected_bounds(model: Affine, p: Gaussian, matrices: Sequence[Array]) -> Re
     def mean(field: Callable[[Array], Affine]) -> float:
         return float(np.mean([field(P).energy(p) for P in matrices]))
 
-    truth = p.score
-    e = model - truth
+    truth, e = p.score, model - p.score
     return ResidualBounds(
         residual=mean(model.residual),
         breaking=mean(truth.residual),

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 import gepc
+from gepc.backbones.load import is_hub_id
 from gepc.core.errors import InputError
-from gepc.detector.hub import is_hub_id
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

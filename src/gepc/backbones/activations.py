@@ -1,7 +1,5 @@
 """Inner activations of a network: which layers are recorded, and how their outputs become feature maps."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

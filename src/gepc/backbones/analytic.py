@@ -57,10 +57,8 @@ class MixtureBackbone(Backbone):
         scores = torch.stack([component.score(x, abar) for component in self.components])
         if len(scores) == 1:
             return -(1.0 - abar).sqrt() * scores[0]
-        logs = [
-            component.log_density(x, abar) + float(np.log(share))
-            for component, share in zip(self.components, self.shares, strict=True)
-        ]
+        parts = zip(self.components, self.shares, strict=True)
+        logs = [component.log_density(x, abar) + float(np.log(share)) for component, share in parts]
         posterior = torch.softmax(torch.stack(logs), dim=0)
         mean = (posterior.reshape(*posterior.shape, *([1] * (x.ndim - 1))) * scores).sum(0)
         return -(1.0 - abar).sqrt() * mean

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.models.attention_processor import Attention
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.latent import AutoencoderEncoder
-from gepc.backbones.networks import CLASSES, Conditions, check_embeddings, null_class
+from gepc.backbones.networks import CLASSES, DTYPES, Conditions, check_embeddings, null_class
 from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
-from gepc.core.errors import BackboneError, OptionError, check_choice
+from gepc.core.errors import BackboneError, OptionError, check_choice, first_line
 
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 MIXED = ("mixed_bfloat16", "mixed_float16")
 COMPILED_GAP = 0.01
 
@@ -231,7 +231,7 @@ def choose_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise OptionError(f"device {str(device)!r} cannot be used here ({reason}); try device='auto'") from error
     return chosen
 
@@ -252,8 +252,6 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> tuple[torch.
 
 def _fixed_size(net: Any) -> tuple[int, int] | None:
     """The size a net with attention was made for; a fully convolutional one takes any."""
-    from diffusers.models.attention_processor import Attention
-
     size = net.config.get("sample_size")
     is_unet = hasattr(net, "down_blocks")
     if size is None or (is_unet and not any(isinstance(module, Attention) for module in net.modules())):

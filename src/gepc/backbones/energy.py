@@ -1,7 +1,5 @@
 """Energy networks: E(x), low for images like those they were trained on; a backbone of their own kind."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from math import prod

@@ -1,7 +1,5 @@
 """Encoders of latent diffusion: diffusers' autoencoders, without their decoders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

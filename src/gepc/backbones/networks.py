@@ -1,16 +1,37 @@
-"""The network classes of diffusers: how each is called, and which embeddings it is conditioned on."""
+"""The network classes of diffusers: how each is called, what it is conditioned on, and how it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import diffusers
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from gepc.core.errors import BackboneError, OptionError, check_names
+from gepc.backbones import weights
+from gepc.backbones.load import read_trained_on
+from gepc.backbones.openai.convert import convert
+from gepc.backbones.path import SigmaScheduler, read_scheduler
+from gepc.backbones.schedule import Scheduler
+from gepc.backbones.weights import EXTRAS, Patches, check_shapes, weight_files
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, raising
+from gepc.core.files import read_json, sha256
+from gepc.core.options import build
 
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+SCHEDULER = "scheduler_config.json"
+NETWORKS, AUTOENCODERS = ("unet", "transformer"), ("vae", "vqvae")
+MAX_LAYERS, MAX_WIDTH = 200, 1_000_000
+TEXT_PARTS = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
+_UNUSED = ("scheduler", "safety_checker", "feature_extractor", "image_encoder")
 PROMPT, POOLED, MASK = "prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask"
 Embeddings = Mapping[str, torch.Tensor]
 
@@ -146,8 +167,6 @@ def null_class(net: Any) -> int | None:
 
 def encoded_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tensor]:
     """The embeddings of `prompt` by the text encoders of a diffusers pipeline with a network of class `kind`."""
-    import inspect
-
     encode = getattr(pipeline, "encode_prompt", None)
     places = CLASSES[kind].prompt
     if encode is None or places is None:
@@ -160,3 +179,239 @@ def encoded_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Ten
         answer: Sequence[Any] = encode(**{name: value for name, value in options.items() if name in takes})
     found = {name: answer[place] for name, place in places.items() if place < len(answer)}
     return {name: values for name, values in found.items() if values is not None}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of `load_backbone` that decide what is read."""
+
+    config: str | Mapping[str, Any] | None = None
+    dtype: str | torch.dtype = "float32"
+    prompt: str | None = None
+    embeddings: Mapping[str, Any] | None = None
+    variant: str | None = None
+    use_safetensors: bool = True
+
+
+@dataclass(frozen=True)
+class Network:
+    """What every source is read into."""
+
+    net: Any
+    scheduler: Scheduler | SigmaScheduler
+    sha256: str
+    family: str = "diffusers"
+    patches: Patches | None = None
+    trained_on: npt.NDArray[np.uint64] | None = None
+    autoencoder: Any = None
+    embeddings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def rescaled(scheduler: Scheduler | SigmaScheduler, rescale_timesteps: bool) -> Scheduler:
+    """The scheduler with that choice; an `OptionError` for one without timesteps."""
+    if not isinstance(scheduler, Scheduler):
+        raise OptionError("rescale_timesteps does not apply to this network: it is not called with a timestep")
+    return replace(scheduler, rescale_timesteps=rescale_timesteps)
+
+
+def read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Embeddings as given, or from a file."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    if Path(given).suffix != ".safetensors":
+        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}")
+    return weights.read_tensors(Path(given))
+
+
+def from_path(path: Path, wanted: Wanted) -> Network:
+    """The network in a diffusers folder or an OpenAI checkpoint."""
+    try:
+        if path.is_dir():
+            return _from_folder(path, wanted)
+        converted = convert(path, wanted.config)
+        return Network(converted.build(), converted.scheduler, sha256(path), "openai", converted.patches)
+    except GepcError:
+        raise
+    except Exception as error:  # files of others may be wrong in any way
+        raise BackboneError(f"{path} does not describe a network: {type(error).__name__}: {error}") from error
+
+
+def _from_folder(folder: Path, wanted: Wanted) -> Network:
+    """A model folder (`config.json`, weights, `scheduler_config.json`) or a pipeline folder (`unet/`, `vae/`, ...)."""
+    pipeline = folder.parent if folder.name in NETWORKS else folder
+    components = components_in(pipeline)
+    _check_components(str(pipeline), components)
+    model = next((folder / name for name in NETWORKS if (folder / name / "config.json").is_file()), folder)
+    if not (model / "config.json").is_file():
+        raise InputError(
+            f"{folder} has no config.json (nor unet/config.json or transformer/config.json): it is not a diffusers "
+            "model or pipeline"
+        )
+    values = read_json(model / "config.json")
+    check_config(values, str(model / "config.json"))
+    kind = values.get("_class_name", "UNet2DModel") if isinstance(values, dict) else "something else"
+    needs = find_class(kind, f"{model / 'config.json'} describes").needs
+    extras = read_json(folder / EXTRAS) if (folder / EXTRAS).is_file() else {}
+    patches = build(Patches, extras.get("patches", {}), str(folder / EXTRAS))
+    homes = [folder / "scheduler", folder, *([pipeline / "scheduler"] if folder.name in NETWORKS else [])]
+    path = next((home / SCHEDULER for home in homes if (home / SCHEDULER).is_file()), None)
+    found = {**read_json(path), **extras.get("scheduler", {})} if path is not None else None
+    where = f"{folder} has no {SCHEDULER}" if path is None else str(path)
+    scheduler = _read_scheduler(found, where, wanted.config)
+    files = weight_files(model, wanted.variant)
+    if kind == "UNet2DModel":
+        net: Any = weights.build_net(values, patches)
+        tensors = weights.read_all(files)
+        check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
+        net = weights.place(net, tensors)
+    else:
+        net = _pretrained(model, kind, wanted)
+    home = next((pipeline / name for name in AUTOENCODERS if (pipeline / name / "config.json").is_file()), None)
+    autoencoder = None
+    if home is not None:
+        autoencoder = _pretrained(home, read_json(home / "config.json").get("_class_name", "AutoencoderKL"), wanted)
+        files = [*files, *weight_files(home, wanted.variant)]
+    elif lost := sorted(components & set(AUTOENCODERS)):
+        raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {lost[0]}/ too")
+    if wanted.prompt is not None and not needs:
+        raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text")
+    encode = needs and wanted.embeddings is None
+    embeddings = _encode_prompt(pipeline, kind, wanted) if encode else wanted.embeddings or {}
+    trained_on, family = read_trained_on(folder), extras.get("family", "diffusers")
+    return Network(net, scheduler, sha256(*files), family, patches, trained_on, autoencoder, embeddings)
+
+
+def check_config(values: Any, where: str) -> None:
+    """Refuse sizes that no network has before layers are made: every block and layer takes time to make."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        items = value if isinstance(value, list) else [value]
+        numbers = [item for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)]
+        most = MAX_LAYERS if "layers" in name or "num_blocks" in name else MAX_WIDTH
+        if len(items) > MAX_LAYERS or any(not abs(number) <= most for number in numbers):
+            raise BackboneError(f"{where}: {name} is {str(value)[:60]}, beyond any network")
+        if name == "sample_size" and not isinstance(value, (int, type(None))) and len(numbers) != 2:
+            raise BackboneError(f"{where}: sample_size must be a number or two, got {str(value)[:60]}")
+
+
+def _pretrained(folder: Path, kind: str, wanted: Wanted) -> Any:
+    """The diffusers model in `folder`, whole: a missing tensor is an error, not a random one."""
+    cls: Any = getattr(diffusers, kind, None)
+    if diffusers.ModelMixin not in getattr(cls, "__mro__", ()):
+        raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which is no network of this diffusers")
+    first = weight_files(folder, wanted.variant)[0].name
+    variant = re.search(r"diffusion_pytorch_model\.(\w+)[.-]", first)
+    try:
+        net, info = cls.from_pretrained(
+            folder,
+            variant=variant[1] if variant and variant[1] not in ("safetensors", "bin") else None,
+            use_safetensors=".safetensors" in first,
+            torch_dtype=DTYPES.get(str(wanted.dtype).removeprefix("torch.")),
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise BackboneError(f"{folder} cannot be loaded: {first_line(error)}") from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(map(str, info.get(problem) or ()))
+        if names:
+            raise BackboneError(f"{folder}: the weights do not fit a {kind}: {problem[:-5]} {', '.join(names[:3])}")
+    return net.requires_grad_(False)
+
+
+def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
+    """The embeddings of the prompt, by the text encoders of a pipeline folder; they are not kept in memory."""
+    index = pipeline / "model_index.json"
+    listed = read_json(index) if index.is_file() else {}
+    texts = [name for name in listed if TEXT_PARTS.fullmatch(name) and listed[name][:1] != [None]]
+    missing = [name for name in texts if not (pipeline / name).is_dir()]
+    if not texts or missing:
+        what = f"{', '.join(missing)} missing in {pipeline}" if missing else f"no text encoder in {pipeline}"
+        raise InputError(f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`")
+    if any(listed[name][0] != "transformers" for name in texts):
+        raise BackboneError(f"{index} names code of its own, which is not run; give `embeddings`")
+    needed = "a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`"
+    with raising(OptionError, needed, ImportError):
+        import transformers  # noqa: F401
+    others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
+    try:
+        encoders = diffusers.DiffusionPipeline.from_pretrained(
+            pipeline,
+            variant=wanted.variant,
+            use_safetensors=wanted.use_safetensors or None,
+            local_files_only=True,
+            **others,
+        )
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        reason = f"its text encoders cannot be loaded: {first_line(error)}"
+        raise BackboneError(f"{pipeline}: {reason}; give `embeddings`") from error
+    return encoded_prompt(encoders, wanted.prompt or "", kind)
+
+
+def from_object(source: Any, scheduler: Any, vae: Any, wanted: Wanted) -> Network:
+    """A copy of a network in memory: the caller may go on training or moving the original."""
+    net, name, embeddings = source, type(source).__name__, wanted.embeddings
+    if isinstance(source, diffusers.DiffusionPipeline):
+        if scheduler is not None or vae is not None:
+            raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
+        components = {part: value for part, value in source.components.items() if value is not None}
+        _check_components(f"the {name}", components)
+        net = next((components[part] for part in NETWORKS if part in components), None)
+        vae = next((components[part] for part in AUTOENCODERS if part in components), None)
+        scheduler = components.get("scheduler")
+    elif not isinstance(source, diffusers.ModelMixin):
+        raise OptionError(
+            f"load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline, got a {name}; "
+            "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
+        )
+    needs = find_class(type(net).__name__, "this object is").needs
+    found = getattr(scheduler, "config", None)
+    if scheduler is not None and not isinstance(found, Mapping):
+        raise OptionError(f"scheduler must be a diffusers scheduler, got a {type(scheduler).__name__}")
+    if found is not None:
+        found = {"_class_name": type(scheduler).__name__, **found}
+    meaning = _read_scheduler(found, "no scheduler was given" if found is None else "the scheduler", wanted.config)
+    if embeddings is None and needs and isinstance(source, diffusers.DiffusionPipeline):
+        embeddings = encoded_prompt(source, wanted.prompt or "", type(net).__name__)
+    elif wanted.prompt is not None and embeddings is None:
+        raise OptionError("`prompt` needs a pipeline with a text encoder")
+    digest = weights.digest_of(net) if vae is None else weights.digest_of(net, vae)
+    copies = [None if part is None else deepcopy(part).requires_grad_(False) for part in (net, vae)]
+    return Network(copies[0], meaning, digest, autoencoder=copies[1], embeddings=embeddings or {})
+
+
+def components_in(folder: Path) -> set[str]:
+    """The components of a pipeline folder, by its index and by the names of its folders."""
+    listed = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
+    names = (*NETWORKS, *AUTOENCODERS, "movq", "prior", "image_encoder", "text_encoder")
+    found = {name for name in names if (folder / name / "config.json").is_file()}
+    return found | {name for name, value in listed.items() if isinstance(value, list) and value[:1] not in ([], [None])}
+
+
+def _check_components(what: str, names: Iterable[str]) -> None:
+    known = {*NETWORKS, *AUTOENCODERS, *_UNUSED}
+    others = sorted(name for name in names if name not in known and not TEXT_PARTS.fullmatch(name))
+    if others:
+        raise BackboneError(
+            f"{what} is a pipeline with {', '.join(others)}, which gepc does not know: load its network as an object "
+            "(load_backbone(unet, scheduler=..., vae=...)), or use Backbone.from_callable and with_encoder"
+        )
+
+
+def _read_scheduler(
+    found: Mapping[str, Any] | None, where: str, config: str | Mapping[str, Any] | None
+) -> Scheduler | SigmaScheduler:
+    """The scheduler that was found, with fields replaced by `config`, or made of `config` alone."""
+    if isinstance(config, str):
+        raise InputError(f"{config} does not exist")
+    overrides = config or {}
+    if found is not None:
+        scheduler = read_scheduler({**found, **overrides}, where)
+        check_names("config", overrides, scheduler.__dataclass_fields__)
+        return scheduler
+    given = build(Scheduler, overrides, "config")
+    if {"beta_schedule", "trained_betas"} & set(overrides):
+        return given
+    raise InputError(
+        f"{where}, so the noise schedule is unknown; add it (scheduler= for an object), or give for instance "
+        "config={'beta_schedule': 'linear', 'num_train_timesteps': 1000}"
+    )

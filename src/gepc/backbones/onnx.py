@@ -1,7 +1,5 @@
 """ONNX: the network of a backbone as a file, and the backbone that onnxruntime runs from it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings
@@ -13,7 +11,7 @@ import torch
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
 from gepc.core.files import sha256
 
 KEY = "gepc"  # of the metadata in the file
@@ -26,10 +24,8 @@ class OnnxBackbone(Backbone):
     family = "onnx"
 
     def __init__(self, path: Path) -> None:
-        try:
+        with raising(OptionError, f"{path} needs onnxruntime: pip install 'gepc[onnx]'", ImportError):
             import onnxruntime
-        except ImportError as error:
-            raise OptionError(f"{path} needs onnxruntime: pip install 'gepc[onnx]'") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         try:
@@ -38,7 +34,7 @@ class OnnxBackbone(Backbone):
         except KeyError as error:
             raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
         except Exception as error:  # onnxruntime has a dozen of its own
-            raise InputError(f"{path} is no ONNX network: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
         super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
         self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
         self.parameters, self.sha256, self.source = about["parameters"], sha256(path), str(path)
@@ -95,11 +91,9 @@ def export_onnx(
     are part of it. Its metadata `gepc` holds the schedule `alphas_cumprod` as JSON. The backbone must be a pixel-space
     network in float32 on the CPU; `size` is (H, W) of the images, and `layers` as in `Backbone.eps_and_activations`.
     """
-    try:
+    with raising(OptionError, "the export needs onnx and onnxscript: pip install 'gepc[onnx]'", ImportError):
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter
-    except ImportError as error:
-        raise OptionError("the export needs onnx and onnxscript: pip install 'gepc[onnx]'") from error
     plain = isinstance(backbone.net, torch.nn.Module) and backbone.encoder is None and backbone.device.type == "cpu"
     if not plain or getattr(backbone, "precision", torch.float32) != torch.float32:
         raise OptionError("only a torch network in pixel space, in float32 and on the CPU, can be exported")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
+from gepc.core.errors import BackboneError, InputError, OptionError, check_choice, check_least, raising
 from gepc.core.options import build
 
 T = TypeVar("T")
@@ -182,8 +182,7 @@ class Scheduler:
             check_choice("variance_type", self.variance_type, VARIANCE_TYPES)
         if self.trained_betas is None:
             check_choice("beta_schedule", self.beta_schedule, _BETAS)
-            if self.num_train_timesteps < 1:
-                raise OptionError(f"num_train_timesteps must be at least 1, got {self.num_train_timesteps}")
+            check_least(1, num_train_timesteps=self.num_train_timesteps)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], where: str) -> Scheduler:
@@ -248,10 +247,8 @@ class Scheduler:
 def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
     """The dataclass `cls` from the fields of a diffusers config that it has; an error is about the file `where`."""
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    try:
+    with raising(BackboneError, f"{where}: {{error}}", OptionError):
         return build(cls, {name: value for name, value in config.items() if name in names}, where)
-    except OptionError as error:
-        raise BackboneError(f"{where}: {error}") from error
 
 
 def respace(steps: int, sections: str) -> list[int]:
@@ -261,10 +258,8 @@ def respace(steps: int, sections: str) -> list[int]:
     both ends included; "ddim50" keeps every k-th timestep, with the smallest k that leaves exactly 50.
     """
     text = sections.strip()
-    try:
+    with raising(OptionError, f"cannot read timestep_respacing {sections!r}; write 250, ddim50 or 10,20", ValueError):
         counts = [int(part) for part in text.removeprefix("ddim").split(",")]
-    except ValueError as error:
-        raise OptionError(f"cannot read timestep_respacing {sections!r}; write 250, ddim50 or 10,20") from error
     if text.startswith("ddim"):
         for stride in range(1, steps):
             if len(range(0, steps, stride)) == counts[0]:

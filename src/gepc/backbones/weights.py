@@ -1,7 +1,5 @@
 """Weights from files of any origin: no code is run, no second copy is held, errors name the file and the tensor."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -25,7 +23,7 @@ from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from gepc.core.errors import BackboneError, InputError
+from gepc.core.errors import BackboneError, InputError, first_line, raising
 from gepc.core.files import open_regular, read_json
 
 Shape = tuple[int, ...]
@@ -39,10 +37,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
     PyTorch files are opened with `weights_only=True`: one that carries code is refused before anything runs.
     """
     check_file(path)
-    try:
+    with raising(BackboneError, f"{path} is cut short or is not a safetensors file: {{error}}", SafetensorError):
         content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
-    except SafetensorError as error:
-        raise BackboneError(f"{path} is cut short or is not a safetensors file: {error}") from error
     if not isinstance(content, Mapping):
         raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict (names and tensors)")
     _check_sizes(content, path, path.stat().st_size)
@@ -97,7 +93,7 @@ def _read_torch(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise BackboneError(_refusal(path, str(error))) from error
     except Exception as error:  # a pickle may be wrong in any way
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise BackboneError(f"{path} is cut short or damaged: {reason}; copy or download it again") from error
 
 

@@ -3,8 +3,6 @@
 A method's features are extracted once for each split of each data set and kept in the cache; every pair is arithmetic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ One half of the images is fitted on; the other half is scored, and so are its sy
 for real ones, so the default detector is recommended unless another one is clearly better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,11 +119,8 @@ def compare(
 
 def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], size: int | None, seed: int) -> Trial:
     detector = candidate.detector(backbone, seed=seed, size=size, maps="raw").fit(halves[0])
-    held_out = [
-        image
-        for chunk in chunks(halves[1], detector.preprocessing_, detector.batch_size, OnBadImage.UNREADABLE)
-        for image in chunk.images
-    ]
+    read = chunks(halves[1], detector.preprocessing_, detector.batch_size, OnBadImage.UNREADABLE)
+    held_out = [image for chunk in read for image in chunk.images]
     inside = _scores(detector, held_out)
     outside = {kind: _scores(detector, [synthetic_outlier(one, kind, seed) for one in held_out]) for kind in KINDS}
     detector.seed = seed + 1

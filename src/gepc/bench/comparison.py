@@ -1,26 +1,15 @@
 """Tables of every compared method: AUROC and cost with the published values, all metrics, and paired tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm
 
-from gepc.bench import published
+from gepc.bench import evaluate, published
 from gepc.bench.cost import MeasuredCost, measure
 from gepc.bench.detector_tables import Row, published_note, published_rows, published_values
-from gepc.bench.evaluate import (
-    Array,
-    GepcBench,
-    Keys,
-    MethodBench,
-    SeedScores,
-    mean_over_seeds,
-    pair_aurocs,
-    std_over_seeds,
-)
+from gepc.bench.evaluate import Array, GepcBench, MethodBench, Scores, SeedScores, pair_aurocs, std_over_seeds
 from gepc.bench.protocol import Protocol
 from gepc.core.tables import ResultTable
 from gepc.scoring.metrics import placements
@@ -29,6 +18,7 @@ TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its fastest
 LEAST = float(np.finfo(np.float64).tiny)  # shown for a p-value too small for a float, which is not 0
 HEAD = ("method", "source", "preset", "calibration", "train / test images")
 TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")
+METRICS = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
 NOTE = (
     "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
     "may have an AUROC below 0.5; their sign is not changed. For a row with fewer images, GEPC's average on the same "
@@ -47,11 +37,6 @@ class ComparedMethod:
     method: MethodBench
     gepc_average: float
     cost: MeasuredCost
-
-    @property
-    def images(self) -> tuple[int, int]:
-        """The number of train and of test images."""
-        return self.method.collection.images
 
 
 def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[ComparedMethod]:
@@ -84,7 +69,7 @@ def comparison_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> 
 
 
 def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
-    method, (train, test) = one.method, one.images
+    method, (train, test) = one.method, one.method.collection.images
     values = list(method.aurocs.values())
     averages = [_average([run]) for run in method.all_scores()]
     worst = int(np.argmin(values))
@@ -121,17 +106,7 @@ def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultT
             differs = paper is not None and not first.auroc_low <= paper <= first.auroc_high
             beside = (paper, None if paper is None else first.auroc - paper, "differs" if differs else "")
             rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images, *beside))
-    header: tuple[str, ...] = (
-        "method",
-        "pair",
-        "AUROC",
-        "low",
-        "high",
-        "std over seeds",
-        "AUPR",
-        "FPR95",
-        "ID / OOD images",
-    )
+    header: tuple[str, ...] = METRICS
     note = (
         "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
         "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images. "
@@ -169,17 +144,12 @@ def _half_of(method: MethodBench, odd: int) -> list[SeedScores]:
     def half(values: Array, name: str, seed: int) -> Array:
         return values[[key[0] % 2 == odd for key in keys[name, "test", seed]]]
 
-    return [
-        {
-            name: replace(
-                found,
-                inside=half(found.inside, name, seed),
-                outside={other: half(values, other, seed) for other, values in found.outside.items()},
-            )
-            for name, found in run.items()
-        }
-        for seed, run in zip(method.protocol.seeds, method.all_scores(), strict=True)
-    ]
+    def halved(found: Scores, name: str, seed: int) -> Scores:
+        outside = {other: half(values, other, seed) for other, values in found.outside.items()}
+        return replace(found, inside=half(found.inside, name, seed), outside=outside)
+
+    runs = zip(method.protocol.seeds, method.all_scores(), strict=True)
+    return [{name: halved(found, name, seed) for name, found in run.items()} for seed, run in runs]
 
 
 def _average(runs: Sequence[SeedScores]) -> float:
@@ -188,11 +158,11 @@ def _average(runs: Sequence[SeedScores]) -> float:
 
 def _paired_row(leader: MethodBench, other: MethodBench) -> tuple[str, str, float, float, float, float | None, str]:
     mine, theirs = leader.collection.keys, other.collection.keys
-    common: Keys = {place: min(mine[place], theirs[place], key=len) for place in mine}
+    common = {place: min(mine[place], theirs[place], key=len) for place in mine}
     on_common = leader.on_images(common)
     ahead, behind = _half_of(on_common, 1), _half_of(other.on_images(common), 1)
     test = max(len(values) for found in ahead[0].values() for values in (found.inside, *found.outside.values()))
-    first, second = (mean_over_seeds([pair_aurocs(run) for run in runs]) for runs in (ahead, behind))
+    first, second = (evaluate.mean_over_seeds([pair_aurocs(run) for run in runs]) for runs in (ahead, behind))
     pairs = f"{sum(first[pair] >= value for pair, value in second.items())} of {len(second)}"
     lead, p = advantage(ahead, behind)
     images = f"{on_common.collection.images[0]} / {test}"

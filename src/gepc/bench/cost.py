@@ -1,7 +1,5 @@
 """What a benchmark costs: network passes estimated before it runs, passes and time of an image measured after."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Tables of GEPC and its variants: those of the paper, with the published values, and one of false alarms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.bench.protocol import Pair, Place, Protocol
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError, raising
 from gepc.datasets.registry import choose
 from gepc.features.base import Batch, Extractor
 from gepc.features.extraction import Engine, ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
@@ -92,7 +92,7 @@ class Benchmark:
     ) -> FeatureTable:
         name, split = place
         cost = spec.extractor.cost(self.backbone, (self.protocol.size, self.protocol.size), len(spec.timesteps))
-        try:
+        with raising(InputError, f"{name}, {split} split: {{error}}", InputError):
             return extract_all(
                 images,
                 self.protocol.preprocessing(name, self.backbone),
@@ -103,8 +103,6 @@ class Benchmark:
                 on_progress=on_progress and (lambda count: on_progress(count * (cost.forward + cost.jvp))),
                 on_bad_image=OnBadImage.ALL,
             )
-        except InputError as error:
-            raise InputError(f"{name}, {split} split: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What a benchmark runs on, as plain data from a YAML file."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from importlib import resources

@@ -26,6 +26,7 @@ from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, ResultTable
+from gepc.report.figures import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,11 +93,8 @@ class Ranking:
 
     def table(self) -> ResultTable:
         """Average rank, average AUROC over all pairs and in each benchmark, and the worst pair."""
-        counts = np.bincount(self.suite_of)
-        header = (
-            *("method", "average rank", "average AUROC", "worst"),
-            *(f"{name} ({count})" for name, count in zip(self.suites, counts, strict=True)),
-        )
+        sizes = zip(self.suites, np.bincount(self.suite_of), strict=True)
+        header = ("method", "average rank", "average AUROC", "worst", *(f"{name} ({count})" for name, count in sizes))
         rows: list[tuple[Cell, ...]] = []
         for name, rank, values in zip(self.methods, self.average_ranks.tolist(), self.aurocs, strict=True):
             each = [float(values[self.suite_of == place].mean()) for place in range(len(self.suites))]
@@ -128,8 +126,6 @@ def read_aurocs(folder: Path) -> dict[str, dict[str, float]]:
 
 def diagram(ranking: Ranking) -> Figure:
     """The critical-difference diagram: average ranks on a line, bars under methods that do not differ."""
-    from gepc.report.figures import drawing
-
     ranks, names = ranking.average_ranks, ranking.methods
     half, step = (len(names) + 1) // 2, 0.16
     with drawing(0.9 + step * (half + len(ranking.groups))) as figure:

@@ -1,7 +1,5 @@
 """A benchmark from its protocol to files: features, tables, figures and one HTML report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,10 +113,8 @@ def table_sections(tables: Sequence[ResultTable]) -> dict[str, list[ResultTable]
     """Heading -> tables under it; headings without tables are left out."""
     placed = {name for names in SECTIONS.values() for name in names}
     others = tuple(table.name for table in tables if table.name not in placed)
-    found = {
-        heading: [table for table in tables if table.name in names]
-        for heading, names in {**SECTIONS, "More": others}.items()
-    }
+    sections = {**SECTIONS, "More": others}.items()
+    found = {heading: [table for table in tables if table.name in names] for heading, names in sections}
     return {heading: under for heading, under in found.items() if under}
 
 
@@ -126,11 +122,8 @@ def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
     protocol = bench.protocol
     sets = ", ".join(f"{protocol.label(name)} ({found.dataset})" for name, found in protocol.datasets.items())
     images = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
-    fewer = [
-        f"{protocol.label(name)} {split}: {count}"
-        for (name, split), count in bench.collection.sizes.items()
-        if count < protocol.images(split)
-    ]
+    sizes = bench.collection.sizes.items()
+    fewer = [f"{protocol.label(name)} {split}: {n}" for (name, split), n in sizes if n < protocol.images(split)]
     if fewer:
         images += f"; fewer of {', '.join(fewer)}"
     facts = [

@@ -1,7 +1,5 @@
 """The command line. It is the only part of the package that prints."""
 
-from __future__ import annotations
-
 import sys
 
 from gepc.cli.app import app, run

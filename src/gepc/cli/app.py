@@ -1,7 +1,5 @@
 """The application and what its commands share: messages, errors, tables and progress bars."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -17,7 +17,7 @@ from gepc.backbones.openai.options import PRESETS
 from gepc.cli import options as opt
 from gepc.cli.app import note, say, text_table, typed_command
 from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
-from gepc.core.errors import OptionError, StorageError
+from gepc.core.errors import OptionError, StorageError, raising
 from gepc.core.files import read_json
 from gepc.training.recipe import ENERGIES, builtin_recipes
 
@@ -325,11 +325,9 @@ def train(
     run = TrainingRun(recipe, data, out, minutes)
     report: Callable[[str], None] = note if run.is_main else lambda _: None
     report(_opening(run, choices))
-    try:
-        with _progress(run) as on_tick:
-            finished = run.loop(on_tick)
-    except StorageError as error:
-        raise StorageError(f"{error}; free disk space and give the same command again to resume") from error
+    advice = "{error}; free disk space and give the same command again to resume"
+    with raising(StorageError, advice, StorageError), _progress(run) as on_tick:
+        finished = run.loop(on_tick)
     if not finished:
         report(f"stopped after step {run.state.step}, which is saved; to resume:\n  {typed_command()}")
         raise typer.Abort

@@ -1,7 +1,5 @@
 """`gepc data`: download data sets for benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

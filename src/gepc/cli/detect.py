@@ -12,7 +12,7 @@ from typer import Argument, Option
 from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say
 from gepc.cli.options import estimate
-from gepc.core.errors import GepcError, OptionError
+from gepc.core.errors import GepcError, OptionError, raising
 from gepc.core.files import check_free, write_json
 from gepc.core.options import DEFAULT_BACKBONE
 
@@ -214,10 +214,8 @@ def _bands(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def _numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
-    try:
+    with raising(OptionError, f"{option} takes whole numbers, got {text!r}", ValueError):
         return tuple(int(part) for part in text.split(separator))
-    except ValueError as error:
-        raise OptionError(f"{option} takes whole numbers, got {text!r}") from error
 
 
 NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")

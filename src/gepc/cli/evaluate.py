@@ -94,7 +94,6 @@ def demo(
 
 
 def _check_demo(out: Path) -> None:
-    """Check the packages and the folder before any work."""
     from importlib.util import find_spec
 
     missing = [package for module, package in DEMO_PACKAGES.items() if find_spec(module) is None]

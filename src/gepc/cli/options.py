@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gepc.cli.app import note
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice, raising
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -40,7 +40,6 @@ Groups = Annotated[
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
 Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]
 DEFAULT_CACHE = Path(".gepc-cache")
-ENGINES = ("local", "ray")
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
@@ -61,10 +60,8 @@ def parse_settings(settings: Iterable[str] | None) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise OptionError(f"--set takes key=value, got {text!r}")
-        try:
+        with raising(OptionError, f"--set {key}: cannot read the value {value!r}", yaml.YAMLError):
             values[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise OptionError(f"--set {key}: cannot read the value {value!r}") from error
     return values
 
 
@@ -72,10 +69,9 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     """`folder`, or the labels in a text file with one line per image, in the order of the images."""
     if groups is None or groups == "folder":
         return groups
-    try:
+    reason = f"--groups takes 'folder' or a text file with a label per line; {groups}: {{error}}"
+    with raising(InputError, reason, OSError, UnicodeDecodeError):
         labels = Path(groups).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--groups takes 'folder' or a text file with a label per line; {groups}: {error}") from error
     if len(labels) != len(images):
         raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
     return labels
@@ -124,7 +120,7 @@ class Compute:
 
     def cluster(self) -> Cluster | None:
         """The Ray cluster; None for this process."""
-        check_choice("engine", self.engine, ENGINES)
+        check_choice("engine", self.engine, ("local", "ray"))
         if self.engine == "local":
             return None
         from gepc.runs.cluster import Cluster

@@ -15,6 +15,7 @@ from typer import Option
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress
 from gepc.core.errors import InputError, OptionError, StorageError
+from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
@@ -120,14 +121,11 @@ def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
 
 def _check_writable(out: Path) -> None:
     """Check before the first network pass that the table can be written."""
-    try:
+    with storage_errors(out):
         if out.is_dir():
             raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
         home = next(parent for parent in out.absolute().parents if parent.exists())
-        with tempfile.TemporaryFile(dir=home):
-            pass
-    except OSError as error:
-        raise StorageError(f"cannot write {out}: {error.strerror or error}") from error
+        tempfile.TemporaryFile(dir=home).close()
 
 
 def _pending(run: ScoreRun) -> list[Shard]:
@@ -156,7 +154,6 @@ def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
 
 
 def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
-    """Write the table from the shards."""
     from gepc.runs.shards import csv_table, merge, result_table
 
     try:

@@ -5,8 +5,6 @@ activations in every pass. The next pass then pays for zeroed pages again, 10 % 
 (`benchmarks/allocator.py`). The command line keeps the blocks; who imports gepc calls `keep_freed_memory`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

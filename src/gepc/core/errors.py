@@ -1,9 +1,10 @@
 """Errors. A message says which input was wrong, what was wrong with it, and what to do about it."""
 
-from __future__ import annotations
-
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 class GepcError(Exception):
@@ -32,6 +33,22 @@ class StorageError(GepcError, OSError):
 
 class ValueRangeWarning(UserWarning):
     """A float array looks as if it were not in [-1, 1]."""
+
+
+@contextmanager
+def raising(kind: type[GepcError], message: str, *causes: type[Exception], passing: Errors = ()) -> Iterator[None]:
+    """Turn the errors `causes` of the block, except `passing`, into one of that kind; `{error}` is the cause's text."""
+    try:
+        yield
+    except passing:
+        raise
+    except causes as error:
+        raise kind(message.replace("{error}", str(error))) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, or the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:

@@ -1,7 +1,5 @@
 """Files that are complete or absent: written under a temporary name, then renamed. Folders with one writer."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

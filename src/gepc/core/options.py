@@ -1,7 +1,5 @@
 """Typed parameters from plain mappings (YAML, JSON, `key=value`). An unknown key is an error with the closest name."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import types
@@ -10,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gepc.core.errors import InputError, OptionError, check_names
+from gepc.core.errors import InputError, OptionError, check_choice, check_least, check_names
 
 T = TypeVar("T")
 DEFAULT_BACKBONE = "photos-tiny"
@@ -77,6 +75,25 @@ def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise OptionError(f"{where} must be {hint.__name__}, got {value!r}")
     return value
+
+
+def at_least(least: int, default: int | None) -> Any:
+    """A field of a dataclass that is a whole number from `least` on, or None; `check_fields` checks it."""
+    return dataclasses.field(default=default, metadata={"least": least})
+
+
+def one_of(default: str, *others: str) -> Any:
+    """A field of a dataclass that is one of these words, the first by default; `check_fields` checks it."""
+    return dataclasses.field(default=default, metadata={"words": (default, *others)})
+
+
+def check_fields(values: Any) -> None:
+    """Raise `OptionError` for a field of the dataclass that is not what `at_least` or `one_of` declares."""
+    for one in dataclasses.fields(values):
+        if "least" in one.metadata:
+            check_least(one.metadata["least"], **{one.name: getattr(values, one.name)})
+        if "words" in one.metadata:
+            check_choice(one.name, getattr(values, one.name), one.metadata["words"])
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The colours of figures and pages, for light and for dark paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _COLOURS = {

@@ -1,7 +1,5 @@
 """What other packages add, by entry points: methods (`gepc.methods`) and backbones (`gepc.backbones`)."""
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from importlib.metadata import entry_points

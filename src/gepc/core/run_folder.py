@@ -4,8 +4,6 @@ A `RunFolder` holds `run.json`, which identifies the run, and pieces that are wh
 that grows by whole rows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

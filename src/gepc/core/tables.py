@@ -1,7 +1,5 @@
 """Tables of results: one structure, written as Markdown, CSV, JSON and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

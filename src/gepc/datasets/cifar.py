@@ -3,8 +3,6 @@
 Both versions hold the same images in the same order, each image as 1024 red, 1024 green and 1024 blue bytes.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.datasets.registry import PixelImages, first_of, register
 
 Bytes = npt.NDArray[np.uint8]
@@ -87,17 +85,16 @@ def _map_files(folder: Path, names: Sequence[str]) -> list[Bytes]:
 def _unpack(archive: Path, folder: str, names: Sequence[str]) -> list[Bytes]:
     """The named files of the archive, read into memory; nothing is written to disk."""
     found: dict[str, Bytes] = {}
-    try:
-        with tarfile.open(archive, "r:*") as tar:
-            for member in tar:
-                path = PurePosixPath(member.name)
-                stream = tar.extractfile(member) if path.parent.name == folder and path.name in names else None
-                if stream is not None:
-                    found[path.name] = np.frombuffer(stream.read(), np.uint8)
-                if len(found) == len(names):
-                    break
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise InputError(f"{archive} is damaged or cut short: {error}") from error
+    reason = f"{archive} is damaged or cut short: {{error}}"
+    failing = raising(InputError, reason, OSError, EOFError, tarfile.TarError, zlib.error)
+    with failing, tarfile.open(archive, "r:*") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            stream = tar.extractfile(member) if path.parent.name == folder and path.name in names else None
+            if stream is not None:
+                found[path.name] = np.frombuffer(stream.read(), np.uint8)
+            if len(found) == len(names):
+                break
     missing = [f"{folder}/{name}" for name in names if name not in found]
     if missing:
         raise InputError(f"{archive} lacks {', '.join(missing)}")
@@ -194,16 +191,12 @@ def read_plain_pickle(content: bytes) -> dict[str, Any]:
     by a class that records its arguments, and any other name or operation is an `InputError`. The keys of the result
     are text; its arrays are read with `byte_array`.
     """
-    try:
+    with raising(InputError, "it is damaged or cut short: {error}", *_DAMAGED_PICKLE, passing=InputError):
         _check_operations(content)
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(found, dict):
             raise InputError(f"it holds a {type(found).__name__}, not a dictionary")
         return {str(_bytes(key), "latin1") if not isinstance(key, str) else key: value for key, value in found.items()}
-    except InputError:
-        raise
-    except _DAMAGED_PICKLE as error:
-        raise InputError(f"it is damaged or cut short: {error}") from error
 
 
 def _bytes(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """Data sets from their owners' addresses: checked, continued after an interruption, laid out as the readers expect."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -11,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gepc.core.errors import InputError, StorageError, check_choice
+from gepc.core.errors import InputError, StorageError, check_choice, raising
+from gepc.core.options import build, read_yaml
 from gepc.datasets.registry import find_dataset, open_dataset
 
 OnBytes = Callable[[int], None]
@@ -23,7 +22,7 @@ class RemoteFile:
     """A file of a data set."""
 
     url: str
-    md5: str  # as the owners or torchvision give it
+    md5: str
     size: int
     folder: str = ""  # below the destination
     holds: str | None = None  # the folder that an archive unpacks to; None for a file that is read as it is
@@ -34,31 +33,9 @@ class RemoteFile:
         return self.url.rsplit("/", 1)[1]
 
 
-_CIFAR = "https://www.cs.toronto.edu/~kriz"
-_SVHN = "http://ufldl.stanford.edu/housenumbers"
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
-_TRAIN, _TEST = "train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz"
-_DTD = "https://www.robots.ox.ac.uk/~vgg/data/dtd/download/dtd-r1.0.1.tar.gz"
-_TINY = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-
 FILES = {
-    "cifar10": (RemoteFile(f"{_CIFAR}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171),),
-    "cifar100": (RemoteFile(f"{_CIFAR}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),),
-    "svhn": (
-        RemoteFile(f"{_SVHN}/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182_040_794),
-        RemoteFile(f"{_SVHN}/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64_275_384),
-    ),
-    "mnist": (
-        RemoteFile(f"{_MNIST}/{_TRAIN}", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422, "mnist"),
-        RemoteFile(f"{_MNIST}/{_TEST}", "9fb629c4189551a2d022fa330f9573f3", 1_648_877, "mnist"),
-    ),
-    "fashion-mnist": (
-        RemoteFile(f"{_FASHION}/{_TRAIN}", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880, "fashion-mnist"),
-        RemoteFile(f"{_FASHION}/{_TEST}", "bef4ecab320f06d8554ea6380940ec79", 4_422_102, "fashion-mnist"),
-    ),
-    "dtd": (RemoteFile(_DTD, "fff73e5086ae6bdbea199a49dfb8a4c1", 625_239_812, holds="dtd"),),
-    "tinyimagenet": (RemoteFile(_TINY, "90528d7ca1a48142e341f4ef8d21d0de", 248_100_043, holds="tiny-imagenet-200"),),
+    name: tuple(build(RemoteFile, one, f"{name} in downloads.yaml") for one in files)
+    for name, files in read_yaml(Path(__file__).with_name("downloads.yaml")).items()
 }
 """Data set -> its files."""
 MANUAL = {"celeba": ("img_align_celeba.zip", "list_eval_partition.txt")}
@@ -106,11 +83,9 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) -> None:
-    try:
+    with raising(InputError, "downloads need pooch; install it with: pip install 'gepc[data]'", ImportError):
         import pooch  # type: ignore[import-untyped,unused-ignore]
         import requests
-    except ImportError as error:
-        raise InputError("downloads need pooch; install it with: pip install 'gepc[data]'") from error
 
     pooch.get_logger().setLevel("ERROR")
     resume = partial(_resume, place / f"{one.name}.part", on_bytes or (lambda _: None))

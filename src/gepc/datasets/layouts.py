@@ -1,7 +1,5 @@
 """Data sets as image files or array files: any folder or array, CelebA, DTD, Tiny-ImageNet, MNIST and SVHN."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, first_line, raising
 from gepc.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
 from gepc.images.sources import IMAGE_NAMES, FileImages, Images, ItemImages
@@ -44,10 +42,8 @@ def npz(root: Path, split: str) -> PixelImages:
     if root.is_dir():
         raise InputError(f"{root} is a folder; name the file in it, as in npz:FILE.npz")
     pixels = read_npz(root, f"{split}_x")
-    try:
+    with raising(InputError, f"{split}_x in {root}: {{error}}", InputError):
         return PixelImages([pixels], split)
-    except InputError as error:
-        raise InputError(f"{split}_x in {root}: {error}") from error
 
 
 @register("npy", layout="train_x.npy and test_x.npy in a folder, or one .npy file whose images are all test images")
@@ -112,10 +108,8 @@ def dtd(root: Path, split: str) -> NamedFiles:
 
 
 def _read_text(path: Path) -> str:
-    try:
+    with raising(InputError, f"{path} is not a text file that can be read: {{error}}", OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a text file that can be read: {error}") from error
 
 
 @register(
@@ -154,15 +148,14 @@ def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
     """A file of the IDX format: the bytes 0, 0, 8, 3, three counts as big-endian integers, and the pixels."""
     name = _IDX_NAMES[split]
     path = first_of(root, *(f"{folder}/{name}{end}" for folder in (*folders, ".") for end in ("", ".gz")))
-    try:
+    reason = f"{path} is not a complete IDX file of images: {{error}}"
+    with raising(InputError, reason, OSError, EOFError, ValueError, struct.error, zlib.error):
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as handle:
             magic, *shape = struct.unpack(">4i", handle.read(16))
             pixels = np.frombuffer(handle.read(), np.uint8)
         if magic != 0x803 or math.prod(shape) != len(pixels):
             raise ValueError(f"its header announces {shape} pixels, and it holds {len(pixels)}")
         return PixelImages([pixels.reshape(*shape, 1)], split)
-    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise InputError(f"{path} is not a complete IDX file of images: {error}") from error
 
 
 @register(
@@ -193,7 +186,8 @@ def read_matlab_bytes(path: Path, name: str) -> _Bytes:
     type, a size and its content. A variable is an element that holds others (flags, shape, name, numbers), and may be
     compressed as a whole.
     """
-    try:
+    reason = f"{path} is not a complete MATLAB 5 file: {{error}}"
+    with raising(InputError, reason, OSError, ValueError, struct.error, zlib.error):
         content = np.memmap(path, np.uint8, mode="r")
         order = _ORDERS.get(content[_HEADER - 4 : _HEADER].tobytes())
         if order is None:
@@ -204,13 +198,10 @@ def read_matlab_bytes(path: Path, name: str) -> _Bytes:
                 if kind != _UINT8:
                     raise ValueError(f"{name} is not an array of bytes")
                 return numbers.reshape(shape.view(f"{order}i4"), order="F")
-    except (OSError, ValueError, struct.error, zlib.error) as error:
-        raise InputError(f"{path} is not a complete MATLAB 5 file: {error}") from error
     raise InputError(f"{path} holds no array {name}")
 
 
 def _variables(content: _Bytes, order: str) -> Iterator[list[tuple[int, _Bytes]]]:
-    """The elements of each variable."""
     for kind, element in _elements(content, order):
         if kind == _COMPRESSED:
             unpacked = np.frombuffer(zlib.decompressobj().decompress(element.data, MAX_UNPACKED), np.uint8)
@@ -250,10 +241,8 @@ _SWITCHES = (
 )
 def hugging_face(root: Path, split: str, name: str) -> Images:
     """The split of that name; images are decoded when asked for."""
-    try:
+    with raising(InputError, "hf needs the package `datasets`: pip install datasets", ImportError):
         library = import_module("datasets")
-    except ImportError as error:
-        raise InputError("hf needs the package `datasets`: pip install datasets") from error
     path, _, configuration = name.partition(":")
     try:
         with _offline(library):
@@ -261,8 +250,7 @@ def hugging_face(root: Path, split: str, name: str) -> Images:
     except InputError:
         raise
     except Exception as error:  # whatever the reader of that data set raises
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"{path} is neither below {root} nor in the cache: {reason}") from error
+        raise InputError(f"{path} is neither below {root} nor in the cache: {first_line(error)}") from error
     if split not in table:
         raise InputError(f"{path} has no {split} split but {', '.join(map(str, table)) or 'none'}")
     rows = table[split]

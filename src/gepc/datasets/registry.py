@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gepc.core.errors import InputError, OptionError, check_choice, nearest
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import StrPath
 from gepc.images import noise
 from gepc.images.formats import Pixels
@@ -80,8 +80,7 @@ def list_datasets() -> list[str]:
 def find_dataset(name: str) -> DatasetSpec:
     """The entry of a data set in the registry: its layout, its home, its reader."""
     family, known = name.partition(":")[0], _known()
-    if family not in known:
-        raise OptionError(f"unknown data set {family!r}; {nearest(family, known)}")
+    check_choice("data set", family, known)
     return known[family]
 
 
@@ -127,19 +126,15 @@ class PixelImages(Images):
         self._arrays, self._parts = arrays, [ArrayImages(array) for array in arrays]
         self._ends = list(accumulate(len(part) for part in self._parts))
         self._split = split
-        self._numbers = range(self._ends[-1]) if numbers is None else numbers
-        if not self._numbers:
+        self.items = range(self._ends[-1]) if numbers is None else numbers
+        if not self.items:
             raise InputError("it holds no image")
-
-    def __len__(self) -> int:
-        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Record:
         part, place = self._place(index)
-        return replace(self._parts[part][place], name=f"{self._split}/{self._numbers[index]}")
+        return replace(self._parts[part][place], name=f"{self._split}/{self.items[index]}")
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Which array holds an image, and where."""
         index = range(len(self))[index]
         part = bisect_right(self._ends, index)
         return part, index - (self._ends[part - 1] if part else 0)
@@ -149,7 +144,7 @@ class PixelImages(Images):
         if all(isinstance(array, np.memmap) for array in self._arrays):
             return Subset(self, indices)
         pixels = np.stack([self._arrays[part][place] for part, place in map(self._place, indices)])
-        return PixelImages([pixels], self._split, [self._numbers[index] for index in indices])
+        return PixelImages([pixels], self._split, [self.items[index] for index in indices])
 
 
 class NamedFiles(Images):
@@ -159,16 +154,13 @@ class NamedFiles(Images):
     """
 
     def __init__(self, folder: Path, names: Sequence[str], finish: Callable[[Pixels], Pixels] | None = None) -> None:
-        self._folder, self._names, self._finish = folder, names, finish
+        self._folder, self.items, self._finish = folder, names, finish
         if not any((folder / name).is_file() for name in names):
             raise InputError(f"none of the {len(names)} images is in {folder}" if names else f"no image in {folder}")
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def __getitem__(self, index: int) -> Record:
-        path = self._folder / self._names[index]
-        record = read_record(self._names[index], path)
+        path = self._folder / self.items[index]
+        record = read_record(self.items[index], path)
         if self._finish is None or record.pixels is None:
             return record
         try:
@@ -181,13 +173,10 @@ class Subset(Images):
     """The images of another collection at some positions, in their order."""
 
     def __init__(self, images: Images, indices: Sequence[int]) -> None:
-        self._images, self._indices = images, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
+        self._images, self.items = images, indices
 
     def __getitem__(self, index: int) -> Record:
-        return self._images[self._indices[index]]
+        return self._images[self.items[index]]
 
 
 def choose(images: Images, indices: Sequence[int]) -> Images:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice
+from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice, raising
 from gepc.core.files import StrPath
-from gepc.core.options import coerce
+from gepc.core.options import at_least, check_fields, coerce, one_of
 from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics, map_scores
 from gepc.features.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
-from gepc.features.extraction import (
-    Engine,
-    ExtractionSpec,
-    FeatureTable,
-    OnProgress,
-    concatenate,
-    extract_all,
-    warn_about_skipped,
-)
+from gepc.features.extraction import Engine, ExtractionSpec, FeatureTable, OnProgress, concatenate, extract_all
 from gepc.features.pooling import Map, combine, v_global
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
@@ -34,7 +25,7 @@ from gepc.images.preprocessing import OWN_SIZE, Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.scoring.calibrators import Calibrator
 from gepc.scoring.scorer import Scorer
-from gepc.verdicts.conformal import CalibrationScores, Guarantee, Labels, group_labels
+from gepc.verdicts.conformal import CalibrationScores, Guarantee, Labels, check_rates, group_labels
 from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
@@ -45,8 +36,6 @@ Rows = npt.NDArray[np.int64]
 Alarms = npt.NDArray[np.bool_]
 Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8
-MAPS = ("calibrated", "aligned", "raw")
-SCORE_FROM = ("features", "map")
 SAMPLE_IMAGES, SCORE_IMAGES, MAP_WINDOW = 600, 199, 9
 _ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 
@@ -71,6 +60,7 @@ class Result:
     error: str | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Detector:
     """Out-of-distribution detector: scores, p-values with a false-alarm guarantee, decisions and maps.
 
@@ -112,59 +102,37 @@ class Detector:
     preprocessing_ : how images are prepared.
     """
 
-    levels_: npt.NDArray[np.int64]
-    kept_: npt.NDArray[np.int64]
-    scorer_: Scorer
-    reference_: CalibrationScores
-    map_scale_: float | None
-    maps_: MapStatistics | None
-    n_fit_: int
-    preprocessing_: Preprocessing
+    backbone: Backbone
+    extractor: Extractor
+    _: KW_ONLY
+    calibration: str | None = None
+    keep: int | None = None
+    weights: str = "inv_cv"
+    aggregate: str = "wmean"
+    fuse: str = "sum"
+    value_range: tuple[float, float] | None = None
+    size: int | tuple[int, int] | None = None
+    resize: str = "stretch"
+    magnitude: str = "linear"
+    normalise: str = "fixed"
+    maps: str = one_of("calibrated", "aligned", "raw")
+    score_from: str = one_of("features", "map")
+    calibration_share: float = 1 / 3
+    batch_size: int = at_least(1, 64)
+    seed: int = 0
+    levels_: npt.NDArray[np.int64] = field(init=False)
+    kept_: npt.NDArray[np.int64] = field(init=False)
+    scorer_: Scorer = field(init=False)
+    reference_: CalibrationScores = field(init=False)
+    map_scale_: float | None = field(init=False)
+    maps_: MapStatistics | None = field(init=False)
+    n_fit_: int = field(init=False)
+    preprocessing_: Preprocessing = field(init=False)
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        extractor: Extractor,
-        *,
-        calibration: str | None = None,
-        keep: int | None = None,
-        weights: str = "inv_cv",
-        aggregate: str = "wmean",
-        fuse: str = "sum",
-        value_range: tuple[float, float] | None = None,
-        size: int | tuple[int, int] | None = None,
-        resize: str = "stretch",
-        magnitude: str = "linear",
-        normalise: str = "fixed",
-        maps: str = "calibrated",
-        score_from: str = "features",
-        calibration_share: float = 1 / 3,
-        batch_size: int = 64,
-        seed: int = 0,
-    ) -> None:
-        if not isinstance(backbone, Backbone):
-            kind = type(backbone).__name__
+    def __post_init__(self) -> None:
+        if not isinstance(self.backbone, Backbone):
+            kind = type(self.backbone).__name__
             raise OptionError(f"backbone must be a gepc.Backbone, got {kind}; see gepc.load_backbone")
-        self.backbone = backbone
-        self.extractor = extractor
-        self.calibration = calibration
-        self.keep = keep
-        self.weights = weights
-        self.aggregate = aggregate
-        self.fuse = fuse
-        self.value_range = value_range
-        self.size = size
-        self.resize = resize
-        self.magnitude = magnitude
-        self.normalise = normalise
-        self.maps = maps
-        self.score_from = score_from
-        self.calibration_share = calibration_share
-        self.batch_size = batch_size
-        self.seed = seed
-        self._check_options()
-
-    def _check_options(self) -> None:
         hints = typing.get_type_hints(Detector.__init__)
         for name in detector_options():
             setattr(self, name, coerce(hints[name], getattr(self, name), name))
@@ -181,14 +149,10 @@ class Detector:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
         if self.resize in OWN_SIZE and any(action.square_only for action in getattr(method, "group", ())):
             raise OptionError("images that keep their size need not be square; leave rot90 out of `group`")
-        check_choice("maps", self.maps, MAPS)
-        check_choice("score_from", self.score_from, SCORE_FROM)
+        check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
             raise OptionError("score_from='map' needs a method with maps, and calibrated ones")
-        if not 0.0 < self.calibration_share < 1.0:
-            raise OptionError(f"calibration_share must be between 0 and 1, got {self.calibration_share}")
-        if self.batch_size < 1:
-            raise OptionError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_rates(calibration_share=self.calibration_share)
         most = len(method.timesteps(self.backbone))
         if self.keep is not None and not 1 <= self.keep <= most:
             raise OptionError(f"keep must be between 1 and {most}, the number of distinct levels here; got {self.keep}")
@@ -289,7 +253,7 @@ class Detector:
         raw: list[Map] = []
 
         def read(images: Sequence[Image]) -> MapParts:
-            _, parts, levels = self._map_parts(self._batch_of(images))
+            _, parts, levels = self._map_parts(self._batch(images))
             raw.extend(combine(levels, self.weights_))
             return parts
 
@@ -318,7 +282,7 @@ class Detector:
         found = extract_all(
             images, preprocessing, self.backbone, spec, engine=engine, on_progress=on_progress, sample_size=size
         )
-        warn_about_skipped(found)
+        found.warn_about_skipped()
         if trained_on is not None:
             _warn_about_trained_on([observed.seen[index] for index in found.indices.tolist()], trained_on)
         return found
@@ -453,10 +417,8 @@ class Detector:
         images, on_error, groups, paths : as in `results`.
         alpha : false-alarm rate of the alarms; see `predict`.
         """
-        try:
+        with raising(OptionError, "a data frame needs pandas; install it with: pip install 'gepc[frame]'", ImportError):
             import pandas
-        except ImportError as error:
-            raise OptionError("a data frame needs pandas; install it with: pip install 'gepc[frame]'") from error
         opened, rule = open_images(images), DecisionRule(alpha)
         labels = group_labels(groups, opened)
         rule.check(self._fitted().reference_, labels)
@@ -469,7 +431,7 @@ class Detector:
         """Results of a chunk of images, in order; `labels` are the groups of those that can be scored."""
         results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
         if chunk.indices:
-            scores, uniform = self._score(self._batch(chunk)), None
+            scores, uniform = self._score(self._batch(chunk.images, chunk.keys)), None
             if ties == "random":
                 uniform = np.array([generator(self.seed, key, "ties").random() for key in chunk.keys])
             p_values = self._fitted().reference_.p_values(scores, labels, uniform)
@@ -483,11 +445,8 @@ class Detector:
 
         The maps are those of all parts together and of each part by name; raw if asked for, or without statistics.
         """
-        batch = self._fitted()._batch_of(images)
+        batch = self._fitted()._batch(images)
         return self._score_with_maps(batch, raw) if with_maps else (self._score(batch), None)
-
-    def _batch_of(self, images: Sequence[Image]) -> Batch:
-        return Batch(np.stack(images), [image_key(image) for image in images], self.seed, self.batch_size)
 
     def _score(self, batch: Batch) -> Array:
         if self.score_from == "map":
@@ -502,10 +461,10 @@ class Detector:
         table, parts, levels = self._map_parts(batch)
         from_map = self.score_from == "map"
         calibrated = self.maps_.z(parts, batch.size) if self.maps_ is not None and (from_map or not raw) else None
-        fields = {self.map_part: combine(levels, self.weights_)} if raw or calibrated is None else calibrated
+        shown = {self.map_part: combine(levels, self.weights_)} if raw or calibrated is None else calibrated
         if from_map and calibrated is not None:
-            return map_scores(calibrated[TOGETHER]), fields
-        return self.scorer_.score_kept(self.extractor.columns(table)), fields
+            return map_scores(calibrated[TOGETHER]), shown
+        return self.scorer_.score_kept(self.extractor.columns(table)), shown
 
     @property
     def map_part(self) -> str:
@@ -543,8 +502,8 @@ class Detector:
             names = ", ".join(self.extractor.column_names)
             raise OptionError(f"the method {self.extractor.name!r} has no maps of {names}")
         read = self._chunks(open_images(images), preprocessing)
-        found = [self._score_with_maps(self._batch(chunk), raw)[1][self.map_part] for chunk in read]
-        if len({field.shape[1:] for field in found}) > 1:
+        found = [self._score_with_maps(self._batch(chunk.images, chunk.keys), raw)[1][self.map_part] for chunk in read]
+        if len({one.shape[1:] for one in found}) > 1:
             raise OptionError("images of several sizes have maps of several sizes; give one image at a time")
         return np.concatenate(found) if found else np.empty((0, *(preprocessing.size or (0, 0))), dtype=np.float32)
 
@@ -563,16 +522,16 @@ class Detector:
         opened = open_images(images)
         if next(opened.first(1), None) is None:
             raise InputError("there are no images")
-        fields = None if noise is None else np.asarray(noise)
-        if fields is not None and (fields.ndim != 5 or fields.shape[:2] != (len(levels), len(opened))):
+        given = None if noise is None else np.asarray(noise)
+        if given is not None and (given.ndim != 5 or given.shape[:2] != (len(levels), len(opened))):
             raise InputError(
-                f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(opened)}, ...), got {fields.shape}"
+                f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(opened)}, ...), got {given.shape}"
             )
         tables = []
         for chunk in self._chunks(opened, preprocessing):
-            batch = self._batch(chunk)
-            if fields is not None:
-                part = fields[:, chunk.indices]
+            batch = self._batch(chunk.images, chunk.keys)
+            if given is not None:
+                part = given[:, chunk.indices]
                 batch.fixed_noise = {(t, 0): part[position] for position, t in enumerate(levels)}
             tables.append(extract_table(self.extractor, self.backbone, batch, levels))
         return concatenate(tables)
@@ -598,10 +557,10 @@ class Detector:
         warn_about_range(images, self.value_range)
         return chunks(images, preprocessing, self.batch_size, on_bad_image)
 
-    def _batch(self, chunk: Chunk) -> Batch:
-        images = chunk.stacked()
-        self.backbone.check_size(*images.shape[2:])
-        return Batch(images, chunk.keys, self.seed, self.batch_size)
+    def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
+        self.backbone.check_size(*images[0].shape[1:])
+        keys = [image_key(image) for image in images] if keys is None else keys
+        return Batch(np.stack(images), keys, self.seed, self.batch_size)
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -715,5 +674,4 @@ def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uin
 
 def detector_options() -> list[str]:
     """Names of the parameters that every detector has."""
-    parameters = inspect.signature(Detector.__init__).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return [one.name for one in fields(Detector) if one.init and one.kw_only]

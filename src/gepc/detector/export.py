@@ -1,7 +1,5 @@
 """Export a detector: its network as an ONNX file, in a folder with the detector that uses it."""
 
-from __future__ import annotations
-
 import copy
 import os
 import tempfile

@@ -1,22 +1,17 @@
 """Detectors on the Hugging Face hub: the folder that `save` writes, with a model card made from it."""
 
-from __future__ import annotations
-
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gepc._version import __version__
-from gepc.core.errors import InputError, StorageError
+from gepc.core.errors import InputError, StorageError, first_line
 from gepc.core.files import read_json, write_json, write_text
 from gepc.core.tables import markdown_table
+from gepc.detector.detector import Detector
 from gepc.verdicts.conformal import Guarantee
-
-if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
 
 _TAGS = ["out-of-distribution-detection", "anomaly-detection", "diffusion", "conformal-prediction"]
 
@@ -40,7 +35,7 @@ def push(detector: Detector, repo_id: str, card: Mapping[str, Any], **options: A
             url = HfApi().create_repo(repo_id, exist_ok=True, **options)
             HfApi().upload_folder(repo_id=repo_id, folder_path=folder, commit_message=f"gepc {__version__}")
         except (OSError, ValueError) as error:  # the errors of the hub client derive from these
-            raise StorageError(f"{repo_id} cannot be uploaded: {_first_line(error)}") from error
+            raise StorageError(f"{repo_id} cannot be uploaded: {first_line(error)}") from error
     return str(url)
 
 
@@ -75,13 +70,4 @@ def download(repo_id: str) -> Path:
     try:
         return Path(snapshot_download(repo_id, allow_patterns=[DESCRIPTION, STATE]))
     except (OSError, ValueError) as error:
-        raise InputError(f"there is no folder {repo_id}, and the hub did not give it: {_first_line(error)}") from error
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether `name` may be a repository on the hub: "org/name"."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"there is no folder {repo_id}, and the hub did not give it: {first_line(error)}") from error

@@ -1,22 +1,18 @@
 """Regions: where a map stands out, as boxes and polygons with a score, a p-value and the part that raised it."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_fill_holes, find_objects, label
 
 from gepc.core.tables import escape_cell
+from gepc.detector.detector import Detector
 from gepc.detector.map_statistics import Fields
-
-if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
 
 Box = tuple[int, int, int, int]
 Point = tuple[float, float]
@@ -92,12 +88,8 @@ def outlines(mask: Mask) -> list[list[tuple[int, int]]]:
     inside = np.pad(binary_fill_holes(mask), 1)
     edges: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     # each edge between inside and outside, directed so that the inside is on the right
-    for (down, right), start, end in (
-        ((-1, 0), (0, 0), (1, 0)),
-        ((0, 1), (1, 0), (1, 1)),
-        ((1, 0), (1, 1), (0, 1)),
-        ((0, -1), (0, 1), (0, 0)),
-    ):
+    directions, corners = ((-1, 0), (0, 1), (1, 0), (0, -1)), ((0, 0), (1, 0), (1, 1), (0, 1))
+    for (down, right), start, end in zip(directions, corners, (*corners[1:], corners[0]), strict=True):
         lines, columns = np.nonzero(inside & ~np.roll(inside, (-down, -right), (0, 1)))
         for x, y in zip((columns - 1).tolist(), (lines - 1).tolist(), strict=True):
             edges[x + start[0], y + start[1]].append((x + end[0], y + end[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from gepc.backbones.base import Backbone
@@ -16,6 +16,7 @@ from gepc.features.base import Extractor, find_method, methods
 from gepc.features.extraction import plain_options
 from gepc.features.gepc import DEFAULT_LEVELS, GepcExtractor
 
+Options = dict[str, Any]
 DEFAULT_METHOD = "gepc+"
 
 
@@ -89,9 +90,7 @@ def create_detector(
     return Detector(backbone, extractor_class(**own), **{**defaults, **shared})
 
 
-def _divided(
-    extractor_class: type[Extractor], options: Mapping[str, Any], what: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divided(extractor_class: type[Extractor], options: Options, what: str) -> tuple[Options, Options]:
     """The options of the method, of the types that it declares, and those of every detector.
 
     The method itself checks its options other than numbers, words and flags.

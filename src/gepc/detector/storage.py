@@ -12,27 +12,29 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
+from gepc.backbones.load import is_hub_id, list_backbones, load_again
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, raising
 from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
-from gepc.detector.hub import download, is_hub_id
+from gepc.detector.detector import Detector
+from gepc.detector.hub import download
 from gepc.detector.map_statistics import MapStatistics
+from gepc.detector.registry import create_detector, options_of
 from gepc.images.preprocessing import Preprocessing
 from gepc.scoring.calibrators import create_calibrator, under
 from gepc.scoring.scorer import Scorer, Selection
 from gepc.verdicts.conformal import CalibrationScores
 
-if TYPE_CHECKING:
-    import torch
-
-    from gepc.detector.detector import Detector
-
+Facts = dict[str, Any]  # plain values by name, as in JSON; or arrays by name
 SCHEMA = 1
 DESCRIPTION, STATE = "detector.json", "state.safetensors"
 CONDITIONING = "conditioning/"  # the embeddings of a text-conditional backbone, among the arrays
@@ -64,10 +66,8 @@ def save_detector(detector: Detector, folder: StrPath) -> None:
         write_json(draft / DESCRIPTION, describe(detector))
 
 
-def describe(detector: Detector) -> dict[str, Any]:
+def describe(detector: Detector) -> Facts:
     """All of a fitted detector that a person may want to read, and what loading needs in addition to the arrays."""
-    from gepc.detector.registry import options_of
-
     guarantee, cost = None, dataclasses.asdict(detector.cost())
     with contextlib.suppress(OptionError):
         guarantee = vars(detector.guarantee(STATED_ALPHA))
@@ -103,7 +103,7 @@ def versions(*more: str) -> dict[str, str]:
     return found
 
 
-def state_of(detector: Detector) -> dict[str, Any]:
+def state_of(detector: Detector) -> Facts:
     """The fitted arrays by name."""
     arrays = detector.scorer_.state()
     for position, scores in enumerate(detector.reference_.by_group.values()):
@@ -152,11 +152,11 @@ def load_detector(
         raise InputError(f"{folder} does not describe a detector: {error}") from error
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> Facts:
     """The checked content of `detector.json`: parts of the right kinds, and no number or list out of bounds."""
     if not (folder / DESCRIPTION).exists():
         raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
-    description: dict[str, Any] = read_json(folder / DESCRIPTION)
+    description: Facts = read_json(folder / DESCRIPTION)
     schema = description.get("schema") if isinstance(description, dict) else None
     if schema != SCHEMA or isinstance(schema, bool):
         raise InputError(f"{folder} has schema {str(schema)[:40]}; this version reads {SCHEMA}")
@@ -173,7 +173,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _check_network(backbone: dict[str, Any], where: str) -> None:
+def _check_network(backbone: Facts, where: str) -> None:
     for name in ("source", "sha256"):
         if not isinstance(backbone.get(name), (str, type(None))):
             raise InputError(f"{where}: backbone {name} must be text")
@@ -200,20 +200,13 @@ def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
         _check_bounds(item, f"{where}: {str(name)[:40]}", largest, depth + 1)
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _read_state(path: Path) -> Facts:
     """The arrays, each of finite numbers in double precision."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        with open_regular(path) as handle:
-            if os.fstat(handle.fileno()).st_size > MAX_STATE:
-                raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
-            arrays = load(handle.read())
-    except InputError:
-        raise
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise InputError(f"{path} is missing or damaged: {error}") from error
+    reason, causes = f"{path} is missing or damaged: {{error}}", (OSError, SafetensorError, KeyError, ValueError)
+    with raising(InputError, reason, *causes, passing=InputError), open_regular(path) as handle:
+        if os.fstat(handle.fileno()).st_size > MAX_STATE:
+            raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
+        arrays = load(handle.read())
     for name, array in arrays.items():
         expected = np.float32 if name.endswith("/axes") else np.float64  # principal axes are by far the largest arrays
         if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != expected:
@@ -223,10 +216,8 @@ def _read_state(path: Path) -> dict[str, Any]:
     return arrays
 
 
-def _check_sources(description: dict[str, Any], follow: bool, folder: Path) -> None:
+def _check_sources(description: Facts, follow: bool, folder: Path) -> None:
     """Refuse a folder that names a network by a path or hub id, which `follow` or its method would load."""
-    from gepc.backbones.load import list_backbones
-
     others, own = description["options"], description["backbone"]["source"]
     for source in (others.get("background"), *(others.get("checkpoints") or ()), own if follow else None):
         if source is not None and source not in list_backbones():
@@ -236,11 +227,7 @@ def _check_sources(description: dict[str, Any], follow: bool, folder: Path) -> N
             )
 
 
-def _find_backbone(
-    stored: dict[str, Any], given: Backbone | str | None, options: dict[str, Any], folder: Path
-) -> Backbone:
-    from gepc.backbones.load import load_again
-
+def _find_backbone(stored: Facts, given: Backbone | str | None, options: Facts, folder: Path) -> Backbone:
     if given is None and stored["source"] is None:
         raise BackboneError(
             f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
@@ -273,7 +260,7 @@ class Fitted:
     mean_levels: float | None = None  # written by 0.1
     map_parts: tuple[str, ...] | None = None
 
-    def check(self, detector: Detector, arrays: dict[str, Any]) -> None:
+    def check(self, detector: Detector, arrays: Facts) -> None:
         """Refuse values that contradict each other, the detector's options or the arrays."""
         levels, kept, scale = detector.extractor.timesteps(detector.backbone), len(self.kept), self.map_scale
         scores = [arrays[f"reference/{place}"] for place in range(len(self.groups))]
@@ -300,9 +287,7 @@ class Fitted:
                 raise InputError(f"fitted: {rule}")
 
 
-def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Backbone) -> Detector:
-    from gepc.detector.registry import create_detector
-
+def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> Detector:
     detector = create_detector(description["method"], backbone, **_usable(description["options"]))
     detector.preprocessing_ = _stored_preprocessing(detector, description["preprocessing"])
     fitted = build(Fitted, description["fitted"], "fitted")
@@ -326,7 +311,7 @@ def _assemble(description: dict[str, Any], arrays: dict[str, Any], backbone: Bac
     return detector
 
 
-def _stored_preprocessing(detector: Detector, stored: dict[str, Any]) -> Preprocessing:
+def _stored_preprocessing(detector: Detector, stored: Facts) -> Preprocessing:
     """As stored; it must be what the options and the backbone give, up to a size that the first image decided."""
     found, expected = build(Preprocessing, stored, "preprocessing"), detector._preprocessing()
     if expected.size is None and found.size is not None:
@@ -339,7 +324,7 @@ def _stored_preprocessing(detector: Detector, stored: dict[str, Any]) -> Preproc
     return found
 
 
-def _restored(detector: Detector, selection: Selection, state: dict[str, Any]) -> Scorer:
+def _restored(detector: Detector, selection: Selection, state: Facts) -> Scorer:
     """The scorer of a state whose arrays fit each other: they come back by name and shape, and give a finite score."""
     bounds = state["calibrator/bounds"].shape
     if len(bounds) != 3 or bounds[:2] != (2, len(selection.kept)) or not 1 <= bounds[2] <= MAX_COLUMNS:
@@ -356,7 +341,7 @@ def _restored(detector: Detector, selection: Selection, state: dict[str, Any]) -
     return scorer
 
 
-def _usable(options: dict[str, Any]) -> dict[str, Any]:
+def _usable(options: Facts) -> Facts:
     """Options without those that only older versions have, or stored although the calibrator ignores them."""
     options = {name: value for name, value in options.items() if name != "sequential"}
     calibration = options.get("calibration")

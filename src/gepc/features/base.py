@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,11 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import InputError, OptionError, nearest
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.options import check_fields
 from gepc.core.plugins import plugins
+from gepc.features.groups import Action, Group
 from gepc.images import noise
-
-if TYPE_CHECKING:
-    from gepc.features.groups import Action
 
 Table = dict[str, npt.NDArray[np.float64]]
 Features = Mapping[str, torch.Tensor]
@@ -107,6 +106,9 @@ class Batch:
 class Extractor(ABC):
     """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
 
+    `at_least` and `one_of` of `gepc.core.options` declare which values a parameter may have. Levels, groups and tuples
+    may be given in any form that `Levels.of`, `Group.of` and `tuple` read; a single word is a tuple of one.
+
     A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
     has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
     The functions `extract_table`, `extract_map_parts` and `cost_of` include the encoder of a latent backbone.
@@ -121,6 +123,16 @@ class Extractor(ABC):
     pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
     needs: ClassVar[str | None] = Backbone.gives  # what the backbone must give; None if it is not called
     revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if isinstance(one.default, (Levels, Group)):
+                value = type(one.default).of(value)
+            elif isinstance(one.default, tuple) and value is not None:
+                value = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, one.name, value)
+        check_fields(self)
 
     @abstractmethod
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
@@ -294,8 +306,7 @@ def find_method(name: str) -> type[Extractor]:
     """The extractor class of that name; `plus` at its end is understood as +."""
     known = methods()
     name = re.sub(r"[ _-]?plus$", "+", name)
-    if name not in known:
-        raise OptionError(f"unknown method {name!r}; {nearest(name, known)}")
+    check_choice("method", name, known)
     return known[name]
 
 
@@ -306,6 +317,7 @@ class PerLevel(Extractor):
     levels: Levels
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "levels", Levels.of(self.levels))
 
     @abstractmethod

@@ -9,8 +9,6 @@
 Each is symmetric, and 0 for equal pictures. Scales differ: calibrate before adding them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from functools import partial

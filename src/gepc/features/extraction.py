@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
@@ -106,6 +108,12 @@ class FeatureTable:
         keys = tuple(self.keys[int(position)] for position in positions)
         return replace(self, table=table, keys=keys, indices=self.indices[positions])
 
+    def warn_about_skipped(self) -> None:
+        """Warn where images of the collection were left out."""
+        if self.skipped:
+            count, first = len(self) + len(self.skipped), next(iter(self.skipped.values()))
+            warnings.warn(f"{len(self.skipped)} of {count} images left out; the first error: {first}", stacklevel=4)
+
     def at(self, timesteps: Sequence[int]) -> FeatureTable:
         """The same images at some of the timesteps, in that order."""
         positions = [self.spec.timesteps.index(t) for t in timesteps]
@@ -180,14 +188,6 @@ def extract_all(
         reasons = [f"none of the {len(skipped)} images can be read; the first error: {one}" for one in skipped.values()]
         raise InputError(reasons[0] if reasons else "there are no images")
     return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
-
-
-def warn_about_skipped(found: FeatureTable) -> None:
-    """Warn where images of a collection were left out."""
-    if found.skipped:
-        count = len(found) + len(found.skipped)
-        first = next(iter(found.skipped.values()))
-        warnings.warn(f"{len(found.skipped)} of {count} images left out; the first error: {first}", stacklevel=4)
 
 
 def concatenate(tables: Sequence[Table], axis: int = 0) -> Table:
@@ -307,15 +307,11 @@ class FeatureCache:
 
 
 def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
-    """One specification for each cache file."""
     return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
 
 
 def _read(path: Path) -> Table | None:
     """The features in `path`, or None where there is no such file or it is damaged."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     with contextlib.suppress(OSError, SafetensorError, ValueError):
         return dict(load_file(path))
     return None

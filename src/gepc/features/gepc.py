@@ -37,7 +37,8 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.core.errors import OptionError, check_choice
+from gepc.core.options import at_least
 from gepc.features.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Table, register
 from gepc.features.groups import SQUARE_SYMMETRIES, Group
 from gepc.features.pooling import Pooling
@@ -78,17 +79,15 @@ class GepcExtractor(HasMaps, Extractor):
     topk: float = 0.3
     window: int = 9
     group: Group = Group.of("paper")
-    mc_samples: int = 1
+    mc_samples: int = at_least(1, 1)
     group_samples: int | None = None
-    level_samples: int | None = None
+    level_samples: int | None = at_least(1, None)
     layers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        object.__setattr__(self, "group", Group.of(self.group))
-        for name in ("features", "layers"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, (getattr(self, name),))
+        super().__post_init__()
+        if isinstance(self.layers, str):
+            object.__setattr__(self, "layers", (self.layers,))
         Pooling(self.pool, self.topk, self.window)
         if not self.features:
             raise OptionError(f"name at least one feature ({', '.join(self.known_features)})")
@@ -100,7 +99,6 @@ class GepcExtractor(HasMaps, Extractor):
             raise OptionError("the feature 'inner' needs a group with a flip or a rotation")
         if "var" in self.features and set(self.features) & set(ACTIVATIONS):
             raise OptionError("the feature 'var' cannot be combined with inner and h; leave one of them out")
-        check_least(1, mc_samples=self.mc_samples, level_samples=self.level_samples)
         if self.group_samples is not None:
             self._check_group_samples(self.group_samples)
 

@@ -1,7 +1,5 @@
 """Pooling: fields to numbers; and maps: one field per level to one per image, with a common scale for pictures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Chunks of images: read, preprocessed and keyed, a bounded number at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum

@@ -4,8 +4,6 @@
 file; an answer is a line of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath
 from gepc.images.formats import MAX_PIXELS, Pixels, decode, open_file
 
@@ -37,10 +35,8 @@ class DecoderProcess:
 
     def read_file(self, path: StrPath) -> Pixels:
         """As `gepc.images.formats.read_file`, for a local file."""
-        try:
+        with raising(InputError, f"{path} {{error}}", InputError):
             return self.decode(str(path))
-        except InputError as error:
-            raise InputError(f"{path} {error}") from error
 
     def decode(self, source: bytes | str, max_pixels: int = MAX_PIXELS) -> Pixels:
         """As `gepc.images.formats.decode`, for the bytes of a picture or the path of a file."""

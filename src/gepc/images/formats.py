@@ -1,7 +1,6 @@
 """Decode one file to pixels: pictures, TIFF with any number of bands, `.npy` and `.npz` arrays."""
 
-from __future__ import annotations
-
+import contextlib
 import math
 import warnings
 import zipfile
@@ -13,7 +12,7 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError, raising
 from gepc.core.files import StrPath, open_regular
 
 Pixels = npt.NDArray[Any]
@@ -83,11 +82,8 @@ def read_file(path: StrPath) -> Pixels:
 
     A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
     """
-    try:
-        with open_file(path) as content:
-            return decode(content, Path(path).suffix)
-    except InputError as error:
-        raise InputError(f"{path} {error}") from error
+    with raising(InputError, f"{path} {{error}}", InputError), open_file(path) as content:
+        return decode(content, Path(path).suffix)
 
 
 def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pixels:
@@ -147,12 +143,10 @@ def is_url(path: StrPath) -> bool:
 
 def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL and the path in it; `s3://` and `gs://` need the packages s3fs and gcsfs."""
-    try:
+    with raising(OptionError, f"{url} cannot be opened: {{error}}", ImportError, ValueError):
         import fsspec.core
 
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise OptionError(f"{url} cannot be opened: {error}") from error
     return system, str(path)
 
 
@@ -225,30 +219,26 @@ def _read_pages(picture: Any, max_pixels: int) -> Pixels:
 
 def _read_bands(content: IO[bytes], max_pixels: int) -> Pixels:
     """(H, W, C) of a TIFF that PIL cannot decode whole, without the bands that are declared as alpha."""
-    try:
+    reason = "is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
+    with raising(InputError, reason, ImportError):
         import rasterio
         from rasterio.enums import ColorInterp
-    except ImportError as error:
-        reason = "is not a grey or RGB image; other TIFF files need rasterio: pip install 'gepc[scenes]'"
-        raise InputError(reason) from error
-    try:
-        with (
-            warnings.catch_warnings(),
-            rasterio.Env(**GDAL_OPTIONS),
-            rasterio.MemoryFile(content.read()) as memory,
-        ):
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            with memory.open(driver="GTiff") as file:
-                bands = [band for band, colour in enumerate(file.colorinterp, 1) if colour != ColorInterp.alpha]
-                if file.height * file.width * len(bands) > max_pixels:
-                    raise InputError(f"has more than the {max_pixels:,} values allowed")
-                return np.asarray(file.read(bands).transpose(1, 2, 0))
-    except (rasterio.errors.RasterioError, OSError) as error:
-        raise InputError(f"is not an image that can be decoded: {error}") from error
+    with (
+        raising(InputError, "is not an image that can be decoded: {error}", rasterio.errors.RasterioError, OSError),
+        warnings.catch_warnings(),
+        rasterio.Env(**GDAL_OPTIONS),
+        rasterio.MemoryFile(content.read()) as memory,
+    ):
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with memory.open(driver="GTiff") as file:
+            bands = [band for band, colour in enumerate(file.colorinterp, 1) if colour != ColorInterp.alpha]
+            if file.height * file.width * len(bands) > max_pixels:
+                raise InputError(f"has more than the {max_pixels:,} values allowed")
+            return np.asarray(file.read(bands).transpose(1, 2, 0))
 
 
 def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
-    try:
+    with raising(InputError, "is not a plain .npy array: {error}", *DAMAGED_ARRAY, passing=InputError):
         if content.read(2) == b"PK":
             raise InputError("is an archive of arrays; name it .npz")
         content.seek(0)
@@ -261,20 +251,13 @@ def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
             raise InputError(f"holds an array of shape {shape}, more than the {max_pixels:,} numbers allowed")
         content.seek(0)
         return np.asarray(np.load(content, allow_pickle=False))
-    except InputError:
-        raise
-    except DAMAGED_ARRAY as error:
-        raise InputError(f"is not a plain .npy array: {error}") from error
 
 
 def is_stack(path: Path) -> bool:
     """Whether this is an `.npy` file of many images."""
-    if not is_npy(path) or not path.is_file():
-        return False
-    try:
-        return bool(np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4)
-    except (OSError, ValueError, EOFError):
-        return False
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return is_npy(path) and path.is_file() and np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4
+    return False
 
 
 def split_archive(source: StrPath) -> tuple[Path, str | None] | None:
@@ -288,23 +271,21 @@ def split_archive(source: StrPath) -> tuple[Path, str | None] | None:
 
 def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
     """Read the array `key` of an `.npz` archive, or the only one, or the first of `default_keys` that is there."""
-    try:
-        with open_regular(path) as handle:
-            if not zipfile.is_zipfile(handle):
-                raise InputError(f"{path} is not a complete, plain .npz archive")
-            handle.seek(0)
-            with np.load(handle, allow_pickle=False) as archive:
-                names = list(archive.files)
-                if key is None:
-                    key = names[0] if len(names) == 1 else next((name for name in default_keys if name in names), None)
-                if key in names:
-                    return np.asarray(archive[key])
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except InputError:
-        raise
-    except DAMAGED_ARRAY as error:
-        raise InputError(f"{path} is not a complete, plain .npz archive: {error}") from error
+    damaged = f"{path} is not a complete, plain .npz archive"
+    with (
+        raising(InputError, f"{damaged}: {{error}}", *DAMAGED_ARRAY, passing=InputError),
+        raising(InputError, f"{path} does not exist", FileNotFoundError),
+        open_regular(path) as handle,
+    ):
+        if not zipfile.is_zipfile(handle):
+            raise InputError(damaged)
+        handle.seek(0)
+        with np.load(handle, allow_pickle=False) as archive:
+            names = list(archive.files)
+            if key is None:
+                key = names[0] if len(names) == 1 else next((name for name in default_keys if name in names), None)
+            if key in names:
+                return np.asarray(archive[key])
     if key or not names:
         raise InputError(f"{path} holds no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
     raise InputError(f"{path} holds several arrays; choose one with {path.name}:NAME ({', '.join(names)})")

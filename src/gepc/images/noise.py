@@ -3,8 +3,6 @@
 Batch size, order, sharding and the other images therefore cannot change a score.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 
@@ -12,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.images.sources import Image
+
+Masks = npt.NDArray[np.bool_]
 
 
 def image_key(image: Image) -> bytes:
@@ -45,9 +45,7 @@ def normal(
     return out
 
 
-def subsets(
-    seed: int, keys: Sequence[bytes], count: int, size: int, purpose: str, *numbers: int
-) -> npt.NDArray[np.bool_]:
+def subsets(seed: int, keys: Sequence[bytes], count: int, size: int, purpose: str, *numbers: int) -> Masks:
     """For each image a uniformly drawn subset of `size` out of `count`, as a mask (len(keys), count)."""
     masks = np.zeros((len(keys), count), dtype=bool)
     for mask, key in zip(masks, keys, strict=True):

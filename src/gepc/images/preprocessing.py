@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PILImage
 
-from gepc.core.errors import InputError, OptionError, ValueRangeWarning, check_choice
+from gepc.core.errors import InputError, OptionError, ValueRangeWarning
+from gepc.core.options import check_fields, one_of
 from gepc.images.formats import Pixels
 from gepc.images.sources import Image, Images, Record
 
-RESIZES = ("stretch", "crop", "cut", "exact", "native", "half")
+Array = npt.NDArray[np.float64]
 OWN_SIZE = {"native": 1, "half": 2}  # what keeps the size of every image -> by how much it is reduced
-MAGNITUDES = ("linear", "log")
-NORMALISATIONS = ("fixed", "patch")
 VALUE_RANGES = {"uint8": (0.0, 255.0), "uint16": (0.0, 65535.0), "bool": (0.0, 1.0)}
 """The numbers that mean black and white, for the types that define them."""
 LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue in grey (ITU-R BT.601)
@@ -60,16 +59,14 @@ class Preprocessing:
 
     value_range: tuple[float, float] | None = None
     size: tuple[int, int] | None = None
-    resize: str = "stretch"
+    resize: str = one_of("stretch", "crop", "cut", "exact", "native", "half")
     channels: int = 3
-    magnitude: str = "linear"
-    normalise: str = "fixed"
+    magnitude: str = one_of("linear", "log")
+    normalise: str = one_of("fixed", "patch")
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("resize", self.resize, RESIZES)
-        check_choice("magnitude", self.magnitude, MAGNITUDES)
-        check_choice("normalise", self.normalise, NORMALISATIONS)
+        check_fields(self)
         if self.magnitude == "linear" and self.normalise != "fixed":
             raise OptionError("`normalise` can be 'patch' only if `magnitude` is 'log'")
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
@@ -169,9 +166,7 @@ def accepted_channels(channels: int) -> tuple[int, ...]:
     return (1, 3) if channels in (1, 3) else (channels,)
 
 
-def log_magnitude(
-    pixels: Pixels, value_range: tuple[float, float] | None = None, name: str = "image"
-) -> npt.NDArray[np.float64]:
+def log_magnitude(pixels: Pixels, value_range: tuple[float, float] | None = None, name: str = "image") -> Array:
     """Log-magnitude y in [0, 1] of real or complex pixels, as defined at the top of this module.
 
     Pixels brighter than white in `value_range`, (no echo, white), saturate, as in 8-bit products.
@@ -188,7 +183,7 @@ def log_magnitude(
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
 
-def from_log_magnitude(y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def from_log_magnitude(y: Array) -> Array:
     """The magnitude |x| / white of a log-magnitude y: the inverse of `log_magnitude`."""
     return np.asarray(np.expm1(y * np.log1p(_LOG_SCALE)) / _LOG_SCALE)
 
@@ -206,7 +201,7 @@ def rgb_picture(image: Image, bands: tuple[int, ...] | None = None) -> Image:
     return np.asarray(((shown.transpose(1, 2, 0) + 1.0) * 0.5).clip(0.0, 1.0), dtype=np.float32)
 
 
-def _normalised(y: npt.NDArray[np.float64], normalise: str) -> Image:
+def _normalised(y: Array, normalise: str) -> Image:
     if normalise == "fixed":
         return np.asarray(2.0 * y - 1.0, dtype=np.float32)
     deviation = float(y.std())
@@ -232,13 +227,9 @@ def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
 
 def _resized(image: Image, size: tuple[int, int]) -> Image:
     """Bilinear with antialiasing, per channel in float: no rounding to 8 bits on the way."""
-    planes = [
-        PILImage.fromarray(np.ascontiguousarray(image[..., channel])).resize(
-            (size[1], size[0]), PILImage.Resampling.BILINEAR
-        )
-        for channel in range(image.shape[2])
-    ]
-    return np.stack([np.asarray(plane, dtype=np.float32) for plane in planes], axis=2).clip(-1.0, 1.0)
+    planes = [PILImage.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, 2, 0)]
+    resized = [plane.resize((size[1], size[0]), PILImage.Resampling.BILINEAR) for plane in planes]
+    return np.stack([np.asarray(plane, dtype=np.float32) for plane in resized], axis=2).clip(-1.0, 1.0)
 
 
 def warn_about_range(images: Images, value_range: tuple[float, float] | None) -> None:

@@ -19,21 +19,8 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import StrPath
-from gepc.images.formats import (
-    EXTENSIONS,
-    Pixels,
-    axes_need_count,
-    channels_last,
-    decode_picture,
-    file_system,
-    is_npy,
-    is_stack,
-    is_url,
-    read_file,
-    read_npz,
-    reason_of,
-    split_archive,
-)
+from gepc.images import formats
+from gepc.images.formats import EXTENSIONS, Pixels, channels_last, file_system, is_npy, is_url, read_file, reason_of
 
 Image = npt.NDArray[np.float32]
 ReadFile = Callable[[str], Pixels]
@@ -54,7 +41,7 @@ class Record:
         """The record of an (H, W), (C, H, W) or (H, W, C) array; `label` is what errors call it."""
         if pixels.ndim not in (2, 3):
             raise InputError(f"{label} has shape {pixels.shape}; give (H,W), (C,H,W) or (H,W,C)")
-        if axes_need_count(pixels.shape):
+        if formats.axes_need_count(pixels.shape):
             return cls(name, pixels, axes_known=False)
         return cls(name, channels_last(pixels, label))
 
@@ -82,8 +69,10 @@ class Record:
 class Images(ABC):
     """A collection of images that is read one at a time."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    items: Any  # what the images are read from, a sequence with one item for each
+
+    def __len__(self) -> int:
+        return len(self.items)
 
     @abstractmethod
     def __getitem__(self, index: int) -> Record: ...
@@ -101,11 +90,9 @@ class ObservedImages(Images):
     """A collection that passes every readable image to a function when it is read: `seen` has position -> result."""
 
     def __init__(self, images: Images, observe: Callable[[Record], Any]) -> None:
-        self._images, self._observe = images, observe
+        self.items = self._images = images
+        self._observe = observe
         self.seen: dict[int, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self._images)
 
     def __getitem__(self, index: int) -> Record:
         return self._observed(index, self._images[index])
@@ -144,10 +131,10 @@ def open_images(source: Any) -> Images:
     if isinstance(source, Images):
         return source
     if isinstance(source, (str, os.PathLike)):
-        archive = split_archive(source)
+        archive = formats.split_archive(source)
         if archive is not None:
-            return ArrayImages(read_npz(*archive))
-        if is_stack(Path(source)):
+            return ArrayImages(formats.read_npz(*archive))
+        if formats.is_stack(Path(source)):
             return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
         return FileImages.below(source)
     if hasattr(source, "__array__") or hasattr(source, "detach"):
@@ -174,9 +161,6 @@ def _as_numpy(array: Any) -> Pixels:
     return np.asarray(array)
 
 
-# --- arrays and items ------------------------------------------------------------------------------------------------
-
-
 class ArrayImages(Images):
     """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; what may be a single image in colour is refused."""
 
@@ -188,15 +172,12 @@ class ArrayImages(Images):
                 f"an array of images must be (N,C,H,W) or (N,H,W,C), got shape {array.shape}; "
                 "for one image add an axis in front (x[None])"
             )
-        self._array = array
+        self.items = array
         if len(array):
             Record.of_array("0", array[0], "each image of the array")
 
-    def __len__(self) -> int:
-        return len(self._array)
-
     def __getitem__(self, index: int) -> Record:
-        return Record.of_array(str(index), self._array[index], f"image {index}")
+        return Record.of_array(str(index), self.items[index], f"image {index}")
 
 
 class ItemImages(Images):
@@ -206,15 +187,12 @@ class ItemImages(Images):
     """
 
     def __init__(self, items: Any, prefix: str = "") -> None:
-        self._items, self._prefix = items, prefix
-
-    def __len__(self) -> int:
-        return len(self._items)
+        self.items, self._prefix = items, prefix
 
     def __getitem__(self, index: int) -> Record:
         name = f"{self._prefix}{range(len(self))[index]}"
         try:
-            item = self._items[index]
+            item = self.items[index]
         except (OSError, ValueError, RuntimeError, SyntaxError) as error:  # what decoders raise for a damaged image
             return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
         return _record_of(name, item)
@@ -257,7 +235,6 @@ class StreamImages(Images):
         return (_record_of(str(index), image) for index, image in enumerate(images))
 
     def _split(self, item: Any) -> Iterable[Any]:
-        """The images of one item of the source."""
         if not self._batched:
             image = _image_of(item)
             return image if getattr(image, "ndim", 0) == 4 else (image,)
@@ -287,13 +264,10 @@ def _record_of(name: str, item: Any) -> Record:
         return read_record(str(image), image)
     try:
         if hasattr(image, "convert") and hasattr(image, "mode"):  # a PIL picture
-            return Record(name, decode_picture(image))
+            return Record(name, formats.decode_picture(image))
         return Record.of_array(name, _as_numpy(image), Record(name).label)
     except InputError as error:
         return Record(name, error=str(error))
-
-
-# --- files and URLs --------------------------------------------------------------------------------------------------
 
 
 def read_record(name: str, path: StrPath, read: ReadFile = read_file) -> Record:
@@ -322,7 +296,7 @@ class FileImages(Images):
 
     def __init__(self, names: Sequence[StrPath], read: ReadFile = read_file) -> None:
         self._read = read
-        self.names = [str(name) if is_url(name) else str(Path(name)) for name in names]
+        self.items = self.names = [str(name) if is_url(name) else str(Path(name)) for name in names]
 
     @classmethod
     def below(cls, place: StrPath) -> FileImages:
@@ -342,9 +316,6 @@ class FileImages(Images):
     def between(self, start: int, stop: int) -> FileImages:
         """The files of a range."""
         return FileImages(self.names[start:stop], self._read)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def __getitem__(self, index: int) -> Record:
         return read_record(self.names[index], self.names[index], self._read)

@@ -1,7 +1,5 @@
 """The demonstration: 32x32 patches of one photograph against patches of others, all of which ship with scikit-image."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from PIL import Image, ImageOps
 from scipy.stats import betabinom
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import GepcError
+from gepc.core.errors import GepcError, raising
 from gepc.core.tables import ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
@@ -104,10 +102,8 @@ class DemoData:
 
 def load_photograph(photograph: Photograph) -> Pixels:
     """Its pixels (H, W, C), from scikit-image's own files, without a download."""
-    try:
+    with raising(GepcError, "the demo needs scikit-image; install it with: pip install 'gepc[demo]'", ImportError):
         from skimage import data
-    except ImportError as error:
-        raise GepcError("the demo needs scikit-image; install it with: pip install 'gepc[demo]'") from error
     pixels = np.asarray(getattr(data, photograph.function)())
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
@@ -208,24 +204,17 @@ class Demo:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but pixels and maps, as plain values."""
+        columns = {"corners": "corners", "score": "scores", "p_value": "p_values"}
+        scores = {one.name: {key: getattr(one, name).tolist() for key, name in columns.items()} for one in self.scored}
+        found = [(other, vars(self.detections[other.name])) for other in self.others]
         return {
             "alpha": self.alpha,
             "threshold": self.threshold,
-            "pairs": [
-                {"name": other.name, **vars(self.detections[other.name]), "alarms": other.alarms}
-                for other in self.others
-            ],
+            "pairs": [{"name": other.name, **metrics, "alarms": other.alarms} for other, metrics in found],
             "false_alarms": vars(self.false_alarms),
             "passes": self.passes,
             "seconds": round(self.seconds, 1),
-            "scores": {
-                scored.name: {
-                    "corners": scored.corners.tolist(),
-                    "score": scored.scores.tolist(),
-                    "p_value": scored.p_values.tolist(),
-                }
-                for scored in self.scored
-            },
+            "scores": scores,
         }
 
 
@@ -334,7 +323,6 @@ def _table(demo: Demo) -> ResultTable:
 
 
 def _photographs(demo: Demo) -> Picture:
-    """The largest centred square of each, reduced."""
     shown = [scored.photograph for scored in demo.scored]
     whole = [Image.fromarray(np.squeeze(load_photograph(photograph))) for photograph in shown]
     tiles = [np.asarray(ImageOps.fit(picture, (THUMBNAIL, THUMBNAIL))) for picture in whole]
@@ -343,7 +331,6 @@ def _photographs(demo: Demo) -> Picture:
 
 
 def _score_figures(demo: Demo) -> list[Picture]:
-    """A histogram for every other photograph, and the ROC curves."""
     inside, threshold = demo.held_out, demo.threshold
     limits = figures.score_limits([scored.scores for scored in demo.scored])
     pictures = []

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.metrics import roc_curve
 
-from gepc.core.errors import GepcError, InputError
+from gepc.core.errors import GepcError, InputError, raising
 from gepc.core.palette import LIGHT, line_style
 from gepc.detector.maps import overlay
 from gepc.scoring.metrics import auroc
@@ -51,11 +51,9 @@ _STYLE = {
 @contextlib.contextmanager
 def drawing(height: float, layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
     """A new figure, with this module's style for what is drawn inside the `with`."""
-    try:
+    with raising(GepcError, "figures need matplotlib; install it with: pip install 'gepc[report]'", ImportError):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise GepcError("figures need matplotlib; install it with: pip install 'gepc[report]'") from error
     with matplotlib.rc_context(_STYLE):
         yield Figure(figsize=(WIDTH, height), layout=layout)
 

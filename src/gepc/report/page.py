@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gepc._version import __version__
-from gepc.core.errors import GepcError
+from gepc.core.errors import GepcError, raising
 from gepc.core.palette import DARK, LIGHT
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ class Picture:
 
 def environment(folder: Path = FOLDER) -> Environment:
     """The jinja2 environment of one page, with the templates of `folder` and of this package."""
-    try:
+    with raising(GepcError, "a report needs jinja2; install it with: pip install 'gepc[report]'", ImportError):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise GepcError("a report needs jinja2; install it with: pip install 'gepc[report]'") from error
     loader = FileSystemLoader([folder, FOLDER])
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     numbers = itertools.count(1)
@@ -71,7 +69,6 @@ def inline(text: str) -> Markup:
 
 
 def _safe(html: str) -> Markup:
-    """HTML whose text has been escaped already."""
     from markupsafe import Markup
 
     return Markup(html)  # noqa: S704

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from gepc.backbones.base import Backbone
+from gepc.backbones.load import load_backbone
 from gepc.core.allocator import keep_freed_memory
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
 from gepc.detector.detector import Detector, Result
-from gepc.detector.storage import DESCRIPTION, STATE
+from gepc.detector.storage import DESCRIPTION, STATE, load_detector
 from gepc.features.base import Table
 from gepc.features.extraction import ExtractionSpec
 from gepc.images.batches import Chunk
@@ -59,8 +60,6 @@ class DetectorPayload:
 
     def build(self) -> Detector:
         """Load the detector."""
-        from gepc.detector.storage import load_detector
-
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
             for name, content in self.files.items():
                 (Path(folder) / name).write_bytes(content)
@@ -128,13 +127,9 @@ class ScoreActor:
         if self.array is not None:
             images = Records([self.array[index] for index in range(int(start), int(stop))])
         results = score_part(self.detector, images, int(start), groups, READING_THREADS)
-        return {
-            "shard": np.full(len(results), shard),
-            "index": np.array([result.index for result in results]),
-            "score": np.array([result.score for result in results]),
-            "p_value": np.array([result.p_value for result in results]),
-            "error": np.array([result.error or "" for result in results], dtype=object),
-        }
+        numbers = {name: np.array([getattr(one, name) for one in results]) for name in ("index", "score", "p_value")}
+        errors = np.array([result.error or "" for result in results], dtype=object)
+        return {"shard": np.full(len(results), shard), **numbers, "error": errors}
 
 
 @dataclass(frozen=True)
@@ -248,8 +243,6 @@ class FeatureActor:
     """A process of the cluster that extracts features of chunks."""
 
     def __init__(self, backbone: Backbone | str, options: dict[str, Any]) -> None:
-        from gepc.backbones.load import load_backbone
-
         keep_freed_memory()
         self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
 
@@ -303,11 +296,9 @@ def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[C
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
-    try:
+    with raising(OptionError, "a cluster needs Ray: pip install 'gepc[ray]'", ImportError):
         import ray
         import ray.data
-    except ImportError as error:
-        raise OptionError("a cluster needs Ray: pip install 'gepc[ray]'") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import DataLoader
 
 from gepc.core.errors import GepcError
 from gepc.detector.detector import Detector, Result
@@ -123,10 +124,7 @@ class Records(Images):
     """Images that are in memory already."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        self._records = list(records)
-
-    def __len__(self) -> int:
-        return len(self._records)
+        self.items = self._records = records
 
     def __getitem__(self, index: int) -> Record:
         return self._records[index]
@@ -190,8 +188,6 @@ def _in_threads(parts: Iterable[ImageRange], reader: Callable[[ImageRange], Chun
 
 def _in_processes(parts: Iterable[ImageRange], reader: Reader, workers: int) -> Iterator[Chunk]:
     # the processes of torch's loader end when this one is killed
-    from torch.utils.data import DataLoader
-
     build: Any = DataLoader  # its type stubs know whole numbers as indices only
     loader = build(
         reader,

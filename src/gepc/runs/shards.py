@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.errors import InputError, OptionError, StorageError, check_choice, raising
 from gepc.core.files import StrPath, replacing, write_bytes
 from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.core.tables import escape_cell, unescape_cell
@@ -119,11 +119,10 @@ class ScoreRun:
     def results(self) -> Iterator[list[Result]]:
         """The rows of every shard, in order."""
         for shard in self.shards:
-            results = read_shard(self.path(shard))
-            try:
+            path = self.path(shard)
+            results = read_shard(path)
+            with raising(InputError, f"{path} is damaged ({{error}}); delete it and run it again", ValueError):
                 _check_rows(shard, results)
-            except ValueError as error:
-                raise InputError(f"{self.path(shard)} is damaged ({error}); delete it and run it again") from error
             yield results
 
     def remove(self) -> None:
@@ -209,11 +208,9 @@ def format_of(path: StrPath | None, asked: str | None) -> str:
 
 def arrow() -> Any:
     """Import pyarrow, which reads and writes Parquet."""
-    try:
+    with raising(OptionError, "Parquet needs pyarrow: pip install 'gepc[parquet]', or write CSV", ImportError):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise OptionError("Parquet needs pyarrow: pip install 'gepc[parquet]', or write CSV") from error
     return pyarrow
 
 

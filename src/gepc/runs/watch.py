@@ -4,8 +4,6 @@ The CSV file is the only state: at the start, a row that was cut short is remove
 from the rows. A file that has changed since is scored again. Files are decoded in a process of their own.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice, raising
 from gepc.core.files import StrPath, read_json
 from gepc.images.formats import EXTENSIONS, read_pixels
 from gepc.images.sources import FileImages
@@ -285,10 +285,8 @@ def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:
 
     def number(element: ET.Element, tag: str) -> float:
         text = element.findtext(tag)
-        try:
+        with raising(InputError, f"{annotation}: {tag} is {'missing' if text is None else repr(text)}", ValueError):
             return float(text if text is not None else "")
-        except ValueError as error:
-            raise InputError(f"{annotation}: {tag} is {'missing' if text is None else repr(text)}") from error
 
     ships = []
     for item in tree.iter("object"):
@@ -301,23 +299,21 @@ def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:
 
 def _parse_xml(path: Path) -> ET.Element:
     """Parse a small XML file that declares no document type, so that entities can neither expand nor read files."""
-    try:
+    reason = f"{path} is not a readable XML file: {{error}}"
+    with raising(InputError, reason, OSError, UnicodeDecodeError, ET.ParseError):
         if path.stat().st_size > LARGEST_XML:
             raise InputError(f"{path} is larger than {LARGEST_XML} bytes, too large for one image's annotation")
         text = path.read_text(encoding="utf-8-sig")
         if "<!DOCTYPE" in text.upper() or "<!ENTITY" in text.upper():
             raise InputError(f"{path} declares a document type or entities; remove them, annotations need neither")
         return ET.fromstring(text)  # noqa: S314 - the unsafe constructs are refused above
-    except (OSError, UnicodeDecodeError, ET.ParseError) as error:
-        raise InputError(f"{path} is not a readable XML file: {error}") from error
 
 
 def _csv_rows(path: Path) -> list[dict[str, str]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as handle:
-            reader = csv.DictReader(handle)
-            if tuple(reader.fieldnames or ()) != BOX_COLUMNS:
-                raise InputError(f"{path} must begin with the line {','.join(BOX_COLUMNS)}, got {reader.fieldnames}")
-            return list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is not a readable CSV file: {error}") from error
+    reason = f"{path} is not a readable CSV file: {{error}}"
+    failing = raising(InputError, reason, OSError, UnicodeDecodeError, csv.Error)
+    with failing, open(path, newline="", encoding="utf-8-sig") as handle:
+        reader = csv.DictReader(handle)
+        if tuple(reader.fieldnames or ()) != BOX_COLUMNS:
+            raise InputError(f"{path} must begin with the line {','.join(BOX_COLUMNS)}, got {reader.fieldnames}")
+        return list(reader)

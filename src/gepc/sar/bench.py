@@ -1,7 +1,5 @@
 """Radar: detectors for targets of a known size, and how well they and CFAR find ships in sea clutter."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +12,12 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.options import check_fields, one_of
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
 from gepc.features.pooling import Map, box_filter
 from gepc.images.batches import OnBadImage, chunks
-from gepc.images.preprocessing import NORMALISATIONS
 from gepc.sar.annotations import detect_layout, divide, open_scenes
 from gepc.sar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
 from gepc.scoring.metrics import auroc, bootstrap_intervals, fpr_at_tpr, localisation
@@ -86,12 +84,12 @@ class SarProtocol:
     limit: int | None = None  # largest number of patches of each test set
     methods: tuple[str, ...] = METHODS  # this and the next two: see `radar_detector`
     target_pixels: float = TARGET_PIXELS
-    normalise: str = "fixed"
+    normalise: str = one_of("fixed", "patch")
     draws: int = 300  # bootstrap samples of source images for each interval
     seed: int = 0  # of the noise, and of the selection of patches
 
     def __post_init__(self) -> None:
-        check_choice("normalise", self.normalise, NORMALISATIONS)
+        check_fields(self)
         for method in self.methods:
             check_choice("method", method, METHODS)
 
@@ -133,10 +131,8 @@ def gather(
     else:
         test, held_out = divide(open_scenes(data), protocol.hold_out)
         apart = ((), ())
-    cuts = {
-        name: cut(scenes, protocol.rules, elsewhere, on_progress=on_progress)
-        for name, scenes, elsewhere in zip(("fit", data.name), (held_out, test), apart, strict=True)
-    }
+    own = zip(("fit", data.name), (held_out, test), apart, strict=True)
+    cuts = {name: cut(scenes, protocol.rules, other, on_progress=on_progress) for name, scenes, other in own}
     for other in others:
         if other.name in cuts:
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")

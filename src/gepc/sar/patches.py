@@ -96,15 +96,12 @@ class PatchImages(Images):
     """Patches as an image collection. The last scene stays in memory, since patches are ordered by scene."""
 
     def __init__(self, patches: Sequence[Patch]) -> None:
-        self.patches = list(patches)
+        self.items = patches
         self._scene: AnnotatedScene | None = None
         self._pixels: Pixels = np.empty((0, 0))
 
-    def __len__(self) -> int:
-        return len(self.patches)
-
     def __getitem__(self, index: int) -> Record:
-        patch = self.patches[index]
+        patch = self.items[index]
         if patch.scene is not self._scene:
             self._scene, self._pixels = patch.scene, read_grey(patch.scene)
         window = self._pixels[patch.top : patch.top + patch.size, patch.left : patch.left + patch.size]

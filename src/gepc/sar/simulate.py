@@ -10,10 +10,8 @@ The texture is a Gaussian field of correlation exp(-d^2/(2 l^2)) mapped through 
 distribution.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,7 +109,7 @@ def wake_reflectivity(target: Target, rows: int, columns: int) -> Array:
 
 
 def simulate(
-    rows: int, columns: int, sea: Sea, targets: tuple[Target, ...] = (), seed: int = 0
+    rows: int, columns: int, sea: Sea, targets: Sequence[Target] = (), seed: int = 0
 ) -> tuple[Array, list[Box]]:
     """Simulate one scene: its amplitude sqrt(I), where white is 1 (ships may exceed it), and the box of each hull.
 

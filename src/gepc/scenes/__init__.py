@@ -8,8 +8,6 @@
 Data flow: reading (windows) -> tiling (tiles, no-data) -> scoring (detector, map) -> flags and regions -> writing.
 """
 
-from __future__ import annotations
-
 from gepc.scenes.scan import ScanOptions, ScanPlan, SceneReport, plan_scan, scan
 
 __all__ = ["ScanOptions", "ScanPlan", "SceneReport", "plan_scan", "scan"]

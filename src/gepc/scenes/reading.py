@@ -1,7 +1,5 @@
 """Scenes read by windows: raw pixels, not rescaled, and which of them are valid."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from abc import ABC, abstractmethod
@@ -14,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PILImage
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, open_regular
 from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, read_pixels
 from gepc.images.preprocessing import accepted_channels
@@ -116,10 +114,8 @@ class ArrayScene(Scene):
 
     def _mapped(self) -> Pixels:
         """The array as (H, W, C), mapped for each window only: what is mapped counts as memory of the process."""
-        try:
+        with raising(InputError, f"{self.path} is not a plain .npy array: {{error}}", *DAMAGED_ARRAY):
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except DAMAGED_ARRAY as error:
-            raise InputError(f"{self.path} is not a plain .npy array: {error}") from error
         if array.ndim not in (2, 3):
             shape = array.shape
             raise InputError(f"{self.path} holds an array of shape {shape}; a scene is (H,W), (H,W,C) or (C,H,W)")
@@ -146,11 +142,9 @@ class PictureScene(Scene):
     def __init__(self, path: Path) -> None:
         with _ignored(PILImage.DecompressionBombWarning):  # the hard limit stays
             pixels = read_pixels(path)
-            try:
-                with PILImage.open(path, formats=FORMATS) as picture:
-                    alpha = np.asarray(picture.getchannel("A")) if picture.mode in ("LA", "RGBA") else None
-            except OSError as error:
-                raise InputError(f"{path} is not a picture: {error}") from error
+            failing = raising(InputError, f"{path} is not a picture: {{error}}", OSError)
+            with failing, PILImage.open(path, formats=FORMATS) as picture:
+                alpha = np.asarray(picture.getchannel("A")) if picture.mode in ("LA", "RGBA") else None
         self.path, self.dtype = path, pixels.dtype.name
         self._pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         self._valid = np.ones(pixels.shape[:2], dtype=bool) if alpha is None else alpha > 0
@@ -166,12 +160,11 @@ class RasterScene(Scene):
     """TIFF, GeoTIFF and JPEG 2000, read window by window with rasterio; files beside it are not read."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        missing = f"{path} is read with rasterio; install it with: pip install 'gepc[scenes]'"
+        with raising(InputError, missing, ImportError):
             import rasterio
             from rasterio.enums import ColorInterp
             from rasterio.errors import NotGeoreferencedWarning, RasterioError
-        except ImportError as error:
-            raise InputError(f"{path} is read with rasterio; install it with: pip install 'gepc[scenes]'") from error
         self._error: type[Exception] = RasterioError
         self._warning: type[Warning] = NotGeoreferencedWarning
         with open_regular(path) as handle:
@@ -180,11 +173,9 @@ class RasterScene(Scene):
             raise InputError(f"{path} is not an image that can be read: TIFF, JPEG 2000, PNG, JPEG or .npy")
         with contextlib.ExitStack() as stack:  # closes the file again if it is refused
             stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, **GDAL_OPTIONS))
-            try:
-                with _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
-                    self._file: Any = stack.enter_context(rasterio.open(path.absolute(), driver=driver))
-            except RasterioError as error:
-                raise InputError(f"{path} is not an image that can be read: {error}") from error
+            failing = raising(InputError, f"{path} is not an image that can be read: {{error}}", RasterioError)
+            with failing, _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
+                self._file: Any = stack.enter_context(rasterio.open(path.absolute(), driver=driver))
             colours = self._file.colorinterp
             if not colours:
                 raise InputError(f"{path} holds no band of pixels; extract one of its data sets to a file")

@@ -1,7 +1,5 @@
 """Scan a scene with a fitted detector: tiles, map, regions, overview and `scene.json`; an interrupted scan resumes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -12,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gepc.core.errors import NotFittedError, OptionError, check_choice
+from gepc.core.errors import NotFittedError, OptionError
 from gepc.core.files import StrPath, read_json
-from gepc.core.options import build
+from gepc.core.options import build, check_fields, one_of
 from gepc.core.run_folder import storage_errors
 from gepc.detector.detector import Detector
 from gepc.detector.storage import detector_digest
@@ -27,7 +25,6 @@ from gepc.scenes.writing import SceneWriter
 from gepc.verdicts.conformal import UNGROUPED
 from gepc.verdicts.decision import Control
 
-FORMATS = ("auto", "tif", "npy")
 OVERLAP = 0.5
 
 
@@ -45,7 +42,7 @@ class ScanOptions:
     control: str = "bh"  # which error rate the flags control; see `gepc.verdicts.decision.Control`
     alpha: float = 0.05  # level of that error rate
     group: str | None = None  # the group of calibration images to compare with, for a detector fitted with groups
-    map_format: str = "auto"  # `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed
+    map_format: str = one_of("auto", "tif", "npy")  # `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.overlap is not None:
@@ -53,7 +50,7 @@ class ScanOptions:
         for name, value in (("overlap", self.overlap), ("max_missing", self.max_missing)):
             if value is not None and not 0.0 <= value < 1.0:
                 raise OptionError(f"{name} is a share of a tile, at least 0 and less than 1, got {value}")
-        check_choice("map_format", self.map_format, FORMATS)
+        check_fields(self)
         if self.map_format == "tif" and importlib.util.find_spec("rasterio") is None:
             raise OptionError("map_format='tif' needs rasterio; install it with: pip install 'gepc[scenes]'")
 

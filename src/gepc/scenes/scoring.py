@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.core.tables import escape_cell
@@ -68,11 +70,11 @@ class ScanState:
     sums: Mapping[str, npt.NDArray[np.float64]] | None = None
 
 
+@dataclass(frozen=True)
 class MapFile:
     """A map in a `.npy` file. It is mapped into memory for each access only, so the process stays small."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,17 +120,13 @@ class ScanFolder:
 
     def state(self) -> ScanState:
         """What is finished."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         path = self.work / "progress.safetensors"
         if not path.exists():
             return ScanState()
-        try:
+        damaged = f"{path} is damaged ({{error}}); remove {self.path} and start again"
+        with raising(InputError, damaged, OSError, SafetensorError, KeyError, ValueError):
             arrays = load_file(path)
             rows, size, forward, jvp = (int(value) for value in arrays.pop("counts"))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InputError(f"{path} is damaged ({error}); remove {self.path} and start again") from error
         return ScanState(rows, size, forward, jvp, arrays)
 
     def resume(self) -> ScanState:
@@ -237,15 +235,12 @@ class SceneScorer:
         return TileImages(self.grid.tiles(rows, columns), cut, self.plan.max_missing)
 
     def _results(self, images: TileImages) -> Iterator[TileResult]:
-        """Results in the order of the tiles."""
         detector = self.detector
         for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
-            found = {
-                index: TileResult(
-                    images.tiles[index], images.missing[index], left_out=bool(images.left_out[index]), error=error
-                )
-                for index, _, error in chunk.failures
-            }
+            found = {}
+            for index, _, error in chunk.failures:
+                left_out = bool(images.left_out[index])
+                found[index] = TileResult(images.items[index], images.missing[index], left_out=left_out, error=error)
             if chunk.indices:
                 scores, maps = detector.score_batch(chunk.images, with_maps=self.plan.with_map)
                 labels = None if self.plan.group == UNGROUPED else np.array([self.plan.group] * len(scores))
@@ -253,7 +248,7 @@ class SceneScorer:
                 for place, index in enumerate(chunk.indices):
                     field = None if maps is None else resized(maps[detector.map_part][place], self.grid.tile)
                     numbers = (float(images.missing[index]), float(scores[place]), float(p_values[place]))
-                    found[index] = TileResult(images.tiles[index], *numbers, field=field)
+                    found[index] = TileResult(images.items[index], *numbers, field=field)
             yield from (found[index] for index in sorted(found))
 
     def _finish_row(self, row: int, valid: Valid, top: int) -> None:

@@ -117,15 +117,12 @@ class TileImages(Images):
     """
 
     def __init__(self, tiles: list[Tile], cut: Callable[[Tile], tuple[Pixels, Valid]], max_missing: float) -> None:
-        self.tiles, self._cut, self._max_missing = tiles, cut, max_missing
+        self.items, self._cut, self._max_missing = tiles, cut, max_missing
         self.missing = np.full(len(tiles), np.nan)
         self.left_out = np.zeros(len(tiles), dtype=bool)
 
-    def __len__(self) -> int:
-        return len(self.tiles)
-
     def __getitem__(self, index: int) -> Record:
-        tile = self.tiles[index]
+        tile = self.items[index]
         try:
             pixels, valid = self._cut(tile)
         except InputError as error:

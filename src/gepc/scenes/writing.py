@@ -44,26 +44,11 @@ NO_DATA = 0.35
 
 # QGIS applies a style that has the name of the layer: the map as colours from transparent to its limit, regions as
 # numbered outlines
-MAP_STYLE = """<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
-<qgis version="3.22" styleCategories="Symbology"><pipe>
-<rasterrenderer type="singlebandpseudocolor" band="1" opacity="0.8" classificationMin="0" classificationMax="{most:g}">
-<rastershader><colorrampshader colorRampType="INTERPOLATED" clip="0">
-<item value="0" label="0" color="#000004" alpha="0"/>
-<item value="{half:g}" label="{half:.3g}" color="#bb3754" alpha="160"/>
-<item value="{most:g}" label="{most:.3g}" color="#fcffa4" alpha="255"/>
-</colorrampshader></rastershader></rasterrenderer></pipe></qgis>
-"""
-REGION_STYLE = """<!DOCTYPE qgis PUBLIC 'http://mrcc.com/qgis.dtd' 'SYSTEM'>
-<qgis version="3.22" styleCategories="Symbology|Labeling" labelsEnabled="1">
-<renderer-v2 type="singleSymbol"><symbols><symbol type="fill" name="0"><layer class="SimpleFill">
-<prop k="style" v="no"/><prop k="outline_color" v="230,60,40,255"/><prop k="outline_width" v="0.8"/>
-</layer></symbol></symbols></renderer-v2>
-<labeling type="simple"><settings><text-style fieldName="region" fontSize="10" textColor="230,60,40,255"/>
-</settings></labeling></qgis>
-"""
+MAP_STYLE, REGION_STYLE = (Path(__file__).with_name(name) for name in ("map.qml", "regions.qml"))
 
 Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
-Picture = npt.NDArray[np.float64]
+Array = npt.NDArray[np.float64]
+Boxes = npt.NDArray[np.int64]
 
 
 class SceneWriter:
@@ -88,7 +73,7 @@ class SceneWriter:
         write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
         write_rows(path / "regions.csv", COLUMNS, (region.row(place) for region in regions))
         write_json(path / "regions.geojson", geojson(regions, place))
-        write_text(path / "regions.qml", REGION_STYLE)
+        write_text(path / "regions.qml", REGION_STYLE.read_text(encoding="utf-8"))
         caption = f"{len(regions)} regions, {self.flags.sum()} of {scored.sum()} tiles flagged"
         caption += f" ({self.plan.control.name}, {self.plan.control.alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, caption)
@@ -96,7 +81,8 @@ class SceneWriter:
         if field is not None and self.plan.map_format == "tif":
             with replacing(path / "map.tif") as draft:
                 write_tiff(draft, field, place)
-            write_text(path / "map.qml", MAP_STYLE.format(most=limit, half=limit / 2))
+            style = MAP_STYLE.read_text(encoding="utf-8").format(most=limit, half=limit / 2)
+            write_text(path / "map.qml", style)
         elif field is not None:
             os.replace(field.path, path / "map.npy")
         self.folder.finish(summary)
@@ -207,7 +193,7 @@ def write_overview(
     _draw(path, pixels, enlarge / factor, regions, scale if field is not None else None, caption)
 
 
-def shrink(read: Read, height: int, width: int, factor: int) -> Picture:
+def shrink(read: Read, height: int, width: int, factor: int) -> Array:
     """Means over factor x factor blocks of the valid pixels, (H', W', C), NaN where there are none; read by windows."""
     rows, columns = -(-height // factor), -(-width // factor)
     high = max(1, min(rows, WINDOW_PIXELS // (factor * factor * columns)))
@@ -221,7 +207,7 @@ def shrink(read: Read, height: int, width: int, factor: int) -> Picture:
     return np.concatenate(strips)
 
 
-def _block_means(pixels: Pixels, valid: Valid, factor: int) -> Picture:
+def _block_means(pixels: Pixels, valid: Valid, factor: int) -> Array:
     values = np.where(valid[..., None], pixels if pixels.ndim == 3 else pixels[..., None], 0).astype(np.float64)
     lines, places = np.arange(0, values.shape[0], factor), np.arange(0, values.shape[1], factor)
     total = np.add.reduceat(np.add.reduceat(values, lines, axis=0), places, axis=1)
@@ -230,7 +216,7 @@ def _block_means(pixels: Pixels, valid: Valid, factor: int) -> Picture:
         return np.asarray(total / count[..., None])
 
 
-def _shown(values: Picture, dtype: str) -> Picture:
+def _shown(values: Array, dtype: str) -> Array:
     """(H, W, 3) in [0, 1]."""
     values = values[..., :3] if values.shape[2] >= 3 else np.repeat(values[..., :1], 3, axis=2)
     there = ~np.isnan(values).any(axis=2)
@@ -243,12 +229,7 @@ def _shown(values: Picture, dtype: str) -> Picture:
 
 
 def _draw(
-    path: Path,
-    pixels: npt.NDArray[np.uint8],
-    zoom: float,
-    regions: Sequence[TileRegion],
-    scale: float | None,
-    caption: str,
+    path: Path, pixels: Pixels, zoom: float, regions: Sequence[TileRegion], scale: float | None, caption: str
 ) -> None:
     """Boxes with numbers on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
     height, width = pixels.shape[:2]
@@ -306,12 +287,7 @@ class TileRegion(Region):
 
 
 def find_regions(
-    grid: Grid,
-    flags: npt.NDArray[np.bool_],
-    scores: npt.NDArray[np.float64],
-    p_values: npt.NDArray[np.float64],
-    field: Map | MapFile | None = None,
-    scale: float = 1.0,
+    grid: Grid, flags: Valid, scores: Array, p_values: Array, field: Map | MapFile | None = None, scale: float = 1.0
 ) -> list[TileRegion]:
     """Regions of the flagged tiles, the highest score first.
 
@@ -336,13 +312,7 @@ def find_regions(
     return numbered(_region(boxes[tiles], scores[tiles], p_values[tiles], field, scale) for tiles in groups)
 
 
-def _region(
-    boxes: npt.NDArray[np.int64],
-    scores: npt.NDArray[np.float64],
-    p_values: npt.NDArray[np.float64],
-    field: Map | MapFile | None,
-    scale: float,
-) -> TileRegion:
+def _region(boxes: Boxes, scores: Array, p_values: Array, field: Map | MapFile | None, scale: float) -> TileRegion:
     region = TileRegion(0, float(scores.max()), float(p_values.min()), _around(boxes), len(boxes))
     peaks, hot = [], []
     for top, left, bottom, right in boxes.tolist() if field is not None else ():
@@ -360,7 +330,7 @@ def _region(
     return replace(region, peak=peak, peak_place=place, hot=_around(np.array(hot)) if hot else None)
 
 
-def _around(boxes: npt.NDArray[np.int64]) -> Box:
+def _around(boxes: Boxes) -> Box:
     top, left = boxes[:, :2].min(axis=0)
     bottom, right = boxes[:, 2:].max(axis=0)
     return int(top), int(left), int(bottom), int(right)

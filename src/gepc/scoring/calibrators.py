@@ -13,8 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
-from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest
+from gepc.core.errors import InputError, OptionError, check_choice, check_names
+from gepc.core.options import coerce
 
 Array = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
@@ -181,8 +183,7 @@ def list_calibrators() -> list[str]:
 def create_calibrator(text: str) -> Calibrator:
     """An unfitted calibrator by name, with options after a colon: `kde`, `knn:k=1`, `kde:bandwidth=5`."""
     name, _, tail = text.partition(":")
-    if name not in _CALIBRATORS:
-        raise OptionError(f"unknown calibration {name!r}; {nearest(name, _CALIBRATORS)}")
+    check_choice("calibration", name, _CALIBRATORS)
     return _CALIBRATORS[name](**_options(_CALIBRATORS[name], name, tail))
 
 
@@ -190,10 +191,6 @@ def _options(cls: type[Calibrator], name: str, text: str) -> dict[str, object]:
     """`key=value,key=value` as keyword arguments, each of the annotated type."""
     if not text:
         return {}
-    import yaml
-
-    from gepc.core.options import coerce
-
     given = dict(part.partition("=")[::2] for part in text.split(","))
     check_names(f"calibration {name!r}", given, list(inspect.signature(cls).parameters))
     hints = typing.get_type_hints(cls.__init__)

@@ -1,7 +1,5 @@
 """Calibrators that look at each (level, feature) by itself."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar
 

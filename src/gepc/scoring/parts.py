@@ -1,7 +1,5 @@
 """A calibrator for features of several kinds: each part has a calibrator of its own, and their scores are added."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -60,7 +58,6 @@ class Parts(Calibrator):
         self.mean_, self.std_ = np.nanmean(held_out, axis=0), np.nanstd(held_out, axis=0)
 
     def _models(self, columns: Array) -> list[Calibrator]:
-        """A fitted calibrator for each part."""
         return [self._new(part.shape[2]).fit(part) for part in self._split(columns)]
 
     def _new(self, width: int) -> Calibrator:

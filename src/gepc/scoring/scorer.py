@@ -7,7 +7,7 @@ variation over in-distribution images, CV(t) = std/|mean|, weighted by 1/CV(t).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gepc.scoring.calibrators import Aggregation, Array, Calibrator, State, crea
 WEIGHTINGS = ("inv_cv", "uniform")
 
 
+@dataclass(eq=False)
 class Scorer:
     """The part of a detector that uses numbers alone: `Scorer(...).fit(table).score(table)`.
 
@@ -37,22 +38,18 @@ class Scorer:
     calibrator_ : the fitted calibrator of all kept levels.
     """
 
-    selection_: Selection
-    calibrator_: Calibrator
+    calibration: str = "kde"
+    keep: int | None = None
+    weights: str = "inv_cv"
+    aggregate: str = "wmean"
+    fuse: str = "sum"
+    selection_: Selection = field(init=False, repr=False)
+    calibrator_: Calibrator = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        calibration: str = "kde",
-        keep: int | None = None,
-        weights: str = "inv_cv",
-        aggregate: str = "wmean",
-        fuse: str = "sum",
-    ) -> None:
-        self.calibration, self.keep, self.weights = calibration, keep, weights
-        self.aggregate, self.fuse = aggregate, fuse
-        check_choice("weights", weights, WEIGHTINGS)
-        self._aggregation = Aggregation(fuse, aggregate)
-        self._aggregation.check_used_by(create_calibrator(calibration))
+    def __post_init__(self) -> None:
+        check_choice("weights", self.weights, WEIGHTINGS)
+        self._aggregation = Aggregation(self.fuse, self.aggregate)
+        self._aggregation.check_used_by(create_calibrator(self.calibration))
 
     def fit(self, table: Any, stability: Array | None = None, parts: Mapping[str, int] | None = None) -> Scorer:
         """Select levels and fit the calibrator on in-distribution features; returns self.

@@ -1,7 +1,5 @@
 """Calibrators that look at all (level, feature) columns together."""
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -156,7 +154,6 @@ class LevelKNN(LevelMahalanobis):
         return self
 
     def _plant_trees(self) -> None:
-        """For each level a search tree of the ID images looked at, whitened."""
         levels = enumerate(np.moveaxis(self.samples_, 1, 0))
         self._trees = [_tree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
 

@@ -1,7 +1,5 @@
 """The application: its routes, the limits on a request, and the format of errors."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -1,12 +1,11 @@
 """Collects the images of many small requests into batches, and limits how many are accepted."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import Generic, TypeVar
 
@@ -20,12 +19,12 @@ class FullError(Exception):
     """The capacity is used up; try again later."""
 
 
+@dataclass
 class Capacity:
     """A counter with a maximum, for use in one thread."""
 
-    def __init__(self, places: int) -> None:
-        self.places = places
-        self.taken = 0
+    places: int
+    taken: int = 0
 
     @contextlib.contextmanager
     def take(self, count: int) -> Iterator[None]:

@@ -1,7 +1,5 @@
 """Image files to pixels, and maps to PNG."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The outermost layer: who may call, security headers and metrics of every response."""
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

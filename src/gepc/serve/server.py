@@ -1,7 +1,5 @@
 """How a service runs: its settings, its socket, and a uvicorn server that signals end cleanly."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

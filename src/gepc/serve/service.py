@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gepc._version import __version__
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
 from gepc.detector.detector import Detector
 from gepc.detector.map_statistics import Fields
@@ -76,7 +76,7 @@ class Service:
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
         self.folder, self.settings, self.backbone = folder, settings, backbone
-        self.model = Model.load(folder, backbone, device=settings.device)
+        self.model = Model.load(folder, backbone, None, settings.device)
         self.model.warm_up()
         self.metrics = Metrics()
         self.metrics.detector.labels(self.model.identity).set(1)
@@ -286,9 +286,7 @@ class Model:
     identity: str
 
     @classmethod
-    def load(
-        cls, folder: Path, backbone: str | None = None, former: Model | None = None, device: str = "auto"
-    ) -> Model:
+    def load(cls, folder: Path, backbone: str | None, former: Model | None, device: str) -> Model:
         """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
         for _ in range(ATTEMPTS):
             before = _identity(folder)
@@ -311,12 +309,8 @@ class Model:
 
     def warm_up(self) -> None:
         """Score a grey image, so that setting up the network does not delay the first request."""
-        try:
+        with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
             (found,) = self.score_batch([self.blank()], with_maps=False)
-        except GepcError:
-            raise
-        except RuntimeError as error:
-            raise GepcError(f"the detector cannot score an image: {error}") from error
         if not math.isfinite(found.score):
             raise GepcError("the detector gives no finite score; fit it again")
 
@@ -366,10 +360,8 @@ class Model:
 
 
 def _identity(folder: Path) -> str:
-    try:
+    with raising(InputError, f"{folder} holds no detector; give a folder written by `gepc fit`", OSError):
         return sha256(folder / DESCRIPTION, folder / STATE)[:12]
-    except OSError as error:
-        raise InputError(f"{folder} holds no detector; give a folder written by `gepc fit`") from error
 
 
 def _known_backbone(folder: Path, given: str | None, former: Model | None) -> Any:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import InputError, StorageError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import write_bytes, write_text
+from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
     import torch
     from diffusers.training_utils import EMAModel
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 RUN_FOLDER = "training"
 NAME = "checkpoint.safetensors"
@@ -46,9 +49,7 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
     write_bytes(path, save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, metadata))
 
 
-def save(
-    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
-) -> None:
+def save(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:
     """Replace the checkpoint in `folder` by weights, their average, buffers, the optimiser's moments and the state."""
     tensors: dict[str, torch.Tensor] = {f"buffer/{name}": value for name, value in net.named_buffers()}
     for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
@@ -70,16 +71,13 @@ def read_state(folder: Path) -> TrainingState | None:
     path = folder / NAME
     if not path.exists():
         return None
-    try:
-        with safe_open(path, framework="np") as archive:
-            return TrainingState(**json.loads(archive.metadata()["progress"]))
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path} is not a training checkpoint of this library: {error}") from error
+    reason = f"{path} is not a training checkpoint of this library: {{error}}"
+    failing = raising(InputError, reason, SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError)
+    with failing, safe_open(path, framework="np") as archive:
+        return TrainingState(**json.loads(archive.metadata()["progress"]))
 
 
-def restore(
-    folder: Path, net: torch.nn.Module, ema: EMAModel, optimizer: torch.optim.Optimizer, state: TrainingState
-) -> None:
+def restore(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:
     """Load the tensors of the checkpoint, bit for bit."""
     import torch
     from safetensors.torch import load_file
@@ -146,8 +144,5 @@ class LossLog:
 
     def append(self, row: LossRow) -> None:
         """Add one row."""
-        try:
-            with open(self._path, "a", newline="", encoding="utf-8") as handle:
-                handle.write(row.line())
-        except OSError as error:
-            raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error
+        with storage_errors(self._path), open(self._path, "a", newline="", encoding="utf-8") as handle:
+            handle.write(row.line())

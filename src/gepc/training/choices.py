@@ -1,7 +1,5 @@
 """The recipe of a run for which none is given: chosen for the images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

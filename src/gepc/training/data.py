@@ -133,7 +133,6 @@ def _load(collection: Images, where: str, preprocessing: Preprocessing) -> Image
 
 
 def _load_crops(collection: Images, cut: Preprocessing) -> tuple[Image, Crops]:
-    """The central crops, and the images for random ones."""
     assert cut.size is not None
     whole, side = replace(cut, size=None), cut.size[0]
     warn_about_range(collection, cut.value_range)

@@ -10,31 +10,22 @@ penalty bounds the energies); the entropy is that of the batch, mean log |x'_i -
 is trained at the same time as E, whose gradient does not reach it, instead of before.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Generator, Tensor
 
 from gepc.backbones.energy import EnergyNet
+from gepc.training.recipe import Recipe
 
-if TYPE_CHECKING:
-    from gepc.training.recipe import Recipe
-
-Energy = Callable[[torch.Tensor], torch.Tensor]
-Loss = Callable[["Recipe", EnergyNet, torch.Tensor, torch.Generator], torch.Tensor]
+Energy = Callable[[Tensor], Tensor]
+Loss = Callable[[Recipe, EnergyNet, Tensor, Generator], Tensor]
 
 
 def langevin(
-    energy: Energy,
-    x: torch.Tensor,
-    recipe: Recipe,
-    generator: torch.Generator,
-    bound: float | None = None,
-    through: int = 0,
-) -> torch.Tensor:
+    energy: Energy, x: Tensor, recipe: Recipe, generator: Generator, bound: float | None = None, through: int = 0
+) -> Tensor:
     """x <- x - step dE/dx + noise n, n ~ N(0, I), `recipe.langevin_steps` times.
 
     With noise = sqrt(2 step) and a small step the chain has the density exp(-E).
@@ -59,14 +50,12 @@ def langevin(
     return x if through else x.detach()
 
 
-def contrast(recipe: Recipe, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+def contrast(recipe: Recipe, real: Tensor, fake: Tensor) -> Tensor:
     """mean E(x) - mean E(x') + penalty (mean E(x)^2 + mean E(x')^2)."""
     return real.mean() - fake.mean() + recipe.energy_penalty * (real.square().mean() + fake.square().mean())
 
 
-def replayed(
-    recipe: Recipe, net: EnergyNet, size: int, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def replayed(recipe: Recipe, net: EnergyNet, size: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Places of the replay buffer and where their chains go on: some are started again, from uniform noise."""
     buffer = net.get_buffer("replay")
     rows = torch.randint(len(buffer), (size,), generator=generator)
@@ -75,7 +64,7 @@ def replayed(
     return rows, torch.where(again.reshape(-1, 1, 1, 1).to(buffer.device), uniform.to(buffer), buffer[rows])
 
 
-def igebm(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def igebm(recipe: Recipe, net: EnergyNet, images: Tensor, generator: Generator) -> Tensor:
     """The loss of `igebm`; the buffer is updated."""
     rows, start = replayed(recipe, net, len(images), generator)
     fake = langevin(net, start, recipe, generator, bound=1.0)
@@ -83,7 +72,7 @@ def igebm(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch
     return contrast(recipe, net(images), net(fake))
 
 
-def improved_cd(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def improved_cd(recipe: Recipe, net: EnergyNet, images: Tensor, generator: Generator) -> Tensor:
     """The loss of `improved_cd`; the buffer is updated."""
     rows, start = replayed(recipe, net, len(images), generator)
     chosen = torch.rand(len(images), 1, 1, 1, generator=generator) < recipe.restart_share
@@ -93,18 +82,18 @@ def improved_cd(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator:
     fixed = {name: weight.detach() for name, weight in net.named_parameters()}
     gaps = torch.cdist(fake.flatten(1), fake.flatten(1)) + torch.eye(len(fake)).to(fake) * 1e9
     divergence = torch.func.functional_call(net, fixed, (fake,)).mean() - gaps.amin(1).clamp_min(1e-6).log().mean()
-    loss: torch.Tensor = contrast(recipe, net(images), net(fake.detach())) + recipe.kl_weight * divergence
+    loss: Tensor = contrast(recipe, net(images), net(fake.detach())) + recipe.kl_weight * divergence
     return loss
 
 
-def vaebm(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def vaebm(recipe: Recipe, net: EnergyNet, images: Tensor, generator: Generator) -> Tensor:
     """The loss of `vaebm`: that of the VAE per pixel, and the contrast of E between images and decoded samples."""
     vae = net.vae
     assert vae is not None and recipe.latent is not None  # noqa: PT018
     shape = (len(images), recipe.latent)
     noise, start = (torch.randn(shape, generator=generator).to(images) for _ in range(2))
 
-    def energy(z: torch.Tensor) -> torch.Tensor:
+    def energy(z: Tensor) -> Tensor:
         return net.correction(vae.decoder(z)) + 0.5 * z.square().sum(1)
 
     fake = vae.decoder(langevin(energy, start, recipe, generator)).detach()
@@ -112,7 +101,7 @@ def vaebm(recipe: Recipe, net: EnergyNet, images: torch.Tensor, generator: torch
     return contrast(recipe, net.correction(images), net.correction(fake)) + bound
 
 
-def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def augment(x: Tensor, generator: Generator) -> Tensor:
     """Every image mirrored, shifted by up to 2 pixels, of other contrast and brightness, and blurred, at random."""
     count = len(x)
     flip, blur = torch.rand(2, count, 1, 1, 1, generator=generator).to(x) < 0.5

@@ -14,33 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
+from diffusers import UNet2DModel
+from diffusers.training_utils import EMAModel
 
+from gepc.backbones.diffusers import DiffusersBackbone
 from gepc.backbones.load import TRAINED_ON
 from gepc.backbones.weights import Patches
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
 from gepc.images.sources import Image
 from gepc.training import checkpoint
+from gepc.training import recipe as recipes
 from gepc.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
 from gepc.training.choices import saved_recipe
 from gepc.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
-from gepc.training.recipe import (
-    Recipe,
-    alphas_cumprod,
-    build_net,
-    cannot_start_from,
-    init_fields,
-    init_name,
-    load_init,
-    save_folder,
-)
+from gepc.training.energy import LOSSES
+from gepc.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import Accelerator
-    from diffusers import UNet2DModel
-
-    from gepc.backbones.diffusers import DiffusersBackbone
 
 MAY_CHANGE = ("steps", "checkpoint_every", "mixed_precision")
 
@@ -130,12 +123,12 @@ class TrainingRun:
         name = recipe.init or saved.get("init")
         if name is None:
             return recipe, None
-        recipe = dataclasses.replace(recipe, init=init_name(name))
+        recipe = dataclasses.replace(recipe, init=recipes.init_name(name))
         if (self.folder / checkpoint.NAME).exists():
             channels = recipe.image_channels or saved.get("image_channels")
             return dataclasses.replace(recipe, image_channels=channels), None
-        start = load_init(name)
-        wanted = init_fields(start)
+        start = recipes.load_init(name)
+        wanted = recipes.init_fields(start)
         for field, value in wanted.items():
             if getattr(recipe, field) not in (None, value):
                 raise OptionError(
@@ -155,11 +148,8 @@ class TrainingRun:
             return None
         stored = read_json(self.folder / "run.json")
         theirs = {**Recipe().as_dict(), **stored.get("recipe", {})}  # runs of earlier versions lack newer fields
-        changed = [
-            f"{name} ({theirs[name]}, not {value})"
-            for name, value in identity["recipe"].items()
-            if name not in MAY_CHANGE and theirs[name] != value
-        ]
+        fixed = {name: value for name, value in identity["recipe"].items() if name not in MAY_CHANGE}
+        changed = [f"{name} ({theirs[name]}, not {value})" for name, value in fixed.items() if theirs[name] != value]
         if changed:
             raise InputError(
                 f"{self.out} holds a run with another {', '.join(changed)}; "
@@ -171,21 +161,18 @@ class TrainingRun:
         return None if found is None else dataclasses.replace(found, recipe=identity["recipe"])
 
     def _build(self, start: DiffusersBackbone | None) -> None:
-        import torch
-        from diffusers.training_utils import EMAModel
-
         recipe = self.recipe
         self.accelerator = _accelerator(recipe)
         if recipe.objective != "noise" and self.accelerator.num_processes > 1:
             raise OptionError(f"the objective {recipe.objective} is trained by one process, which holds the chains")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            self.net = cast("Any", build_net(recipe, *self.images.shape[2:]))
+            self.net = cast("Any", recipes.build_net(recipe, *self.images.shape[2:]))
         if start is not None:
             _check_same_architecture(self.net, start)
             self.net.load_state_dict(start.net.state_dict())
         self.net.to(memory_format=torch.channels_last)
-        self.abar = alphas_cumprod(recipe)
+        self.abar = recipes.alphas_cumprod(recipe)
         self.table = low_noise_table(recipe, self.abar)
         self.adamw = torch.optim.AdamW(self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         self.model, self.optimizer = self.accelerator.prepare(self.net, self.adamw)
@@ -244,8 +231,6 @@ class TrainingRun:
 
     def _agree(self, *values: float) -> list[float]:
         """The mean of each value over all processes, so that they make the same decisions."""
-        import torch
-
         if self.accelerator.num_processes == 1:
             return list(values)
         together = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
@@ -280,8 +265,6 @@ class TrainingRun:
 
     def _noise_loss(self) -> torch.Tensor:
         """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, with the t and noise of the step."""
-        import torch
-
         batch, images = self._batch()
         abar = self.abar[batch.timesteps][:, None, None, None]
         noisy = (np.sqrt(abar) * images + np.sqrt(1.0 - abar) * batch.noise).astype(np.float32)
@@ -292,10 +275,6 @@ class TrainingRun:
         return torch.nn.functional.mse_loss(predicted.float(), torch.from_numpy(batch.noise).to(device))
 
     def _energy_loss(self) -> torch.Tensor:
-        import torch
-
-        from gepc.training.energy import LOSSES
-
         images = torch.from_numpy(np.ascontiguousarray(self._batch()[1])).to(self.accelerator.device)
         seed = int(np.random.default_rng([self.recipe.seed, self.state.step, 0, 4]).integers(2**62))
         generator = torch.Generator().manual_seed(seed)
@@ -320,7 +299,7 @@ class TrainingRun:
             self.state.grad_scale = float(scaler.get_scale())
             self.state.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
         checkpoint.save(self.folder, self.net, self.ema, self.adamw, self.state)
-        save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
+        recipes.save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
 
 
 def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None:
@@ -328,27 +307,21 @@ def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None
     names = [name for name in mine if not name.startswith("_") and name != "sample_size"]
     other = [name for name in names if mine[name] != theirs.get(name)]
     if other or start.patches != Patches():
-        raise cannot_start_from(start.source, f"its architecture is not one of a recipe ({', '.join(other)})")
+        raise recipes.cannot_start_from(start.source, f"its architecture is not one of a recipe ({', '.join(other)})")
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:
     """The devices set by `accelerate launch` or `torchrun`; in a single process, the GPU or else the CPU."""
-    try:
+    with raising(GepcError, "training needs accelerate; install it with: pip install 'gepc[train]'", ImportError):
         from accelerate import Accelerator
-    except ImportError as error:
-        raise GepcError("training needs accelerate; install it with: pip install 'gepc[train]'") from error
-    import torch
-
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available())
     precision = recipe.mixed_precision
     if precision == "auto":
         precision = "fp16" if torch.cuda.is_available() else "no"
     if precision == "fp16" and on_cpu:
         raise OptionError("mixed_precision fp16 needs a GPU; set it to auto or no")
-    try:
+    with raising(OptionError, f"mixed_precision {precision} is not available: {{error}}", ValueError):
         accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision)
-    except ValueError as error:
-        raise OptionError(f"mixed_precision {precision} is not available: {error}") from error
     if recipe.batch_size % accelerator.num_processes:
         raise OptionError(
             f"batch_size={recipe.batch_size} cannot be shared evenly by {accelerator.num_processes} processes; "

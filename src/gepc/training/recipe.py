@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from gepc.backbones.load import list_backbones, load_backbone
 from gepc.backbones.schedule import Scheduler, cosine_alphas_cumprod, linear_alphas_cumprod
-from gepc.core.errors import InputError, OptionError, check_choice, nearest
+from gepc.core.errors import InputError, OptionError, nearest
 from gepc.core.files import write_text
-from gepc.core.options import build, read_yaml
+from gepc.core.options import build, check_fields, one_of, read_yaml
 from gepc.training.checkpoint import write_tensors
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Recipe:
     image_size: int | None = None
     crop: bool = False
     diffusion_steps: int = 1000
-    schedule: str = "cosine"
+    schedule: str = one_of("cosine", "linear")
     batch_size: int = 32
     steps: int = 5000
     learning_rate: float = 8e-4
@@ -98,14 +98,14 @@ class Recipe:
     ema_decay: float = 0.9995
     low_noise_share: float = 0.7
     rho_range: tuple[float, float] = (0.0075, 2.0)
-    flips: str = "horizontal"
-    mixed_precision: str = "no"
+    flips: str = one_of("horizontal", "none", "vertical", "both")
+    mixed_precision: str = one_of("no", "auto", "fp16", "bf16")
     checkpoint_every: int = 250
     held_out: int = 512
     seed: int = 0
     value_range: tuple[float, float] | None = None
     init: str | None = None
-    objective: str = "noise"
+    objective: str = one_of("noise", "igebm", "improved_cd", "vaebm")
     latent: int | None = None
     langevin_steps: int = 20
     langevin_step: float = 10.0
@@ -118,10 +118,7 @@ class Recipe:
     kl_steps: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("objective", self.objective, ("noise", *ENERGIES))
-        check_choice("flips", self.flips, ("none", "horizontal", "vertical", "both"))
-        check_choice("mixed_precision", self.mixed_precision, ("no", "auto", "fp16", "bf16"))
+        check_fields(self)
         for name, (valid, wanted) in self._requirements().items():
             if not valid:
                 raise OptionError(f"recipe: {name} must be {wanted}, got {getattr(self, name)}")

@@ -15,17 +15,8 @@ from scipy.special import digamma
 from scipy.stats import false_discovery_control
 
 from gepc.core.errors import OptionError, check_choice
-from gepc.verdicts.conformal import (
-    SLACK,
-    Array,
-    CalibrationScores,
-    Guarantee,
-    Labels,
-    check_alpha,
-    check_rates,
-    images_needed,
-    pac_rank,
-)
+from gepc.verdicts import conformal
+from gepc.verdicts.conformal import SLACK, Array, CalibrationScores, Guarantee, Labels, check_alpha, check_rates
 
 Flags = npt.NDArray[np.bool_]
 PROCEDURES = ("bh", "storey")
@@ -72,7 +63,7 @@ class DecisionRule:
 
     def _limit(self, n: int) -> float:
         if self.confidence is not None:
-            return pac_rank(n, self.alpha, self.confidence) / (n + 1)
+            return conformal.pac_rank(n, self.alpha, self.confidence) / (n + 1)
         check_alpha(self.alpha, n)
         return self.alpha * SLACK
 
@@ -199,7 +190,7 @@ class Control:
 
     def images_for_one(self, m: int) -> int:
         """The fewest calibration images with which a single tile of `m` can be flagged: 1/(n + 1) <= its limit."""
-        return images_needed(self.alpha if self.name == "tile" else self._rate(m) / m)
+        return conformal.images_needed(self.alpha if self.name == "tile" else self._rate(m) / m)
 
     def fewest_flags(self, m: int, n: int) -> int:
         """How many of `m` tiles must have the smallest p-value, 1/(n + 1), for any flag; more than m: never."""

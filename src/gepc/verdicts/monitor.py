@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, check_least
+from gepc.core.errors import InputError, check_least, raising
 from gepc.core.files import StrPath, read_json, write_json
 from gepc.verdicts.conformal import UNGROUPED, CalibrationScores, check_rates
 from gepc.verdicts.decision import DecisionRule
@@ -89,8 +89,7 @@ class Monitor:
         score = float(score)
         if not np.isfinite(score):
             raise InputError(f"score {len(self.scores) + 1} of the stream is {score}; leave failed images out")
-        online = self._online_p_value(score)
-        self._bet(online)
+        self._bet(self._online_p_value(score))
         self.scores.append(score)
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
@@ -140,11 +139,9 @@ class Monitor:
         stored = read_json(path)
         if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
             raise InputError(f"{path} is not a monitor's state that this version reads")
-        try:
+        with raising(InputError, f"{path} is incomplete: {{error}}", KeyError, TypeError):
             monitor = cls(stored["calibration"], **stored["options"])
             monitor.update_all(stored["scores"])
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{path} is incomplete: {error}") from error
         return monitor
 
 

@@ -10,21 +10,17 @@ A level ends with a strided convolution (`op`), with a residual block that pools
 that has no tensors (`conv_resample=False`) and so leaves a gap in the numbering.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gepc.core.errors import BackboneError
 
-if TYPE_CHECKING:
-    from gepc.backbones.weights import Shape
-
 T = TypeVar("T")
+Shape = tuple[int, ...]
 GROUPS = 32
 RESBLOCK, ATTENTION, DOWN, UP = "resblock", "attention", "op", "conv_up"
 _KINDS = {

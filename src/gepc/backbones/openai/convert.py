@@ -1,36 +1,23 @@
 """From OpenAI's tensors to a diffusers `UNet2DModel`, and to a folder that diffusers can load."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import diffusers
+import safetensors.torch
 import torch
 
-from gepc.backbones.openai.architecture import (
-    ATTENTION,
-    DOWN,
-    GROUPS,
-    RESBLOCK,
-    UP,
-    Architecture,
-    UNetBlock,
-    blocks_of,
-    expected_shapes,
-    read_architecture,
-)
+from gepc.backbones.openai import architecture as unet
+from gepc.backbones.openai.architecture import ATTENTION, DOWN, GROUPS, RESBLOCK, UP, Architecture, UNetBlock
 from gepc.backbones.openai.options import PRESETS, Options, read_options
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, MARK, Patches, build_net, check_shapes, place, read_tensors, unwrap
-from gepc.core.errors import BackboneError, InputError, OptionError, StorageError
+from gepc.core.errors import BackboneError, InputError, OptionError, StorageError, raising
 from gepc.core.files import replacing, replacing_folder, sha256, write_json
-
-if TYPE_CHECKING:
-    from diffusers import UNet2DModel
 
 LANDMARKS = ("time_embed.0.weight", "input_blocks.0.0.weight")
 
@@ -47,7 +34,7 @@ class Converted:
     scheduler: Scheduler
     tensors: dict[str, torch.Tensor]
 
-    def build(self) -> UNet2DModel:
+    def build(self) -> diffusers.UNet2DModel:
         """The network; its parameters are the converted tensors themselves."""
         return place(build_net(self.config, self.patches), self.tensors)
 
@@ -72,8 +59,8 @@ def convert(path: Path, config: str | Path | Mapping[str, Any] | None) -> Conver
     """Read the checkpoint at `path` with the options `config`: a mapping, a preset's name or a file."""
     options = read_options(config)
     tensors = unwrap(read_tensors(path), LANDMARKS, path)
-    net = read_architecture({name: tuple(tensor.shape) for name, tensor in tensors.items()}, path)
-    check_shapes(path, tensors, expected_shapes(net))
+    net = unet.read_architecture({name: tuple(tensor.shape) for name, tensor in tensors.items()}, path)
+    check_shapes(path, tensors, unet.expected_shapes(net))
     check_options(net, options, path)
     patches = find_patches(net, options)
     return Converted(
@@ -118,7 +105,7 @@ def _renamed(
     for ending in ("weight", "bias"):
         for source, target in _ENDS.items():
             yield f"{target}.{ending}", tensors[f"{source}.{ending}"]
-        for block in blocks_of(net):
+        for block in unet.blocks_of(net):
             for source, target in _INSIDE[block.kind].items():
                 tensor = tensors.get(f"{block.source}.{source}.{ending}")
                 if tensor is not None:
@@ -159,7 +146,7 @@ def find_patches(net: Architecture, options: Options) -> Patches:
 
 def _heads(net: Architecture, options: Options) -> tuple[set[int], set[int]]:
     """The numbers of heads, and of channels per head, that occur in the net."""
-    attentions = [block for block in blocks_of(net) if block.kind == ATTENTION]
+    attentions = [block for block in unet.blocks_of(net) if block.kind == ATTENTION]
     heads = [options.heads(block.outward, decoder=block.in_decoder) for block in attentions]
     return set(heads), {block.outward // count for block, count in zip(attentions, heads, strict=True)}
 
@@ -204,10 +191,6 @@ def save_folder(converted: Converted, out: Path) -> None:
 
     If plain diffusers computes the same function there is a `model_index.json` too, and `DDPMPipeline` can load it.
     """
-    import diffusers
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     version = {"_diffusers_version": diffusers.__version__}
     tensors = {name: tensor.float().contiguous() for name, tensor in converted.tensors.items()}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -221,11 +204,11 @@ def save_folder(converted: Converted, out: Path) -> None:
             parts = {"scheduler": ["diffusers", "DDPMScheduler"], "unet": ["diffusers", "UNet2DModel"]}
             write_json(folder / "model_index.json", {"_class_name": "DDPMPipeline", **version, **parts})
         path = folder / "diffusion_pytorch_model.safetensors"
-        try:
-            with replacing(path) as draft:
-                save_file(tensors, draft, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise StorageError(f"cannot write {path}: {error}") from error
+        with (
+            raising(StorageError, f"cannot write {path}: {{error}}", safetensors.SafetensorError),
+            replacing(path) as draft,
+        ):
+            safetensors.torch.save_file(tensors, draft, metadata={"format": "pt"})
 
 
 def _extras(converted: Converted) -> dict[str, Any]:
@@ -269,7 +252,7 @@ def check_agreement(net: Architecture, options: Options, path: Path) -> None:
     """Raise `OptionError` for an option that the tensors contradict."""
     for option, shown, said, witness in _facts(net, options):
         if said is not None and said != shown:
-            shape = expected_shapes(net).get(witness)
+            shape = unet.expected_shapes(net).get(witness)
             seen = f"{witness} has shape {shape}" if shape else f"there is no {witness}"
             raise OptionError(
                 f"{path}: {option}={getattr(options, option)!r} contradicts the tensors, "
@@ -278,7 +261,7 @@ def check_agreement(net: Architecture, options: Options, path: Path) -> None:
     halvings = len(net.widths) - 1
     if (options.image_size or 0) % 2**halvings:
         raise OptionError(f"{path}: image_size={options.image_size} cannot be halved {halvings} times, once per level")
-    for block in blocks_of(net):
+    for block in unet.blocks_of(net):
         if block.outward % GROUPS:
             raise BackboneError(f"{path}: {block.source} has {block.outward} channels, not a multiple of {GROUPS}")
         if block.kind == ATTENTION:
@@ -292,7 +275,7 @@ def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any, str
     deepest = f"input_blocks.{len(net.widths) * (net.res_blocks + 1) - 1}.0.out_layers.3.weight"
     inside = "in_layers.2" if net.resampling == "resblock" else "op"
     resampler = f"input_blocks.{net.res_blocks + 1}.0.{inside}.weight"
-    attention = next(block.source for block in blocks_of(net) if block.kind == ATTENTION)
+    attention = next(block.source for block in unet.blocks_of(net) if block.kind == ATTENTION)
     sizes = {size // 2**level for level, present in enumerate(net.attention) if present}
     said = None
     if size and options.attention_sizes is not None:  # as OpenAI's scripts take them: by the factors image_size // r

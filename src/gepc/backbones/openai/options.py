@@ -1,87 +1,17 @@
 """The options of improved-diffusion's and guided-diffusion's scripts, under their own names, and published presets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gepc.backbones.schedule import Scheduler
-from gepc.core.errors import OptionError, check_choice
+from gepc.core.errors import OptionError, check_choice, check_least, raising
 from gepc.core.options import build, read_yaml
 
-_COSINE_4000 = {"noise_schedule": "cosine", "diffusion_steps": 4000, "rescale_timesteps": True}
-_LINEAR_1000 = {"noise_schedule": "linear", "diffusion_steps": 1000, "rescale_timesteps": False}
-_IMPROVED_32 = {
-    "image_size": 32,
-    "num_channels": 128,
-    "num_res_blocks": 3,
-    "channel_mult": "",
-    "num_heads": 4,
-    "attention_resolutions": "16,8",
-    "learn_sigma": True,
-    "use_scale_shift_norm": True,
-    "class_cond": False,
-    **_COSINE_4000,
-}
-_IMPROVED_64 = {**_IMPROVED_32, "image_size": 64}
-_IMPROVED_64_COND = {**_IMPROVED_64, "num_channels": 192, "class_cond": True, "rescale_timesteps": False}
-_IMPROVED_LSUN = {
-    **_IMPROVED_64,
-    **_LINEAR_1000,
-    "image_size": 256,
-    "num_res_blocks": 2,
-    "num_heads": 1,
-    "use_scale_shift_norm": False,
-    "attention_resolutions": "16",
-}
-_GUIDED_256 = {
-    "image_size": 256,
-    "num_channels": 256,
-    "num_res_blocks": 2,
-    "channel_mult": "",
-    "num_head_channels": 64,
-    "attention_resolutions": "32,16,8",
-    "learn_sigma": True,
-    "use_scale_shift_norm": True,
-    "resblock_updown": True,
-    "class_cond": False,
-    **_LINEAR_1000,
-}
-_GUIDED_256_COND = {**_GUIDED_256, "class_cond": True}
-_GUIDED_64_COND = {
-    **_GUIDED_256_COND,
-    "image_size": 64,
-    "noise_schedule": "cosine",
-    "num_channels": 192,
-    "num_res_blocks": 3,
-    "use_new_attention_order": True,
-}
-_GUIDED_128_COND = {**_GUIDED_256_COND, "image_size": 128, "num_heads": 4, "num_head_channels": -1}
-
-# Published checkpoints and the options in their authors' read-me files.
-PRESETS: dict[str, Mapping[str, Any]] = {
-    "diffpath-celeba32": _IMPROVED_32,  # DiffPath's CelebA-32 net
-    "improved-cifar10": _IMPROVED_32,  # cifar10_uncond_50M_500K.pt, cifar10_uncond_vlb_50M_500K.pt
-    "improved-imagenet64": _IMPROVED_64,  # imagenet64_uncond_100M_1500K.pt, imagenet64_uncond_vlb_100M_1500K.pt
-    "improved-imagenet64-cond": _IMPROVED_64_COND,  # imagenet64_cond_270M_250K.pt
-    "improved-lsun256": _IMPROVED_LSUN,  # lsun_uncond_100M_1200K_bs128.pt, lsun_uncond_100M_2400K_bs64.pt
-    "guided-imagenet64-cond": _GUIDED_64_COND,  # 64x64_diffusion.pt
-    "guided-imagenet128-cond": _GUIDED_128_COND,  # 128x128_diffusion.pt
-    "guided-imagenet256": _GUIDED_256,  # 256x256_diffusion_uncond.pt
-    "guided-imagenet256-cond": _GUIDED_256_COND,  # 256x256_diffusion.pt
-    "guided-imagenet512": {**_GUIDED_256, "image_size": 512},  # 512x512 nets fine-tuned without classes
-    "guided-imagenet512-cond": {**_GUIDED_256_COND, "image_size": 512},  # 512x512_diffusion.pt
-    "guided-lsun256": _GUIDED_256,  # lsun_bedroom.pt, lsun_cat.pt, lsun_horse.pt
-}
-DEFAULT_CHANNEL_MULT = {
-    512: (0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0),
-    256: (1.0, 1.0, 2.0, 2.0, 4.0, 4.0),
-    128: (1.0, 1.0, 2.0, 3.0, 4.0),
-    64: (1.0, 2.0, 3.0, 4.0),
-    32: (1.0, 2.0, 2.0, 2.0),
-}
+_FILE = read_yaml(Path(__file__).with_name("presets.yaml"))
+PRESETS: dict[str, Mapping[str, Any]] = _FILE["presets"]
+DEFAULT_CHANNEL_MULT = {size: tuple(map(float, widths)) for size, widths in _FILE["default_channel_mult"].items()}
 
 
 @dataclass(frozen=True)
@@ -123,10 +53,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.noise_schedule is not None:
             check_choice("noise_schedule", self.noise_schedule, ("linear", "cosine"))
-        for name in ("image_size", "num_heads", "diffusion_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"{name} must be at least 1, got {value}")
+        check_least(1, image_size=self.image_size, num_heads=self.num_heads, diffusion_steps=self.diffusion_steps)
 
     @property
     def missing(self) -> list[str]:
@@ -187,10 +114,8 @@ class Options:
 def _numbers(name: str, value: str | int | tuple[float, ...] | None) -> tuple[float, ...] | None:
     if value is None or isinstance(value, tuple):
         return value
-    try:
+    with raising(OptionError, f"{name} must be numbers such as 16,8; got {value!r}", ValueError):
         return tuple(float(part) for part in str(value).split(","))
-    except ValueError as error:
-        raise OptionError(f"{name} must be numbers such as 16,8; got {value!r}") from error
 
 
 def read_options(config: str | Path | Mapping[str, Any] | None) -> Options:

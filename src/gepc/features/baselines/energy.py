@@ -1,7 +1,5 @@
 """Energy models trained on the in-distribution set: IGEBM, Improved CD, VAEBM."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, log_variances, rho_of
-from gepc.core.errors import check_choice, check_least
+from gepc.core.options import at_least, one_of
 from gepc.features.base import Batch, Columns, Cost, Derived, Features, PerLevel, Table, WholeImage, register
 from gepc.features.baselines.paths import HIGHEST_RHO, even_in
 from gepc.features.baselines.score import ScoreNorm, eps_and_trace, signs
@@ -95,16 +96,11 @@ class NllVlb(WholeImage):
         "full": {"steps": None, "strata": None},
     }
 
-    steps: int | None = None
-    strata: int | None = 32
+    steps: int | None = at_least(2, None)
+    strata: int | None = at_least(1, 32)
     clip: bool = True
-    variance: str = "model"
+    variance: str = one_of("model", "posterior", "beta")
     compat: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("variance", self.variance, ("model", "posterior", "beta"))
-        check_least(2, steps=self.steps)
-        check_least(1, strata=self.strata)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -122,7 +118,7 @@ class NllVlb(WholeImage):
         terms = bits_per_dim(self.terms(backbone, batch), batch)
         return {"bpd": terms.sum(1), "terms": terms}
 
-    def terms(self, backbone: Backbone, batch: Batch, draw: int = 0) -> torch.Tensor:
+    def terms(self, backbone: Backbone, batch: Batch, draw: int = 0) -> Tensor:
         """(N, 2 + strata) float64 in nats: L_0, the contribution of each stratum, L_T; `draw` numbers noise draws."""
         chain = Chain.of(backbone, self.steps)
         edges = np.asarray(chain.strata(self.strata))
@@ -137,7 +133,7 @@ class NllVlb(WholeImage):
         found.append(0.5 * (last * x0.square() - last - math.log1p(-last)).sum(1))
         return torch.stack(found, 1)
 
-    def _term(self, backbone: Backbone, batch: Batch, chain: Chain, step: Steps, draw: int) -> torch.Tensor:
+    def _term(self, backbone: Backbone, batch: Batch, chain: Chain, step: Steps, draw: int) -> Tensor:
         """L_t of every image at its own step, (N,)."""
         x0 = batch.clean(backbone)
         t = torch.from_numpy(chain.timesteps[step]).to(x0.device)
@@ -156,9 +152,7 @@ class NllVlb(WholeImage):
         error = (x0.double() - estimate).square()
         return 0.5 * (ratio.exp() * (1.0 + drop * error) - 1.0 - ratio).flatten(1).sum(1)
 
-    def _predict(
-        self, backbone: Backbone, x_t: torch.Tensor, t: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+    def _predict(self, backbone: Backbone, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor | float]:
         """eps, and u of the variance exp(u ln beta + (1 - u) ln btilde) on the backbone's own schedule."""
         if self.variance != "model" or not backbone.learned_variance:
             return backbone.eps(x_t, t), float(self.variance == "beta")
@@ -167,7 +161,7 @@ class NllVlb(WholeImage):
         return eps, (log_var.double() - small) / (large - small)
 
 
-def _noise(backbone: Backbone, batch: Batch, timesteps: Steps, draw: int) -> torch.Tensor:
+def _noise(backbone: Backbone, batch: Batch, timesteps: Steps, draw: int) -> Tensor:
     """The noise that belongs to each image at its own timestep."""
     if (timesteps == timesteps[0]).all():
         return batch.noise(backbone, int(timesteps[0]), draw)
@@ -176,7 +170,7 @@ def _noise(backbone: Backbone, batch: Batch, timesteps: Steps, draw: int) -> tor
     return torch.from_numpy(np.concatenate(found)).to(batch.clean(backbone))
 
 
-def log_bin(x: torch.Tensor, mean: torch.Tensor, log_var: torch.Tensor, compat: bool = False) -> torch.Tensor:
+def log_bin(x: Tensor, mean: Tensor, log_var: Tensor, compat: bool = False) -> Tensor:
     """log of the Gaussian's mass in the 8-bit bin around each x; the bins at -1 and 1 extend to infinity."""
     inverse = torch.exp(-0.5 * log_var)
     low, high = (x - mean - HALF_BIN) * inverse, (x - mean + HALF_BIN) * inverse
@@ -194,7 +188,7 @@ def log_bin(x: torch.Tensor, mean: torch.Tensor, log_var: torch.Tensor, compat: 
     return torch.where(x < -OPEN_ENDED, below, torch.where(x > OPEN_ENDED, above, inside))
 
 
-def bits_per_dim(nats: torch.Tensor, batch: Batch) -> torch.Tensor:
+def bits_per_dim(nats: Tensor, batch: Batch) -> Tensor:
     """Nats of a whole image as bits per dimension."""
     return nats / (math.prod(batch.images.shape[1:]) * math.log(2.0))
 
@@ -234,13 +228,8 @@ class DensityOfStates(Derived, NllVlb):
 
     calibration: ClassVar[str] = "gmm"
 
-    bands: int = 4
+    bands: int = at_least(1, 4)
     levels: Levels = Levels.rho(0.05, 0.17, 0.52)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        check_least(1, bands=self.bands)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -306,12 +295,7 @@ class LocalDimension(Derived, NllVlb):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"strata": None, "probes": 4}, "light": {}}
 
     levels: Levels = Levels((0.998,))
-    probes: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        check_least(1, probes=self.probes)
+    probes: int = at_least(1, 1)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -351,10 +335,7 @@ class NllOde(WholeImage):
     column_names = ("bpd",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"steps": 250}, "light": {"steps": 16}}
 
-    steps: int = 16
-
-    def __post_init__(self) -> None:
-        check_least(1, steps=self.steps)
+    steps: int = at_least(1, 16)
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         return Cost(forward=2 * self.steps, jvp=2 * self.steps)
@@ -368,19 +349,19 @@ class NllOde(WholeImage):
         (top,) = Levels.rho(HIGHEST_RHO).timesteps(backbone.alphas_cumprod)
         return even_in(np.log(rho_of(backbone.alphas_cumprod[: top + 1])), self.steps)
 
-    def log_density(self, backbone: Backbone, batch: Batch) -> torch.Tensor:
+    def log_density(self, backbone: Backbone, batch: Batch) -> Tensor:
         """log p(y_0) in nats, (N,) float64."""
         probe = signs(backbone, batch, 0)
         abar = backbone.alphas_cumprod
         timesteps = self.path(backbone)
 
-        def slopes(y: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def slopes(y: Tensor, t: int) -> tuple[Tensor, Tensor]:
             """dy/drho, and the integrand of the trace per log rho."""
             root = float(abar[t]) ** 0.5
             eps, trace = eps_and_trace(backbone, y * root, t, [probe])
             return eps, trace * root * float(rho_of(abar[t]))
 
-        y: torch.Tensor = batch.clean(backbone) / float(abar[0]) ** 0.5
+        y: Tensor = batch.clean(backbone) / float(abar[0]) ** 0.5
         growth = y.new_zeros(len(y)).double()
         for now, then in pairwise(timesteps):
             rho, ahead = float(rho_of(abar[now])), float(rho_of(abar[then]))

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
-from gepc.core.errors import InputError, OptionError, check_choice, check_least
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.options import at_least, one_of
 from gepc.features.base import Batch, Columns, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
 from gepc.features.distances import check_distance, distance_of, ssim_map, unit
 from gepc.features.pooling import total
@@ -57,7 +59,7 @@ def even_in(axis: FloatArray, count: int) -> list[int]:
     return edges
 
 
-def denoise(backbone: Backbone, x: torch.Tensor, t: int, clip: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def denoise(backbone: Backbone, x: Tensor, t: int, clip: bool) -> tuple[Tensor, Tensor]:
     """(xhat0, eps) at x_t = x. With `clip`, xhat0 is clipped to [-1, 1] and eps is recomputed from it."""
     abar = float(backbone.alphas_cumprod[t])
     rho = float(rho_of(abar))
@@ -70,9 +72,7 @@ def denoise(backbone: Backbone, x: torch.Tensor, t: int, clip: bool) -> tuple[to
     return x0, (y - x0) / rho
 
 
-def invert(
-    backbone: Backbone, x0: torch.Tensor, timesteps: Sequence[int], clip: bool
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def invert(backbone: Backbone, x0: Tensor, timesteps: Sequence[int], clip: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """(xhat0, eps_n) along the DDIM inversion of the image itself, which is taken as x_t at the first timestep."""
     abar = backbone.alphas_cumprod
     x = x0
@@ -86,13 +86,13 @@ def invert(
 
 def reconstruct(
     backbone: Backbone,
-    x: torch.Tensor,
+    x: Tensor,
     timesteps: Sequence[int],
     order: int = 4,
     clip: bool = False,
-    history: list[torch.Tensor] | None = None,
+    history: list[Tensor] | None = None,
     stop_early: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """x_0 from x_t = x at the last of the ascending `timesteps`, down through all of them to rho = 0.
 
     Order 1 is DDIM. Higher orders mix the latest predictions by Adams-Bashforth weights as PLMS does, starting from
@@ -102,7 +102,7 @@ def reconstruct(
     rho = np.concatenate([[0.0], rho_of(backbone.alphas_cumprod[list(timesteps)])])
     if stop_early:
         rho[0] = rho[1]
-    y: torch.Tensor = x / float(np.sqrt(backbone.alphas_cumprod[timesteps[-1]]))
+    y: Tensor = x / float(np.sqrt(backbone.alphas_cumprod[timesteps[-1]]))
     seen = [] if history is None else history
     for place in range(len(timesteps), 0, -1):
         t = timesteps[place - 1]
@@ -153,16 +153,15 @@ class DiffPath(Derived, WholeImage):
     }
 
     dim: int = 6
-    steps: int = 10
+    steps: int = at_least(2, 10)
     clip: bool = True
-    root: str = "d"
+    root: str = one_of("d", "eps")
     errors: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dim not in (1, 6):
             raise OptionError(f"dim must be 1 or 6, got {self.dim}")
-        check_choice("root", self.root, ("d", "eps"))
-        check_least(2, steps=self.steps)
 
     @property
     def label(self) -> str:
@@ -182,7 +181,7 @@ class DiffPath(Derived, WholeImage):
             raise OptionError("the errors of diffpath are weighted by a similarity of pictures, not of latents")
         grid, image = ddim_grid(backbone.n_steps, self.steps), batch.clean(backbone)
         sums = dict.fromkeys(MOMENTS, image.new_zeros(len(batch)).double())
-        before: torch.Tensor | None = None
+        before: Tensor | None = None
         for t, (estimate, eps) in zip(grid, invert(backbone, image, grid, self.clip), strict=True):
             now = eps.double()
             if self.errors:
@@ -279,12 +278,10 @@ class DDPMOOD(Extractor):
     compat: bool = False
 
     def __post_init__(self) -> None:
-        given = (self.distances,) if isinstance(self.distances, str) else tuple(self.distances)
-        object.__setattr__(self, "distances", given)
-        object.__setattr__(self, "levels", Levels.of(self.levels))
-        if not given:
+        super().__post_init__()
+        if not self.distances:
             raise OptionError("name at least one distance")
-        for name in given:
+        for name in self.distances:
             check_distance(name)
         check_choice("order", str(self.order), ("1", "2", "3", "4"))
 
@@ -316,8 +313,8 @@ class DDPMOOD(Extractor):
         grid = ddim_grid(backbone.n_steps, self.steps)
         distances = {name: distance_of(name, backbone) for name in self.distances}
         image = unit(batch.clean(backbone))
-        history: list[torch.Tensor] | None = [] if self.compat else None
-        found: dict[str, list[torch.Tensor]] = {name: [] for name in distances}
+        history: list[Tensor] | None = [] if self.compat else None
+        found: dict[str, list[Tensor]] = {name: [] for name in distances}
         starts = self.timesteps(backbone) if self.compat else tuple(timesteps)
         for start in starts:
             x_t, _ = batch.noised(backbone, int(start))
@@ -357,14 +354,14 @@ class LMD(WholeImage):
         "light": {"repetitions": 8, "steps": 13},
     }
 
-    repetitions: int = 8
-    steps: int = 13
-    blocks: int = 8
+    repetitions: int = at_least(1, 8)
+    steps: int = at_least(1, 13)
+    blocks: int = at_least(1, 8)
     distance: str = "msgms"
     clip: bool = True
 
     def __post_init__(self) -> None:
-        check_least(1, repetitions=self.repetitions, steps=self.steps, blocks=self.blocks)
+        super().__post_init__()
         check_distance(self.distance)
 
     @property
@@ -385,7 +382,7 @@ class LMD(WholeImage):
             found.append(distance(image, unit(self.inpaint(backbone, batch, mask, repetition))))
         return {"lmd": torch.stack(found, 1).quantile(0.5, dim=1)}
 
-    def _checkerboard(self, backbone: Backbone, size: tuple[int, int]) -> torch.Tensor:
+    def _checkerboard(self, backbone: Backbone, size: tuple[int, int]) -> Tensor:
         """1 where the image is known, (H, W)."""
         if size[0] % self.blocks or size[1] % self.blocks:
             raise InputError(f"{self.blocks} blocks do not divide images of {size[0]}x{size[1]}; choose other blocks")
@@ -394,7 +391,7 @@ class LMD(WholeImage):
         block = torch.ones(size[0] // self.blocks, size[1] // self.blocks)
         return torch.kron(board, block).to(device=backbone.device, dtype=backbone.dtype)
 
-    def inpaint(self, backbone: Backbone, batch: Batch, known: torch.Tensor, repetition: int) -> torch.Tensor:
+    def inpaint(self, backbone: Backbone, batch: Batch, known: Tensor, repetition: int) -> Tensor:
         """x_0 with the unknown pixels drawn from the model."""
         x0, abar = batch.clean(backbone), backbone.alphas_cumprod
         (top,) = Levels.rho(HIGHEST_RHO).timesteps(abar)

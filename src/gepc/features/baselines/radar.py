@@ -8,8 +8,6 @@ The cell under test has the intensity I; the clutter is taken from a ring around
 the target out, and a training window. Speckle of L looks is gamma distributed with shape L.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +17,19 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.ndimage import rank_filter, uniform_filter
+from scipy.optimize import brentq
+from scipy.special import betainc, betaln, chdtrc, gammainc, gammaincc, gammaincinv, gammaln, polygamma
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.core.errors import OptionError, check_least
+from gepc.core.options import one_of
 from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, register, to_numpy
 from gepc.features.pooling import Pooling, check_window, position_distance, ring_sides
 from gepc.images.preprocessing import from_log_magnitude
 
 Array = npt.NDArray[np.float64]
 
-SCALES = ("amplitude", "intensity", "log")
 SMALLEST = 1e-300
 DARKEST = (0.5 / 255.0) ** 2  # half a step of 8-bit amplitude: pixels of 0 have no logarithm
 RATIOS = np.geomspace(1e-4, 1e6, 400)
@@ -46,6 +47,7 @@ class PixelTest(HasMaps, WholeImage):
     window: int = 9
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         Pooling("local", self.topk, self.window)
 
     @abstractmethod
@@ -85,11 +87,10 @@ class CFAR(PixelTest):
     guard: int = 41
     ring: int = 61
     looks: float = 1.0
-    scale: str = "amplitude"
+    scale: str = one_of("amplitude", "intensity", "log")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("scale", self.scale, SCALES)
         for side in (self.guard, self.ring):
             check_window(side)
         check_least(self.guard + 2, ring=self.ring)
@@ -113,8 +114,6 @@ class CFAR(PixelTest):
 
     def ring_mean(self, intensity: Array) -> tuple[Array, Array]:
         """Mean of the ring around every pixel, and its number of pixels; at the border both windows shrink."""
-        from scipy.ndimage import uniform_filter
-
         guard, ring = ring_sides(self.guard, self.ring, intensity.shape)
 
         def ring_sum(field: Array) -> Array:
@@ -137,8 +136,6 @@ class CellAveragingCFAR(CFAR):
 
     def log_pfa_of(self, intensity: Array) -> Array:
         """The tail of the F distribution as an incomplete beta function."""
-        from scipy.special import betainc
-
         mean, count = self.ring_mean(intensity)
         tail = betainc(count * self.looks, self.looks, count / (count + intensity / mean))
         return np.asarray(np.log(np.maximum(tail, SMALLEST)))
@@ -166,8 +163,6 @@ class OrderStatisticCFAR(CFAR):
         return np.asarray(outside & np.logical_and.outer(used, used))
 
     def log_pfa_of(self, intensity: Array) -> Array:
-        from scipy.ndimage import rank_filter
-
         footprint = self.footprint(intensity.shape)
         count = int(footprint.sum())
         rank = max(1, round(0.75 * count))
@@ -216,8 +211,6 @@ class RX(PixelTest):
         check_window(self.side)
 
     def log_pfa(self, images: torch.Tensor) -> torch.Tensor:
-        from scipy.special import chdtrc
-
         pad = self.side // 2
         padded = torch.nn.functional.pad(images.double(), (pad,) * 4, mode="reflect" if pad else "constant")
         vectors = torch.nn.functional.unfold(padded, self.side)
@@ -233,8 +226,6 @@ def _from_table(ratio: Array, table: Array) -> Array:
 @lru_cache(maxsize=64)
 def os_log_pfa(count: int, rank: int, looks: float) -> Array:
     """log Pfa at every ratio of `RATIOS` for the `rank`-th smallest of `count` pixels of gamma(L) clutter."""
-    from scipy.special import betaln, gammainc, gammaincc, gammaincinv, gammaln
-
     ends = gammaincinv(looks, np.array([1e-9, 1.0 - 1e-12]))
     x = np.geomspace(ends[0], ends[1], 2000)  # the order statistic; P(gamma(L) > T x) is integrated in log x
     below, above = np.log(gammainc(looks, x)), np.log(gammaincc(looks, x))
@@ -248,8 +239,6 @@ def os_log_pfa(count: int, rank: int, looks: float) -> Array:
 @lru_cache(maxsize=64)
 def k_log_pfa(nu: float, looks: float) -> Array:
     """log Pfa at every ratio of `RATIOS` for K-distributed clutter of mean 1; a shape of inf is speckle alone."""
-    from scipy.special import gammaincc, gammaincinv, gammaln
-
     if np.isinf(nu):
         tail = gammaincc(looks, looks * RATIOS)
     else:
@@ -262,9 +251,6 @@ def k_log_pfa(nu: float, looks: float) -> Array:
 
 def texture_shape(log_variance: float, looks: float) -> float:
     """nu with psi'(nu) = log_variance - psi'(L), at least 0.05; inf where speckle alone explains the variance."""
-    from scipy.optimize import brentq
-    from scipy.special import polygamma
-
     excess = log_variance - float(polygamma(1, looks))
     if excess < float(polygamma(1, 1e3)):
         return float("inf")

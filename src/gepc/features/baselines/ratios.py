@@ -1,27 +1,24 @@
 """Likelihoods compared with something else: a background model, an ensemble, a lossless compressor."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.core.options import at_least
 from gepc.features.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.features.baselines.likelihood import NllVlb
 from gepc.features.pooling import energy
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
 
 BOUND = NllVlb(strata=32)
 _SAVE: dict[str, dict[str, Any]] = {
@@ -85,7 +82,7 @@ class LikelihoodRatio(WholeImage):
     background: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "levels", Levels.of(self.levels))
+        super().__post_init__()
         if not 0.0 < self.fraction < 1.0:
             raise OptionError(f"fraction is a share of the levels between 0 and 1, got {self.fraction}")
 
@@ -147,15 +144,14 @@ class WAIC(NllVlb):
 
     column_names = ("waic",)
 
-    strata: int | None = 16
+    strata: int | None = at_least(1, 16)
     draws: int = 3
     checkpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = (self.checkpoints,) if isinstance(self.checkpoints, str) else tuple(map(str, self.checkpoints))
-        object.__setattr__(self, "checkpoints", given)
-        check_least(1 if given else 2, draws=self.draws)
+        object.__setattr__(self, "checkpoints", tuple(map(str, self.checkpoints)))
+        check_least(1 if self.checkpoints else 2, draws=self.draws)
 
     @property
     def label(self) -> str:
@@ -210,11 +206,9 @@ class InputComplexity(Derived, NllVlb):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = (self.compressors,) if isinstance(self.compressors, str) else tuple(self.compressors)
-        object.__setattr__(self, "compressors", given)
-        if not given:
+        if not self.compressors:
             raise OptionError(f"name at least one compressor ({', '.join(_SAVE)})")
-        for name in given:
+        for name in self.compressors:
             check_choice("compressor", name, _SAVE)
 
     @property
@@ -243,10 +237,8 @@ def packed_bits(image: npt.NDArray[np.float32], compressor: str) -> int:
     return 8 * packed.getbuffer().nbytes
 
 
-def _picture(image: npt.NDArray[np.float32]) -> Picture:
+def _picture(image: npt.NDArray[np.float32]) -> Image.Image:
     """The 8-bit picture; channels other than 1 or 3 are stacked into one grey image."""
-    from PIL import Image
-
     pixels = np.rint((np.clip(image, -1.0, 1.0).astype(np.float64) + 1.0) * 127.5).astype(np.uint8)
     rows = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.reshape(-1, pixels.shape[2])
     return Image.fromarray(np.ascontiguousarray(rows))

@@ -1,7 +1,5 @@
 """Methods that read the predicted score at single noise levels: its norm, curvature, error and transported copies."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
-from gepc.core.errors import check_choice, check_least
+from gepc.core.options import at_least, one_of
 from gepc.features.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, register, to_numpy, to_tensor
 from gepc.features.groups import Group, Transform
 from gepc.features.pooling import box_filter, check_window, energy, odd_eighth, total
@@ -40,13 +39,8 @@ class ScoreNorm(PerLevel):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"levels": Levels.rho(0.17)}, "light": {}}
 
     levels: Levels = Levels.rho(0.05, 0.17, 0.52)
-    draws: int = 1
-    of: str = "score"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, draws=self.draws)
-        check_choice("of", self.of, ("score", "eps"))
+    draws: int = at_least(1, 1)
+    of: str = one_of("score", "eps")
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=self.draws)
@@ -90,12 +84,12 @@ class MSMA(PerLevel):
         return {"msma": energy(backbone.eps(x, t)).sqrt()}
 
 
-def _scaled(backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+def _scaled(backbone: Backbone, batch: Batch, t: int) -> Tensor:
     """sqrt(abar_t) x_0: the noised image without its noise."""
     return batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
 
 
-def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
+def signs(backbone: Backbone, batch: Batch, *numbers: int) -> Tensor:
     """A Rademacher field (+-1) for each image, shaped like the batch; `numbers` distinguish probes."""
     shape = batch.images.shape[1:]
     generators = (noise.generator(batch.seed, key, "probe", *numbers) for key in batch.keys)
@@ -103,9 +97,7 @@ def signs(backbone: Backbone, batch: Batch, *numbers: int) -> torch.Tensor:
     return to_tensor(np.stack(fields), backbone) * 2.0 - 1.0
 
 
-def eps_and_trace(
-    backbone: Backbone, x: torch.Tensor, t: int, probes: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def eps_and_trace(backbone: Backbone, x: Tensor, t: int, probes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """eps(x, t) and Hutchinson's estimate tr J = E v^T J v of tr(d eps/dx), (N,) float64, averaged over probes v."""
     found = [backbone.jvp(x, t, probe) for probe in probes]
     traces = [total(probe.double() * tangent.double()) for probe, (_, tangent) in zip(probes, found, strict=True)]
@@ -142,14 +134,9 @@ class SCOPED(PerLevel):
     smallest: ClassVar[float] = 1e-3
 
     levels: Levels = Levels.rho(0.0045, 0.13)
-    probes: int = 1
-    sign: str = "sum"
+    probes: int = at_least(1, 1)
+    sign: str = one_of("sum", "none")
     noised: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, probes=self.probes)
-        check_choice("sign", self.sign, ("sum", "none"))
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=self.probes, jvp=self.probes)
@@ -197,15 +184,10 @@ class EigenScore(PerLevel):
     }
 
     levels: Levels = Levels.rho(0.342, 0.724, 1.24)
-    k: int = 1
-    iterations: int = 8
-    draws: int = 2
-    over_draws: str = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, k=self.k, iterations=self.iterations, draws=self.draws)
-        check_choice("over_draws", self.over_draws, ("mean", "median"))
+    k: int = at_least(1, 1)
+    iterations: int = at_least(1, 8)
+    draws: int = at_least(1, 2)
+    over_draws: str = one_of("mean", "median")
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=2 * self.k * self.iterations * self.draws)
@@ -214,7 +196,7 @@ class EigenScore(PerLevel):
         found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
         return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
 
-    def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> torch.Tensor:
+    def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> Tensor:
         """(N, k) float64, largest first."""
         rho = float(rho_of(backbone.alphas_cumprod[t]))
         y = batch.noised(backbone, t, draw)[0] / float(backbone.alphas_cumprod[t]) ** 0.5
@@ -229,11 +211,11 @@ class EigenScore(PerLevel):
         return rho**2 * torch.stack(quotients, 1).sort(dim=1, descending=True).values
 
 
-def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> torch.Tensor:
+def _product(backbone: Backbone, y: Tensor, t: int, v: Tensor) -> Tensor:
     """d xhat0/dy times unit vectors v: v - rho d eps/dy v, by a central difference of eps."""
     root = float(backbone.alphas_cumprod[t]) ** 0.5
     rho = float(rho_of(backbone.alphas_cumprod[t]))
-    c: torch.Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
+    c: Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
     slope = (backbone.eps(root * (y + c * v), t) - backbone.eps(root * (y - c * v), t)) / (2.0 * c)
     return v - rho * slope
 
@@ -242,21 +224,17 @@ def _product(backbone: Backbone, y: torch.Tensor, t: int, v: torch.Tensor) -> to
 class ErrorMap(HasMaps, PerLevel):
     """A method whose map shows the denoising error, and whose feature pools the map."""
 
-    draws: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(1, draws=self.draws)
+    draws: int = at_least(1, 1)
 
     @abstractmethod
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
         """The map at one level, (N, H, W)."""
 
-    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+    def pooled(self, field: Tensor) -> Tensor:
         """(N, H, W) -> (N,): the mean."""
         return field.mean((1, 2))
 
-    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[torch.Tensor]:
+    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[Tensor]:
         """noise - eps for every draw."""
         for draw in range(self.draws):
             x_t, drawn = batch.noised(backbone, t, draw)
@@ -296,21 +274,20 @@ class SPR(ErrorMap):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"calibration": "raw"}, "light": {}}
 
     levels: Levels = Levels.rho(0.0633)
-    draws: int = 3
+    draws: int = at_least(1, 3)
     window: int | None = None
-    pool: str = "max"
+    pool: str = one_of("max", "mean")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("pool", self.pool, ("max", "mean"))
         check_window(self.window)
 
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
         rho = float(rho_of(backbone.alphas_cumprod[t]))
         squares = [(rho * error).square().mean(1) / self.draws for error in self.errors(backbone, batch, t)]
         return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
 
-    def pooled(self, field: torch.Tensor) -> torch.Tensor:
+    def pooled(self, field: Tensor) -> Tensor:
         return field.amax((1, 2)) if self.pool == "max" else super().pooled(field)
 
 
@@ -335,7 +312,7 @@ class FlowMismatch(ErrorMap):
 
     levels: Levels = Levels.rho(1 / 9, 3 / 7, 1.0, 7 / 3, 9.0)
 
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> torch.Tensor:
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
         scale = 1.0 + float(rho_of(backbone.alphas_cumprod[t]))
         return torch.stack([scale * error.abs().mean(1) for error in self.errors(backbone, batch, t)]).mean(0)
 
@@ -360,13 +337,8 @@ class IDecode(PerLevel):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
 
     levels: Levels = Levels.rho(0.065)
-    n: int = 5
+    n: int = at_least(1, 5)
     group: Group = Group.of("paper")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "group", Group.of(self.group))
-        check_least(1, n=self.n)
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=self.n + 1)  # the reference, and an element drawn twice is evaluated twice
@@ -389,7 +361,7 @@ class IDecode(PerLevel):
         return np.stack(draws)
 
 
-def _each(x: torch.Tensor, picks: npt.NDArray[np.int64], transforms: Sequence[Transform]) -> torch.Tensor:
+def _each(x: Tensor, picks: npt.NDArray[np.int64], transforms: Sequence[Transform]) -> Tensor:
     """Every image moved by its own transform."""
     out = torch.empty_like(x)
     for position in np.unique(picks):

@@ -1,7 +1,5 @@
 """Methods that read simple statistics: of the pixels, which cost no pass, and of two inner layers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
