@@ -415,7 +415,7 @@ def test_the_leader_of_one_half_of_the_images_is_compared_on_the_other(bench, ba
         row = rows[one.method.label]
         assert row["is ahead by"] == pytest.approx(row[leader] - row["average"])
         assert row["p"] is None or 0.0 <= row["p"] <= 1.0  # None: equal on every image
-        if best.images == one.images:
+        if best.method.collection.images == one.method.collection.images:
             ahead, behind = (found.method.on_images(half(found.method.collection.keys, 1)) for found in (best, one))
             assert (row["average"], row[leader]) == pytest.approx((behind.average, ahead.average))
             not_behind = sum(ahead.aurocs[pair] >= value for pair, value in behind.aurocs.items())
