@@ -51,7 +51,7 @@ TESTS = {
         "tests/test_parity.py",
         "tests/backbones/test_latent.py",
     ],
-    "scoring/metrics": ["tests/scoring/test_metrics.py"],
+    "scoring/metrics": ["tests/scoring/test_metrics.py", "tests/scoring/test_localisation.py"],
     "scoring/scorer": ["tests/scoring/test_scorer.py"],
     "scoring/calibrators": ["tests/scoring/test_calibrators.py", "tests/scoring/test_calibrators_more.py"],
     "verdicts/conformal": ["tests/verdicts/test_conformal.py", "tests/verdicts/test_reference.py"],
