@@ -151,3 +151,16 @@ def test_the_rolling_rate_may_cover_a_single_image():
     assert [monitor.update(score).alarm_rate for score in (200.0, 50.0)] == [1.0, 0.0]
     with pytest.raises(OptionError, match="window must be at least 1"):
         Monitor(range(99), window=0)
+
+
+def test_a_state_of_another_version_or_of_something_else_is_not_read(tmp_path):
+    path = tmp_path / "state.json"
+    Monitor(range(99)).save(path)
+    other = {**json.loads(path.read_text()), "schema": 2}
+    for stored in (other, [1, 2]):
+        path.write_text(json.dumps(stored))
+        with pytest.raises(InputError, match=r"state\.json is not a monitor's state that this version reads"):
+            Monitor.load(path)
+    path.write_text('{"schema": 1, "options": {}}')
+    with pytest.raises(InputError, match=r"state\.json is incomplete: 'calibration'"):
+        Monitor.load(path)
