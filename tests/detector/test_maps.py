@@ -12,7 +12,8 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
-from gepc.detector.maps import MapOptions, colour_bar, overlay, with_map_part, write_maps
+from gepc.detector.maps import MapOptions, colour_bar, drawn, overlay, with_map_part, write_maps
+from gepc.detector.regions import Region
 from gepc.features.extraction import ImageSample
 from gepc.features.groups import Group
 from gepc.features.pooling import combine
@@ -185,3 +186,25 @@ def test_the_colours_of_an_overlay(level: float, heat: tuple[float, ...]) -> Non
     found = overlay(picture, np.full((1, 1), 2.0 * level, dtype=np.float32), scale=2.0)
     opacity = 0.75 * level
     np.testing.assert_allclose(found[0, 0], 0.5 * (1 - opacity) + opacity * np.array(heat), atol=1e-6)
+
+
+def test_the_box_of_a_region_is_drawn_where_the_region_is_with_its_number_in_the_corner() -> None:
+    """On the overlay, right of the image, every pixel of it 256 // 16 = 16 pixels large; the line of text is above."""
+    picture, field = np.zeros((16, 16, 3), dtype=np.float32), np.zeros((16, 16), dtype=np.float32)
+    region = Region(1, 3.0, 0.01, (4, 2, 10, 9))
+    plain, boxed = (np.asarray(drawn(picture, field, 1.0, found, "score 3"), dtype=int) for found in ([], [region]))
+    text = len(plain) - 16 * 16
+    changed = (plain != boxed).any(axis=2)
+    inside = changed[text + 64 : text + 160, 256 + 32 : 256 + 144]
+    assert changed.sum() == inside.sum()
+    assert inside[[0, 1, -2, -1]].all()
+    assert inside[:, [0, 1, -2, -1]].all()
+    lines, columns = np.nonzero(inside[2:-2, 2:-2])
+    assert 0 < len(lines) < 100
+    assert max(lines.max(), columns.max()) < 16
+
+
+def test_what_is_brighter_than_white_is_white() -> None:
+    field = np.zeros((8, 8), dtype=np.float32)
+    found = np.asarray(drawn(np.full((8, 8, 3), 1.3, dtype=np.float32), field, 1.0, [], ""))
+    assert (found[-256:, :512] == 255).all()

@@ -186,6 +186,21 @@ def test_several_draws_are_the_mean_over_single_ones() -> None:
         np.testing.assert_allclose(values, np.mean([table[name] for table in tables], axis=0), rtol=1e-6)
 
 
+def test_the_map_of_several_draws_is_the_mean_over_single_ones() -> None:
+    extractor, backbone = method(mc_samples=2), toy_backbone()
+    timesteps = extractor.timesteps(backbone)
+    batch = batch_of(pictures(3), seed=4)
+    found = extractor.map_parts(backbone, batch, timesteps)[1]["residual"]
+    maps = []
+    for draw in range(2):
+        fields = {(t, 0): noise.normal(4, batch.keys, (3, 8, 8), t, draw) for t in timesteps}
+        single = Batch(batch.images, batch.keys, 4, fixed_noise=fields)
+        maps.append(method().map_parts(backbone, single, timesteps)[1]["residual"])
+    assert found.shape == (3, len(timesteps), 8, 8)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.mean(maps, axis=0), rtol=1e-5)
+
+
 # --- random subsets --------------------------------------------------------------------------------------------------
 
 

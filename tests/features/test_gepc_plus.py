@@ -20,7 +20,7 @@ from gepc.features.base import Batch
 from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import Group
-from gepc.features.residuals import CORRELATIONS, LAGS, autocorrelation, channel_correlation
+from gepc.features.residuals import CORRELATIONS, LAGS, autocorrelation, channel_correlation, position_vectors
 from gepc.images.noise import image_key
 from gepc.scoring import Aggregation, create_calibrator
 from gepc.scoring.metrics import auroc
@@ -108,6 +108,16 @@ def test_a_network_of_one_channel_has_no_column_between_channels() -> None:
     np.testing.assert_array_equal(detector.score(images), without.score(images))
     with pytest.raises(OptionError, match="this backbone has no feature ac"):
         gepc.create_detector("gepc+", backbone, "fast", features="ac").fit(images)
+
+
+def test_two_channels_are_enough_for_a_column_between_channels() -> None:
+    backbone, images = toy_backbone(channels=2), pictures(4, channels=2)
+    method = plus(features=("ac",))
+    (t, *_) = method.timesteps(backbone)
+    x_t, noise = batch(images).noised(backbone, t)
+    expected = channel_correlation((backbone.eps(x_t, t) - noise).double())
+    found = method.extract(backbone, batch(images), (t,))["ac"]
+    np.testing.assert_allclose(found[:, 0], expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_columns_are_the_formulas() -> None:
@@ -272,6 +282,30 @@ def test_a_detector_shows_the_part_it_is_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.score_map(IMAGES, raw=True), maps["error"])
     np.testing.assert_array_equal(loaded.score_map(IMAGES), fitted["error"].score_map(IMAGES))
     np.testing.assert_array_equal(loaded.score(IMAGES), fitted["sum"].score(IMAGES))
+
+
+def test_the_vectors_of_positions_take_evenly_spaced_channels_of_all_layers() -> None:
+    """Of 500 channels 256, the first and the last among them; of few channels all, in their order."""
+    numbers = torch.arange(500.0).reshape(1, 500, 1, 1).expand(2, 500, 4, 4)
+    found = position_vectors({"first": numbers[:, :200], "second": numbers[:, 200:]}, (4, 4))
+    assert found.shape == (2, 256, 4, 4)
+    np.testing.assert_array_equal(found[0, :, 0, 0], np.rint(np.linspace(0, 499, 256)))
+    few = position_vectors({"first": numbers[:, :3], "second": numbers[:, 3:5]}, (4, 4))
+    np.testing.assert_array_equal(few[1, :, 2, 3], np.arange(5))
+
+
+@pytest.mark.parametrize(("size", "grid"), [((64, 40), (64, 40)), ((65, 128), (33, 64)), ((20, 200), (5, 50))])
+def test_the_grid_of_positions_has_at_most_64_cells_along_a_side(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    assert position_vectors({"only": torch.ones(1, 2, 8, 8)}, size).shape == (1, 2, *grid)
+
+
+def test_layers_are_averaged_onto_a_coarser_grid_and_interpolated_onto_a_finer_one() -> None:
+    large = torch.arange(64.0).reshape(1, 1, 8, 8)
+    small = torch.tensor([[[[0.0, 4.0], [8.0, 12.0]]]])
+    found = position_vectors({"large": large, "small": small}, (4, 4))
+    np.testing.assert_allclose(found[0, 0], large.reshape(4, 2, 4, 2).mean((1, 3)))
+    np.testing.assert_allclose(found[0, 1, 0], [0.0, 1.0, 3.0, 4.0])
+    np.testing.assert_allclose(found[0, 1, :, 0], [0.0, 2.0, 6.0, 8.0])
 
 
 def test_without_a_transform_the_map_is_the_error_alone() -> None:

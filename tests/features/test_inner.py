@@ -84,6 +84,27 @@ def test_inner_is_the_literal_residual_of_every_channel() -> None:
     np.testing.assert_allclose(columns, np.log(expected.mean(axis=2)), rtol=1e-5)
 
 
+def test_the_map_of_inner_layers_is_the_literal_mean_over_the_group_layers_and_channels() -> None:
+    """(A - P_g^-1 A_g)^2 / mean_pixels A^2 at the size of the image; the identity counts with 0."""
+    backbone = network()
+    method = GepcExtractor(levels=Levels((0.99,)), features=("inner",), group=("rot90", "flip_y"), layers=LAYERS)
+    (t,) = method.timesteps(backbone)
+    found = method.map_parts(backbone, batch(), (t,))[1]["inner"]
+    x_t, _ = batch().noised(backbone, t)
+    _, base = backbone.eps_and_activations(x_t, t, LAYERS)
+    expected = torch.zeros(6, 8, 8)
+    for action in (find_action("rot90"), find_action("flip_y")):
+        _, moved = backbone.eps_and_activations(action.apply(x_t), t, LAYERS)
+        for layer in LAYERS:
+            here, there = base[layer], action.inverse(moved[layer])
+            ratio = torch.zeros(6, 1, *here.shape[2:])
+            for image, channel in np.ndindex(*here.shape[:2]):
+                a, b = here[image, channel], there[image, channel]
+                ratio[image, 0] += (a - b) ** 2 / (a**2).mean() / here.shape[1]
+            expected += nn.functional.interpolate(ratio, (8, 8), mode="bilinear")[:, 0] / len(LAYERS)
+    np.testing.assert_allclose(found[:, 0], expected.detach().numpy() / 3, rtol=1e-4)
+
+
 def test_activation_statistics_are_mean_and_deviation_of_every_channel() -> None:
     backbone = network()
     method = GepcPlus(levels=Levels((0.99,)), features=("h",), layers=LAYERS)

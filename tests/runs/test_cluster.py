@@ -160,7 +160,7 @@ def test_the_command_line_on_a_cluster(place: Path, nodes: Any, monkeypatch: pyt
 
     table = pq.read_table(place / "far.parquet").to_pylist()
     assert [row["path"] for row in table] == [f"new/{index:02d}.png" for index in range(24)]
-    assert table[5]["error"] == "new/05.png is not an image that can be decoded"
+    assert table[5]["error"] == "is not an image that can be decoded"
     scores = [np.nan if row["score"] is None else row["score"] for row in table]
     np.testing.assert_allclose(scores, [result.score for result in near.results(place / "new")], atol=1e-4)
 

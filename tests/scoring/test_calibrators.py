@@ -208,9 +208,15 @@ def test_defaults_go_with_every_calibrator_and_choices_with_those_that_use_them(
                     choice.check_used_by(calibrator)
 
 
+@pytest.mark.parametrize("name", ["kde", "zscore", "raw", "tail"])
+def test_calibrators_of_single_columns_take_every_choice(name: str) -> None:
+    """They have one score for each level and feature, so that it can be chosen how these are combined."""
+    Aggregation("max", "min").check_used_by(create_calibrator(name))
+
+
 def test_tail_is_the_share_of_larger_features_and_exponential_beyond_them() -> None:
     samples = np.arange(1.0, 100.0)  # the 0.8 quantile is 79.4; those above it exceed it by 10.1 on average
-    found = np.exp(log_tail(np.array([0.0, 50.0, 79.4, 79.4 + 10.1 * np.log(2.0)]), samples))
+    found = np.exp(log_tail(np.array([0.0, 50.0, 79.5, 79.4 + 10.1 * np.log(2.0)]), samples))
     np.testing.assert_allclose(found, [1.0, 0.51, 0.2, 0.1], rtol=0.05)
     calibrator = create_calibrator("tail").fit(ID)
     each = [-log_tail(OTHERS[:, i, j], np.sort(ID[:, i, j])) for i, j in np.ndindex(3, 2)]

@@ -45,6 +45,12 @@ def test_a_random_map_overlaps_by_chance() -> None:
     assert region_overlap(rng.random((40, 32, 32)), masks) == pytest.approx(0.15, abs=0.01)
 
 
+def test_pixels_at_a_threshold_count_half() -> None:
+    """On a flat map every pixel is at every threshold."""
+    mask = (np.arange(20) < 7).reshape(1, 4, 5)
+    assert region_overlap(np.ones((1, 4, 5)), mask) == pytest.approx(0.5)
+
+
 def test_fields_that_cannot_be_measured_are_refused() -> None:
     mask = np.eye(3, dtype=bool)[None]
     with pytest.raises(InputError, match="must both be"):
@@ -66,3 +72,12 @@ def test_intervals_draw_whole_images() -> None:
     one_image = ["x"] * 200
     pair = bootstrap_intervals(lambda a, b: [b.mean() - a.mean()], [values, values + 1], [one_image] * 2, draws=300)
     assert pair == [(1.0, 1.0)]  # one image in each sample: nothing varies
+
+
+def test_bootstrap_intervals_by_hand_and_their_default_number_of_draws() -> None:
+    """The 2.5 % and 97.5 % quantiles of the measure over 300 samples of groups, drawn with replacement."""
+    values, groups = np.random.default_rng(1).normal(size=9), list("aabcdefgh")
+    rng, members = np.random.default_rng(0), [values[:2], *values[2:, None]]
+    means = [np.concatenate([members[pick] for pick in rng.integers(0, 8, 8)]).mean() for _ in range(300)]
+    ((low, high),) = bootstrap_intervals(lambda v: [v.mean()], [values], [groups])
+    assert (low, high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), rel=1e-9)

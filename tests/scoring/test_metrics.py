@@ -11,7 +11,7 @@ from scipy.stats import norm
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from gepc.core.errors import InputError
-from gepc.scoring.metrics import aupr, auroc, auroc_interval, detection, fpr_at_tpr
+from gepc.scoring.metrics import aupr, auroc, auroc_interval, detection, fpr_at_tpr, placements
 
 few_values = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=30)
 
@@ -47,6 +47,17 @@ def test_the_two_classes_mirror_each_other(inside: list[float], outside: list[fl
     assert auroc(inside, outside) + auroc(outside, inside) == pytest.approx(1)
     negated = auroc([-v for v in inside], [-v for v in outside])
     assert auroc(inside, outside) + negated == pytest.approx(1)
+
+
+@given(few_values, few_values)
+def test_placements_are_shares_of_the_other_class_with_ties_counting_half(
+    inside: list[float], outside: list[float]
+) -> None:
+    pairs = np.subtract.outer(outside, inside)
+    above = (pairs > 0) + 0.5 * (pairs == 0)
+    under_ood, over_id = placements(np.array(inside), np.array(outside))
+    np.testing.assert_allclose(under_ood, above.mean(axis=0), atol=1e-12)
+    np.testing.assert_allclose(over_id, above.mean(axis=1), atol=1e-12)
 
 
 def test_delong_variance_by_its_definition() -> None:

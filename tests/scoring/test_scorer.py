@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,3 +126,12 @@ def test_whether_scores_are_finite_is_asked_of_the_middle_of_the_range() -> None
     state = scorer.state()
     broken = {name: np.full_like(value, np.nan) for name, value in state.items() if not name.endswith("bounds")}
     assert not Scorer("zscore").restore(scorer.selection_, {**state, **broken}).gives_finite_scores()
+
+
+def test_columns_are_calibrated_in_the_parts_that_are_given_or_those_of_the_table() -> None:
+    columns = np.random.default_rng(0).normal(size=(40, 2, 3)) + 5.0
+    parts = {"output": 1, "layers": 2}
+    table = SimpleNamespace(columns=columns, stability=columns[:, :, 0], parts=parts)
+    assert Scorer("zscore").fit(table).calibrator_.parts == parts
+    assert Scorer("zscore").fit(table, parts={"all": 3}).calibrator_.parts == {"all": 3}
+    assert Scorer("zscore").fit(columns).calibrator_.parts == {}

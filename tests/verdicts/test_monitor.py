@@ -133,3 +133,34 @@ def test_the_first_bets_by_hand():
     moved = 0.99 * shares / shares.sum() + 0.01 / 3
     capital = (moved * (1 + np.array([-1, 0, 1]) * (second - 0.5))).sum()
     assert monitor.update(300.0).log10_capital == pytest.approx(np.log10(capital), rel=1e-9)
+
+
+def test_a_capital_that_just_reaches_its_limit_is_a_drift(monkeypatch):
+    """Ville's inequality bounds the probability of ever reaching 1/delta, not only of exceeding it."""
+    monitor = Monitor(range(99), delta=0.05)
+    monkeypatch.setattr(monitor, "_bet", lambda p: None)
+    monitor.log_capital = -np.log(0.05) - 1e-9
+    assert not monitor.update(50.0).drifted
+    monitor.log_capital = -np.log(0.05)
+    assert monitor.update(50.0).drifted
+    assert monitor.drifted_at == 2
+
+
+def test_the_rolling_rate_may_cover_a_single_image():
+    monitor = Monitor(range(99), window=1)
+    assert [monitor.update(score).alarm_rate for score in (200.0, 50.0)] == [1.0, 0.0]
+    with pytest.raises(OptionError, match="window must be at least 1"):
+        Monitor(range(99), window=0)
+
+
+def test_a_state_of_another_version_or_of_something_else_is_not_read(tmp_path):
+    path = tmp_path / "state.json"
+    Monitor(range(99)).save(path)
+    other = {**json.loads(path.read_text()), "schema": 2}
+    for stored in (other, [1, 2]):
+        path.write_text(json.dumps(stored))
+        with pytest.raises(InputError, match=r"state\.json is not a monitor's state that this version reads"):
+            Monitor.load(path)
+    path.write_text('{"schema": 1, "options": {}}')
+    with pytest.raises(InputError, match=r"state\.json is incomplete: 'calibration'"):
+        Monitor.load(path)

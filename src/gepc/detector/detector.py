@@ -429,7 +429,10 @@ class Detector:
 
     def score_chunk(self, chunk: Chunk, labels: Labels | None = None, ties: str = "conservative") -> list[Result]:
         """Results of a chunk of images, in order; `labels` are the groups of those that can be scored."""
-        results = [Result(index, name, np.nan, np.nan, error) for index, name, error in chunk.failures]
+        results = [
+            Result(index, name, np.nan, np.nan, error.removeprefix(f"{name} "))  # a row has the name already
+            for index, name, error in chunk.failures
+        ]
         if chunk.indices:
             scores, uniform = self._score(self._batch(chunk.images, chunk.keys)), None
             if ties == "random":

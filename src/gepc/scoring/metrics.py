@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.integrate import trapezoid
 from scipy.ndimage import label
 from scipy.stats import norm, rankdata
 
@@ -144,7 +145,7 @@ def region_overlap(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray
             values = np.sort(field[parts == part])
             above, at = (len(values) - np.searchsorted(values, thresholds, side) for side in ("right", "left"))
             overlaps.append(0.5 * (above + at) / len(values))
-    return min(1.0, float(np.trapezoid(np.mean(overlaps, axis=0), dx=1.0 / 300)))
+    return min(1.0, float(trapezoid(np.mean(overlaps, axis=0), dx=1.0 / 300)))
 
 
 def bootstrap_intervals(
