@@ -38,7 +38,7 @@ def place(tmp_path_factory, plain_net):
     (root / "new" / "broken.png").write_bytes((root / "new" / "00.png").read_bytes()[:60])
     fitted = processes.gepc(root, "fit", "normal", "--out", "det", *PAPER, outputs=root / "printed")
     assert fitted.returncode == 0, fitted.stderr
-    assert "14F+0J per image (14 network passes)" in fitted.stdout
+    assert "14F+0J per image (F: forward passes" in fitted.stdout
     assert "guarantee" in fitted.stdout
     return root
 

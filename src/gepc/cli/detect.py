@@ -17,7 +17,6 @@ from gepc.core.files import check_free, write_json
 from gepc.core.options import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
     from gepc.scenes import SceneReport
     from gepc.serve import Settings
 
@@ -86,17 +85,12 @@ def fit(
     size = "x".join(map(str, detector.input_size))
     say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}, at {size}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
-    say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}; {_cost_in_words(detector)}")
+    say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
+    say(f"cost: {detector.cost()} per image {opt.COST_UNITS}")
     try:
         say(f"guarantee: {detector.guarantee()}")
     except OptionError as error:
         say(f"no guarantee at alpha 0.05: {error}")
-
-
-def _cost_in_words(detector: Detector) -> str:
-    cost = detector.cost()
-    counts = {"network passes": cost.forward, "Jacobian-vector products": cost.jvp, "encoder passes": cost.encoder}
-    return f"{cost} per image ({', '.join(f'{count} {name}' for name, count in counts.items() if count) or 'no pass'})"
 
 
 def map_(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gepc.images.sources import Images
     from gepc.runs.cluster import Cluster
 
+COST_UNITS = "(F: forward passes, J: Jacobian-vector products, E: encoder passes)"
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]
 ImagesArgument = Annotated[
     str, Argument(help="Folder of images, image file, URL such as s3://bucket/photos, or array: data.npz:test_x.")
