@@ -15,7 +15,7 @@ release = __version__
 version = release
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "results/measured.md", "results/published.md"]  # the latter are parts of results.md
 nb_execution_mode = "off"  # notebooks are stored with their outputs; `make notebooks` runs them
 html_theme = "furo"
 html_title = "gepc"
