@@ -54,6 +54,14 @@ def test_boxes_outside_are_clipped_or_dropped_with_counts(tmp_path: Path) -> Non
     assert found.scenes[0].ships == (Box(0, 60, 6, 4), Box(1, 1, 2, 2))
 
 
+def test_a_box_inside_its_image_is_not_clipped_by_rounding(tmp_path: Path) -> None:
+    """21.45 + 32.71 - 21.45 is not 32.71 in floating point."""
+    box = (21.45, 10.1, 32.71, 20.3)
+    found = open_scenes(write_hrsid(tmp_path, {"test": {"a.jpg": [box]}}))
+    assert found.clipped_boxes == 0
+    assert found.scenes[0].ships == (Box(*box),)
+
+
 def _break(root: Path, how: str) -> None:
     coco = root / "HRSID" / "annotations" / "test2017.json"
     content = json.loads(coco.read_text())

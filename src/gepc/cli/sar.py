@@ -58,7 +58,8 @@ def patches(
 ) -> None:
     """Cut annotated radar images into patches: sea clutter, and ships.
 
-    Writes the arrays `train_x` and `test_x` (no ship), `train_ship_x` and `test_ship_x`, each with its sources.
+    Writes the arrays `train_x` and `test_x` (no ship), `train_ship_x` and `test_ship_x`, each with its sources; of data
+    without training images of their own, which is all but HRSID, `test_x` and `test_ship_x` alone.
     Training and test patches never share an image, nor an area of the ground if the file names show it.
 
     Example: `gepc sar patches data/HRSID --out patches.npz --size 64 --split train --hold-out 0.35 --log`
@@ -106,6 +107,8 @@ def simulate(
     seed: Annotated[int, Option(help="Random seed.")] = 0,
 ) -> None:
     """Simulate scenes of K-distributed sea clutter with ships and wakes, in a format that `gepc sar patches` reads.
+
+    Fit on them with `gepc sar patches sea --out sea.npz` and `gepc sar fit sea.npz:test_x --out det`.
 
     Example: `gepc sar simulate --out sea --count 4 --ships 2`
     """

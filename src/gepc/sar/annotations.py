@@ -48,6 +48,8 @@ class Box:
         """The part inside an image of that size; its area is 0 if the box lies outside."""
         left, top = min(max(self.x, 0.0), columns), min(max(self.y, 0.0), rows)
         right, bottom = min(self.x + self.width, columns), min(self.y + self.height, rows)
+        if (left, top, right, bottom) == (self.x, self.y, self.x + self.width, self.y + self.height):
+            return self  # x + width - x need not be the width
         return Box(left, top, max(0.0, right - left), max(0.0, bottom - top))
 
     def moved(self, x: float, y: float) -> Box:
