@@ -35,9 +35,10 @@ def pairs_of(rows: Sequence[Row]) -> list[str]:
 
 
 def auroc_rows(rows: Sequence[Row], pairs: Sequence[str]) -> str:
-    """Method, passes, AUROC of every pair and their average."""
-    cells = [[show(row[name]).removesuffix("+0J") for name in ("method", "F+J", *pairs, "average")] for row in rows]
-    return markdown_table(("method", "passes", *(pair.replace(":", ": ") for pair in pairs), "average"), cells)
+    """Method, passes, average AUROC and that of every pair; without the zero before the point, to be narrow."""
+    cells = [[show(row[name]).removesuffix("+0J") for name in ("method", "F+J", "average", *pairs)] for row in rows]
+    short = [[method, passes, *(cell.removeprefix("0") for cell in numbers)] for method, passes, *numbers in cells]
+    return markdown_table(("method", "passes", "average", *(pair.replace(":", ": ") for pair in pairs)), short)
 
 
 def first_rows(rows: Sequence[Row]) -> list[Row]:
