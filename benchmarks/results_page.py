@@ -37,7 +37,10 @@ def pairs_of(rows: Sequence[Row]) -> list[str]:
 def auroc_rows(rows: Sequence[Row], pairs: Sequence[str]) -> str:
     """Method, passes, average AUROC and that of every pair; without the zero before the point, to be narrow."""
     cells = [[show(row[name]).removesuffix("+0J") for name in ("method", "F+J", "average", *pairs)] for row in rows]
-    short = [[method, passes, *(cell.removeprefix("0") for cell in numbers)] for method, passes, *numbers in cells]
+    short = [
+        [method.replace("[", " ["), passes, *(cell.removeprefix("0") for cell in numbers)]
+        for method, passes, *numbers in cells
+    ]
     return markdown_table(("method", "passes", "average", *(pair.replace(":", ": ") for pair in pairs)), short)
 
 
