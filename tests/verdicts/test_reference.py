@@ -134,3 +134,12 @@ def test_labels_are_those_given_or_the_names_of_folders(tmp_path):
         group_labels("folder", array)
     with pytest.raises(OptionError, match="groups has 3 labels for 2 images"):
         group_labels([1, 2, 3], array)
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "confidence", "rank"),
+    [(1, 0.5, 0.5, 1), (1, 0.7, 0.5, 1), (2, 0.9, 0.5, 2), (5, 0.9, 0.5, 5), (9, 0.3, 0.5, 3)],
+)
+def test_the_safe_rank_of_few_images(n, alpha, confidence, rank):
+    """P(all n below alpha) = alpha^n: the last rank is safe from there on, and equality counts, as 0.5 >= 0.5 does."""
+    assert pac_rank(n, alpha, confidence) == rank
