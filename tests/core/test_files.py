@@ -15,7 +15,17 @@ import pytest
 from filelock import FileLock
 
 from gepc.core.errors import InputError, StorageError
-from gepc.core.files import LOCK, only_writer, read_json, replacing, sha256, write_json, write_text
+from gepc.core.files import (
+    LOCK,
+    check_free,
+    only_writer,
+    read_json,
+    replacing,
+    replacing_folder,
+    sha256,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_replaces_the_old_one_and_makes_its_folder(tmp_path: Path) -> None:
@@ -138,3 +148,47 @@ def test_without_locks_the_folder_is_used_and_without_permission_it_is_refused(
     expected = nullcontext() if number == errno.ENOLCK else pytest.raises(StorageError, match="cannot write in")
     with expected, only_writer(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Whichever rename fails: that of the old folder, or that of the new one, after which the old one comes back."""
+    place, calls, rename = tmp_path / "det", [0], os.replace
+    place.mkdir()
+    write_text(place / "a.txt", "old")
+
+    def replace(source: object, target: object) -> None:
+        calls[0] += 1
+        if calls[0] == failing:
+            raise OSError(errno.EACCES, "Permission denied")
+        rename(source, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "replace", replace)
+    refused = pytest.raises(StorageError, match=r"cannot write .*det: Permission denied; what was there is untouched")
+    with refused, replacing_folder(place) as draft:
+        (draft / "a.txt").write_bytes(b"new")
+    assert (place / "a.txt").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_folder_replaces_the_old_one(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        with replacing_folder(tmp_path / "det") as draft:
+            (draft / "a.txt").write_text(text)
+    assert (tmp_path / "det" / "a.txt").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [tmp_path / "det"]
+
+
+def test_results_go_into_a_folder_that_is_free_or_their_own(tmp_path: Path) -> None:
+    for name, entry in {"empty": None, "own": "detector.json", "other": "photo.png"}.items():
+        (tmp_path / name).mkdir()
+        if entry is not None:
+            (tmp_path / name / entry).touch()
+    for name in ("new", "empty", "own"):
+        check_free(tmp_path / name, "detector.json", "detector")
+    with pytest.raises(InputError, match="other is not empty and holds no detector; give another folder"):
+        check_free(tmp_path / "other", "detector.json", "detector")
+    with pytest.raises(InputError, match=r"photo\.png is a file; give a folder"):
+        check_free(tmp_path / "other" / "photo.png", "detector.json", "detector")

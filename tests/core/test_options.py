@@ -87,3 +87,17 @@ def test_near_names() -> None:
     check_names("method", ["a", "b"], ["b", "a"])
     with pytest.raises(OptionError, match="unknown calibration None"):
         check_choice("calibration", None, ["kde"])
+
+
+def test_a_mapping_is_converted_value_by_value_and_anything_else_is_refused() -> None:
+    assert coerce(dict[str, float], {"a": 1, "b": "1e-3"}, "rates") == {"a": 1.0, "b": 0.001}
+    with pytest.raises(OptionError, match=r"rates must be a mapping, got 3"):
+        coerce(dict[str, float], 3, "rates")
+    with pytest.raises(OptionError, match=r"rates\.a must be float, got 'x'"):
+        coerce(dict[str, float], {"a": "x"}, "rates")
+
+
+def test_a_union_takes_the_first_type_that_fits_and_names_it_if_none_does() -> None:
+    assert coerce(int | str, "x", "size") == "x"
+    with pytest.raises(OptionError, match=r"size must be int, got 1\.5"):
+        coerce(int | str, 1.5, "size")

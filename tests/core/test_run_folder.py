@@ -115,3 +115,10 @@ def test_a_log_that_is_another_file_or_too_short_is_left_alone(tmp_path: Path) -
     log.path.write_bytes(b"name,number\r\n")
     with pytest.raises(InputError, match="rows are missing"):
         log.recover(100)
+
+
+def test_a_damaged_row_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
+    log = RowLog(tmp_path / "log.csv", ("name", "number"))
+    log.path.write_bytes(b"name,number\r\na,1\r\nb\r\nc,3\r\n")
+    with pytest.raises(InputError, match=r"log\.csv, row 3 is damaged; remove it, or give another file"):
+        list(log.rows())

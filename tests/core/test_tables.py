@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from gepc.core.tables import ResultTable, markdown_table, show, write_each, write_tables
+from gepc.core.tables import (
+    ResultTable,
+    escape_cell,
+    interval_text,
+    markdown_table,
+    show,
+    unescape_cell,
+    write_each,
+    write_tables,
+)
 
 TABLE = ResultTable(
     "main", "AUROC in %", ("pair", "n", "auroc"), (("a|b_c", 3, 0.98765), ("x\\y", 0, None)), "10 % & more"
@@ -64,3 +73,24 @@ def test_files(tmp_path: Path) -> None:
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a row has 1 cells under 2 headings"):
         ResultTable("t", "T", ("a", "b"), (("1",),))
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("a/b.png", "a/b.png"),
+        ("=cmd|x", "'=cmd|x"),
+        ("'quoted", "''quoted"),
+        ("two\nlines", "'two\\u000alines"),
+        ("a\\b", "a\\b"),
+        ("-\\n", "'-\\\\n"),
+        ("\udcff.png", "'\\udcff.png"),
+    ],
+)
+def test_a_cell_is_no_formula_and_its_text_comes_back(text: str, cell: str) -> None:
+    assert escape_cell(text) == cell
+    assert unescape_cell(cell) == text
+
+
+def test_an_interval_has_three_decimals() -> None:
+    assert interval_text(0.12345, 0.5) == "0.123 to 0.500"

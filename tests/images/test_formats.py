@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ from toys import as_uint8, pictures
 
 from gepc.core.errors import InputError
 from gepc.images.batches import load_all
-from gepc.images.formats import read_pixels, split_archive
+from gepc.images.formats import decode, read_pixels, split_archive
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, open_images
 
@@ -223,3 +224,43 @@ def test_an_unreadable_file_is_a_record_with_a_reason_that_names_it(tmp_path: Pa
     assert reason in (record.error or "")
     with pytest.raises(InputError, match=reason):
         read_pixels(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 6, 5, 3), r"holds an array of shape \(2, 6, 5, 3\); one image per file"),
+        ((40, 40), r"holds an array of shape \(40, 40\), more than the 1,000 numbers allowed"),
+    ],
+)
+def test_an_array_file_holds_one_image_of_a_bounded_size(shape: tuple[int, ...], message: str) -> None:
+    content = io.BytesIO()
+    np.save(content, np.zeros(shape))
+    content.seek(0)
+    with pytest.raises(InputError, match=message):
+        decode(content, ".npy", max_pixels=1000)
+
+
+def test_an_archive_with_the_name_of_an_array_is_named_as_such() -> None:
+    content = io.BytesIO()
+    np.savez(content, a=np.zeros((3, 3)))
+    content.seek(0)
+    with pytest.raises(InputError, match=r"is an archive of arrays; name it \.npz"):
+        decode(content, ".npy")
+
+
+def test_an_archive_of_several_arrays_needs_a_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", first=BYTES, second=BYTES)
+    with pytest.raises(InputError, match=r"holds several arrays; choose one with data\.npz:NAME \(first, second\)"):
+        open_images(tmp_path / "data.npz")
+    with pytest.raises(InputError, match=r"holds no array third, only first, second"):
+        open_images(f"{tmp_path / 'data.npz'}:third")
+    np.testing.assert_array_equal(loaded(f"{tmp_path / 'data.npz'}:second"), EXPECTED)
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded() -> None:
+    content = io.BytesIO()
+    PILImage.new("L", (40, 40)).save(content, "PNG")
+    content.seek(0)
+    with pytest.raises(InputError, match="has 40 x 40 pixels, more than the 1,000 allowed"):
+        decode(content, ".png", max_pixels=1000)

@@ -95,3 +95,12 @@ def test_bad_rates_and_names_are_refused():
         Control("bh", 1.5)
     with pytest.raises(OptionError, match="needs at least 99 calibration images"):
         Control("tile", 0.01).check(50)
+
+
+def test_a_p_value_at_its_limit_is_flagged():
+    """As p-values are computed, k/(n + 1): 1/20 and 1/40 at 0.05; with rounding, 1/10 at 1 - 0.9."""
+    assert Control("tile", 0.05).flags(np.array([1 / 20, 2 / 20])).tolist() == [True, False]
+    assert Control("tile", 1 - 0.9).flags(np.array([1 / 10])).tolist() == [True]
+    assert holm(np.array([1 / 40, 1 / 20, 1.0]), 0.1).tolist() == [True, True, False]
+    assert holm(np.array([1 / 40, 1 / 20]), 0.05).tolist() == [True, True]
+    assert holm(np.array([1 / 10]), 1 - 0.9).tolist() == [True]

@@ -141,3 +141,17 @@ def test_storey_by_hand():
     few = [0.01, 0.1, 0.11, 0.12, 0.13, 0.5]
     assert storey(few, 0.06).tolist() == [True, True, True, True, True, False]
     assert benjamini_hochberg(few, 0.06).tolist() == [True] + [False] * 5
+
+
+def test_the_limit_of_a_rule_with_confidence_counts_as_an_alarm():
+    """Nine calibration images, rank 3 of 10: p = 3/10 alarms, p = 4/10 does not."""
+    p = NINE.p_values(np.array([6.5, 5.5]))
+    assert p.tolist() == [0.3, 0.4]
+    assert DecisionRule(0.3, confidence=0.5).alarms(p, NINE).tolist() == [True, False]
+
+
+def test_storey_flags_up_to_the_cutoff():
+    """Where the other limits allow it: pi_0 is 1/5 and 2/5, so that Benjamini-Hochberg runs at 1 and at 0.75."""
+    assert storey([0.001] * 9 + [0.5], 0.2).tolist() == [True] * 10
+    assert benjamini_hochberg([0.001] * 9 + [0.51], 0.3 / 0.4).all()
+    assert storey([0.001] * 9 + [0.51], 0.3).tolist() == [True] * 9 + [False]

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import OptionError
-from gepc.verdicts.conformal import CalibrationScores, images_for_width, p_values, pac_rank, realised_range
+from gepc.images.sources import open_images
+from gepc.verdicts.conformal import (
+    CalibrationScores,
+    group_labels,
+    images_for_width,
+    p_values,
+    pac_rank,
+    realised_range,
+)
 
 
 def test_a_group_is_compared_with_its_own():
@@ -107,3 +115,31 @@ def test_random_ties_are_drawn_for_each_image_of_a_group():
     scores, labels = np.array([2.0, 5.0, 0.0, 2.0]), np.array(["a", "b", "b", "a"])
     found = reference.p_values(scores, labels, np.array([0.5, 0.25, 1.0, 0.0]))
     np.testing.assert_allclose(found, [(0 + 0.5 * 3) / 4, (0 + 0.25 * 2) / 2, (1 + 1.0) / 2, 0.0])
+
+
+def test_labels_are_those_given_or_the_names_of_folders(tmp_path):
+    from PIL import Image
+
+    for name in ("day/a.png", "night/b.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.new("L", (4, 4)).save(tmp_path / name)
+    files, array = open_images(tmp_path), open_images(np.zeros((2, 4, 4, 3), dtype=np.uint8))
+    assert group_labels("folder", files).tolist() == ["day", "night"]
+    assert group_labels([1, 2], array).tolist() == ["1", "2"]
+    assert group_labels([1, 2], array, np.array([1])).tolist() == ["2"]
+    assert group_labels(None, array) is None
+    with pytest.raises(OptionError, match="a label for every image, or 'folder'; got 'folders'"):
+        group_labels("folders", files)
+    with pytest.raises(OptionError, match="'folder' only for images from files"):
+        group_labels("folder", array)
+    with pytest.raises(OptionError, match="groups has 3 labels for 2 images"):
+        group_labels([1, 2, 3], array)
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "confidence", "rank"),
+    [(1, 0.5, 0.5, 1), (1, 0.7, 0.5, 1), (2, 0.9, 0.5, 2), (5, 0.9, 0.5, 5), (9, 0.3, 0.5, 3)],
+)
+def test_the_safe_rank_of_few_images(n, alpha, confidence, rank):
+    """P(all n below alpha) = alpha^n: the last rank is safe from there on, and equality counts, as 0.5 >= 0.5 does."""
+    assert pac_rank(n, alpha, confidence) == rank

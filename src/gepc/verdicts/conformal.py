@@ -106,7 +106,7 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     so k is the largest with P(Beta(k, n + 1 - k) <= alpha) >= confidence (Vovk 2012, proposition 2a).
     """
     check_rates(alpha=alpha, confidence=confidence)
-    ranks = np.arange(1, n + 1)
+    ranks = np.arange(n) + 1
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
     if n == 0 or not safe[0]:
         needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
