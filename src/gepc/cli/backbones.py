@@ -165,7 +165,7 @@ def detector_text(facts: dict[str, Any]) -> str:
         "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates),
         "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept),
         "map scale": fitted["map_scale"],
-        "cost": f"{Cost(**facts['cost'])} per image {opt.COST_UNITS}",
+        "cost": opt.cost_per_image(Cost(**facts["cost"])),
         "groups": ", ".join(filter(None, fitted["groups"])) or None,
         "guarantee": "none at alpha 0.05: too few calibration images",
     }

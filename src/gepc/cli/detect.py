@@ -86,7 +86,7 @@ def fit(
     say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}, at {size}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
-    say(f"cost: {detector.cost()} per image {opt.COST_UNITS}")
+    say(f"cost: {opt.cost_per_image(detector.cost())}")
     try:
         say(f"guarantee: {detector.guarantee()}")
     except OptionError as error:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gepc.images.sources import Images
     from gepc.runs.cluster import Cluster
 
-COST_UNITS = "(F: forward passes, J: Jacobian-vector products, E: encoder passes)"
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]
 ImagesArgument = Annotated[
     str, Argument(help="Folder of images, image file, URL such as s3://bucket/photos, or array: data.npz:test_x.")
@@ -181,6 +180,12 @@ def estimate(detector: Detector, count: int, cost: Cost, what: str = "{:,} image
         seconds += count * cost.encoder * seconds_per_encoding(detector.backbone, detector.input_size)
     each = cost.forward + cost.jvp
     note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}")
+
+
+def cost_per_image(cost: Cost) -> str:
+    """The cost of an image, and what its letters stand for."""
+    encoder = ", E: encoder passes" if cost.encoder else ""
+    return f"{cost} per image (F: forward passes, J: Jacobian-vector products{encoder})"
 
 
 def duration(seconds: float) -> str:
