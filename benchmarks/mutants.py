@@ -45,7 +45,7 @@ TESTS = {
     "images/noise": ["tests/images/test_noise.py"],
     "features/groups": ["tests/features/test_groups.py"],
     "features/pooling": ["tests/features/test_pooling.py"],
-    "features/gepc": ["tests/features/test_gepc.py", "tests/test_parity.py"],
+    "features/gepc": ["tests/features/test_gepc.py", "tests/features/test_inner.py", "tests/test_parity.py"],
     "features/residuals": [
         "tests/features/test_gepc_plus.py",
         "tests/features/test_gepc.py",

@@ -384,3 +384,10 @@ def test_an_average_over_the_group_counts_the_identity(feature: str) -> None:
     sampled[:, :, [2, 5]] = np.nan  # elements that were not drawn
     others = np.nanmean(sampled[:, :, 1:], axis=2)
     np.testing.assert_allclose(GepcExtractor().reduce(feature, sampled), others * 6 / 7, rtol=1e-12)
+
+
+def test_the_dispersion_is_the_mean_over_all_pairs() -> None:
+    """7 elements have 21 pairs; two have one, which is with the identity."""
+    for count in (21, 1):
+        values = np.random.default_rng(0).random((2, 3, count))
+        np.testing.assert_allclose(GepcExtractor().reduce("pair", values), values.mean(axis=2), rtol=1e-12)

@@ -294,7 +294,7 @@ def test_the_vectors_of_positions_take_evenly_spaced_channels_of_all_layers() ->
     np.testing.assert_array_equal(few[1, :, 2, 3], np.arange(5))
 
 
-@pytest.mark.parametrize(("size", "grid"), [((64, 40), (64, 40)), ((65, 128), (33, 64)), ((20, 200), (5, 50))])
+@pytest.mark.parametrize(("size", "grid"), [((64, 40), (64, 40)), ((65, 65), (33, 33)), ((20, 200), (5, 50))])
 def test_the_grid_of_positions_has_at_most_64_cells_along_a_side(size: tuple[int, int], grid: tuple[int, int]) -> None:
     assert position_vectors({"only": torch.ones(1, 2, 8, 8)}, size).shape == (1, 2, *grid)
 

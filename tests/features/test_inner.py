@@ -82,6 +82,7 @@ def test_inner_is_the_literal_residual_of_every_channel() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     columns = method.columns({"inner": found})
     np.testing.assert_allclose(columns, np.log(expected.mean(axis=2)), rtol=1e-5)
+    assert method.parts({"inner": found}) == {"layers": 9}
 
 
 def test_the_map_of_inner_layers_is_the_literal_mean_over_the_group_layers_and_channels() -> None:
@@ -125,6 +126,8 @@ def test_the_residual_of_an_equivariant_network_vanishes_in_every_layer() -> Non
         )
         for symmetric in (False, True)
     }
+    both = GepcExtractor(features=("s", "inner"), layers=LAYERS)
+    assert both.parts(found[True]) == {"output": 1, "layers": 9}
     assert found[True]["s"][:, :, 1:].max() < 1e-10 < 1e-3 < found[False]["s"][:, :, 1:].min()
     assert found[True]["inner"].max() < 1e-10 < 1e-3 < found[False]["inner"].min()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
 from gepc.core.errors import OptionError
-from gepc.features.pooling import KINDS, Pooling, combine, log_contrast, position_distance, v_global
+from gepc.features.pooling import KINDS, Pooling, combine, log_contrast, position_distance, ring_sides, v_global
 
 
 @given(
@@ -133,3 +133,12 @@ def test_contrast_treats_rows_and_columns_alike() -> None:
     """Also where only one side of the image is too short for the ring."""
     field = torch.from_numpy(np.random.default_rng(10).normal(size=(2, 9, 40)))
     assert torch.allclose(log_contrast(field.mT, 3), log_contrast(field, 3).mT)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sides"),
+    [((64, 80), (45, 63)), ((63, 80), (31, 61)), ((32, 32), (15, 31)), ((9, 40), (3, 7)), ((2, 2), (1, 1))],
+)
+def test_the_ring_shrinks_in_images_that_are_smaller_than_it(shape: tuple[int, int], sides: tuple[int, int]) -> None:
+    """Both sides stay odd, and the guard is about half of the ring."""
+    assert ring_sides(45, 63, shape) == sides
