@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from toys import as_uint8, pictures, toy_network
 
-from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, Trial, compare, recommend
+from gepc.backbones.base import Backbone
+from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, Trial, candidates_for, compare, recommend
 from gepc.bench.evaluate import Scores
 from gepc.cli.app import run
 from gepc.core.errors import InputError
@@ -106,6 +107,24 @@ def test_every_candidate_can_be_made_and_asked_for() -> None:
     assert DEFAULT in CANDIDATES
 
 
+def test_other_sizes_are_candidates_where_the_network_takes_any_size_and_nothing_is_enlarged() -> None:
+    def sides(side: int, size: int | None = None, image_size: int | None = None) -> list[int]:
+        network = Backbone.from_callable(lambda x, t: x, [0.9], channels=1, image_size=image_size, size_multiple=8)
+        found = candidates_for(np.zeros((2, side, side + 9), np.uint8), network, size)
+        assert tuple(found[: len(CANDIDATES)]) == CANDIDATES
+        assert all(candidate.method == DEFAULT.method for candidate in found[len(CANDIDATES) :])
+        return [candidate.options["size"] for candidate in found[len(CANDIDATES) :]]
+
+    assert sides(63) == []
+    assert sides(64) == [32]
+    assert sides(100) == [48]  # a multiple of 8
+    assert sides(100, size=32) == [64]
+    assert sides(100, size=64) == [32]
+    assert sides(200, size=100) == [48, 200]
+    assert sides(200, image_size=32) == []
+    assert Candidate("gepc+:fast", {"size": 48}).arguments == "--method gepc+ --preset fast --set size=48"
+
+
 def test_the_command_prints_a_table_and_the_next_command(
     tmp_path: Path, tiny_net: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +135,6 @@ def test_the_command_prints_a_table_and_the_next_command(
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained("net")
     np.save("normal.npy", as_uint8(pictures(44, 16)))
     monkeypatch.setattr("gepc.bench.choose.CANDIDATES", FEW)
-    monkeypatch.setattr("gepc.bench.choose.compare.__defaults__", (FEW, *compare.__defaults__[1:]))
     assert run(["choose", "normal.npy", "--backbone", "net"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].split()[:2] == ["candidate", "average"]

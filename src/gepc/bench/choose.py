@@ -27,6 +27,7 @@ from gepc.images.synthetic import KINDS, synthetic_outlier
 
 Array = npt.NDArray[np.float64]
 LEAST_IMAGES = 40
+LEAST_SIDE = 32
 LEAST_LEAD, LARGEST_P = 0.01, 0.01
 """A candidate is recommended instead of the default if its average AUROC is higher by this much, with this p-value."""
 
@@ -93,7 +94,7 @@ class Trial:
 def compare(
     backbone: Backbone,
     images: Any,
-    candidates: Sequence[Candidate] = CANDIDATES,
+    candidates: Sequence[Candidate] | None = None,
     count: int = 200,
     size: int | None = None,
     seed: int = 0,
@@ -102,9 +103,12 @@ def compare(
     """Try every candidate; the best average AUROC comes first.
 
     At most `count` of the images, drawn with `seed`, are used. `size` is the side of the images that the network sees,
-    by default the backbone's. `on_progress` is called with the number of finished candidates, one by one.
+    by default the backbone's. Without `candidates`, those of `candidates_for` are tried. `on_progress` is called with
+    the number of finished candidates, one by one.
     """
     opened = open_images(images)
+    if candidates is None:
+        candidates = candidates_for(opened, backbone, size)
     chosen = np.random.default_rng(seed).permutation(len(opened))[:count]
     if len(chosen) < LEAST_IMAGES:
         raise InputError(f"a comparison needs at least {LEAST_IMAGES} images; there are {len(chosen)}")
@@ -115,6 +119,22 @@ def compare(
         if on_progress is not None:
             on_progress(1)
     return sorted(trials, key=lambda trial: -trial.average)
+
+
+def candidates_for(images: Any, backbone: Backbone, size: int | None = None) -> list[Candidate]:
+    """`CANDIDATES`, and the default on images of half and of twice the side where the network takes any size.
+
+    A side is at least 32 pixels and at most that of the first readable image, so that nothing is enlarged. With twice
+    the side a pass takes four times as long.
+    """
+    readable = (record.pixels_for(backbone.channels) for record in open_images(images) if record.pixels is not None)
+    first = next(readable, None)
+    if backbone.image_size is not None or first is None:
+        return list(CANDIDATES)
+    shortest, step = min(first.shape[:2]), backbone.size_multiple
+    side = shortest if size is None else size
+    sides = [other // step * step for other in (side // 2, side * 2)]
+    return [*CANDIDATES, *(Candidate(DEFAULT.method, {"size": x}) for x in sides if LEAST_SIDE <= x <= shortest)]
 
 
 def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], size: int | None, seed: int) -> Trial:

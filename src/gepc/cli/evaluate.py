@@ -137,20 +137,23 @@ def choose(
     loading: opt.Loading = opt.DEFAULT_LOADING,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Compare methods, presets and transforms on your own normal images, and print the `gepc fit` command to run.
+    """Compare methods, presets, transforms and sizes on your own normal images; print the `gepc fit` command to run.
 
     Half of the images are fitted on. The others are scored together with synthetic outliers made from them (blurred,
     shuffled, recoloured and so on). No out-of-distribution image is needed.
 
     Example: `gepc choose photos/normal`
     """
-    from gepc.bench.choose import CANDIDATES, compare, recommend
+    from gepc.bench.choose import candidates_for, compare, recommend
 
-    with progress("candidates", len(CANDIDATES)) as advance:
-        trials = compare(loading.load(backbone), images, count=count, size=size, on_progress=advance)
+    net = loading.load(backbone)
+    candidates = candidates_for(images, net, size)
+    with progress("candidates", len(candidates)) as advance:
+        trials = compare(net, images, candidates, count, size, on_progress=advance)
     chosen, reason = recommend(trials)
     words = [shlex.quote(images), "--out DETECTOR", "--backbone", shlex.quote(backbone), chosen.candidate.arguments]
-    command = " ".join(["gepc fit", *words, *([] if size is None else [f"--set size={size}"])])
+    own_size = size is None or "size" in chosen.candidate.options
+    command = " ".join(["gepc fit", *words, *([] if own_size else [f"--set size={size}"])])
     if as_json:
         rows = [
             {"candidate": str(t.candidate), "auroc": t.aurocs, "stability": t.stability, "cost": str(t.cost)}

@@ -296,8 +296,11 @@ class LevelPass:
 
 def channel_statistics(maps: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Mean and standard deviation over pixels of every channel of the recorded layers, (N, 2 C): all means first."""
-    moments = [torch.var_mean(field.float(), dim=(2, 3), correction=0) for field in maps.values()]
-    return torch.cat([mean for _, mean in moments] + [variance.sqrt() for variance, _ in moments], 1)
+    fields = [field.float() for field in maps.values()]
+    means = [field.mean((2, 3), keepdim=True) for field in fields]
+    # torch.var_mean takes nine times as long on channels-last fields
+    deviations = [(field - mean).square().mean((2, 3)).sqrt() for field, mean in zip(fields, means, strict=True)]
+    return torch.cat([mean.flatten(1) for mean in means] + deviations, 1)
 
 
 def inner_residual(maps: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], action: Action) -> torch.Tensor:

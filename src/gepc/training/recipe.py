@@ -266,10 +266,11 @@ def save_folder(net: UNet2DModel | EnergyNet, averages: Iterable[torch.Tensor], 
 
 
 _LATENT = {"latent": 64, "langevin_step": 0.05, "langevin_noise": None, "langevin_clip": None}
+_SMALL = {"channels": (16, 32, 48, 64), "batch_size": 16, "warmup_steps": 50}  # a step costs `langevin_steps` passes
 ENERGIES: dict[str, dict[str, Any]] = {
-    "igebm": {"learning_rate": 1e-4},
-    "improved_cd": {"learning_rate": 1e-4},
-    "vaebm": {"learning_rate": 5e-4, **_LATENT},
+    "igebm": {"learning_rate": 2e-4, **_SMALL},
+    "improved_cd": {"learning_rate": 2e-4, **_SMALL},
+    "vaebm": {"learning_rate": 5e-4, **_SMALL, **_LATENT},
 }
 """The objectives of energy networks, and the fields of a recipe whose defaults are different with them."""
 
