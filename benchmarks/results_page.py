@@ -3,9 +3,11 @@ r"""The tables of docs/results.md and of its sub-pages, from the results of a be
     gepc bench small32 --data data --out results \
         --methods all,msma:knn,diffpath:paper,diffpath:v2_light,scoped:paper,scoped:unsigned
     python benchmarks/results_page.py results
+    python benchmarks/results_page.py --tables suites/ranks.json energy/energy.json
 
-Writes into docs/results: `measured.md` and `published.md`, which docs/results.md includes, the pages `methods.md` and
-`ablations.md`, every table as a CSV file, and the figure of AUROC against cost.
+The first writes into docs/results: `measured.md` and `published.md`, which docs/results.md includes, the pages
+`methods.md` and `ablations.md`, every table as a CSV file, and the figure of AUROC against cost. The second writes the
+tables of other benchmarks into docs/results/tables, for pages to include, and as CSV files.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gepc.core.tables import Cell, markdown_table, show
+from gepc.core.tables import Cell, markdown_table, show, write_rows
 
 METHODS = "all,msma:knn,diffpath:paper,diffpath:v2_light,scoped:paper,scoped:unsigned"
 SHOWN = 9
@@ -74,12 +76,25 @@ def methods_page(main: dict[str, Any], paired: dict[str, Any], command: str) -> 
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="folder of gepc bench")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    options = parser.parse_args()
-    found = json.loads((options.results / "results.json").read_text())
+def write_page_tables(files: Sequence[Path], out: Path) -> None:
+    """Every table of these JSON files as `tables/NAME.md`, numbers without the zero before the point, and as CSV."""
+    for folder in (out / "tables", out / "csv"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        for table in json.loads(path.read_text())["tables"]:
+            header, rows = tuple(table["rows"][0]), [tuple(row.values()) for row in table["rows"]]
+            short = [
+                [show(cell).removeprefix("0") if isinstance(cell, float) else show(cell) for cell in row]
+                for row in rows
+            ]
+            text = "\n".join([markdown_table(header, short), "", table["note"], ""])
+            (out / "tables" / f"{table['name']}.md").write_text(text)
+            write_rows(out / "csv" / f"{table['name']}.csv", header, rows)
+
+
+def write_pages(results: Path, out: Path) -> None:
+    """The results page and its sub-pages, from a folder of `gepc bench`."""
+    found = json.loads((results / "results.json").read_text())
     tables = {table["name"]: table for table in found["tables"]}
     protocol = found["about"]["command"].split()[2]
     command = f"gepc bench {protocol} --data DATA --out results"
@@ -87,7 +102,7 @@ def main() -> None:
     rows = tables["main"]["rows"]
     measured = [row for row in rows if row["source"] == "measured"]
     published = [row for row in rows if row["source"] != "measured"]
-    (options.out / "csv").mkdir(parents=True, exist_ok=True)
+    (out / "csv").mkdir(parents=True, exist_ok=True)
     texts = {
         "measured.md": auroc_rows(first_rows(measured), pairs_of(rows)),
         "methods.md": methods_page(tables["main"], tables["paired"], with_methods),
@@ -96,12 +111,23 @@ def main() -> None:
     if published:
         texts["published.md"] = auroc_rows(published, pairs_of(rows))
     for name, text in texts.items():
-        (options.out / name).write_text(text.rstrip() + "\n")
-    for path in (options.results / "tables").glob("*.csv"):
-        shutil.copy(path, options.out / "csv" / path.name)
-    figure = options.results / "figures" / "cost.png"
+        (out / name).write_text(text.rstrip() + "\n")
+    for path in (results / "tables").glob("*.csv"):
+        shutil.copy(path, out / "csv" / path.name)
+    figure = results / "figures" / "cost.png"
     if figure.exists():
-        shutil.copy(figure, options.out / figure.name)
+        shutil.copy(figure, out / figure.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", help="folder of gepc bench")
+    parser.add_argument("--tables", type=Path, nargs="*", default=[], help="JSON files of other benchmarks")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    options = parser.parse_args()
+    if options.results is not None:
+        write_pages(options.results, options.out)
+    write_page_tables(options.tables, options.out)
 
 
 if __name__ == "__main__":
