@@ -13,4 +13,8 @@ document.addEventListener("DOMContentLoaded", () => {
       next.data = next.data.slice(mark[0].length);
     }
   }
+  // a line would otherwise end with the two hyphens of an option
+  for (const word of document.querySelectorAll("code.literal span.pre")) {
+    word.classList.toggle("option", word.textContent.startsWith("-") && word.textContent.length < 30);
+  }
 });
