@@ -114,7 +114,13 @@ def _formula(writer: Any, node: Any) -> None:
     raise nodes.SkipNode
 
 
+def _aliases(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, *shown: str | None) -> tuple[str | None, ...]:
+    """Aliases of types in signatures by their names, which autodoc does not do inside of a union."""
+    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in shown)
+
+
 def setup(app: Any) -> None:
     """Draw formulas, and read docstrings as plain text, before napoleon reads their sections."""
     app.add_html_math_renderer("katex", (_formula, None), (_formula, None))
+    app.connect("autodoc-process-signature", _aliases)
     app.connect("autodoc-process-docstring", _plain_text, priority=100)
