@@ -33,11 +33,12 @@ check: lint types test
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 
-# strict: a warning is an error, and the code blocks of the pages are run
+# strict: a warning is an error, the code blocks of the pages are run, and the pages are looked at in a browser if there is one
 docs: $(READY)
 	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m pytest tests/test_docs_pages.py
 	@echo "docs/_build/html/index.html"
 
 # run the notebooks of the documentation; they must give what is stored in them

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Any
 
-from docutils.utils.math.latex2mathml import tex2mathml
+from docutils import nodes
 
 from gepc import __version__
 
@@ -19,17 +20,20 @@ exclude_patterns = ["_build", "results/measured.md", "results/published.md"]  # 
 nb_execution_mode = "off"  # notebooks are stored with their outputs; `make notebooks` runs them
 html_theme = "furo"
 html_static_path = ["static"]
-html_css_files = ["tables.css"]
+html_css_files = ["katex/katex.min.css", "pages.css"]
+html_js_files = [(f"{name}.js", {"defer": "defer"}) for name in ("katex/katex.min", "pages")]
 html_title = "gepc"
+pygments_dark_style = "a11y-high-contrast-dark"  # furo's own underlines the names of modules
+html_favicon = "static/favicon.svg"
 html_show_copyright = False
 html_show_sphinx = False
-html_math_renderer = "mathml"
+html_math_renderer = "katex"
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#b9501b", "color-brand-content": "#2a6a9e"},
     "dark_css_variables": {"color-brand-primary": "#f0935a", "color-brand-content": "#74b3e3"},
 }
 
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -38,6 +42,7 @@ autodoc_preserve_defaults = True
 autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "Array": "Array", "FloatArray": "Array"}
 napoleon_custom_sections = [("Fitted state", "params_style")]
 napoleon_use_ivar = True
+strip_signature_backslash = True  # napoleon then keeps the underscore of `levels_`
 python_maximum_signature_line_length = 100
 default_role = "code"
 
@@ -48,7 +53,7 @@ nitpick_ignore_regex = [("py:(class|data|obj)", ".*")]
 doctest_global_setup = "import warnings; warnings.simplefilter('ignore')"
 
 
-ENTRY = re.compile(r"([a-zA-Z]\w*(?:, \w+)*) : (.*)")
+ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \w+)*) : (.*)")
 
 
 def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
@@ -103,30 +108,19 @@ def _escaped(line: str) -> str:
 
 
 def _formula(writer: Any, node: Any) -> None:
-    """Formulas as MathML, which browsers draw themselves: the site needs nothing from elsewhere."""
-    from docutils import nodes
-
-    block = isinstance(node, nodes.math_block)
-    mathml = _accented(tex2mathml(node.astext(), as_block=block))
-    writer.body.append(f'<div class="math">{mathml}</div>' if block else mathml)
+    """Formulas as TeX; KaTeX, which is part of the site, draws them in the browser."""
+    tag = "div" if isinstance(node, nodes.math_block) else "span"
+    writer.body.append(f'<{tag} class="math notranslate">{escape(node.astext())}</{tag}>')
     raise nodes.SkipNode
 
 
-def _accented(mathml: str) -> str:
-    """Letters with a bar, hat or tilde as one letter, whose index then stands beside it and not below."""
-    marks = {"\u02c9": "\u0304", "\u02c6": "\u0302", "~": "\u0303"}
-    letter, mark = r"<mi>(\w)</mi>\s*", r'<mo stretchy="false">([\u02c9\u02c6~])</mo>\s*'
-
-    def joined(found: re.Match[str]) -> str:
-        *_, accent = found.groups()
-        base = f'<mi style="font-style: italic">{found[1]}{marks[accent]}</mi>'
-        return f"<msub>{base}{found[2]}</msub>" if found.re.groups == 3 else base
-
-    mathml = re.sub(rf"<munderover>\s*{letter}(<m[in]>\w+</m[in]>)\s*{mark}</munderover>", joined, mathml)
-    return re.sub(rf'<mover accent="true">\s*{letter}{mark}</mover>', joined, mathml)
+def _aliases(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, *shown: str | None) -> tuple[str | None, ...]:
+    """Aliases of types in signatures by their names, which autodoc does not do inside of a union."""
+    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in shown)
 
 
 def setup(app: Any) -> None:
     """Draw formulas, and read docstrings as plain text, before napoleon reads their sections."""
-    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.add_html_math_renderer("katex", (_formula, None), (_formula, None))
+    app.connect("autodoc-process-signature", _aliases)
     app.connect("autodoc-process-docstring", _plain_text, priority=100)

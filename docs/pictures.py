@@ -29,7 +29,7 @@ ELEMENTS = ("flip_x", "rot90", "shift_x")
 
 
 def probe(backbone: gepc.Backbone, pixels: np.ndarray, level: float) -> Figure:
-    """One image through the method: noisy, moved, answered, moved back, compared."""
+    """One image through the method: noisy, transformed, predicted, mapped back, compared."""
     (t,) = gepc.Levels((level,)).timesteps(backbone.alphas_cumprod)
     image = pixels.transpose(2, 0, 1).astype(np.float32) / 127.5 - 1
     abar = backbone.alphas_cumprod[t]
@@ -38,14 +38,14 @@ def probe(backbone: gepc.Backbone, pixels: np.ndarray, level: float) -> Figure:
     base = backbone.score(x, t)
     figure = Figure(figsize=(7.2, 5.0), layout="constrained")
     grid = figure.subplots(len(ELEMENTS), 5)
-    titles = ("moved, $P_g x_t$", "answer, $s(P_g x_t)$", "moved back", "answer, $s(x_t)$", "difference$^2$")
+    titles = ("image, $P_g x_t$", "prediction, $s(P_g x_t)$", "mapped back", "prediction, $s(x_t)$", "difference$^2$")
     residuals = []
     for row, name in zip(grid, ELEMENTS, strict=True):
         action = find_action(name)
-        answer = backbone.score(action.apply(x), t)
-        residual = (action.inverse(answer) - base).square().mean(1)[0]
+        predicted = backbone.score(action.apply(x), t)
+        residual = (action.inverse(predicted) - base).square().mean(1)[0]
         residuals.append(residual)
-        for axes, field in zip(row, (action.apply(x), answer, action.inverse(answer), base), strict=False):
+        for axes, field in zip(row, (action.apply(x), predicted, action.inverse(predicted), base), strict=False):
             scale = 1.0 if field.shape == x.shape and axes is row[0] else float(base.abs().quantile(0.99))
             axes.imshow(((field[0] / scale + 1) / 2).clamp(0, 1).permute(1, 2, 0))
         row[0].set_ylabel(name)

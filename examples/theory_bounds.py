@@ -93,7 +93,8 @@ def draw(panels: list, thin: int = 1) -> Figure:
         axes.fill_between(grid, lower, upper, color=GREY, alpha=0.15, linewidth=0, label="between the bounds")
         axes.plot(grid, residual, color=BLUE, linewidth=2, label="residual")
         axes.plot(grid, printed, color=RED, linestyle="--", linewidth=1.3, label="printed lower bound")
-        axes.set(title=title, xlabel=label)
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel(label)
         axes.set_yscale("symlog", linthresh=1.0)
         axes.set_ylim(-0.15, None)  # a residual of 0 stays visible
         if label == "d":

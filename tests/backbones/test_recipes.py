@@ -1,4 +1,4 @@
-"""The snippets of the page "Use your own backbone", run as they stand, with the packages they name where installed."""
+"""The snippets of the page "Using your own backbone", run as they stand, with the packages they name if installed."""
 
 from __future__ import annotations
 
