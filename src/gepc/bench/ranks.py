@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ALPHA = 0.05
+DIAGRAM_WIDTH = 6.4  # inches
 Aurocs = Mapping[str, Mapping[str, float]]  # method -> pair -> AUROC
 
 
@@ -129,10 +130,12 @@ def diagram(ranking: Ranking) -> Figure:
     ranks, names = ranking.average_ranks, ranking.methods
     half, step = (len(names) + 1) // 2, 0.16
     with drawing(0.9 + step * (half + len(ranking.groups))) as figure:
+        figure.set_figwidth(DIAGRAM_WIDTH)
         axes = figure.add_subplot()
         low, high = 1.0, float(len(names))
+        margin = 0.3 * (high - low)  # for the names, so that no line crosses them
         bottom = 0.6 + 0.35 * len(ranking.groups)
-        axes.set(xlim=(low - 0.1, high + 0.1), ylim=(bottom + half + 0.4, -1.6))
+        axes.set(xlim=(low - margin, high + margin), ylim=(bottom + half + 0.4, -1.6))
         axes.axis("off")
         axes.plot([low, high], [0, 0], color=LIGHT["ink"], linewidth=1.0)
         for tick in range(1, len(names) + 1):
@@ -147,8 +150,8 @@ def diagram(ranking: Ranking) -> Figure:
         for place, (rank, name) in enumerate(zip(ranks, names, strict=True)):
             left = place < half
             height = bottom + (place if left else len(names) - 1 - place) + 0.2
-            end = low - 0.1 if left else high + 0.1
+            end, side = (low - 0.02 * margin, "right") if left else (high + 0.02 * margin, "left")
             axes.plot([rank, rank, end], [0, height, height], color=LIGHT["muted"], linewidth=0.7)
-            side = "left" if left else "right"
-            axes.text(end, height - 0.08, f"{name} {rank:.1f}", ha=side, va="bottom", fontsize=7)
+            label = f"{name}  {rank:.1f} " if left else f" {rank:.1f}  {name}"
+            axes.text(end, height, label, ha=side, va="center", fontsize=7)
     return figure

@@ -10,9 +10,10 @@ from gepc.bench.baselines import Baseline, BaselineBench, collect_baselines
 from gepc.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
 from gepc.bench.cost import passes_needed, runtime_table
 from gepc.bench.evaluate import Benchmark, GepcBench
-from gepc.core.files import replacing, write_text
+from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.features.extraction import OnProgress, plain_options
+from gepc.report.figures import save
 from gepc.report.page import render
 
 SECTIONS = {
@@ -93,9 +94,7 @@ def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "
     write_each(out / "tables", result.tables)
     pictures = draw_all(result.bench, result.compared)
     for name, picture in pictures.items():
-        for kind in formats:
-            with replacing(out / "figures" / f"{name}.{kind}") as draft:
-                picture.figure.savefig(draft, format=kind, dpi=200)
+        save(picture.figure, out / "figures" / name, formats)
     main = dict(zip(result.tables[0].header, result.tables[0].rows[0], strict=True))
     page = render(
         Path(__file__).parent / "benchmark.html",

@@ -359,15 +359,14 @@ def _run(
 def _rank(out: Path, names: Sequence[str]) -> None:
     """Rank the methods over the pairs of all benchmarks in `out`."""
     from gepc.bench.ranks import Ranking, diagram, read_aurocs
-    from gepc.core.files import replacing
     from gepc.core.tables import write_each, write_tables
+    from gepc.report.figures import save
 
     ranking = Ranking.of({name: read_aurocs(out / name) for name in names})
     tables = [ranking.table()]
     write_each(out / "tables", tables)
     say(write_tables(out, "ranks", tables, {"command": typed_command()}))
-    with replacing(out / "ranks.svg") as draft:
-        diagram(ranking).savefig(draft, format="svg")
+    save(diagram(ranking), out / "ranks")
 
 
 def _run_masks(protocol: MaskProtocol, loading: opt.Loading, data: Path, out: Path) -> None:

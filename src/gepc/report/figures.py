@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from sklearn.metrics import roc_curve
 
 from gepc.core.errors import GepcError, InputError, raising
+from gepc.core.files import replacing
 from gepc.core.palette import LIGHT, line_style
 from gepc.detector.maps import overlay
 from gepc.scoring.metrics import auroc
@@ -56,6 +58,13 @@ def drawing(height: float, layout: Literal["constrained"] | None = "constrained"
         from matplotlib.figure import Figure
     with matplotlib.rc_context(_STYLE):
         yield Figure(figsize=(WIDTH, height), layout=layout)
+
+
+def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> None:
+    """Write the figure as `path` with each format's suffix: PNG on white, for pages of any colour; SVG transparent."""
+    for kind in formats:
+        with replacing(path.with_suffix(f".{kind}")) as draft:
+            figure.savefig(draft, format=kind, dpi=200, facecolor="white" if kind == "png" else "none")
 
 
 def histogram(
