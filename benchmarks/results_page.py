@@ -36,6 +36,12 @@ def pairs_of(rows: Sequence[Row]) -> list[str]:
     return [heading for heading in rows[0] if ":" in heading]
 
 
+def narrow_table(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A Markdown table whose numbers have no zero before the point and whose pairs may be broken at the colon."""
+    short = [[show(cell).removeprefix("0") if isinstance(cell, float) else show(cell) for cell in row] for row in rows]
+    return markdown_table([heading.replace(":", ": ") for heading in header], short)
+
+
 def auroc_rows(rows: Sequence[Row], pairs: Sequence[str]) -> str:
     """Method, passes, average AUROC and that of every pair; without the zero before the point, to be narrow."""
     cells = [[show(row[name]).removesuffix("+0J") for name in ("method", "F+J", "average", *pairs)] for row in rows]
@@ -60,7 +66,7 @@ def _average(row: Row) -> float:
 def section(table: dict[str, Any], command: str) -> str:
     """A table with its heading, an anchor that stays, its note and its command."""
     rows = table["rows"]
-    shown = markdown_table(tuple(rows[0]), [[show(cell) for cell in row.values()] for row in rows])
+    shown = narrow_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     lines = [f"({table['name'].replace('_', '-')})=", f"## {table['title']}", "", shown, ""]
     download = f"{{download}}`CSV <csv/{table['name']}.csv>`"
     return "\n".join([*lines, table["note"], "", f"`{command}`, {download}", ""])
@@ -83,11 +89,7 @@ def write_page_tables(files: Sequence[Path], out: Path) -> None:
     for path in files:
         for table in json.loads(path.read_text())["tables"]:
             header, rows = tuple(table["rows"][0]), [tuple(row.values()) for row in table["rows"]]
-            short = [
-                [show(cell).removeprefix("0") if isinstance(cell, float) else show(cell) for cell in row]
-                for row in rows
-            ]
-            text = "\n".join([markdown_table(header, short), "", table["note"], ""])
+            text = "\n".join([narrow_table(header, rows), "", table["note"], ""])
             (out / "tables" / f"{table['name']}.md").write_text(text)
             write_rows(out / "csv" / f"{table['name']}.csv", header, rows)
 
