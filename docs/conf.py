@@ -16,7 +16,7 @@ release = __version__
 version = release
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "results/measured.md", "results/published.md"]  # the latter are parts of results.md
+exclude_patterns = ["_build", "results/measured.md", "results/published.md", "results/tables"]  # parts of pages
 nb_execution_mode = "off"  # notebooks are stored with their outputs; `make notebooks` runs them
 html_theme = "furo"
 html_static_path = ["static"]
