@@ -1,6 +1,6 @@
 """Do the tests test? Change the core one operator or number at a time and run the tests of the changed module.
 
-    python benchmarks/mutants.py [--count 120] [--all] [--only verdicts/conformal] [--jobs 2]
+    python benchmarks/mutants.py [--count 120] [--skip 0] [--all] [--only verdicts/conformal] [--jobs 2]
 
 A mutant is killed if a test fails. The sample is fixed: mutants are ordered by a hash of their text, so that it changes
 only where the code does. Mutants that no test can kill, because the program stays the same, are listed with a reason
@@ -215,6 +215,7 @@ def main() -> int:
     """Print the survivors and the share of mutants that were killed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=120, help="size of the sample")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first mutants of the order: a fresh sample")
     parser.add_argument("--all", action="store_true", help="every mutant instead of a sample")
     parser.add_argument("--only", choices=sorted(TESTS), help="mutants of one module")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many mutants to run at once")
@@ -227,7 +228,7 @@ def main() -> int:
         print(f"no longer a mutant, remove it from {EQUIVALENT.name}: {key}")
     living = [mutant for mutant in everyone if mutant.key not in equivalent]
     living.sort(key=lambda mutant: hashlib.sha256(mutant.key.encode()).digest())
-    sample = living if options.all else living[: options.count]
+    sample = living if options.all else living[options.skip : options.skip + options.count]
     for name in (
         "torch",
         "scipy.stats",

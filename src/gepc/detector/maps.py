@@ -23,6 +23,7 @@ from gepc.features.gepc_plus import MAP_PARTS
 from gepc.features.pooling import QUANTILE, Map
 from gepc.images.preprocessing import rgb_picture, warn_about_range
 from gepc.images.sources import Image, Images
+from gepc.verdicts.conformal import images_needed
 from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _write_map(
 def _verdict(detector: Detector, scores: npt.NDArray[np.float64], alpha: float) -> dict[str, Any]:
     """Score, p-value and alarm of one image; the score alone where the detector has groups."""
     score = float(scores[0])
-    if detector.reference_.grouped or alpha * (len(detector.reference_.scores) + 1) < 1.0:
+    if detector.reference_.grouped or len(detector.reference_.scores) < images_needed(alpha):
         return {"score": score}
     p_value = detector.reference_.p_values(scores)
     alarm = bool(DecisionRule(alpha).alarms(p_value, detector.reference_)[0])
