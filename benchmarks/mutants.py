@@ -24,6 +24,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,11 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def survives(mutant: Mutant | None, module: str) -> bool:
     """Whether all tests of the module pass, in a fork; of the module as it is where there is no mutant."""
+    with tempfile.TemporaryDirectory() as folder:  # its own: in a shared one, runs at the same time disturb each other
+        return _survives(mutant, module, f"--basetemp={folder}/tests")
+
+
+def _survives(mutant: Mutant | None, module: str, folder: str) -> bool:
     child = os.fork()
     if child == 0:
         code = 1
@@ -198,7 +204,7 @@ def survives(mutant: Mutant | None, module: str) -> bool:
             import pytest
 
             os.chdir(ROOT)
-            code = int(pytest.main([*QUIETLY, *TESTS[module]]))
+            code = int(pytest.main([*QUIETLY, folder, *TESTS[module]]))
         os._exit(code)
     ends = time.monotonic() + WAITING
     while time.monotonic() < ends:

@@ -320,3 +320,5 @@ def test_files_are_named_by_number_and_name_without_strange_letters(tmp_path: Pa
 
 def test_maps_are_calibrated_on_one_scale_at_a_rate_of_a_twentieth_unless_told_otherwise() -> None:
     assert MapOptions() == MapOptions(scale="global", raw=False, alpha=0.05, bands=None)
+    with pytest.raises(OptionError, match="alpha must be between 0 and 1, got 0"):
+        MapOptions(alpha=0.0)

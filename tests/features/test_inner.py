@@ -383,3 +383,14 @@ def test_every_draw_of_cycle_has_fresh_noise_of_its_own() -> None:
         change = batch().noise(backbone, t, (1 << 16) + draw) - backbone.eps(x_t, t)
         expected = expected + ((1 - abar) * change.square() / (x_t.square() + 1e-8)).mean((1, 2, 3)) / 2
     np.testing.assert_allclose(extract(method, backbone)["cycle"][:, 0], expected, rtol=1e-4)
+
+
+def test_the_change_where_x_t_is_zero_is_divided_by_a_hundred_millionth() -> None:
+    """A black image without noise; the estimate gets the noise of 1 at every pixel."""
+    backbone = gepc.Backbone.from_callable(lambda x, t: torch.zeros_like(x), cosine_alphas_cumprod(1000), 3, 8)
+    method = GepcExtractor(levels=Levels((0.97,)), features=("cycle",), pool="mean")
+    (t,) = method.timesteps(backbone)
+    black = np.zeros((1, 3, 8, 8), dtype=np.float32)
+    looked = Batch(black, [b"black"], fixed_noise={(t, 0): black, (t, 1 << 16): black + 1.0})
+    found = method.extract(backbone, looked, (t,))["cycle"][0, 0]
+    assert found == pytest.approx((1.0 - backbone.alphas_cumprod[t]) / 1e-8, rel=1e-5)

@@ -144,6 +144,17 @@ def test_the_images_needed_are_the_first_with_a_small_enough_p_value(alpha: Frac
     assert n == 0 or Fraction(1, n) > alpha
 
 
+@given(st.integers(1, 10**6), st.sampled_from([0.0, 1e-15, 1e-13, 1e-11, 1e-10, 1e-9, 1e-6]))
+def test_the_images_needed_are_those_that_pass_the_check(n: int, short: float) -> None:
+    """Also for a rate that falls short of 1/(n + 1) by more than rounding, be it ever so little."""
+    alpha = (1.0 - short) / (n + 1)
+    needed = images_needed(alpha)
+    assert needed == (n if short < 1e-12 else n + 1)
+    check_alpha(alpha, needed)
+    with pytest.raises(OptionError, match=f"needs at least {needed} calibration images, there are {needed - 1}"):
+        check_alpha(alpha, needed - 1)
+
+
 @pytest.mark.parametrize("value", ["0.5", None, True, False, 0, 1, 0.0, 1.0, float("nan"), [0.5], np.array([0.5])])
 def test_what_is_no_rate_is_refused_by_its_name(value: object) -> None:
     with pytest.raises(OptionError, match="width must be between 0 and 1, got "):
@@ -152,3 +163,5 @@ def test_what_is_no_rate_is_refused_by_its_name(value: object) -> None:
 
 def test_rates_may_be_numbers_of_numpy() -> None:
     check_rates(half=np.float32(0.5), small=np.float64(1e-9), large=1.0 - 1e-9)
+    with pytest.raises(OptionError, match="needs at least 3 calibration images, there are 2"):
+        check_alpha(np.float32(0.25), 2)

@@ -23,7 +23,7 @@ from gepc.features.gepc_plus import MAP_PARTS
 from gepc.features.pooling import QUANTILE, Map
 from gepc.images.preprocessing import rgb_picture, warn_about_range
 from gepc.images.sources import Image, Images
-from gepc.verdicts.conformal import images_needed
+from gepc.verdicts.conformal import check_rates, images_needed
 from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, SCALES)
+        check_rates(alpha=self.alpha)
 
 
 def write_maps(
