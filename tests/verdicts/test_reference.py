@@ -90,6 +90,7 @@ def test_too_few_images_for_confidence_says_how_many():
 
 def test_images_for_width_is_the_first_that_is_narrow_enough():
     n = images_for_width(0.05, 0.02)
+    assert isinstance(n, int)
     widths = [np.diff(realised_range(0.05, count))[0] for count in (n - 1, n)]
     assert widths[1] <= 0.02 < widths[0]
 
