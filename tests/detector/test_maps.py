@@ -14,6 +14,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
+from gepc.core.palette import LIGHT
 from gepc.detector.maps import MapOptions, colour_bar, drawn, overlay, resized, with_map_part, write_maps
 from gepc.detector.regions import Region, map_regions
 from gepc.features.extraction import ImageSample
@@ -322,3 +323,14 @@ def test_maps_are_calibrated_on_one_scale_at_a_rate_of_a_twentieth_unless_told_o
     assert MapOptions() == MapOptions(scale="global", raw=False, alpha=0.05, bands=None)
     with pytest.raises(OptionError, match="alpha must be between 0 and 1, got 0"):
         MapOptions(alpha=0.0)
+
+
+def test_a_number_stands_three_columns_and_one_line_within_the_corner_of_its_box() -> None:
+    """Lines 4 to 9 and columns 2 to 8 of 16 x 16 pixels, 16 times as large, right of the image and below the text."""
+    picture, field = np.zeros((16, 16, 3), dtype=np.float32), np.zeros((16, 16), dtype=np.float32)
+    expected = drawn(picture, field, 1.0, [], "score 3")
+    pen = ImageDraw.Draw(expected)
+    pen.rectangle((288, 84, 399, 179), outline=LIGHT["inside"], width=2)
+    pen.text((291, 85), "12", fill=LIGHT["inside"])
+    found = drawn(picture, field, 1.0, [Region(12, 3.0, 0.01, (4, 2, 10, 9))], "score 3")
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
