@@ -315,7 +315,7 @@ def test_files_are_named_by_number_and_name_without_strange_letters(tmp_path: Pa
     (tmp_path / "in").mkdir()
     for name in ("a b:c-d_e.png", "x" * 80 + ".png"):
         Image.fromarray(as_uint8(ID[:1])[0]).save(tmp_path / "in" / name)
-    entries = write_maps(detector, open_images(tmp_path / "in"), tmp_path / "out")
+    entries = write_maps(detector, open_images(tmp_path / "in"), tmp_path / "new" / "out")
     assert [entry["map"] for entry in entries] == ["000000_a_b_c-d_e.npy", f"000001_{'x' * 60}.npy"]
 
 
