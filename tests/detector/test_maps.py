@@ -334,3 +334,12 @@ def test_a_number_stands_three_columns_and_one_line_within_the_corner_of_its_box
     pen.text((291, 85), "12", fill=LIGHT["inside"])
     found = drawn(picture, field, 1.0, [Region(12, 3.0, 0.01, (4, 2, 10, 9))], "score 3")
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_a_map_of_nothing_is_drawn_from_0_to_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own 0.99 quantile is 0, and no scale ends there."""
+    detector = toy_detector().fit(ID)
+    nothing = {detector.map_part: np.zeros((1, 8, 8), dtype=np.float32)}
+    monkeypatch.setattr(gepc.Detector, "score_batch", lambda *_, **__: (np.ones(1), nothing))
+    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions("image", raw=True))
+    assert (entry["scale"], entry["mean"], entry["regions"]) == (1.0, 0.0, 0)
