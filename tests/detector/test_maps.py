@@ -325,13 +325,18 @@ def test_maps_are_calibrated_on_one_scale_at_a_rate_of_a_twentieth_unless_told_o
         MapOptions(alpha=0.0)
 
 
-def test_a_number_stands_three_columns_and_one_line_within_the_corner_of_its_box() -> None:
-    """Lines 4 to 9 and columns 2 to 8 of 16 x 16 pixels, 16 times as large, right of the image and below the text."""
-    picture, field = np.zeros((16, 16, 3), dtype=np.float32), np.zeros((16, 16), dtype=np.float32)
+@pytest.mark.parametrize(
+    ("side", "box", "corner"), [(16, (288, 84, 399, 179), (291, 85)), (100, (204, 28, 217, 39), (207, 29))]
+)
+def test_a_number_stands_three_columns_and_one_line_within_the_corner_of_its_box(
+    side: int, box: tuple[int, int, int, int], corner: tuple[int, int]
+) -> None:
+    """Lines 4 to 9 and columns 2 to 8, 256 // side times as large, right of the image and below the text."""
+    picture, field = np.zeros((side, side, 3), dtype=np.float32), np.zeros((side, side), dtype=np.float32)
     expected = drawn(picture, field, 1.0, [], "score 3")
     pen = ImageDraw.Draw(expected)
-    pen.rectangle((288, 84, 399, 179), outline=LIGHT["inside"], width=2)
-    pen.text((291, 85), "12", fill=LIGHT["inside"])
+    pen.rectangle(box, outline=LIGHT["inside"], width=2)
+    pen.text(corner, "12", fill=LIGHT["inside"])
     found = drawn(picture, field, 1.0, [Region(12, 3.0, 0.01, (4, 2, 10, 9))], "score 3")
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
 
