@@ -141,6 +141,7 @@ def test_two_scores_of_each_kind_are_enough_for_an_interval() -> None:
     assert 0.0 < low < 0.75 < high < 1.0
 
 
-@pytest.mark.parametrize("count", [1, 3, 7, 49, 50, 1000])
+@pytest.mark.parametrize("count", [1, 3, 20, 21, 1000])
 def test_perfect_scores_have_an_average_precision_of_one_and_no_more(count: int) -> None:
+    """The sum over 20 or 21 scores is larger by rounding."""
     assert aupr(np.zeros(count), 1.0 + np.arange(count)) == 1.0
