@@ -1,6 +1,6 @@
 """Do the tests test? Change the core one operator or number at a time and run the tests of the changed module.
 
-    python benchmarks/mutants.py [--count 120] [--all] [--only verdicts/conformal] [--jobs 2]
+    python benchmarks/mutants.py [--count 120] [--skip 0] [--all] [--only verdicts/conformal] [--jobs 2]
 
 A mutant is killed if a test fails. The sample is fixed: mutants are ordered by a hash of their text, so that it changes
 only where the code does. Mutants that no test can kill, because the program stays the same, are listed with a reason
@@ -20,10 +20,12 @@ import copy
 import hashlib
 import importlib.abc
 import importlib.util
+import math
 import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +38,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_suffix(".yaml")
 LEAST = 0.95
-SECONDS = 240  # of CPU time: a mutant that takes longer counts as killed, however busy the machine is
+# A mutant that takes this many times the CPU time of the unchanged module counts as killed, however busy the machine is
+PATIENCE, LEAST_SECONDS, MOST_SECONDS = 5, 20, 600
 WAITING = 3600  # seconds until one that only waits counts as killed
 
 QUIETLY = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -183,13 +186,21 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self.code, module.__dict__)  # noqa: S102
 
 
-def survives(mutant: Mutant | None, module: str) -> bool:
-    """Whether all tests of the module pass, in a fork; of the module as it is where there is no mutant."""
+def survives(mutant: Mutant | None, module: str, limit: int) -> tuple[bool, float]:
+    """Whether all tests of the module pass, in a fork that may use `limit` seconds of CPU time, and how many it used.
+
+    Without a mutant the module is as it is.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # its own: in a shared one, runs at the same time disturb each other
+        return _survives(mutant, module, limit, f"--basetemp={folder}/tests")
+
+
+def _survives(mutant: Mutant | None, module: str, limit: int, folder: str) -> tuple[bool, float]:
     child = os.fork()
     if child == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), 1)
                 os.dup2(nowhere.fileno(), 2)
@@ -198,23 +209,24 @@ def survives(mutant: Mutant | None, module: str) -> bool:
             import pytest
 
             os.chdir(ROOT)
-            code = int(pytest.main([*QUIETLY, *TESTS[module]]))
+            code = int(pytest.main([*QUIETLY, folder, *TESTS[module]]))
         os._exit(code)
     ends = time.monotonic() + WAITING
     while time.monotonic() < ends:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status) == 0
+            return os.waitstatus_to_exitcode(status) == 0, usage.ru_utime + usage.ru_stime
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return False
+    return False, float(limit)
 
 
 def main() -> int:
     """Print the survivors and the share of mutants that were killed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=120, help="size of the sample")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first mutants of the order: a fresh sample")
     parser.add_argument("--all", action="store_true", help="every mutant instead of a sample")
     parser.add_argument("--only", choices=sorted(TESTS), help="mutants of one module")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many mutants to run at once")
@@ -227,7 +239,7 @@ def main() -> int:
         print(f"no longer a mutant, remove it from {EQUIVALENT.name}: {key}")
     living = [mutant for mutant in everyone if mutant.key not in equivalent]
     living.sort(key=lambda mutant: hashlib.sha256(mutant.key.encode()).digest())
-    sample = living if options.all else living[: options.count]
+    sample = living if options.all else living[options.skip : options.skip + options.count]
     for name in (
         "torch",
         "scipy.stats",
@@ -242,14 +254,14 @@ def main() -> int:
 
     torch.set_num_threads(1)
     with ThreadPoolExecutor(options.jobs) as pool:
-        broken = [
-            m for m, passed in zip(modules, pool.map(lambda m: survives(None, m), modules), strict=True) if not passed
-        ]
+        unchanged = dict(zip(modules, pool.map(lambda m: survives(None, m, MOST_SECONDS), modules), strict=True))
+        broken = [module for module, (passed, _) in unchanged.items() if not passed]
         if broken:
             print(f"the tests of {', '.join(broken)} fail without any change")
             return 2
+        limits = {m: max(LEAST_SECONDS, math.ceil(PATIENCE * seconds)) for m, (_, seconds) in unchanged.items()}
         survivors = []
-        verdicts = pool.map(lambda mutant: survives(mutant, mutant.module), sample)
+        verdicts = pool.map(lambda mutant: survives(mutant, mutant.module, limits[mutant.module])[0], sample)
         for mutant, alive in zip(sample, verdicts, strict=True):
             if alive:
                 survivors.append(mutant)

@@ -11,6 +11,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -18,6 +19,7 @@ from gepc.core.errors import InputError, StorageError
 from gepc.core.files import (
     LOCK,
     check_free,
+    digest,
     only_writer,
     read_json,
     replacing,
@@ -137,6 +139,16 @@ def test_a_lock_file_that_a_killed_process_left_does_not_block(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_system_that_has_no_locks_at_all_is_used_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(lock: FileLock) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    with only_writer(tmp_path):
+        (tmp_path / "a.txt").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EACCES])
 def test_without_locks_the_folder_is_used_and_without_permission_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -192,3 +204,33 @@ def test_results_go_into_a_folder_that_is_free_or_their_own(tmp_path: Path) -> N
         check_free(tmp_path / "other", "detector.json", "detector")
     with pytest.raises(InputError, match=r"photo\.png is a file; give a folder"):
         check_free(tmp_path / "other" / "photo.png", "detector.json", "detector")
+
+
+def test_a_new_folder_that_cannot_take_its_place_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: object, target: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(StorageError, match="Permission denied"), replacing_folder(tmp_path / "det"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_digest_is_of_facts_arrays_and_keys_whatever_their_order() -> None:
+    """Names, types and shapes of arrays count, and the order of keys; that of names does not."""
+    a, b = np.arange(6.0), np.ones((2, 3), dtype=np.float32)
+    first = digest({"x": 1, "y": [2]}, {"a": a, "b": b}, [b"k1", b"k2"])
+    assert len(first) == 32
+    assert digest({"y": [2], "x": 1}, {"b": b, "a": a}, [b"k1", b"k2"]) == first
+    assert digest({"x": 1, "y": [2]}, {"a": a[::-1][::-1], "b": np.asfortranarray(b)}, [b"k1", b"k2"]) == first
+    others = [
+        digest({"x": 1, "y": [3]}, {"a": a, "b": b}, [b"k1", b"k2"]),
+        digest({"x": 1, "y": [2]}, {"a": a, "c": b}, [b"k1", b"k2"]),
+        digest({"x": 1, "y": [2]}, {"a": a, "b": b.T}, [b"k1", b"k2"]),
+        digest({"x": 1, "y": [2]}, {"a": a.astype(np.float32), "b": b}, [b"k1", b"k2"]),
+        digest({"x": 1, "y": [2]}, {"a": a, "b": b}, [b"k2", b"k1"]),
+        digest({"x": 1, "y": [2]}),
+    ]
+    assert len({first, *others}) == 7

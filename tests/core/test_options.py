@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest
+from gepc.core.errors import InputError, OptionError, check_choice, check_names, first_line, nearest
 from gepc.core.options import build, coerce, read_yaml
 
 
@@ -101,3 +101,13 @@ def test_a_union_takes_the_first_type_that_fits_and_names_it_if_none_does() -> N
     assert coerce(int | str, "x", "size") == "x"
     with pytest.raises(OptionError, match=r"size must be int, got 1\.5"):
         coerce(int | str, 1.5, "size")
+
+
+def test_what_may_be_anything_stays_as_it_is() -> None:
+    for value in (1, "x", None, [1, "x"]):
+        assert coerce(Any, value, "x") is value
+
+
+def test_the_first_line_of_an_error_is_its_text_or_its_name() -> None:
+    assert first_line(ValueError("  one\ntwo")) == "one"
+    assert first_line(ValueError()) == first_line(ValueError(" \n")) == "ValueError"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import InputError, StorageError
-from gepc.core.run_folder import RowLog, RunFolder
+from gepc.core.run_folder import RowLog, RunFolder, storage_errors
 
 IDENTITY = {"detector": "0" * 64, "scene": {"height": 5, "width": 7}}
 
@@ -122,3 +122,18 @@ def test_a_damaged_row_in_the_middle_of_a_log_is_named(tmp_path: Path) -> None:
     log.path.write_bytes(b"name,number\r\na,1\r\nb\r\nc,3\r\n")
     with pytest.raises(InputError, match=r"log\.csv, row 3 is damaged; remove it, or give another file"):
         list(log.rows())
+
+
+def test_pieces_without_a_description_are_no_run_and_a_restart_discards_them(tmp_path: Path) -> None:
+    (tmp_path / "piece-1").touch()
+    with pytest.raises(InputError, match=r"holds pieces of a run and no run\.json; give another place"):
+        new(tmp_path).begin(IDENTITY)
+    new(tmp_path).begin(IDENTITY, restart=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_an_error_that_names_its_file_already_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"^cannot write b: full$"), storage_errors(tmp_path):
+        raise StorageError("cannot write b: full")
+    with pytest.raises(StorageError, match=f"cannot write {tmp_path}: full"), storage_errors(tmp_path):
+        raise OSError(28, "full")

@@ -552,3 +552,11 @@ def test_a_data_frame_of_results(fitted: gepc.GEPC) -> None:
     assert frame["error"].notna().tolist() == [False, False, True, False, False]
     with pytest.raises(OptionError, match="alpha"):
         fitted.results_frame(NEW, alpha=0.001)
+
+
+def test_a_detector_is_created_from_a_backbone_or_from_a_name_and_a_backbone() -> None:
+    with pytest.raises(OptionError, match="takes the name of a method before the backbone"):
+        gepc.create_detector(toy_backbone(), toy_backbone())
+    with pytest.raises(OptionError, match=r"needs a backbone; see gepc\.load_backbone"):
+        gepc.create_detector("gepc")
+    assert gepc.create_detector(toy_backbone()).extractor.name == "gepc+"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
-from gepc.detector.maps import MapOptions, colour_bar, drawn, overlay, with_map_part, write_maps
-from gepc.detector.regions import Region
+from gepc.core.palette import LIGHT
+from gepc.detector.maps import MapOptions, colour_bar, drawn, overlay, resized, with_map_part, write_maps
+from gepc.detector.regions import Region, map_regions
 from gepc.features.extraction import ImageSample
 from gepc.features.groups import Group
 from gepc.features.pooling import combine
@@ -208,3 +211,140 @@ def test_what_is_brighter_than_white_is_white() -> None:
     field = np.zeros((8, 8), dtype=np.float32)
     found = np.asarray(drawn(np.full((8, 8, 3), 1.3, dtype=np.float32), field, 1.0, [], ""))
     assert (found[-256:, :512] == 255).all()
+
+
+def white_with(size: tuple[int, int], *texts: tuple[tuple[int, int], str]) -> np.ndarray:
+    """A white picture of (width, height) with texts at (x, y)."""
+    canvas = Image.new("RGB", size, "white")
+    for place, text in texts:
+        ImageDraw.Draw(canvas).text(place, text, fill="black")
+    return np.array(canvas)
+
+
+@pytest.mark.parametrize(("height", "zero_at"), [(100, 86), (29, 15), (28, 14), (20, 14)])
+def test_a_colour_bar_is_a_strip_with_its_ends_in_numbers(height: int, zero_at: int) -> None:
+    """16 of 64 columns, four from the left; 0 stands at the lower end, below the other number in any case."""
+    found = colour_bar(height, 0.02)
+    expected = white_with((64, height), ((24, 2), "0.02"), ((24, zero_at), "0"))
+    levels = np.linspace(0.02, 0.0, height, dtype=np.float32)[:, None]
+    expected[:, 4:20] = (overlay(np.full((height, 1, 3), 0.5), levels, 0.02) * 255).round()
+    np.testing.assert_array_equal(found, expected)
+    assert colour_bar(height, 0.02, width=80).shape == (height, 80, 3)
+
+
+@pytest.mark.parametrize(("side", "enlarge"), [(16, 16), (100, 2), (128, 2), (200, 1), (300, 1)])
+def test_a_picture_shows_the_image_its_overlay_and_the_bar_under_a_line_of_text(side: int, enlarge: int) -> None:
+    """Pixels are enlarged by a whole number, as long as the image has at most 256 lines."""
+    rng = np.random.default_rng(side)
+    picture, field = rng.random((side, side, 3)).astype(np.float32), rng.random((side, side)).astype(np.float32)
+    found = np.asarray(drawn(picture, field, 0.5, [], "score 3"))
+    large = side * enlarge
+    assert found.shape == (20 + large, 2 * large + 64, 3)
+    np.testing.assert_array_equal(found[:20], white_with((2 * large + 64, 20), ((4, 4), "score 3")))
+    for place, part in ((0, picture), (large, overlay(picture, field, 0.5))):
+        pixels = np.kron(np.rint(255 * part), np.ones((enlarge, enlarge, 1)))
+        np.testing.assert_array_equal(found[20:, place : place + large], pixels)
+    np.testing.assert_array_equal(found[20:, 2 * large :], colour_bar(large, 0.5))
+
+
+def test_a_map_is_resized_to_a_height_and_a_width() -> None:
+    field = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert resized(field, (2, 3)) is field
+    large = resized(field, (4, 9))
+    assert (large.shape, large.dtype) == ((4, 9), np.float32)
+    assert large[0, 0] == 0.0
+    assert large[-1, -1] == 5.0
+    np.testing.assert_allclose(large[:, 4], [1.0, 1.75, 3.25, 4.0])  # the middle column, bilinear between the lines
+
+
+def test_an_entry_has_the_verdict_of_the_detector(tmp_path: Path) -> None:
+    detector = toy_detector().fit(ID, calibration_images=pictures(19, seed=2))
+    images = as_uint8(pictures(5, seed=1, contrast=1.5))
+    seen: list[int] = []
+    entries = write_maps(detector, open_images(list(images)), tmp_path, MapOptions(alpha=0.3), seen.append)
+    assert seen == [1] * 5
+    for entry, score, p, alarm in zip(
+        entries, detector.score(images), detector.p_value(images), detector.predict(images, 0.3), strict=True
+    ):
+        assert entry["score"] == pytest.approx(score, rel=1e-5)
+        assert (entry["p_value"], entry["alarm"]) == (pytest.approx(p), bool(alarm))
+        assert entry["mean"] == pytest.approx(np.load(tmp_path / entry["map"]).mean())
+
+
+@pytest.mark.parametrize(("alpha", "has_verdict"), [(1 - 0.9, True), (0.1, True), (0.099, False)])
+def test_there_is_no_verdict_at_a_rate_that_the_calibration_images_cannot_guarantee(
+    tmp_path: Path, alpha: float, has_verdict: bool
+) -> None:
+    """Nine of them guarantee a tenth, however it was computed, and nothing below."""
+    detector = toy_detector().fit(ID, calibration_images=pictures(9, seed=2))
+    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=alpha))
+    assert ("alarm" in entry) == ("p_value" in entry) == has_verdict
+    assert np.isfinite(entry["score"])
+
+
+def test_there_is_no_verdict_without_the_group_of_the_image(tmp_path: Path) -> None:
+    detector = toy_detector().fit(ID, groups=["day", "night"] * 12)
+    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=0.5))
+    assert "score" in entry
+    assert not {"p_value", "alarm"} & set(entry)
+
+
+def test_regions_are_written_in_pixels_of_the_images_as_they_were_given(tmp_path: Path) -> None:
+    """Images of 16 x 24 pixels for a detector of 8 x 8: two lines and three columns for each pixel of the map."""
+    detector = toy_detector(size=(8, 8)).fit(ID)
+    images = [as_uint8(pictures(1, size=(16, 24), seed=seed))[0] for seed in range(4)]
+    entries = write_maps(detector, open_images(images), tmp_path, MapOptions(raw=True))
+    boxes = {number: [] for number in range(1, 5)}
+    stored = json.loads((tmp_path / "regions.json").read_text())
+    assert {(one["height"], one["width"]) for one in stored["images"]} == {(16, 24)}
+    for one in stored["annotations"]:
+        boxes[one["image_id"]].append(one["bbox"])
+    assert sum(map(len, boxes.values())) > 0
+    for number, (image, entry) in enumerate(zip(images, entries, strict=True), start=1):
+        field = detector.score_map([image], raw=True)
+        found = map_regions(detector, {detector.map_part: field}, 0, raw=True)
+        expected = [
+            (box[1] * 3, box[0] * 2, 3 * (box[3] - box[1]), 2 * (box[2] - box[0])) for box in (r.box for r in found)
+        ]
+        assert [tuple(box) for box in boxes[number]] == expected
+        assert entry["regions"] == len(found)
+
+
+def test_files_are_named_by_number_and_name_without_strange_letters(tmp_path: Path) -> None:
+    detector = toy_detector().fit(ID)
+    (tmp_path / "in").mkdir()
+    for name in ("a b:c-d_e.png", "x" * 80 + ".png"):
+        Image.fromarray(as_uint8(ID[:1])[0]).save(tmp_path / "in" / name)
+    entries = write_maps(detector, open_images(tmp_path / "in"), tmp_path / "new" / "out")
+    assert [entry["map"] for entry in entries] == ["000000_a_b_c-d_e.npy", f"000001_{'x' * 60}.npy"]
+
+
+def test_maps_are_calibrated_on_one_scale_at_a_rate_of_a_twentieth_unless_told_otherwise() -> None:
+    assert MapOptions() == MapOptions(scale="global", raw=False, alpha=0.05, bands=None)
+    with pytest.raises(OptionError, match="alpha must be between 0 and 1, got 0"):
+        MapOptions(alpha=0.0)
+
+
+@pytest.mark.parametrize(
+    ("side", "box", "corner"), [(16, (288, 84, 399, 179), (291, 85)), (100, (204, 28, 217, 39), (207, 29))]
+)
+def test_a_number_stands_three_columns_and_one_line_within_the_corner_of_its_box(
+    side: int, box: tuple[int, int, int, int], corner: tuple[int, int]
+) -> None:
+    """Lines 4 to 9 and columns 2 to 8, 256 // side times as large, right of the image and below the text."""
+    picture, field = np.zeros((side, side, 3), dtype=np.float32), np.zeros((side, side), dtype=np.float32)
+    expected = drawn(picture, field, 1.0, [], "score 3")
+    pen = ImageDraw.Draw(expected)
+    pen.rectangle(box, outline=LIGHT["inside"], width=2)
+    pen.text(corner, "12", fill=LIGHT["inside"])
+    found = drawn(picture, field, 1.0, [Region(12, 3.0, 0.01, (4, 2, 10, 9))], "score 3")
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+def test_a_map_of_nothing_is_drawn_from_0_to_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own 0.99 quantile is 0, and no scale ends there."""
+    detector = toy_detector().fit(ID)
+    nothing = {detector.map_part: np.zeros((1, 8, 8), dtype=np.float32)}
+    monkeypatch.setattr(gepc.Detector, "score_batch", lambda *_, **__: (np.ones(1), nothing))
+    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions("image", raw=True))
+    assert (entry["scale"], entry["mean"], entry["regions"]) == (1.0, 0.0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from toys import pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, StorageError
+from gepc.detector import storage
 from gepc.detector.storage import is_detector, load_detector
 from gepc.features import groups
 
@@ -300,3 +302,97 @@ def test_a_backbone_given_by_path_keeps_the_stored_precision(tmp_path: Path) -> 
     np.testing.assert_array_equal(load_detector(tmp_path / "det", str(net)).score(images), expected)
     with pytest.raises(BackboneError, match="precision is 'bfloat16', this one has 'float32'"):
         load_detector(tmp_path / "det", gepc.load_backbone(net))
+
+
+# --- folders that someone has edited ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "det"
+    toy_detector(calibration="knn").fit(ID).save(folder)
+    return folder
+
+
+def loading(saved: Path, tmp_path: Path, **changes: object) -> gepc.Detector:
+    """Load a copy in which values of detector.json, by `part__name`, and arrays, by `state`, are others."""
+    folder = Path(shutil.copytree(saved, tmp_path / "det"))
+    state = load_file(folder / "state.safetensors")
+    state.update(changes.pop("state", {}))  # type: ignore[call-overload]
+    save_file({name: array for name, array in state.items() if array is not None}, folder / "state.safetensors")
+    described = json.loads((folder / "detector.json").read_text())
+    for name, value in changes.items():
+        part, _, key = name.partition("__")
+        if key:
+            described[part][key] = value
+        else:
+            described[part] = value
+    (folder / "detector.json").write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
+    return load_detector(folder, toy_backbone())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fitted": None}, "det is incomplete: 'fitted' is missing"),
+        ({"fitted": []}, r"detector\.json: fitted must be a mapping"),
+        ({"method": {}}, r"detector\.json: method must be text"),
+        ({"schema": True}, "det has schema True; this version reads 1"),
+        ({"backbone__sha256": 5}, "backbone sha256 must be text"),
+        ({"backbone__load_options": {"revision": "x", "code": 1}}, "load_options may hold"),
+        ({"options__group": ["x"] * 20_000}, "options: group is nested too deeply or too long"),
+        ({"options__group": [[[[[[[[[[[[1]]]]]]]]]]]]}, "is nested too deeply or too long"),
+        ({"options__calibration": "x" * 20_000}, "options: calibration is too long"),
+        ({"options__sequential": {"levels": 2}}, "uses sequential scoring, which gepc 0.2 no longer has"),
+        ({"fitted__kept": [5, 4]}, "fitted: kept must be some of the timesteps, ascending"),
+        ({"fitted__cv": [0.5]}, "fitted: cv and weights must have a number for each level"),
+        ({"fitted__map_scale": None}, "fitted: map_scale must be positive for a method with maps"),
+        ({"fitted__fit_images": 0}, "fitted: fit_images must be positive"),
+        ({"fitted__groups": ["", ""]}, "det is incomplete: 'reference/1' is missing"),
+    ],
+)
+def test_an_edited_description_says_what_is_wrong(
+    saved: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        loading(saved, tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("calibrator/bounds", lambda array: None, "det is incomplete: 'calibrator/bounds' is missing"),
+        ("calibrator/bounds", lambda array: array[0], r"calibrator/bounds has shape \(2, 1\), not \(2, 2, columns\)"),
+        ("calibrator/bounds", lambda array: array[:, :1], r"has shape \(2, 1, 1\), not \(2, 2, columns\)"),
+        ("calibrator/bounds", lambda array: array[:, :, :0], r"has shape \(2, 2, 0\), not \(2, 2, columns\)"),
+        ("calibrator/samples", lambda array: array.astype(np.float32), "calibrator/samples is float32 of shape"),
+        ("calibrator/samples", lambda array: np.zeros((1, 300_000)), r"with more than \d+ columns"),
+        ("calibrator/more", lambda array: np.zeros(3), "holds other arrays than its calibrator has"),
+        ("reference/0", lambda array: array[::-1].copy(), "fitted: calibration scores must be sorted"),
+        ("reference/0", lambda array: array[1:], "fitted: groups must differ, with calibration scores for each"),
+        ("maps/std", np.zeros_like, "the statistics of the maps do not fit each other"),
+        ("maps/mean", lambda array: array[:1], "the statistics of the maps do not fit each other"),
+        ("maps/gaussian/mean", lambda array: np.zeros(3), "the Gaussian of the activations is missing"),
+    ],
+)
+def test_edited_arrays_say_what_is_wrong(
+    saved: Path, tmp_path: Path, name: str, change: Callable[[Any], Any], message: str
+) -> None:
+    array = load_file(saved / "state.safetensors").get(name)
+    with pytest.raises(InputError, match=message):
+        loading(saved, tmp_path, state={name: change(array)})
+
+
+def test_arrays_that_give_no_finite_score_are_refused(tmp_path: Path) -> None:
+    toy_detector(calibration="zscore").fit(ID).save(tmp_path / "saved")
+    spread = load_file(tmp_path / "saved" / "state.safetensors")["calibrator/std"]
+    with pytest.raises(InputError, match=r"state\.safetensors does not give a finite score"):
+        loading(tmp_path / "saved", tmp_path, state={"calibrator/std": np.zeros_like(spread)})
+
+
+def test_a_state_of_more_bytes_than_any_detector_has_is_not_read(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "MAX_STATE", 100)
+    with pytest.raises(InputError, match=r"state\.safetensors is larger than the 100 bytes allowed"):
+        loading(saved, tmp_path)

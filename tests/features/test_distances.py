@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.machinery
 import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -133,3 +137,36 @@ def test_names() -> None:
         with pytest.raises(OptionError, match="needs the package lpips"):
             check_distance("lpips")
     torch.testing.assert_close(unit(torch.tensor([-2.0, -1.0, 0.0, 1.0])), torch.tensor([0.0, 0.0, 0.5, 1.0]))
+
+
+def test_lpips_sees_three_channels_in_its_range_and_at_least_32_pixels_a_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the package, which keeps what it was given."""
+    seen: list[torch.Tensor] = []
+
+    class Kept(torch.nn.Module):
+        def __init__(self, net: str, verbose: bool) -> None:
+            super().__init__()
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            seen.extend([a, b])
+            return (a - b).abs().mean((1, 2, 3), keepdim=True)
+
+    module = ModuleType("lpips")
+    module.LPIPS, module.__spec__ = Kept, importlib.machinery.ModuleSpec("lpips", None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lpips", module)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(OptionError, match=r"needs AlexNet's weights in .*checkpoints; use msgms or ssim"):
+        check_distance("lpips")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "alexnet-owt.pth").touch()
+    check_distance("lpips")
+    grey = torch.linspace(0.0, 1.0, 2 * 9 * 40, dtype=torch.float64).reshape(2, 1, 9, 40)
+    found = distance_of("lpips", None)(grey, 1.0 - grey)  # type: ignore[arg-type]
+    assert (found.shape, found.dtype) == ((2,), torch.float64)
+    assert seen[0].shape == (2, 3, 32, 40)
+    expected = (2.0 * grey - 1.0).float().repeat(1, 3, 1, 1)
+    torch.testing.assert_close(seen[0][:, :, 11:20], expected)
+    assert not seen[0][:, :, :11].any()
+    assert not seen[0][:, :, 20:].any()

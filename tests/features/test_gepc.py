@@ -391,3 +391,78 @@ def test_the_dispersion_is_the_mean_over_all_pairs() -> None:
     for count in (21, 1):
         values = np.random.default_rng(0).random((2, 3, count))
         np.testing.assert_allclose(GepcExtractor().reduce("pair", values), values.mean(axis=2), rtol=1e-12)
+
+
+def test_a_single_evaluated_element_is_its_own_mean_and_none_is_nan() -> None:
+    values = np.full((1, 2, 7), np.nan)
+    values[:, :, 0] = 0.0
+    values[0, 0, 3] = 5.0
+    found = GepcExtractor().reduce("s", values)
+    assert found[0, 0] == pytest.approx(5.0 * 6 / 7)
+    assert np.isnan(found[0, 1])
+
+
+def test_the_walk_is_averaged_over_its_steps() -> None:
+    values = np.random.default_rng(0).random((2, 3, 7))
+    np.testing.assert_allclose(GepcExtractor().reduce("walk", values), values.mean(axis=2), rtol=1e-12)
+
+
+def test_pairs_of_a_subset_are_averaged_apart_from_those_with_the_identity() -> None:
+    """Of 4 elements 3 pairs are with the identity and 3 are not: (2 mean(with) + 2 mean(others))/4."""
+    values = np.array([[[1.0, np.nan, 3.0, np.nan, 7.0, np.nan]]])
+    assert GepcExtractor().reduce("pair", values).tolist() == [[(2 * 2.0 + 2 * 7.0) / 4]]
+
+
+@pytest.mark.parametrize(
+    ("act_on", "features", "size", "passes"),
+    [
+        ("latents", ("s",), (8, 8), 1),
+        ("pixels", ("s",), (8, 8), 7),
+        ("pixels", ("s",), (8, 12), 6),
+        ("pixels", ("b", "d"), (8, 8), 1),
+    ],
+)
+def test_encoder_passes(act_on: str, features: tuple[str, ...], size: tuple[int, int], passes: int) -> None:
+    """One; where the group acts on pixels, one for each of its elements that act on images of this size."""
+    backbone = toy_backbone(image_size=None).with_encoder(
+        lambda x: torch.nn.functional.avg_pool2d(x, 2), factor=2, channels=3, act_on=act_on
+    )
+    assert method(features=features).encoder_passes(backbone, size) == passes
+    assert method(features=features).encoder_passes(toy_backbone(), size) == 0
+
+
+def test_square_images_leave_nothing_out(caplog: pytest.LogCaptureFixture) -> None:
+    backbone, extractor = toy_backbone(), method()
+    with caplog.at_level(logging.INFO, logger="gepc"):
+        extractor.extract(backbone, batch_of(pictures(1)), extractor.timesteps(backbone)[:1])
+    assert caplog.messages == []
+
+
+def test_only_features_that_compare_elements_have_a_map() -> None:
+    assert method(features=("b", "s")).has_maps
+    assert not method(features=("b", "d", "cycle")).has_maps
+    assert set(method(features=("s",)).map_parts(toy_backbone(), batch_of(pictures(1)), (10,))[1]) == {"residual"}
+
+
+def test_the_levels_cover_little_to_moderate_noise_unless_others_are_given() -> None:
+    assert GepcExtractor().levels == Levels((0.9999, 0.998, 0.99, 0.97, 0.9))
+    assert GepcExtractor(layers="mid").layers == ("mid",)
+
+
+@pytest.mark.parametrize("options", [{"group_samples": 2}, {"group_samples": 1}, {"group": "flip_x"}, {}], ids=str)
+def test_the_mean_of_a_residual_map_is_s(options: dict[str, object]) -> None:
+    """With mean pooling, also where some elements were drawn or there is but one."""
+    backbone, extractor = toy_backbone(), method(pool="mean", **options)
+    timesteps = extractor.timesteps(backbone)[:2]
+    table, maps = extractor.map_parts(backbone, batch_of(pictures(5)), timesteps)
+    np.testing.assert_allclose(maps["residual"].mean((2, 3)), extractor.columns(table)[:, :, 0], rtol=1e-5)
+
+
+def test_levels_that_an_image_is_not_scored_at_have_a_map_of_nan() -> None:
+    backbone, extractor = toy_backbone(), method(level_samples=1)
+    timesteps = extractor.timesteps(backbone)
+    table, maps = extractor.map_parts(backbone, batch_of(pictures(1)), timesteps)
+    seen = ~np.isnan(table["s"][0, :, 0])
+    assert seen.sum() == 1
+    assert np.isnan(maps["residual"][0, ~seen]).all()
+    assert (maps["residual"][0, seen] > 0).all()

@@ -308,6 +308,15 @@ def test_layers_are_averaged_onto_a_coarser_grid_and_interpolated_onto_a_finer_o
     np.testing.assert_allclose(found[0, 1, :, 0], [0.0, 2.0, 6.0, 8.0])
 
 
+def test_a_raw_map_of_what_has_no_single_field_is_refused_by_name() -> None:
+    """Activations are vectors at every position, and a plain function has none."""
+    parts = {"error": np.zeros((1, 1, 8, 8)), "activations": np.zeros((1, 1, 3, 4, 4))}
+    for part in ("activations", "residual"):
+        with pytest.raises(OptionError, match=f"there is no raw map of '{part}' here; choose sum, residual or error"):
+            plus(map_part=part).raw_map(parts)
+    assert plus(map_part="error").raw_map(parts) is parts["error"]
+
+
 def test_without_a_transform_the_map_is_the_error_alone() -> None:
     detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, features=("d",)).fit(pictures(30))
     assert (detector.score_map(IMAGES, raw=True) > 0).all()

@@ -192,3 +192,73 @@ def test_an_action_is_on_the_last_two_axes_whatever_is_in_front(name: str) -> No
         assert torch.equal(transform(x[0, 0]), moved[0, 0])
         assert torch.equal(transform(x[0]), moved[0])
         assert torch.equal(transform(x[None]), moved[None])
+
+
+def _quarter(x: torch.Tensor) -> torch.Tensor:
+    return x.rot90(1, (-2, -1))
+
+
+def _quarter_back(x: torch.Tensor) -> torch.Tensor:
+    return x.rot90(-1, (-2, -1))
+
+
+def test_an_action_of_ones_own_that_swaps_the_sides_is_accepted_where_it_says_so() -> None:
+    own = Action("own quarter", _quarter, _quarter_back, square_only=True)
+    assert Group.of([own]).names == ("id", "own quarter")
+    with pytest.raises(OptionError, match="no element of this group acts on 4x6"):
+        Group.of([own]).for_size(4, 6)
+
+
+def test_an_action_of_ones_own_is_pickled_with_all_that_it_is_and_a_known_one_by_name() -> None:
+    for square_only in (True, False):
+        own = Action("own quarter", _quarter, _quarter_back, square_only)
+        assert pickle.loads(pickle.dumps(own)) == own
+    for name in ("flip_x", "rot90", "shift(3,-2)"):
+        assert pickle.loads(pickle.dumps(find_action(name))) is find_action(name)
+
+
+def test_an_action_that_depends_on_the_image_is_not_linear() -> None:
+    """It mirrors images with a large value: its own inverse, norm kept, and x + 2 y is larger than x and y."""
+
+    def mirror_if_bright(x: torch.Tensor) -> torch.Tensor:
+        return x.flip(-1) if x.abs().max() > 5.0 else x
+
+    with pytest.raises(OptionError, match="'fickle' is not an orthogonal action: it is not linear"):
+        Group.of([Action("fickle", mirror_if_bright, mirror_if_bright)])
+
+
+def test_on_finer_pixels_shifts_are_longer_and_other_actions_the_same() -> None:
+    """A shift of one cell of a latent is one of `factor` pixels."""
+    x = torch.arange(64.0).reshape(8, 8)
+    longer = find_action("shift(1,-2)").on_pixels(3)
+    assert longer.name == "shift(3,-6)"
+    assert torch.equal(longer.apply(x), x.roll((-6, 3), (-2, -1)))
+    assert torch.equal(longer.inverse(longer.apply(x)), x)
+    assert find_action("shift_x").on_pixels(4).name == "shift(4,0)"
+    for name in ("flip_x", "rot90", "transpose", "neg"):
+        assert find_action(name).on_pixels(3) is find_action(name)
+
+
+def test_a_group_of_nothing_is_refused() -> None:
+    with pytest.raises(OptionError, match="begins with the identity"):
+        Group(())
+
+
+def test_a_group_is_a_group_as_it_is() -> None:
+    group = Group.of("d4")
+    assert Group.of(group) is group
+
+
+def test_a_registered_action_may_be_registered_again_and_only_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_ACTIONS", dict(groups._ACTIONS))
+    own = Action("own quarter", _quarter, _quarter_back, square_only=True)
+    assert register_action(own) is register_action(own) is own
+    assert pickle.loads(pickle.dumps(own)) is own
+
+
+@pytest.mark.parametrize(
+    ("name", "square_only"),
+    [("id", False), ("rot90", True), ("rot180", False), ("rot270", True), ("transpose", True), ("shift_x", False)],
+)
+def test_what_swaps_the_sides_needs_square_images(name: str, square_only: bool) -> None:
+    assert find_action(name).square_only is square_only

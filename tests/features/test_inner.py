@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from gepc.features.gepc import GepcExtractor
 from gepc.features.gepc_plus import GepcPlus
 from gepc.features.groups import find_action
 from gepc.features.pooling import log_contrast, position_distance
+from gepc.features.residuals import Answer, LevelPass, activation_distance, position_vectors
 from gepc.images.noise import image_key
 
 IMAGES = pictures(6)
+RNG = np.random.default_rng(12)
 
 
 class Net(nn.Module):
@@ -301,3 +304,93 @@ def test_the_gain_of_a_scene_changes_no_pixel_test() -> None:
 def test_a_plain_function_needs_no_layers_for_targets() -> None:
     plain = extract(local(layers=None), toy_backbone(3, 8))
     assert {"d", "os_cfar", "pixel_rx"} == set(plain)
+
+
+# --- which layers count, and where ------------------------------------------------------------------------------------
+
+
+def looking_at(maps: dict[str, torch.Tensor], size: tuple[int, int] = (8, 8)) -> LevelPass:
+    """A pass whose network has answered with these activations."""
+    found = object.__new__(LevelPass)
+    found.answer, found.batch = Answer(torch.zeros(1), maps=maps), SimpleNamespace(size=size)  # type: ignore[assignment]
+    return found
+
+
+def test_tokens_that_form_no_grid_are_left_out() -> None:
+    """A sequence is recorded as a column; a single position is a grid of one."""
+    shapes = {"grid": (4, 4), "line": (1, 6), "tokens": (16, 1), "single": (1, 1), "narrow": (3, 2)}
+    found = looking_at({name: torch.ones(2, 5, *shape) for name, shape in shapes.items()})
+    assert list(found._grids) == ["grid", "line", "single", "narrow"]
+
+
+@pytest.mark.parametrize(("count", "used"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_targets_are_sought_in_the_first_half_of_the_layers(count: int, used: int) -> None:
+    maps = {str(place): torch.from_numpy(RNG.normal(size=(2, 3, 4, 4))) for place in range(count)}
+    expected = activation_distance(dict(list(maps.items())[:used]), (8, 8))
+    assert torch.equal(looking_at(maps)._distance, expected)
+
+
+def test_the_distance_of_activations_is_that_of_the_vectors_of_all_layers_on_one_grid() -> None:
+    """Layers of 4 x 4 and 8 x 8 on a grid of 8 x 8; divided by the number of channels."""
+    small, large = (torch.from_numpy(RNG.normal(size=(2, 2, side, side))).float() for side in (4, 8))
+    vectors = torch.cat([small.repeat_interleave(2, 2).repeat_interleave(2, 3), large], 1)
+    expected = position_distance(vectors) / 4
+    torch.testing.assert_close(activation_distance({"small": small, "large": large}, (8, 8)), expected)
+    assert activation_distance({"small": small}, (130, 20)).shape == (2, 130, 20)
+
+
+def test_a_layer_that_is_larger_along_one_side_only_is_averaged() -> None:
+    layer = torch.arange(16.0).reshape(1, 1, 8, 2)
+    found = position_vectors({"tall": layer}, (4, 4))[0, 0]
+    torch.testing.assert_close(found, layer[0, 0].reshape(4, 2, 2).mean(1).repeat_interleave(2, 1))
+    across = position_vectors({"wide": layer.mT}, (4, 4))[0, 0]
+    torch.testing.assert_close(across, found.mT)
+
+
+def test_means_are_columns_as_they_are_and_deviations_in_logarithms() -> None:
+    """A channel that is constant over the pixels has a deviation of 0, which counts as 1e-30."""
+    values = np.array([[[1.0, -2.0, 0.5, 0.0]]])
+    found = GepcPlus(features=("h",)).columns({"h": values})
+    np.testing.assert_allclose(found, [[[1.0, -2.0, np.log(0.5), np.log(1e-30)]]])
+    inner = GepcExtractor(features=("inner",)).columns({"inner": np.zeros((1, 1, 2, 3))})
+    np.testing.assert_allclose(inner, np.full((1, 1, 3), np.log(1e-30)))
+
+
+def test_levels_are_chosen_by_the_mean_over_the_channels_where_there_is_nothing_else() -> None:
+    values = RNG.random((4, 2, 3, 5))
+    values[:, :, 1] = np.nan  # an element that was not drawn
+    found = GepcExtractor(features=("inner",)).stability({"inner": values})
+    np.testing.assert_allclose(found, np.nanmean(values, axis=(2, 3)))
+
+
+def test_the_mean_of_a_map_of_inner_layers_is_their_mean_residual() -> None:
+    """At full resolution, identity counted, also where 2 of 7 elements were drawn for each image."""
+    backbone = network()
+    method = GepcExtractor(levels=Levels((0.99,)), features=("inner",), group="d4", group_samples=2, layers=("first",))
+    table, maps = method.map_parts(backbone, batch(), method.timesteps(backbone))
+    expected = np.nanmean(table["inner"], axis=(2, 3)) * 7 / 8
+    np.testing.assert_allclose(maps["inner"].mean((2, 3)), expected, rtol=1e-4)
+
+
+def test_every_draw_of_cycle_has_fresh_noise_of_its_own() -> None:
+    """Draw k noises the image with draw k and the estimate with draw 2^16 + k."""
+    backbone = toy_backbone()
+    method = GepcExtractor(levels=Levels((0.97,)), features=("cycle",), pool="mean", mc_samples=2)
+    (t,) = method.timesteps(backbone)
+    abar, expected = float(backbone.alphas_cumprod[t]), 0.0
+    for draw in range(2):
+        x_t, _ = batch().noised(backbone, t, draw)
+        change = batch().noise(backbone, t, (1 << 16) + draw) - backbone.eps(x_t, t)
+        expected = expected + ((1 - abar) * change.square() / (x_t.square() + 1e-8)).mean((1, 2, 3)) / 2
+    np.testing.assert_allclose(extract(method, backbone)["cycle"][:, 0], expected, rtol=1e-4)
+
+
+def test_the_change_where_x_t_is_zero_is_divided_by_a_hundred_millionth() -> None:
+    """A black image without noise; the estimate gets the noise of 1 at every pixel."""
+    backbone = gepc.Backbone.from_callable(lambda x, t: torch.zeros_like(x), cosine_alphas_cumprod(1000), 3, 8)
+    method = GepcExtractor(levels=Levels((0.97,)), features=("cycle",), pool="mean")
+    (t,) = method.timesteps(backbone)
+    black = np.zeros((1, 3, 8, 8), dtype=np.float32)
+    looked = Batch(black, [b"black"], fixed_noise={(t, 0): black, (t, 1 << 16): black + 1.0})
+    found = method.extract(backbone, looked, (t,))["cycle"][0, 0]
+    assert found == pytest.approx((1.0 - backbone.alphas_cumprod[t]) / 1e-8, rel=1e-5)

@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
 from gepc.core.errors import OptionError
-from gepc.features.pooling import KINDS, Pooling, combine, log_contrast, position_distance, ring_sides, v_global
+from gepc.features.pooling import (
+    KINDS,
+    Pooling,
+    box_filter,
+    check_window,
+    combine,
+    energy,
+    log_contrast,
+    odd_eighth,
+    position_distance,
+    ring_sides,
+    total,
+    v_global,
+)
 
 
 @given(
@@ -54,8 +67,11 @@ def test_local_pooling_prefers_a_target_over_a_single_bright_pixel() -> None:
         ({"kind": "topkk"}, "did you mean 'topk'"),
         ({"topk": 0.0}, "share of the pixels"),
         ({"topk": 30}, "share of the pixels"),
+        ({"topk": 1.01}, "share of the pixels"),
+        ({"topk": -0.1}, "share of the pixels"),
         ({"window": 4}, "odd"),
         ({"window": 0}, "odd"),
+        ({"window": -3}, "odd"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, object], message: str) -> None:
@@ -142,3 +158,61 @@ def test_contrast_treats_rows_and_columns_alike() -> None:
 def test_the_ring_shrinks_in_images_that_are_smaller_than_it(shape: tuple[int, int], sides: tuple[int, int]) -> None:
     """Both sides stay odd, and the guard is about half of the ring."""
     assert ring_sides(45, 63, shape) == sides
+
+
+def test_sums_are_over_channels_and_pixels_in_double_precision() -> None:
+    """1e8 + 1 - 1e8 is 1, though float32 has no number between 1e8 and 1e8 + 8."""
+    field = torch.tensor([1e8, 1.0, -1e8, 2.0, 3.0, -5.0]).reshape(1, 2, 1, 3).repeat(2, 1, 1, 1)
+    field[1] = torch.arange(6.0).reshape(2, 1, 3)
+    assert total(field).tolist() == [1.0, 15.0]
+    assert total(field).dtype == torch.float64
+    assert energy(field[1:]).tolist() == [0 + 1 + 4 + 9 + 16 + 25]
+
+
+def test_the_defaults_are_the_papers_share_and_a_window_of_nine() -> None:
+    assert Pooling() == Pooling("topk", 0.3, 9)
+
+
+@given(st.integers(1, 4096))
+def test_an_eighth_of_the_side_is_the_largest_odd_number_up_to_it(side: int) -> None:
+    odd = [number for number in range(1, side // 8 + 1) if number % 2 == 1]
+    assert odd_eighth(side) == max(odd, default=1)
+
+
+@pytest.mark.parametrize(("side", "window"), [(256, 31), (32, 3), (24, 3), (16, 1), (15, 1), (8, 1), (1, 1)])
+def test_an_eighth_of_common_sides(side: int, window: int) -> None:
+    assert odd_eighth(side) == window
+
+
+def test_a_window_that_is_left_to_the_image_need_not_be_odd() -> None:
+    check_window(None)
+    check_window(1)
+    with pytest.raises(OptionError, match="window is an odd number of pixels, got 2"):
+        check_window(2)
+
+
+def test_a_box_shrinks_at_the_border() -> None:
+    field = torch.arange(12.0, dtype=torch.float64).reshape(1, 3, 4)
+    found = box_filter(field, 3)[0]
+    assert float(found[1, 1]) == float(field[0, 0:3, 0:3].mean())
+    assert float(found[0, 0]) == float(field[0, 0:2, 0:2].mean())
+    assert float(found[2, 3]) == float(field[0, 1:3, 2:4].mean())
+    assert torch.equal(box_filter(field, 1), field)
+
+
+def test_the_spread_of_a_flat_ring_is_a_thousandth_of_the_images() -> None:
+    """A bright pixel amid zeros: the ring around it has no spread of its own."""
+    field = torch.zeros(1, 30, 30, dtype=torch.float64)
+    field[0, 15, 15] = 1.0
+    spread = float((field - field.mean()).square().mean().sqrt())
+    assert float(log_contrast(field, 1)[0, 15, 15]) == pytest.approx(1.0 / (1e-3 * spread), rel=1e-6)
+
+
+def test_the_contrast_of_every_pixel_is_to_the_ring_that_lies_within_the_image() -> None:
+    """Window 1: the guard has a side of 5 and the ring one of 7, cut off at the border."""
+    field = np.random.default_rng(3).normal(size=(12, 11))
+    found = log_contrast(torch.from_numpy(field)[None], 1)[0].numpy()
+    for y, x in np.ndindex(field.shape):
+        far = np.maximum.outer(np.abs(np.arange(12) - y), np.abs(np.arange(11) - x))
+        ring = field[(far > 2) & (far <= 3)]
+        assert found[y, x] == pytest.approx((field[y, x] - ring.mean()) / ring.std(), rel=1e-9)

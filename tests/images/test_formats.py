@@ -16,7 +16,7 @@ from toys import as_uint8, pictures
 
 from gepc.core.errors import InputError
 from gepc.images.batches import load_all
-from gepc.images.formats import decode, read_pixels, split_archive
+from gepc.images.formats import decode, is_stack, read_pixels, split_archive
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, open_images
 
@@ -264,3 +264,44 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded() -> None:
     content.seek(0)
     with pytest.raises(InputError, match="has 40 x 40 pixels, more than the 1,000 allowed"):
         decode(content, ".png", max_pixels=1000)
+
+
+def test_a_tiff_of_too_many_values_is_refused_whether_they_are_pages_or_bands(tmp_path: Path) -> None:
+    """Each page and each band is small enough by itself."""
+    pages = [PILImage.new("L", (30, 30)) for _ in range(3)]
+    content = io.BytesIO()
+    pages[0].save(content, "TIFF", save_all=True, append_images=pages[1:])
+    write_tiff(tmp_path / "bands.tif", np.zeros((30, 30, 6), dtype=np.uint8))
+    for file in (content, io.BytesIO((tmp_path / "bands.tif").read_bytes())):
+        file.seek(0)
+        with pytest.raises(InputError, match=r"has more than the 1,000 values allowed"):
+            decode(file, ".tif", max_pixels=1000)
+
+
+def test_a_picture_that_pillow_takes_for_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO()
+    PILImage.new("L", (40, 40)).save(content, "PNG")
+    content.seek(0)
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InputError, match=r"has more than the 10,000 pixels allowed"):
+        decode(content, ".png", max_pixels=10_000)
+
+
+def test_only_an_array_of_four_dimensions_is_a_stack(tmp_path: Path) -> None:
+    np.save(tmp_path / "stack.npy", BYTES)
+    np.save(tmp_path / "one.npy", BYTES[0])
+    (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY")
+    (tmp_path / "empty.npy").touch()
+    found = {path.name: is_stack(path) for path in sorted(tmp_path.iterdir())}
+    assert found == {"broken.npy": False, "empty.npy": False, "one.npy": False, "stack.npy": True}
+    assert not is_stack(tmp_path / "none.npy")
+
+
+def test_a_picture_that_was_opened_already_and_has_other_pixels() -> None:
+    """Floats as they are; 32-bit integers only where 16 bits would do."""
+    field = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(open_images([PILImage.fromarray(field)])[0].pixels, field)
+    whole = np.arange(12, dtype=np.int32).reshape(3, 4) * 5000
+    np.testing.assert_array_equal(open_images([PILImage.fromarray(whole)])[0].pixels, whole.astype(np.uint16))
+    record = open_images([PILImage.fromarray(whole + 65535)])[0]
+    assert "32-bit integer pixels" in str(record.error)

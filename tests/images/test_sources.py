@@ -15,9 +15,9 @@ from PIL import Image as PILImage
 from toys import as_uint8, pictures
 
 from gepc.core.errors import InputError
-from gepc.images.batches import load_all
+from gepc.images.batches import OnBadImage, chunks, load_all
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import FileImages, Record, open_images
+from gepc.images.sources import FileImages, ObservedImages, Record, open_images
 
 FLOATS = pictures(4, size=(6, 5))
 BYTES = as_uint8(FLOATS)  # (N, H, W, C)
@@ -291,3 +291,27 @@ def test_the_content_hash_depends_on_pixels_shape_and_type(tmp_path: Path) -> No
     assert all(0 <= value < 2**64 for value in hashes)
     with pytest.raises(InputError, match="no such file"):
         Record("1", error="no such file").content_hash()
+
+
+def test_observed_images_are_passed_on_when_they_are_read_and_not_when_they_are_looked_at() -> None:
+    images = open_images([BYTES[0], np.zeros((2, 2, 2, 2)), BYTES[1]])
+    observed = ObservedImages(images, lambda record: record.pixels.sum())
+    assert [record.name for record in observed.first(2)] == ["0", "1"]
+    assert observed.seen == {}
+    assert len(observed) == 3
+    assert observed[2].name == "2"
+    assert observed.seen == {2: BYTES[1].sum()}
+    assert [record.name for record in observed] == ["0", "1", "2"]
+    assert observed.seen == {0: BYTES[0].sum(), 2: BYTES[1].sum()}  # the second cannot be read
+
+
+def test_a_chunk_has_images_of_one_size() -> None:
+    """Where every image keeps its own size, a new size begins a new chunk."""
+    images = open_images([np.zeros((side, 8, 3), dtype=np.uint8) for side in (8, 8, 12, 8, 8, 8)])
+    found = [chunk.indices for chunk in chunks(images, Preprocessing(resize="native"), 2, OnBadImage.NONE)]
+    assert found == [[0, 1], [2], [3, 4], [5]]
+
+
+def test_no_images_are_an_error() -> None:
+    with pytest.raises(InputError, match="there are no images"):
+        load_all(open_images(BYTES[:0]), Preprocessing())

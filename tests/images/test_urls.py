@@ -13,7 +13,7 @@ from toys import as_uint8, pictures, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError
-from gepc.images.sources import FileImages, open_images
+from gepc.images.sources import FileImages, file_stamp, open_images
 from gepc.runs.local import image_ranges
 
 
@@ -88,3 +88,25 @@ def test_addresses_that_lead_nowhere(bucket: str) -> None:
 def test_a_list_of_urls_keeps_its_order(bucket: str) -> None:
     urls = [f"{bucket}/night/2.png", f"{bucket}/day/1.png"]
     assert [(record.name, record.error) for record in open_images(urls)] == [(url, None) for url in urls]
+
+
+def test_a_stamp_changes_with_the_content_of_a_file_or_url(bucket: str, folder: Path) -> None:
+    near, far = folder / "day" / "1.png", f"{bucket}/day/1.png"
+    before = [file_stamp(str(near)), file_stamp(far)]
+    assert all(before)
+    assert before == [file_stamp(str(near)), file_stamp(far)]
+    near.write_bytes(near.read_bytes() + b"more")
+    fsspec.filesystem("memory").pipe("/bucket/day/1.png", b"other")
+    after = [file_stamp(str(near)), file_stamp(far)]
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    assert file_stamp(str(folder / "none.png")) == file_stamp(f"{bucket}/none.png") == ""
+
+
+def test_a_url_that_cannot_be_listed_says_why(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(system: object, place: str) -> bool:
+        raise PermissionError("no access to the bucket")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "isfile", fail)
+    with pytest.raises(InputError, match="memory://bucket cannot be listed: no access to the bucket"):
+        open_images(bucket)

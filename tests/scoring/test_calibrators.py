@@ -145,6 +145,19 @@ def test_levels_that_were_not_looked_at_are_left_out(over_levels: str) -> None:
     np.testing.assert_allclose(Aggregation("sum", over_levels)(hidden, weights), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("count", range(1, 10))
+def test_the_trimmed_mean_leaves_out_the_same_number_below_and_above(count: int) -> None:
+    """A quarter of the levels that were looked at, rounded down, on either side; of fewer than four levels none."""
+    values = np.full((1, 12, 1), np.nan)
+    values[0, :count, 0] = np.random.default_rng(count).permutation(count) ** 2.0
+    expected = trim_mean(np.arange(count) ** 2.0, 0.25)
+    assert Aggregation("sum", "trimmed")(values, np.ones(12))[0] == pytest.approx(expected)
+
+
+def test_scores_are_added_over_features_and_levels_weigh_as_selected_unless_told_otherwise() -> None:
+    assert Aggregation() == Aggregation("sum", "wmean")
+
+
 def test_fusion_over_features() -> None:
     values = RNG.standard_normal((5, 3, 4))
     np.testing.assert_allclose(Aggregation("sum", "mean")(values, EVEN), values.sum(2).mean(1))
@@ -182,6 +195,48 @@ def test_mvn_needs_every_level() -> None:
     columns[0, 1] = np.nan
     with pytest.raises(OptionError, match="needs every level"):
         create_calibrator("mvn").fit(columns)
+
+
+def test_a_column_that_hardly_varies_can_be_calibrated() -> None:
+    """A millionth of its size is far above the rounding error of a constant."""
+    columns = ID.copy()
+    columns[:, 1, 1] = 1e6 + RNG.standard_normal(60)
+    assert np.isfinite(create_calibrator("zscore").fit(columns).score(columns, EVEN, PLAIN)).all()
+
+
+def test_columns_of_another_number_are_refused() -> None:
+    calibrator = create_calibrator("raw").fit(ID)
+    with pytest.raises(InputError, match="the images have 1 feature columns, but the calibrator was fitted on 2"):
+        calibrator.score(OTHERS[:, :, :1], EVEN, PLAIN)
+
+
+@pytest.mark.parametrize("name", list_calibrators())
+def test_levels_have_scores_of_their_own_or_the_calibrator_says_that_they_have_none(name: str) -> None:
+    calibrator = create_calibrator(name).fit(ID)
+    if calibrator.by_level:
+        assert calibrator.per_level(OTHERS).shape == (40, 3)
+    else:
+        with pytest.raises(OptionError, match=f"the calibrator '{calibrator.name}' looks at all levels together"):
+            calibrator.per_level(OTHERS)
+    assert create_calibrator("kde").by_level
+    assert not create_calibrator("mvn").by_level
+
+
+def test_infinite_features_are_replaced_by_the_bounds_and_counted() -> None:
+    """The bounds are the extreme values and ten standard deviations, NaN left out, for each column by itself."""
+    columns = ID.copy()
+    columns[0, 0] = np.nan
+    calibrator = create_calibrator("raw").fit(columns)
+    assert calibrator.replaced == 0
+    low, high = calibrator.bounds_
+    np.testing.assert_allclose(high, np.nanmax(columns, 0) + 10 * np.nanstd(columns, 0))
+    np.testing.assert_allclose(low, np.nanmin(columns, 0) - 10 * np.nanstd(columns, 0))
+    broken = OTHERS.copy()
+    broken[0, 0, 0] = np.inf
+    for count in (1, 2):
+        with pytest.warns(UserWarning, match="1 features are infinite"):
+            calibrator.score(broken, EVEN, PLAIN)
+        assert calibrator.replaced == count
 
 
 def test_unknown_names() -> None:

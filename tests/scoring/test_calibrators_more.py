@@ -118,6 +118,8 @@ def test_a_standardised_density_has_no_units() -> None:
         ("knn:k=0", "k must be at least 1"),
         ("knn:k=many", "k must be int"),
         ("kde:bandwidth=-1", "bandwidth must be positive"),
+        ("soft_minimum:temperature=0", "temperature and references must be positive"),
+        ("soft_minimum:references=0", "temperature and references must be positive"),
         ("gmm:choose=aic", "unknown gmm: choose 'aic'"),
         ("raw:k=1", "has no option 'k'"),
         ("mahalonobis", "did you mean 'mahalanobis'"),

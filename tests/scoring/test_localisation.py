@@ -57,6 +57,10 @@ def test_fields_that_cannot_be_measured_are_refused() -> None:
         localisation(np.ones((2, 3, 3)), mask)
     with pytest.raises(InputError, match="an image without a region, or covered by one"):
         localisation(np.ones((1, 3, 3)), np.zeros_like(mask))
+    with pytest.raises(InputError, match="an image without a region, or covered by one"):
+        localisation(np.ones((1, 3, 3)), np.ones_like(mask))
+    with pytest.raises(InputError, match="must both be"):
+        localisation(np.ones((1, 3, 3, 2)), np.ones((1, 3, 3, 2), dtype=bool))
     with pytest.raises(InputError, match="must be finite"):
         localisation(np.full((1, 3, 3), np.nan), mask)
 
@@ -81,3 +85,29 @@ def test_bootstrap_intervals_by_hand_and_their_default_number_of_draws() -> None
     means = [np.concatenate([members[pick] for pick in rng.integers(0, 8, 8)]).mean() for _ in range(300)]
     ((low, high),) = bootstrap_intervals(lambda v: [v.mean()], [values], [groups])
     assert (low, high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), rel=1e-9)
+
+
+def test_regions_that_touch_at_a_corner_are_one() -> None:
+    """Two pixels, of which the map finds one: half of one region, as of two; with a third apart, 3/4 instead of 2/3."""
+    mask = np.zeros((1, 30, 30), dtype=bool)
+    mask[0, 5, 5] = mask[0, 6, 6] = mask[0, 20, 20] = True
+    maps = np.random.default_rng(0).random((1, 30, 30))
+    maps[0, 5, 5], maps[0, 6, 6], maps[0, 20, 20] = 9.0, -9.0, 9.0
+    assert region_overlap(maps, mask) == pytest.approx(0.75)
+
+
+def test_overlap_is_averaged_over_the_thresholds_that_up_to_three_tenths_outside_exceed() -> None:
+    """Outside the values are 0, 1, ..., 1000; a region at 850 is above the thresholds from a share of 0.15 on."""
+    maps, mask = np.append(np.arange(1001.0), 850.2).reshape(1, 2, 501), np.zeros((1, 2, 501), dtype=bool)
+    mask[0, -1, -1] = True
+    assert region_overlap(maps, mask) == pytest.approx(0.5, abs=0.002)
+    maps[0, -1, -1] = 700.5  # just above the lowest threshold
+    assert region_overlap(maps, mask) == pytest.approx(0.5 / 300, rel=1e-6)
+
+
+def test_of_several_maxima_of_a_map_those_inside_count() -> None:
+    field, mask = np.zeros((2, 3)), np.array([[True, True, False], [False, False, False]])
+    field[0] = 7.0
+    found = localisation([field], [mask])
+    assert (found.hit[0], found.area[0]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert found.auroc[0] == pytest.approx(1 - 0.5 * 1 / 4)

@@ -127,3 +127,21 @@ def test_an_infinite_score_is_the_largest() -> None:
     found = detection([0.0, 1.0, 2.0], [1.5, np.inf, np.inf])
     assert found.auroc == pytest.approx(8 / 9)
     assert np.isfinite([found.aupr, found.fpr95, found.auroc_low, found.auroc_high]).all()
+
+
+def test_the_rate_and_the_confidence_are_95_percent_unless_others_are_given() -> None:
+    rng = np.random.default_rng(5)
+    inside, outside = rng.normal(size=200), rng.normal(1.0, size=100)
+    assert fpr_at_tpr(inside, outside) == fpr_at_tpr(inside, outside, 0.95) > fpr_at_tpr(inside, outside, 0.9)
+    assert auroc_interval(inside, outside) == auroc_interval(inside, outside, 0.95)
+
+
+def test_two_scores_of_each_kind_are_enough_for_an_interval() -> None:
+    low, high = auroc_interval([0.0, 2.0], [1.0, 3.0])
+    assert 0.0 < low < 0.75 < high < 1.0
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 21, 1000])
+def test_perfect_scores_have_an_average_precision_of_one_and_no_more(count: int) -> None:
+    """The sum over 20 or 21 scores is larger by rounding."""
+    assert aupr(np.zeros(count), 1.0 + np.arange(count)) == 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,15 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from gepc.core.errors import InputError, OptionError
-from gepc.verdicts.conformal import CalibrationScores, Guarantee, check_alpha, images_needed, p_values, threshold
+from gepc.verdicts.conformal import (
+    CalibrationScores,
+    Guarantee,
+    check_alpha,
+    check_rates,
+    images_needed,
+    p_values,
+    threshold,
+)
 from gepc.verdicts.decision import DecisionRule
 
 tied_scores = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=40).map(np.array)
@@ -124,3 +134,34 @@ def test_a_guarantee_says_what_it_promises() -> None:
 def test_a_reference_needs_finite_scores(scores: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         CalibrationScores.of(np.array(scores), None)
+
+
+@given(st.fractions(min_value="1/400", max_value="399/400", max_denominator=400))
+def test_the_images_needed_are_the_first_with_a_small_enough_p_value(alpha: Fraction) -> None:
+    """1/(n + 1) <= alpha, in exact arithmetic; the rate is the nearest floating-point number."""
+    n = images_needed(float(alpha))
+    assert Fraction(1, n + 1) <= alpha
+    assert n == 0 or Fraction(1, n) > alpha
+
+
+@given(st.integers(1, 10**6), st.sampled_from([0.0, 1e-15, 1e-13, 1e-11, 1e-10, 1e-9, 1e-6]))
+def test_the_images_needed_are_those_that_pass_the_check(n: int, short: float) -> None:
+    """Also for a rate that falls short of 1/(n + 1) by more than rounding, be it ever so little."""
+    alpha = (1.0 - short) / (n + 1)
+    needed = images_needed(alpha)
+    assert needed == (n if short < 1e-12 else n + 1)
+    check_alpha(alpha, needed)
+    with pytest.raises(OptionError, match=f"needs at least {needed} calibration images, there are {needed - 1}"):
+        check_alpha(alpha, needed - 1)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, False, 0, 1, 0.0, 1.0, float("nan"), [0.5], np.array([0.5])])
+def test_what_is_no_rate_is_refused_by_its_name(value: object) -> None:
+    with pytest.raises(OptionError, match="width must be between 0 and 1, got "):
+        check_rates(alpha=0.5, width=value)
+
+
+def test_rates_may_be_numbers_of_numpy() -> None:
+    check_rates(half=np.float32(0.5), small=np.float64(1e-9), large=1.0 - 1e-9)
+    with pytest.raises(OptionError, match="needs at least 3 calibration images, there are 2"):
+        check_alpha(np.float32(0.25), 2)

@@ -104,3 +104,32 @@ def test_a_p_value_at_its_limit_is_flagged():
     assert holm(np.array([1 / 40, 1 / 20, 1.0]), 0.1).tolist() == [True, True, False]
     assert holm(np.array([1 / 40, 1 / 20]), 0.05).tolist() == [True, True]
     assert holm(np.array([1 / 10]), 1 - 0.9).tolist() == [True]
+
+
+def test_the_rate_is_a_twentieth_and_the_procedure_benjamini_hochbergs_unless_others_are_given():
+    assert Control() == Control("bh", 0.05)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_single_tile_is_flagged_at_the_rate_itself_and_no_tile_gives_no_flag(name):
+    """1 + 1/2 + ... + 1/m is 1 for one tile, so that even Benjamini-Yekutieli pays nothing."""
+    assert Control(name, 0.05).flags(np.array([0.05])).tolist() == [True]
+    assert Control(name, 0.05).flags(np.array([0.0501])).tolist() == [False]
+    assert Control(name, 0.05).flags(np.empty(0)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("n", "words"), [(0, "nothing can be flagged"), (1, "with at least 9 others"), (18, "1 others")]
+)
+def test_a_shortfall_says_whether_all_tiles_together_could_be_flagged(n, words):
+    """Ten tiles at 0.5: with k at p = 1/(n + 1) the limit is k/20, so that one image needs k = 10 and 18 need 2."""
+    assert words in str(Control("bh", 0.5).shortfall(10, n))
+    assert Control("bh", 0.5).shortfall(10, 19) is None
+
+
+def test_only_a_rate_for_single_tiles_is_checked_before_scoring():
+    """The other procedures may flag many tiles at once where one alone is out of reach."""
+    for name in CONTROLS:
+        if name != "tile":
+            Control(name, 0.01).check(5)
+    Control("tile", 0.01).check(99)

@@ -155,3 +155,28 @@ def test_storey_flags_up_to_the_cutoff():
     assert storey([0.001] * 9 + [0.5], 0.2).tolist() == [True] * 10
     assert benjamini_hochberg([0.001] * 9 + [0.51], 0.3 / 0.4).all()
     assert storey([0.001] * 9 + [0.51], 0.3).tolist() == [True] * 9 + [False]
+
+
+def test_rates_are_a_twentieth_and_the_procedure_is_benjamini_hochbergs_unless_others_are_given():
+    assert DecisionRule() == DecisionRule(alpha=0.05, confidence=None, fdr=None, procedure="bh")
+    p = [0.01, 0.1, 0.11, 0.12, 0.13, 0.5]  # storey flags five of them
+    assert discoveries(p, 0.06).tolist() == benjamini_hochberg(p, 0.06).tolist() == [True] + [False] * 5
+    assert discoveries(p, 0.06, "storey").sum() == 5
+
+
+@pytest.mark.parametrize(("cutoff", "flagged"), [(0.2, 1), (0.4, 3), (0.8, 0)])
+def test_the_cutoff_of_storey_by_hand(cutoff, flagged):
+    """pi_0 = (1 + #{p > cutoff})/(5 (1 - cutoff)) is 3/4, 2/3 and 1: the k-th limit is 0.17 k/(5 pi_0)."""
+    assert storey([0.04, 0.1, 0.14, 0.3, 0.7], 0.17, cutoff).tolist() == [True] * flagged + [False] * (5 - flagged)
+
+
+def test_a_cutoff_is_a_number_between_0_and_1():
+    with pytest.raises(OptionError, match="cutoff must be between 0 and 1, got 1"):
+        storey([0.1], 0.1, cutoff=1.0)
+
+
+def test_p_values_may_be_0_or_1_and_no_other_number():
+    assert benjamini_hochberg([0.0, 1.0], 0.1).tolist() == [True, False]
+    for value in (-1e-9, 1.0 + 1e-9, np.nan):
+        with pytest.raises(OptionError, match=r"p-values must lie in \[0, 1\]"):
+            benjamini_hochberg([value], 0.1)

@@ -164,3 +164,38 @@ def test_a_state_of_another_version_or_of_something_else_is_not_read(tmp_path):
     path.write_text('{"schema": 1, "options": {}}')
     with pytest.raises(InputError, match=r"state\.json is incomplete: 'calibration'"):
         Monitor.load(path)
+
+
+@pytest.mark.parametrize("scores", [[1.0, np.nan], [1.0, np.inf], [[]]])
+def test_calibration_scores_must_be_finite_numbers(scores):
+    with pytest.raises(InputError, match="a monitor needs finite calibration scores"):
+        Monitor(scores, alpha=0.5)
+
+
+def test_online_p_values_count_earlier_scores_of_the_stream_and_break_ties_at_random():
+    """p_n = (#{larger} + U (1 + #{equal}))/n over calibration, stream and the score itself, by its definition."""
+    calibration, stream = [1.0, 2.0, 2.0, 3.0, 5.0], [2.0, 5.0, 0.0, 2.0, 9.0]
+    monitor = Monitor(calibration, alpha=0.5, seed=4)
+    for step, score in enumerate(stream):
+        past = np.array(calibration + stream[:step])
+        uniform = np.random.default_rng([4, step]).random()
+        expected = ((past > score).sum() + uniform * (1 + (past == score).sum())) / (len(past) + 1)
+        assert monitor._online_p_value(score) == pytest.approx(expected, rel=1e-12)
+        monitor.scores.append(score)
+
+
+def test_a_reset_forgets_the_stream_and_its_drift():
+    monitor, fresh = Monitor(range(99), delta=0.5), Monitor(range(99), delta=0.5)
+    monitor.update_all([200.0] * 30)
+    assert monitor.drifted
+    monitor.reset()
+    assert (monitor.drifted, monitor.scores) == (False, [])
+    assert monitor.update_all([3.0, 200.0]) == fresh.update_all([3.0, 200.0])
+
+
+def test_a_drift_stays_where_it_was_first_noticed():
+    monitor = Monitor(range(99), delta=0.5)
+    seen = [verdict.drifted for verdict in monitor.update_all([200.0] * 40)]
+    assert seen == sorted(seen)
+    assert monitor.drifted_at == seen.index(True) + 1
+    assert [verdict.seen for verdict in monitor.update_all([1.0, 2.0])] == [41, 42]

@@ -90,6 +90,7 @@ def test_too_few_images_for_confidence_says_how_many():
 
 def test_images_for_width_is_the_first_that_is_narrow_enough():
     n = images_for_width(0.05, 0.02)
+    assert isinstance(n, int)
     widths = [np.diff(realised_range(0.05, count))[0] for count in (n - 1, n)]
     assert widths[1] <= 0.02 < widths[0]
 
@@ -143,3 +144,46 @@ def test_labels_are_those_given_or_the_names_of_folders(tmp_path):
 def test_the_safe_rank_of_few_images(n, alpha, confidence, rank):
     """P(all n below alpha) = alpha^n: the last rank is safe from there on, and equality counts, as 0.5 >= 0.5 does."""
     assert pac_rank(n, alpha, confidence) == rank
+
+
+@given(st.sampled_from([0.02, 0.1, 0.3, 0.7]), st.integers(60, 300), st.sampled_from([0.5, 0.8, 0.99]))
+def test_the_range_of_the_realised_rate_leaves_out_equal_tails(alpha, n, probability):
+    """P(Beta(k, n + 1 - k) < low) = P(Beta > high) = (1 - probability)/2."""
+    from scipy.stats import beta
+
+    k = int(alpha * (n + 1) + 1e-9)
+    low, high = realised_range(alpha, n, probability)
+    assert beta.cdf(low, k, n + 1 - k) == pytest.approx((1 - probability) / 2)
+    assert beta.sf(high, k, n + 1 - k) == pytest.approx((1 - probability) / 2)
+
+
+def test_ranges_have_a_probability_of_nine_tenths_unless_another_is_asked_for():
+    assert realised_range(0.1, 99) == realised_range(0.1, 99, 0.9)
+    assert images_for_width(0.1, 0.05) == images_for_width(0.1, 0.05, 0.9) > images_for_width(0.1, 0.05, 0.5)
+
+
+@pytest.mark.parametrize(("alpha", "n"), [(0.5, 3), (0.5, 7), (0.5, 15)])
+def test_a_width_that_is_just_reached_is_enough(alpha, n):
+    """For these every smaller number of images gives a wider range."""
+    low, high = realised_range(alpha, n)
+    assert images_for_width(alpha, high - low) == n
+
+
+@pytest.mark.parametrize(("alpha", "needed"), [(0.05, 19), (0.1, 9), (0.5, 2), (0.7, 2)])
+def test_any_width_needs_the_images_that_the_rate_needs(alpha, needed):
+    """And at least two: the rate of a single calibration image is uniform."""
+    assert images_for_width(alpha, 0.999) == needed
+
+
+def test_a_width_is_a_number_between_0_and_1():
+    with pytest.raises(OptionError, match=r"width must be between 0 and 1, got 1\.5"):
+        images_for_width(0.05, 1.5)
+
+
+def test_a_reference_knows_its_groups_its_scores_and_the_smallest_group():
+    scores, labels = np.array([5.0, 1.0, 4.0, 2.0, 3.0]), np.array(["b", "a", "a", "b", "a"])
+    grouped, plain = CalibrationScores.of(scores, labels), CalibrationScores.of(scores, None)
+    assert {name: values.tolist() for name, values in grouped.by_group.items()} == {"a": [1, 3, 4], "b": [2, 5]}
+    assert grouped.scores.tolist() == plain.scores.tolist() == [1, 2, 3, 4, 5]
+    assert (grouped.grouped, grouped.smallest) == (True, 2)
+    assert (plain.grouped, plain.smallest) == (False, 5)

@@ -23,6 +23,7 @@ from gepc.features.gepc_plus import MAP_PARTS
 from gepc.features.pooling import QUANTILE, Map
 from gepc.images.preprocessing import rgb_picture, warn_about_range
 from gepc.images.sources import Image, Images
+from gepc.verdicts.conformal import check_rates, images_needed
 from gepc.verdicts.decision import DecisionRule
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class MapOptions:
 
     def __post_init__(self) -> None:
         check_choice("scale", self.scale, SCALES)
+        check_rates(alpha=self.alpha)
 
 
 def write_maps(
@@ -126,7 +128,7 @@ def _write_map(
 def _verdict(detector: Detector, scores: npt.NDArray[np.float64], alpha: float) -> dict[str, Any]:
     """Score, p-value and alarm of one image; the score alone where the detector has groups."""
     score = float(scores[0])
-    if detector.reference_.grouped or alpha * (len(detector.reference_.scores) + 1) < 1.0:
+    if detector.reference_.grouped or len(detector.reference_.scores) < images_needed(alpha):
         return {"score": score}
     p_value = detector.reference_.p_values(scores)
     alarm = bool(DecisionRule(alpha).alarms(p_value, detector.reference_)[0])

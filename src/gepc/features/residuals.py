@@ -288,7 +288,7 @@ class LevelPass:
 
     def _map_parts(self, fields: Mapping[str, torch.Tensor]) -> MapParts:
         """Means over g, identity included; a random subset of elements is scaled up to the group."""
-        evaluated = max(1, int(self.chosen[0].sum())) if len(self.chosen) else 1
+        evaluated = int(self.chosen.sum(axis=1).max(initial=1))  # the same for every image
         size = len(self.group)
         share = (size - 1) / size / evaluated
         return {name: self._spread(field * share).astype(np.float32) for name, field in fields.items()}

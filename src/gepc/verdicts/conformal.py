@@ -50,14 +50,13 @@ def threshold(calibration: Array, alpha: float) -> float:
 
 def images_needed(alpha: float) -> int:
     """The fewest calibration images with which p <= alpha can happen: 1/(n + 1) <= alpha."""
-    return math.ceil(Fraction(1) / Fraction(alpha) - Fraction(1, 10**9)) - 1
+    return math.ceil(1 / (Fraction(float(alpha)) * Fraction(SLACK))) - 1
 
 
 def check_rates(**rates: object) -> None:
     """Refuse what is not a number between 0 and 1; text and None are none."""
     for name, value in rates.items():
-        is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-        if not (is_number and 0.0 < float(value) < 1.0):  # type: ignore[arg-type]
+        if not (isinstance(value, (int, float, np.integer, np.floating)) and 0.0 < float(value) < 1.0):
             raise OptionError(f"{name} must be between 0 and 1, got {value!r}")
 
 
