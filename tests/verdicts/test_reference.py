@@ -11,6 +11,7 @@ from gepc.verdicts.conformal import (
     CalibrationScores,
     group_labels,
     images_for_width,
+    images_needed,
     p_values,
     pac_rank,
     realised_range,
@@ -160,6 +161,15 @@ def test_the_range_of_the_realised_rate_leaves_out_equal_tails(alpha, n, probabi
 def test_ranges_have_a_probability_of_nine_tenths_unless_another_is_asked_for():
     assert realised_range(0.1, 99) == realised_range(0.1, 99, 0.9)
     assert images_for_width(0.1, 0.05) == images_for_width(0.1, 0.05, 0.9) > images_for_width(0.1, 0.05, 0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.3, 0.5, 0.93])
+def test_no_smaller_number_of_images_is_narrow_enough(alpha):
+    """At a new rank the range widens a little: for 0.05, 117 images are narrower than 0.06 and 119 are not."""
+    widths = [np.inf] * 2 + [np.diff(realised_range(alpha, n))[0] for n in range(2, 800)]
+    widths[: images_needed(alpha)] = [np.inf] * images_needed(alpha)
+    for width in (0.06, 0.1, 0.17, 0.4):
+        assert images_for_width(alpha, width) == next(n for n, found in enumerate(widths) if found <= width)
 
 
 @pytest.mark.parametrize(("alpha", "n"), [(0.5, 3), (0.5, 7), (0.5, 15)])

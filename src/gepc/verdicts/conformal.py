@@ -116,28 +116,32 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
 
 
 def images_for_width(alpha: float, width: float, probability: float = 0.9) -> int:
-    """How many calibration images bring the realised rate into a central range of that width around alpha."""
+    """The fewest calibration images that bring the realised rate into a central range of that width around alpha.
+
+    At least two. The range widens a little where the rank floor(alpha (n + 1)) grows, so every number is looked at.
+    """
     check_rates(alpha=alpha, width=width)
-
-    def too_wide(n: int) -> bool:
-        low, high = realised_range(alpha, n, probability)
-        return high - low > width
-
-    low, high = images_needed(alpha), max(2, images_needed(alpha))
-    while too_wide(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if too_wide(middle) else (low, middle)
-    return high
+    fewest = max(2, images_needed(alpha))
+    numbers = np.arange(fewest, 2 * fewest)
+    while True:
+        low, high = _ranges(alpha, numbers, probability)
+        narrow = np.flatnonzero(high - low <= width)
+        if len(narrow):
+            return int(numbers[narrow[0]])
+        numbers = np.arange(numbers[-1] + 1, 2 * numbers[-1] + 2)
 
 
 def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[float, float]:
     """Central range of the false-alarm rate over calibration sets of n images: Beta(k, n + 1 - k) quantiles."""
-    k = math.floor(alpha * (n + 1) * SLACK)
-    tail = 0.5 * (1.0 - probability)
-    low, high = beta(k, n + 1 - k).ppf([tail, 1.0 - tail])
-    return float(low), float(high)
+    low, high = _ranges(alpha, np.array([n]), probability)
+    return float(low[0]), float(high[0])
+
+
+def _ranges(alpha: float, n: Rows, probability: float) -> tuple[Array, Array]:
+    """`realised_range` of several numbers of images."""
+    k, tail = np.floor(alpha * (n + 1) * SLACK), 0.5 * (1.0 - probability)
+    low, high = beta(k, n + 1 - k).ppf([[tail], [1.0 - tail]])
+    return low, high
 
 
 @dataclass(frozen=True)
