@@ -7,7 +7,7 @@ r"""The tables of docs/results.md and of its sub-pages, from the results of a be
 
 The first writes into docs/results: `measured.md` and `published.md`, which docs/results.md includes, the pages
 `methods.md` and `ablations.md`, every table as a CSV file, and the figure of AUROC against cost. The second writes the
-tables of other benchmarks into docs/results/tables, for pages to include, and as CSV files.
+tables of other benchmarks into docs/results/tables, for pages to include, and as CSV files, and the figure beside them.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def write_page_tables(files: Sequence[Path], out: Path) -> None:
     for folder in (out / "tables", out / "csv"):
         folder.mkdir(parents=True, exist_ok=True)
     for path in files:
+        figure = path.with_suffix(".png")
+        if figure.exists():
+            shutil.copy(figure, out / figure.name)
         for table in json.loads(path.read_text())["tables"]:
             header, rows = tuple(table["rows"][0]), [tuple(row.values()) for row in table["rows"]]
             text = "\n".join([narrow_table(header, rows), "", table["note"], ""])
