@@ -1,4 +1,4 @@
-"""Is `gepc choose` to be trusted? Its choice beside the fixed default and the oracle, on every ID set of the suites.
+"""Are synthetic outliers to be trusted? What they prefer beside the default and the oracle, on every ID set.
 
     python benchmarks/suites.py --data data --out suites
     gepc bench suites/suites.yaml --data suites --out results/suites --methods \\
@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 import gepc
-from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, compare, recommend
+from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, clear_leader, compare
 from gepc.bench.ranks import read_aurocs
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.files import read_json, write_json
@@ -42,9 +42,9 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command recommends for an ID set, and the candidate with the highest average on synthetic outliers."""
+    """What synthetic outliers prefer: the clear leader, or else the default; and the one with the highest average."""
 
-    recommended: str
+    preferred: str
     best: str
 
 
@@ -60,7 +60,9 @@ def choice(suite: Mapping[str, object], train: Path, stored: Path, count: int) -
         assert isinstance(size, int)
         backbone = gepc.load_backbone(str(suite["backbone"]))
         trials = compare(backbone, read_npz(train, "train_x"), candidates(), count, size)
-        found = Choice(str(recommend(trials)[0].candidate), str(trials[0].candidate))
+        leader = clear_leader(trials)
+        preferred = DEFAULT if leader is None else leader[0].candidate
+        found = Choice(str(preferred), str(trials[0].candidate))
         stored.parent.mkdir(parents=True, exist_ok=True)
         write_json(stored, asdict(found))
     return Choice(**read_json(stored))
@@ -79,11 +81,20 @@ def table(rows: list[tuple[str, str, Choice, dict[str, float]]], count: int) -> 
     cells: list[tuple[Cell, ...]] = []
     for suite, id_set, made, true in rows:
         oracle = max(true, key=lambda name: true[name])
-        picked = (true[made.recommended], true[str(DEFAULT)], true[made.best], true[oracle])
-        cells.append((suite, id_set, made.recommended, *picked, oracle))
+        picked = (true[made.preferred], true[str(DEFAULT)], true[made.best], true[oracle])
+        cells.append((suite, id_set, made.preferred, *picked, oracle))
     means = [float(np.mean([row[place] for row in cells])) for place in range(3, 7)]  # type: ignore[misc]
     cells.append(("all", f"{len(rows)} ID sets", "", *means, ""))
-    header = ("suite", "ID set", "recommended", "its AUROC", "default", "best on synthetic", "oracle", "oracle takes")
+    header = (
+        "suite",
+        "ID set",
+        "clear leader, else default",
+        "its AUROC",
+        "default",
+        "best on synthetic",
+        "oracle",
+        "oracle takes",
+    )
     note = (
         f"At most {count} normal images of each set to choose with. AUROC is the average over the set's true OOD sets; "
         "the oracle knows it, the others do not."

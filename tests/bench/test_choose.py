@@ -11,7 +11,7 @@ import pytest
 from toys import as_uint8, pictures, toy_network
 
 from gepc.backbones.base import Backbone
-from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, Trial, candidates_for, compare, recommend
+from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, Trial, candidates_for, clear_leader, compare, recommend
 from gepc.bench.evaluate import Scores
 from gepc.cli.app import run
 from gepc.core.errors import InputError
@@ -79,21 +79,30 @@ def made(method: str, shift: float, spread: float = 1.0) -> Trial:
     return Trial(Candidate(method), Cost(2), Scores(inside, outside, (), Selection((), np.ones(0), np.ones(0))), 1.0)
 
 
-def test_the_default_is_kept_unless_another_is_clearly_better() -> None:
+def test_the_default_is_recommended_and_a_clear_leader_is_named() -> None:
     default, worse, close, better = (
         made("gepc+:fast", 1.0),
         made("cfs", 0.5),
         made("gepc", 1.01),
         made("msma:knn", 2.0),
     )
-    assert recommend([default, worse])[0] is default
+    assert recommend([default, worse]) == (default, "take the default: it has the highest average")
+    assert clear_leader([default, worse]) is None
     chosen, reason = recommend([close, default])
     assert chosen is default
-    assert "no candidate is clearly better than the default (gepc leads by" in reason
+    assert reason == "take the default: no candidate is clearly better (gepc is first)"
+    assert clear_leader([close, default]) is None
     chosen, reason = recommend([better, default, worse])
-    assert chosen is better
-    assert "msma:knn is better than the default by 0.1" in reason
+    assert chosen is default
+    assert reason.startswith("take the default: msma:knn leads by 0.1")
+    assert reason.endswith(f"outliers like these kinds: {', '.join(KINDS)}")
+    leader = clear_leader([better, default, worse])
+    assert leader is not None
+    assert leader[0] is better
+    assert leader[1] == pytest.approx(better.average - default.average)
+    assert recommend([better, worse])[0] is better
     assert "default was not among" in recommend([better, worse])[1]
+    assert clear_leader([better, worse]) is None
 
 
 def test_every_candidate_can_be_made_and_asked_for() -> None:
