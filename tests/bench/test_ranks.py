@@ -83,7 +83,12 @@ def test_aurocs_are_read_from_a_finished_benchmark(tmp_path):
         read_aurocs(tmp_path)
 
 
-def test_diagram_names_every_method():
+def test_diagram_names_every_method_with_its_rank_beside_the_axis():
     found = ranking(np.random.default_rng(1).random((6, 12)))
-    texts = [text.get_text() for text in diagram(found).axes[0].texts]
-    assert all(any(text.startswith(f"{name} ") for text in texts) for name in found.methods)
+    axes = diagram(found).axes[0]
+    placed = {" ".join(text.get_text().split()): text.get_position()[0] for text in axes.texts}
+    for place, (name, rank) in enumerate(zip(found.methods, found.average_ranks, strict=True)):
+        if place < 3:  # the better half on the left
+            assert placed[f"{name} {rank:.1f}"] < 1.0
+        else:
+            assert placed[f"{rank:.1f} {name}"] > 6.0
