@@ -121,14 +121,14 @@ def images_for_width(alpha: float, width: float, probability: float = 0.9) -> in
     At least two. The range widens a little where the rank floor(alpha (n + 1)) grows, so every number is looked at.
     """
     check_rates(alpha=alpha, width=width)
-    fewest = max(2, images_needed(alpha))
-    numbers = np.arange(fewest, 2 * fewest)
+    start = max(2, images_needed(alpha))
     while True:
+        numbers = np.arange(start, 2 * start)
         low, high = _ranges(alpha, numbers, probability)
         narrow = np.flatnonzero(high - low <= width)
         if len(narrow):
             return int(numbers[narrow[0]])
-        numbers = np.arange(numbers[-1] + 1, 2 * numbers[-1] + 2)
+        start *= 2
 
 
 def realised_range(alpha: float, n: int, probability: float = 0.9) -> tuple[float, float]:
