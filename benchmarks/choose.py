@@ -79,12 +79,13 @@ def averages(aurocs: Mapping[str, Mapping[str, float]], id_set: str) -> dict[str
 def table(rows: list[tuple[str, str, Choice, dict[str, float]]], count: int) -> ResultTable:
     """A row for every ID set, then averages over ID sets."""
     cells: list[tuple[Cell, ...]] = []
+    found: list[tuple[float, ...]] = []
     for suite, id_set, made, true in rows:
         oracle = max(true, key=lambda name: true[name])
         picked = (true[made.preferred], true[str(DEFAULT)], true[made.best], true[oracle])
+        found.append(picked)
         cells.append((suite, id_set, made.preferred, *picked, oracle))
-    means = [float(np.mean([row[place] for row in cells])) for place in range(3, 7)]  # type: ignore[misc]
-    cells.append(("all", f"{len(rows)} ID sets", "", *means, ""))
+    cells.append(("all", f"{len(rows)} ID sets", "", *np.mean(found, axis=0).tolist(), ""))
     header = (
         "suite",
         "ID set",
@@ -117,9 +118,8 @@ def main() -> None:
             stored = options.out / "choices" / f"{name}-{id_set}.json"
             choices[name, id_set] = choice(suite, options.suites / name / f"{id_set}.npz", stored, options.count)
             print(name, id_set, choices[name, id_set], flush=True)
-    rows = []
-    for (name, id_set), made in choices.items():
-        rows.append((name, id_set, made, averages(read_aurocs(options.results / name), id_set)))
+    aurocs = {name: read_aurocs(options.results / name) for name in dict.fromkeys(name for name, _ in choices)}
+    rows = [(name, id_set, made, averages(aurocs[name], id_set)) for (name, id_set), made in choices.items()]
     print(write_tables(options.out, "choose", [table(rows, options.count)], {"count": options.count}))
 
 

@@ -127,9 +127,11 @@ def candidates_for(images: Any, backbone: Backbone, size: int | None = None) -> 
     A side is at least 32 pixels and at most that of the first readable image, so that nothing is enlarged. With twice
     the side a pass takes four times as long.
     """
+    if backbone.image_size is not None:
+        return list(CANDIDATES)
     readable = (record.pixels_for(backbone.channels) for record in open_images(images) if record.pixels is not None)
     first = next(readable, None)
-    if backbone.image_size is not None or first is None:
+    if first is None:
         return list(CANDIDATES)
     shortest, step = min(first.shape[:2]), backbone.size_multiple
     side = shortest if size is None else size
@@ -176,7 +178,8 @@ def recommend(trials: Sequence[Trial]) -> tuple[Trial, str]:
     if leader is None:
         return default, f"take the default: no candidate is clearly better ({best.candidate} is first)"
     _, lead, p = leader
-    kinds = [kind for kind, value in best.aurocs.items() if value >= default.aurocs[kind] + LEAST_LEAD]
+    usual = default.aurocs
+    kinds = [kind for kind, value in best.aurocs.items() if value >= usual[kind] + LEAST_LEAD]
     return default, (
         f"take the default: {best.candidate} leads by {lead:.3f} on synthetic outliers (p = {p:.1g}), but such leads "
         f"did not carry over to real outliers. Take it only if you expect outliers like these kinds: {', '.join(kinds)}"
