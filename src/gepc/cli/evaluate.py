@@ -152,8 +152,7 @@ def choose(
         trials = compare(net, images, candidates, count, size, on_progress=advance)
     chosen, reason = recommend(trials)
     words = [shlex.quote(images), "--out DETECTOR", "--backbone", shlex.quote(backbone), chosen.candidate.arguments]
-    own_size = size is None or "size" in chosen.candidate.options
-    command = " ".join(["gepc fit", *words, *([] if own_size else [f"--set size={size}"])])
+    command = " ".join(["gepc fit", *words, *([] if size is None else [f"--set size={size}"])])
     if as_json:
         rows = [
             {"candidate": str(t.candidate), "auroc": t.aurocs, "stability": t.stability, "cost": str(t.cost)}

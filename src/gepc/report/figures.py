@@ -61,9 +61,9 @@ def drawing(height: float, layout: Literal["constrained"] | None = "constrained"
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> None:
-    """Write the figure as `path` with each format's suffix: PNG on white, for pages of any colour; SVG transparent."""
+    """Write the figure as `path` with each format's ending: PNG on white, for pages of any colour; SVG transparent."""
     for kind in formats:
-        with replacing(path.with_suffix(f".{kind}")) as draft:
+        with replacing(path.with_name(f"{path.name}.{kind}")) as draft:
             figure.savefig(draft, format=kind, dpi=200, facecolor="white" if kind == "png" else "none")
 
 
