@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from gepc.bench.ranks import read_aurocs
 from gepc.cli.app import run as command_line
 from gepc.core.tables import ResultTable, write_tables
+from gepc.lab.bench.ranks import read_aurocs
 
 SUITES = ("nine", "fresh", "tiles")
 BACKBONES = ("photos-tiny", "celeba32-tiny", "sar-tiny")

@@ -21,12 +21,12 @@ import numpy as np
 import yaml
 
 import gepc
-from gepc.bench.choose import CANDIDATES, DEFAULT, Candidate, clear_leader, compare
-from gepc.bench.ranks import read_aurocs
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.files import read_json, write_json
 from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.images.formats import read_npz
+from gepc.lab.bench.choose import CANDIDATES, DEFAULT, Candidate, clear_leader, compare
+from gepc.lab.bench.ranks import read_aurocs
 
 LABELS = {
     "gepc+:fast": "gepc+ fast",

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 import gepc
-from gepc.bench.published import MAIN, PAIRS
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import Cell, ResultTable, write_tables
-from gepc.scoring.metrics import auroc
-from gepc.training.choices import recipe_for
-from gepc.training.loop import train
-from gepc.training.recipe import ENERGIES
+from gepc.lab.bench.published import MAIN, PAIRS
+from gepc.lab.metrics import auroc
+from gepc.lab.training.choices import recipe_for
+from gepc.lab.training.loop import train
+from gepc.lab.training.recipe import ENERGIES
 
 FIT, TEST = 500, 500
 FILES = {"C10": "cifar10", "SVHN": "svhn32", "CelebA": "celeba32", "C100": "cifar100"}

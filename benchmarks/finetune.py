@@ -21,10 +21,10 @@ import numpy.typing as npt
 import gepc
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import Cell, ResultTable, write_tables
-from gepc.scoring.metrics import auroc
-from gepc.training.choices import recipe_for
-from gepc.training.evaluate import denoising_errors, fit_linear
-from gepc.training.loop import train
+from gepc.lab.metrics import auroc
+from gepc.lab.training.choices import recipe_for
+from gepc.lab.training.evaluate import denoising_errors, fit_linear
+from gepc.lab.training.loop import train
 
 IMAGES, TEST = 300, 500
 OTHERS = {"C10": "cifar10", "CelebA": "celeba32", "C100": "cifar100", "TinyIN": "tinyimagenet32"}

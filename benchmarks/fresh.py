@@ -25,17 +25,17 @@ from PIL import Image
 from plus_designs import OUTPUT, Design, PlusBench, collect_plus, fast, full, plain_gepc
 
 import gepc
-from gepc.bench.baselines import choose_baselines, collect_baselines, method_names
-from gepc.bench.evaluate import Benchmark, pair_aurocs
-from gepc.bench.protocol import BenchmarkDataset, Pair, Protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import Cell, ResultTable, write_tables
-from gepc.features.extraction import FeatureCache
-from gepc.features.gepc_plus import GepcPlus
-from gepc.features.groups import Group
 from gepc.images.formats import read_npz
-from gepc.report.demo import Photograph, load_photograph
-from gepc.sar.annotations import read_hrsid, read_ssdd
+from gepc.lab.bench.baselines import choose_baselines, collect_baselines, method_names
+from gepc.lab.bench.evaluate import Benchmark, pair_aurocs
+from gepc.lab.bench.protocol import BenchmarkDataset, Pair, Protocol
+from gepc.lab.radar.annotations import read_hrsid, read_ssdd
+from gepc.lab.report.demo import Photograph, load_photograph
+from gepc.methods.extraction import FeatureCache
+from gepc.methods.gepc_plus import GepcPlus
+from gepc.methods.groups import Group
 
 Pixels = npt.NDArray[np.uint8]
 SIDE, TRAIN, TEST = 32, 130, 60

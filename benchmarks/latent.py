@@ -22,16 +22,16 @@ import torch
 from torch.nn import functional
 
 import gepc
-from gepc.bench.protocol import Protocol, load_protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.files import replacing
 from gepc.core.tables import ResultTable, write_tables
 from gepc.images.batches import load_all
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
-from gepc.scoring.metrics import auroc
-from gepc.training.loop import train
-from gepc.training.recipe import Recipe
+from gepc.lab.bench.protocol import Protocol, load_protocol
+from gepc.lab.metrics import auroc
+from gepc.lab.training.loop import train
+from gepc.lab.training.recipe import Recipe
 
 Array = npt.NDArray[np.float32]
 BATCH, KL_WEIGHT = 64, 1e-4

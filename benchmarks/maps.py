@@ -27,13 +27,13 @@ from scipy.ndimage import gaussian_filter
 import gepc
 from gepc.core.tables import ResultTable
 from gepc.detector import map_statistics
-from gepc.detector.map_statistics import TOGETHER, MapStatistics
-from gepc.detector.maps import resized
-from gepc.features.base import Batch, MapParts, extract_map_parts
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
-from gepc.report.demo import FIT_ROWS, INSIDE, TEST_ROWS, draw
-from gepc.scoring.metrics import auroc, localisation
+from gepc.lab.metrics import auroc, localisation
+from gepc.lab.report.demo import FIT_ROWS, INSIDE, TEST_ROWS, draw
+from gepc.maps.statistics import TOGETHER, MapStatistics
+from gepc.maps.writing import resized
+from gepc.methods.base import Batch, MapParts, extract_map_parts
 
 FIT, CALIBRATE, TEST = 64, 30, 60
 DEFECT = 0.2  # of the shorter side

@@ -16,9 +16,9 @@ import numpy as np
 from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.core.tables import markdown_table
-from gepc.training.checkpoint import LossRow, read_loss_rows
-from gepc.training.evaluate import NAME, LevelError, error_table
-from gepc.training.loop import RUN_FOLDER
+from gepc.lab.training.checkpoint import LossRow, read_loss_rows
+from gepc.lab.training.evaluate import NAME, LevelError, error_table
+from gepc.lab.training.loop import RUN_FOLDER
 
 
 def model_card_tables(run: str | Path) -> str:

@@ -25,7 +25,7 @@ import torch
 
 import gepc
 from gepc.core.allocator import keep_freed_memory
-from gepc.scoring.metrics import auroc
+from gepc.lab.metrics import auroc
 
 TRAIN, TEST = 300, 200
 SETS = {"C10": "cifar10", "SVHN": "svhn32", "CelebA": "celeba32", "C100": "cifar100"}

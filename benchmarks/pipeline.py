@@ -34,13 +34,13 @@ from overhead import seconds as wall_seconds
 from PIL import Image
 
 import gepc
-from gepc.bench.protocol import split_name
+from gepc.conformal.decision import DecisionRule
 from gepc.core.allocator import keep_freed_memory
 from gepc.images.formats import read_npz
 from gepc.images.sources import FileImages
+from gepc.lab.bench.protocol import split_name
 from gepc.runs.local import score_shards
 from gepc.runs.shards import Identity, ScoreRun, merge, open_run, result_table
-from gepc.verdicts.decision import DecisionRule
 
 LEVELS = (0.9979, 0.99)
 MORE_LEVELS = (0.999, 0.9979, 0.99, 0.97, 0.95)

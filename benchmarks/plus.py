@@ -13,11 +13,11 @@ from pathlib import Path
 from plus_designs import collect_plus, passes_needed, tables
 
 import gepc
-from gepc.bench.evaluate import Benchmark
-from gepc.bench.protocol import load_protocol
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.tables import write_tables
-from gepc.features.extraction import FeatureCache
+from gepc.lab.bench.evaluate import Benchmark
+from gepc.lab.bench.protocol import load_protocol
+from gepc.methods.extraction import FeatureCache
 
 
 def main() -> None:

@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.bench.comparison import advantage
-from gepc.bench.evaluate import Benchmark, Scores, SeedScores, pair_aurocs, std_over_seeds
-from gepc.bench.protocol import Protocol
+from gepc.calibration import Scorer
 from gepc.core.tables import Cell, ResultTable
-from gepc.features.base import Table
-from gepc.features.extraction import FeatureTable
-from gepc.features.gepc import GepcExtractor
-from gepc.features.gepc_plus import FULL_LEVELS, GepcPlus
-from gepc.features.groups import SQUARE_SYMMETRIES, Group
-from gepc.features.residuals import ACTIVATIONS, CORRELATIONS, LAGS, PER_ELEMENT
-from gepc.scoring import Scorer
+from gepc.lab.bench.comparison import advantage
+from gepc.lab.bench.evaluate import Benchmark, Scores, SeedScores, pair_aurocs, std_over_seeds
+from gepc.lab.bench.protocol import Protocol
+from gepc.methods.base import Table
+from gepc.methods.extraction import FeatureTable
+from gepc.methods.gepc import GepcExtractor
+from gepc.methods.gepc_plus import FULL_LEVELS, GepcPlus
+from gepc.methods.groups import SQUARE_SYMMETRIES, Group
+from gepc.methods.residuals import ACTIVATIONS, CORRELATIONS, LAGS, PER_ELEMENT
 
 Array = npt.NDArray[np.float64]
 

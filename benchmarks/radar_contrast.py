@@ -21,10 +21,10 @@ import torch
 from radar_targets import KINDS
 
 import gepc
-from gepc.sar.annotations import divide, open_scenes
-from gepc.sar.bench import radar_detector
-from gepc.sar.patches import PatchRules, cut, sample, stack
-from gepc.sar.simulate import Sea
+from gepc.lab.radar.annotations import divide, open_scenes
+from gepc.lab.radar.bench import radar_detector
+from gepc.lab.radar.patches import PatchRules, cut, sample, stack
+from gepc.lab.radar.simulate import Sea
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -31,10 +31,10 @@ from scipy.ndimage import label, maximum_filter, maximum_position
 
 import gepc
 from gepc.core.tables import Cell, ResultTable, interval_text
-from gepc.features.pooling import box_filter
-from gepc.sar.annotations import AnnotatedScene, Box, box_mask, name_rank, open_scenes
-from gepc.sar.bench import SarProtocol, gather
-from gepc.sar.patches import PatchImages, PatchRules
+from gepc.lab.radar.annotations import AnnotatedScene, Box, box_mask, name_rank, open_scenes
+from gepc.lab.radar.bench import SarProtocol, gather
+from gepc.lab.radar.patches import PatchImages, PatchRules
+from gepc.methods.pooling import box_filter
 from gepc.scenes import scan
 
 mpl.use("Agg")

@@ -20,7 +20,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gepc.sar.simulate import Array, Sea, Target, correlated_normal, gamma_quantile, ship_intensity, wake_reflectivity
+from gepc.lab.radar.simulate import (
+    Array,
+    Sea,
+    Target,
+    correlated_normal,
+    gamma_quantile,
+    ship_intensity,
+    wake_reflectivity,
+)
 
 
 def axes(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Array, Array]:

@@ -18,9 +18,9 @@ from scipy.stats import spearmanr
 
 import gepc
 from gepc.core.tables import markdown_table
-from gepc.features.base import Batch
-from gepc.features.baselines.score import SCOPED
 from gepc.images.noise import image_key
+from gepc.lab.baselines.score import SCOPED
+from gepc.methods.base import Batch
 
 FILES = {"CelebA": "celeba32", "C10": "cifar10", "SVHN": "svhn32"}
 

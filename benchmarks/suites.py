@@ -23,11 +23,11 @@ from fresh import FIRST, SECOND, TEST, TRAIN, write_sets
 from PIL import Image
 
 from gepc.core.errors import InputError
-from gepc.datasets import open_dataset
 from gepc.images.formats import read_npz
 from gepc.images.sources import Images
-from gepc.sar.annotations import read_hrsid, read_ssdd
-from gepc.sar.patches import PatchRules, cut, sample, stack
+from gepc.lab.datasets import open_dataset
+from gepc.lab.radar.annotations import read_hrsid, read_ssdd
+from gepc.lab.radar.patches import PatchRules, cut, sample, stack
 
 Pixels = npt.NDArray[np.uint8]
 KINDS = ("Blowhole", "Break", "Crack", "Fray", "Uneven")

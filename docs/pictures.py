@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from skimage import data
 
 import gepc
-from gepc.features.groups import find_action
+from gepc.conformal.p_values import threshold
 from gepc.images.noise import image_key, normal
-from gepc.report import figures
-from gepc.report.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
-from gepc.sar.bench import radar_detector
-from gepc.sar.simulate import Sea, Target, simulate
-from gepc.verdicts.conformal import threshold
+from gepc.lab.radar.bench import radar_detector
+from gepc.lab.radar.simulate import Sea, Target, simulate
+from gepc.lab.report import figures
+from gepc.lab.report.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
+from gepc.methods.groups import find_action
 
 OUT = Path(__file__).parent / "images"
 LEVELS = (0.9999, 0.9979, 0.99)

@@ -11,10 +11,10 @@ import numpy as np
 from skimage import data
 
 import gepc
-from gepc.backbones.analytic import GaussianBackbone
-from gepc.features.base import find_method
-from gepc.scoring.metrics import auroc
-from gepc.verdicts.conformal import threshold
+from gepc.conformal.p_values import threshold
+from gepc.lab.analytic import GaussianBackbone
+from gepc.lab.metrics import auroc
+from gepc.methods.base import find_method
 
 SIDE = 8
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"

@@ -11,8 +11,8 @@ import numpy as np
 from skimage import data
 
 import gepc
-from gepc.scoring.metrics import auroc
-from gepc.verdicts.conformal import threshold
+from gepc.conformal.p_values import threshold
+from gepc.lab.metrics import auroc
 
 SIDE = 32
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"

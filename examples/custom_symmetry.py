@@ -16,8 +16,8 @@ from sklearn.covariance import ledoit_wolf
 from sklearn.datasets import load_digits
 
 import gepc
-from gepc.backbones.analytic import MixtureBackbone
-from gepc.scoring.metrics import auroc
+from gepc.lab.analytic import MixtureBackbone
+from gepc.lab.metrics import auroc
 
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"
 GROUPS = {

@@ -1,6 +1,7 @@
 """Detect ships in sea clutter with the embedded radar model, which was trained without ships.
 
-Run it with `python examples/radar_ships.py`. The sea is simulated (K-distributed clutter, see `gepc.sar.simulate`), so
+Run it with `python examples/radar_ships.py`. The sea is simulated (K-distributed clutter, see
+`gepc.lab.radar.simulate`), so
 the ground truth is known and nothing is downloaded. The detector is fitted on empty sea. Patches with a ship should
 raise alarms, and the maximum of the map should lie on the ship.
 """
@@ -10,11 +11,11 @@ import os
 import numpy as np
 
 import gepc
-from gepc.sar.annotations import Box
-from gepc.sar.bench import radar_detector
-from gepc.sar.simulate import Sea, Target, simulate
-from gepc.scoring.metrics import auroc
-from gepc.verdicts.conformal import threshold
+from gepc.conformal.p_values import threshold
+from gepc.lab.metrics import auroc
+from gepc.lab.radar.annotations import Box
+from gepc.lab.radar.bench import radar_detector
+from gepc.lab.radar.simulate import Sea, Target, simulate
 
 SIDE = 32
 SMALL = os.environ.get("GEPC_EXAMPLE_SIZE") == "small"

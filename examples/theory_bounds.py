@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from gepc import theory
-from gepc.backbones.analytic import MixtureBackbone
-from gepc.theory import Affine, CrossBounds, Gaussian, ResidualBounds, Subspace
+from gepc.lab import theory
+from gepc.lab.analytic import MixtureBackbone
+from gepc.lab.theory import Affine, CrossBounds, Gaussian, ResidualBounds, Subspace
 
 SHAPE, D, ABAR = (1, 4, 4), 16, 0.9
 BLUE, GREY, RED = "#2a6a9e", "#59626e", "#b9501b"

@@ -340,7 +340,7 @@ def energy_net(folder: Path, side: int = 8) -> Any:
     """Save a tiny energy network for colour images; returns the network."""
     from safetensors.torch import save_file
 
-    from gepc.backbones.energy import EnergyNet
+    from gepc.lab.energy.network import EnergyNet
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 import gepc
-from gepc.backbones.analytic import GaussianBackbone
 from gepc.backbones.schedule import cosine_alphas_cumprod, rho_of
-from gepc.features.base import Batch, Extractor, Table, find_method
+from gepc.calibration import create_calibrator
 from gepc.images.noise import image_key
-from gepc.scoring import create_calibrator
-from gepc.scoring.metrics import auroc
+from gepc.lab.analytic import GaussianBackbone
+from gepc.lab.metrics import auroc
+from gepc.methods.base import Batch, Extractor, Table, find_method
 
 Array = npt.NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def aurocs(extractor: Extractor, calibration: str, count: int = 300) -> tuple[fl
     train, inside, wide, narrow = _columns(extractor, count)
     calibrator = create_calibrator(calibration).fit(train)
     levels = train.shape[1]
-    aggregation = gepc.scoring.Aggregation("sum", extractor.aggregate)
+    aggregation = gepc.calibration.Aggregation("sum", extractor.aggregate)
     weights = np.full(levels, 1 / levels)
     scores = [calibrator.score(columns, weights, aggregation) for columns in (inside, wide, narrow)]
     return auroc(scores[0], scores[1]), auroc(scores[0], scores[2])

@@ -22,7 +22,7 @@ from toys import pictures, toy_backbone
 import gepc
 import gepc.pyod
 import gepc.sklearn
-from gepc.backbones.analytic import GaussianBackbone
+from gepc.lab.analytic import GaussianBackbone
 
 ADAPTERS = {"sklearn": gepc.sklearn.OODDetector, "pyod": gepc.pyod.OODDetector}
 LEVELS = {"levels": (0.99, 0.9), "group": "flips"}

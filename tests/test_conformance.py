@@ -19,10 +19,10 @@ from families import energy_net
 from toys import BRIEF, pictures
 
 import gepc
-from gepc.backbones.energy import EnergyBackbone
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError
-from gepc.features.base import Cost, find_method
+from gepc.lab.energy.network import EnergyBackbone
+from gepc.methods.base import Cost, find_method
 
 METHODS = gepc.list_detectors()
 ID = pictures(36)

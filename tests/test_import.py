@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 from importlib.resources import files
 
 import pytest
 
 import gepc
-from gepc._aliases import MOVED
 
 HEAVY = ("torch", "diffusers", "numpy", "scipy", "sklearn", "PIL", "safetensors", "yaml", "typer", "matplotlib")
 
@@ -39,12 +37,3 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_the_package_is_typed() -> None:
     assert files("gepc").joinpath("py.typed").is_file()
-
-
-@pytest.mark.parametrize(("old", "new"), MOVED.items())
-def test_module_names_of_version_0_1_are_deprecated_aliases(old: str, new: str) -> None:
-    sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated; import {new}"):
-        found = import_module(old)
-    assert found is import_module(new)
-    assert found.__name__ == found.__spec__.name == new

@@ -12,10 +12,10 @@ from literal_gepc import Literal
 from toys import pictures
 
 import gepc
-from gepc.features.pooling import KINDS
-from gepc.scoring import Aggregation, create_calibrator
-from gepc.scoring.calibrators import AGGREGATIONS, FUSIONS
-from gepc.scoring.scorer import WEIGHTINGS, select
+from gepc.calibration import Aggregation, create_calibrator
+from gepc.calibration.calibrators import AGGREGATIONS, FUSIONS
+from gepc.calibration.scorer import WEIGHTINGS, select
+from gepc.methods.pooling import KINDS
 
 LEVELS = (0.9999, 0.9979)
 FEATURES = ("s", "cos", "pair", "walk", "x0", "b", "d")

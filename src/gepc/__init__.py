@@ -12,7 +12,6 @@ Everything below is loaded on first use, so that `import gepc` is fast.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gepc._aliases import install as _install_aliases
 from gepc._version import __version__
 
 if TYPE_CHECKING:
@@ -20,42 +19,40 @@ if TYPE_CHECKING:
     from gepc.backbones.load import list_backbones as list_backbones
     from gepc.backbones.load import load_backbone as load_backbone
     from gepc.backbones.schedule import Levels as Levels
+    from gepc.calibration.scorer import Scorer as Scorer
+    from gepc.conformal.decision import DecisionRule as DecisionRule
+    from gepc.conformal.monitor import Monitor as Monitor
     from gepc.core.errors import GepcError as GepcError
-    from gepc.datasets import list_datasets as list_datasets
-    from gepc.datasets import open_dataset as open_dataset
     from gepc.detector.detector import Detector as Detector
     from gepc.detector.registry import GEPC as GEPC
     from gepc.detector.registry import create_detector as create_detector
     from gepc.detector.registry import list_detectors as list_detectors
     from gepc.detector.storage import load_detector as load_detector
-    from gepc.features.groups import Action as Action
-    from gepc.features.groups import Group as Group
-    from gepc.features.groups import register_action as register_action
     from gepc.images.preprocessing import Preprocessing as Preprocessing
-    from gepc.scoring.scorer import Scorer as Scorer
-    from gepc.verdicts.decision import DecisionRule as DecisionRule
-    from gepc.verdicts.monitor import Monitor as Monitor
+    from gepc.lab.datasets import list_datasets as list_datasets
+    from gepc.lab.datasets import open_dataset as open_dataset
+    from gepc.methods.groups import Action as Action
+    from gepc.methods.groups import Group as Group
+    from gepc.methods.groups import register_action as register_action
 
 _HOME = {
     "gepc.backbones.base": ("Backbone",),
     "gepc.backbones.load": ("list_backbones", "load_backbone"),
     "gepc.backbones.schedule": ("Levels",),
     "gepc.core.errors": ("GepcError",),
-    "gepc.datasets": ("list_datasets", "open_dataset"),
+    "gepc.lab.datasets": ("list_datasets", "open_dataset"),
     "gepc.detector.detector": ("Detector",),
     "gepc.detector.registry": ("GEPC", "create_detector", "list_detectors"),
     "gepc.detector.storage": ("load_detector",),
-    "gepc.features.groups": ("Action", "Group", "register_action"),
+    "gepc.methods.groups": ("Action", "Group", "register_action"),
     "gepc.images.preprocessing": ("Preprocessing",),
-    "gepc.scoring.scorer": ("Scorer",),
-    "gepc.verdicts.decision": ("DecisionRule",),
-    "gepc.verdicts.monitor": ("Monitor",),
+    "gepc.calibration.scorer": ("Scorer",),
+    "gepc.conformal.decision": ("DecisionRule",),
+    "gepc.conformal.monitor": ("Monitor",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = ["__version__", *_MODULE_OF]
-
-_install_aliases()
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from sklearn.base import BaseEstimator, OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 import gepc
+from gepc.conformal.p_values import threshold
 from gepc.core.errors import InputError
 from gepc.core.options import DEFAULT_BACKBONE
-from gepc.verdicts.conformal import threshold
 
 Array = npt.NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from toys import BRIEF, pictures
 
 import gepc
 from gepc.core.errors import BackboneError, InputError, OptionError
-from gepc.features.base import methods
+from gepc.methods.base import methods
 
 every_family = pytest.mark.parametrize("family", list(FAMILIES))
 ID = {channels: pictures(24, SIDE, channels) for channels in (3, 5)}

@@ -11,10 +11,10 @@ from toys import LEVELS, pictures, toy_backbone
 
 import gepc
 from gepc.core.errors import BackboneError, OptionError
-from gepc.features.base import Cost
-from gepc.features.groups import IDENTITY, Action, Group
 from gepc.images import noise
 from gepc.images.noise import image_key
+from gepc.methods.base import Cost
+from gepc.methods.groups import IDENTITY, Action, Group
 
 HADAMARD = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2.0
 IMAGES = pictures(12, seed=3)

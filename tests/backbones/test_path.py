@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gepc
-from gepc.backbones.analytic import GaussianBackbone
 from gepc.backbones.base import CallableBackbone
 from gepc.backbones.path import GaussianPath, SigmaScheduler, read_scheduler
 from gepc.backbones.schedule import Scheduler, linear_alphas_cumprod
 from gepc.core.errors import BackboneError, InputError, OptionError
+from gepc.lab.analytic import GaussianBackbone
 
 MU, VARIANCE = 0.3, 0.4
 SHAPE = (2, 4, 4)

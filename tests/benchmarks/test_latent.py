@@ -14,7 +14,7 @@ import pytest
 from toys import as_uint8, pictures
 
 import gepc
-from gepc.bench.protocol import load_protocol
+from gepc.lab.bench.protocol import load_protocol
 
 
 def test_it_trains_resumes_and_makes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from choose import LABELS, averages, candidates
 from results_page import write_page_tables
 from toys import as_uint8, pictures, toy_network
 
-from gepc.bench.choose import DEFAULT
 from gepc.core.tables import ResultTable, write_tables
+from gepc.lab.bench.choose import DEFAULT
 
 
 def test_tables_of_other_benchmarks_become_parts_of_pages(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from plus_designs import LEAN, WIDE, PlusBench, collect_plus, designs, fast, ful
 from toys import as_uint8, pictures, toy_network
 
 import gepc
-from gepc.bench.evaluate import Benchmark, pair_aurocs
-from gepc.bench.protocol import BenchmarkDataset, Protocol
-from gepc.features.base import Batch
-from gepc.features.extraction import ExtractionSpec, FeatureCache, FeatureTable
-from gepc.features.gepc_plus import GepcPlus
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
+from gepc.lab.bench.evaluate import Benchmark, pair_aurocs
+from gepc.lab.bench.protocol import BenchmarkDataset, Protocol
+from gepc.methods.base import Batch
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable
+from gepc.methods.gepc_plus import GepcPlus
 
 SETS = {"a": pictures(80), "b": pictures(80, seed=1, contrast=0.8), "c": pictures(80, seed=2, contrast=0.3)}
 PROTOCOL = Protocol(

@@ -11,9 +11,9 @@ import pytest
 import radar_scenes
 from radar_scenes import detection_rates, match, peaks, resampled
 
-from gepc.sar.annotations import Box
+from gepc.lab.radar.annotations import Box
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sar"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "lab" / "radar"))
 from radar_files import write_hrsid
 
 

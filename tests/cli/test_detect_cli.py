@@ -239,7 +239,7 @@ def test_the_default_method_is_the_strongest_at_two_passes(gepc, place):
 
 def test_help_names_every_method_and_preset():
     from gepc.cli.detect import METHOD_HELP, PRESET_HELP
-    from gepc.features.base import methods
+    from gepc.methods.base import methods
 
     words = set(re.findall(r"[\w+-]+", METHOD_HELP))
     assert set(methods()) <= words

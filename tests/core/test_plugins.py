@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 import gepc
-from gepc.backbones.analytic import GaussianBackbone
-from gepc.features.base import Cost, PerLevel, register
+from gepc.lab.analytic import GaussianBackbone
+from gepc.methods.base import Cost, PerLevel, register
 
 
 @register("tiny_norm")

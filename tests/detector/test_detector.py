@@ -13,10 +13,10 @@ from PIL import Image as PILImage
 from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
-from gepc.backbones.analytic import GaussianBackbone
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, ValueRangeWarning
 from gepc.images.sources import open_images
-from gepc.scoring.metrics import auroc
+from gepc.lab.analytic import GaussianBackbone
+from gepc.lab.metrics import auroc
 
 ID = pictures(30)
 NEW = pictures(5, seed=1)

@@ -14,7 +14,7 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.core.errors import BackboneError
-from gepc.features.groups import Group
+from gepc.methods.groups import Group
 
 IMAGES = pictures(24, size=16)
 

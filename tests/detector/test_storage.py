@@ -19,7 +19,7 @@ import gepc
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, StorageError
 from gepc.detector import storage
 from gepc.detector.storage import is_detector, load_detector
-from gepc.features import groups
+from gepc.methods import groups
 
 ID = pictures(24)
 NEW = pictures(4, seed=1)

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from toys import pictures, toy_detector
 
+from gepc.conformal.decision import Control, DecisionRule
+from gepc.conformal.monitor import Monitor
 from gepc.core.errors import InputError, OptionError
-from gepc.sar.annotations import open_scenes
-from gepc.verdicts.decision import Control, DecisionRule
-from gepc.verdicts.monitor import Monitor
+from gepc.lab.radar.annotations import open_scenes
 
 IMAGES = pictures(40)
 

@@ -16,13 +16,13 @@ from PIL import Image
 from toys import as_uint8, pictures, toy_detector
 
 from gepc.cli.app import run as command_line
+from gepc.conformal.monitor import Monitor
 from gepc.core.tables import escape_cell, unescape_cell
 from gepc.images.decoder import DecoderProcess
 from gepc.images.sources import FileImages
 from gepc.runs.local import score_shards
 from gepc.runs.shards import Identity, open_run
 from gepc.runs.watch import Watch
-from gepc.verdicts.monitor import Monitor
 
 NAMES = [b"caf\xe9.png", b"=cmd|' C'!A0.png", b"+1+1.png", b"@SUM(1).png", b"-2.png", b"'quoted.png", b"a\nb\r\n.png"]
 NAMES += [b"tab\t.png", b'comma,"quote.png', b"back\\slash\\udce9.png", b"bidi\xe2\x80\xae.png", b"\xe2\x80\xa8.png"]

@@ -15,7 +15,6 @@ from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
-from gepc.detector.maps import write_maps
 from gepc.images.batches import OnBadImage, chunks, load_all
 from gepc.images.preprocessing import (
     LUMA,
@@ -26,6 +25,7 @@ from gepc.images.preprocessing import (
     warn_about_range,
 )
 from gepc.images.sources import open_images
+from gepc.maps.writing import write_maps
 
 BYTES = as_uint8(pictures(4, size=(6, 5)))  # (N, H, W, C)
 GREY8 = BYTES[0, :, :, 0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from toys import pictures, toy_detector
 
 import gepc
+from gepc.conformal.p_values import group_labels
 from gepc.detector.detector import Result
 from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
 from gepc.runs.local import (
@@ -24,7 +25,6 @@ from gepc.runs.local import (
     score_shards,
 )
 from gepc.runs.shards import Identity, ScoreRun, open_run
-from gepc.verdicts.conformal import group_labels
 
 
 def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4, kind: str = "csv") -> ScoreRun:

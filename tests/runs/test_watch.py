@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from toys import as_uint8, pictures, toy_detector
 
+from gepc.conformal.monitor import Monitor
 from gepc.core.errors import InputError
 from gepc.runs.watch import COLUMNS, Watch
-from gepc.verdicts.monitor import Monitor
 
 
 @pytest.fixture(scope="module")

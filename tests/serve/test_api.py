@@ -71,7 +71,7 @@ def test_the_limits_of_all_rates_are_those_of_the_decision_rule(serve, detector_
 def test_a_rate_computed_with_a_rounding_error_counts_as_itself(serve, tmp_path, detector_folder, files):
     """1 - 0.9 is less than 1/10 in floating point; with 9 calibration images p = 1/10 must raise an alarm."""
     import gepc
-    from gepc.verdicts.conformal import CalibrationScores
+    from gepc.conformal.p_values import CalibrationScores
 
     detector = gepc.load_detector(detector_folder)
     detector.reference_ = CalibrationScores.of(np.full(9, -1e9), None)
@@ -114,7 +114,7 @@ def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, fi
 
 
 def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, images, files):
-    from gepc.detector.maps import overlay
+    from gepc.maps.writing import overlay
 
     picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
     field = detector.score_map(images[:1])[0]

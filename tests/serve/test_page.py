@@ -315,7 +315,7 @@ def test_a_picture_of_the_page(open_page, live, tmp_path):
         pytest.skip("set GEPC_SCREENSHOTS to a folder to draw the page for the documentation")
     import gepc
     from gepc.core.options import DEFAULT_BACKBONE
-    from gepc.report import demo
+    from gepc.lab.report import demo
 
     pytest.importorskip("skimage", reason="the photographs come with scikit-image")
     data = demo.load_data(demo.FULL)

@@ -156,8 +156,8 @@ def _complete(
             raise InputError(f"{path} does not exist")
         return OnnxBackbone(path)
     from gepc.backbones.diffusers import choose_device
-    from gepc.backbones.energy import load_energy
     from gepc.backbones.networks import check_config
+    from gepc.lab.energy.network import load_energy
 
     check_config(values, str(file))
     backbone = load_energy(path, values, choose_device(device))

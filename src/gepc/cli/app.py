@@ -161,11 +161,11 @@ def _flags(message: str, arguments: Sequence[str]) -> str:
 
 def _settable() -> set[str]:
     """Names of the options that `--set` takes, in any command."""
-    from gepc.bench.protocol import Protocol
     from gepc.detector.detector import detector_options
     from gepc.detector.registry import extractor_options
-    from gepc.features.base import methods
-    from gepc.training.recipe import Recipe
+    from gepc.lab.bench.protocol import Protocol
+    from gepc.lab.training.recipe import Recipe
+    from gepc.methods.base import methods
 
     names = {name for method in methods().values() for name in extractor_options(method)}
     return names.union(detector_options(), Protocol.__annotations__, Recipe.__annotations__)

@@ -1,32 +1,23 @@
-"""`gepc info`, `convert`, `train` and `export`: inspect detectors and backbones; convert, train and export networks."""
+"""`gepc info`, `convert` and `export`: inspect detectors and backbones; convert and export networks."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from gepc.backbones.openai.options import PRESETS
 from gepc.cli import options as opt
-from gepc.cli.app import note, say, text_table, typed_command
+from gepc.cli.app import note, say, text_table
 from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
-from gepc.core.errors import OptionError, StorageError, raising
+from gepc.core.errors import OptionError
 from gepc.core.files import read_json
-from gepc.training.recipe import ENERGIES, builtin_recipes
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
-    from gepc.training.choices import Choice
-    from gepc.training.loop import Tick, TrainingRun
-
-LINE_EVERY_SECONDS = 60.0
 
 Architecture = Annotated[
     str | None,
@@ -63,7 +54,7 @@ def info(
     An OpenAI checkpoint: `gepc info celeba_ema.pt --architecture diffpath-celeba32`
     """
     from gepc.detector.storage import DESCRIPTION, is_detector
-    from gepc.features.base import methods as known_methods
+    from gepc.methods.base import methods as known_methods
 
     facts: Any
     if methods:
@@ -151,8 +142,8 @@ def checkpoint_options(
 
 def detector_text(facts: dict[str, Any]) -> str:
     """A saved detector's description; its backbone is not loaded."""
-    from gepc.features.base import Cost
-    from gepc.verdicts.conformal import Guarantee, images_for_width
+    from gepc.conformal.p_values import Guarantee, images_for_width
+    from gepc.methods.base import Cost
 
     fitted, backbone = facts["fitted"], facts["backbone"]
     kept = zip(fitted["kept"], fitted["weights"], strict=True)
@@ -160,7 +151,7 @@ def detector_text(facts: dict[str, Any]) -> str:
     named = {
         "method": facts["method"],
         "backbone": f"{backbone['source'] or backbone['family']}, sha256 {str(backbone['sha256'])[:12]}",
-        "input": _shape(facts["preprocessing"]["size"] or ["?"]),
+        "input": shape_text(facts["preprocessing"]["size"] or ["?"]),
         "fitted on": f"{fitted['fit_images']} images, calibrated on {fitted['calibration_images']}",
         "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates),
         "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept),
@@ -180,16 +171,17 @@ def _facts_table(named: Mapping[str, object]) -> str:
     return text_table([(name, value) for name, value in named.items() if value is not None])
 
 
-def _shape(sides: Iterable[object]) -> str:
+def shape_text(sides: Iterable[object]) -> str:
+    """Sides as `32x32`."""
     return "x".join(map(str, sides))
 
 
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
-    from gepc.features.base import cost_of
-    from gepc.features.baselines.energy import Energy
-    from gepc.features.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
-    from gepc.features.gepc_plus import GepcPlus
+    from gepc.lab.energy.method import Energy
+    from gepc.methods.base import cost_of
+    from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
+    from gepc.methods.gepc_plus import GepcPlus
 
     gives_noise = backbone.gives == GepcPlus.needs
     method = GepcPlus() if gives_noise else Energy()
@@ -247,7 +239,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
         "sha256": facts["sha256"],
         "parameters": "unknown" if facts["parameters"] is None else f"{facts['parameters']:,}",
         "channels": facts["channels"],
-        "size": f"any, in multiples of {facts['size_multiple']}" if size is None else _shape(size),
+        "size": f"any, in multiples of {facts['size_multiple']}" if size is None else shape_text(size),
         "predicts": f"{predicts} and a variance" if predicts and facts.get("learned_variance") else predicts,
         "schedule": ", ".join(filter(None, schedule)) if facts["levels"] else None,
         "conditioning": ", ".join(facts.get("conditioning", ())) or None,
@@ -258,7 +250,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
         cells = [(f"{r['sqrt_abar']:g}", r["timestep"], f"{r['found']:.6f}", f"{r['rho']:.5f}") for r in rows]
         tables.append(f"levels ({name})\n{text_table(cells, ('sqrt(abar)', 'timestep', 'found', 'rho'))}")
     spent = {
-        "one pass": f"{duration(cost['seconds_per_pass'])} per {_shape(cost['size'])} image on this machine",
+        "one pass": f"{duration(cost['seconds_per_pass'])} per {shape_text(cost['size'])} image on this machine",
         "encoder": cost["seconds_per_encoding"]
         and f"{duration(cost['seconds_per_encoding'])} per image; {cost['method']} costs {cost['per_image']} "
         "(E: encoder passes)",
@@ -271,116 +263,3 @@ def _encoder_text(encoder: dict[str, Any]) -> str:
     side = encoder["factor"]
     text = f"{encoder.get('class', 'a function')}, {side}x{side} pixels per cell of {encoder['channels']} channels"
     return f"{text}, scaling factor {encoder['scaling_factor']:g}" if "class" in encoder else text
-
-
-def train(
-    data: Annotated[Path, Option(help="Folder of images, or .npz file with an array train_x.")],
-    out: Annotated[Path, Option(help="Folder for the backbone; an unfinished run in it is resumed.")],
-    config: Annotated[
-        str | None,
-        Argument(
-            metavar="RECIPE",
-            help=f"Recipe: a YAML file, or a name ({', '.join(builtin_recipes())}). Chosen for the images if omitted.",
-        ),
-    ] = None,
-    init: Annotated[
-        str | None, Option(help="Backbone to start from (fine-tuning): an embedded name, or a folder.")
-    ] = None,
-    objective: Annotated[
-        str | None,
-        Option(help=f"Train an energy network instead, for the method energy: {', '.join(ENERGIES)}."),
-    ] = None,
-    steps: Annotated[int | None, Option(help="Total number of steps; that of the recipe by default.")] = None,
-    minutes: Annotated[float | None, Option(help="Total training time in minutes, instead of --steps.")] = None,
-    settings: Annotated[
-        list[str] | None, opt.setting("Option of the recipe, for example `--set image_size=64`")
-    ] = None,
-) -> None:
-    """Train a small diffusion backbone on your images.
-
-    The result is a diffusers folder that every other command accepts as a backbone. Its subfolder `training/` holds the
-    checkpoint, the loss, the error on held-out images and a grid of samples. Stop with Ctrl-C and give the same command
-    again to resume: the result is the same as without the interruption.
-
-    Example: `gepc train --data photos/ --out my-backbone --minutes 60`
-
-    A first try of about a minute: `gepc train quick --data photos/ --out my-backbone`
-
-    Fine-tuning: `gepc train --init photos-tiny --data photos/ --out my-backbone`
-
-    An energy network: `gepc train --objective igebm --data photos/ --out energies`
-
-    On several GPUs: `accelerate launch -m gepc train ...`
-    """
-    from gepc.training.choices import recipe_for
-    from gepc.training.loop import TrainingRun
-
-    if steps is not None and minutes is not None:
-        raise OptionError("give either --steps or --minutes, not both")
-    changes = opt.parse_settings(settings)
-    given = {"steps": steps, "init": init, "objective": objective}
-    changes |= {name: value for name, value in given.items() if value is not None}
-    recipe, choices = recipe_for(data, out, config, changes)
-    run = TrainingRun(recipe, data, out, minutes)
-    report: Callable[[str], None] = note if run.is_main else lambda _: None
-    report(_opening(run, choices))
-    advice = "{error}; free disk space and give the same command again to resume"
-    with raising(StorageError, advice, StorageError), _progress(run) as on_tick:
-        finished = run.loop(on_tick)
-    if not finished:
-        report(f"stopped after step {run.state.step}, which is saved; to resume:\n  {typed_command()}")
-        raise typer.Abort
-    if run.is_main:
-        _finish(run)
-
-
-def _opening(run: TrainingRun, choices: Sequence[Choice]) -> str:
-    lines, shown = [], [one for one in choices if one.field != "steps" or run.minutes is None]
-    if shown:
-        rows = [(f"  {one.field}", json.dumps(one.value), one.reason) for one in shown]
-        lines.append(f"chosen for the images; change a value with --set:\n{text_table(rows)}")
-    parameters, machine = sum(parameter.numel() for parameter in run.net.parameters()), run.accelerator
-    lines.append(
-        f"{len(run.images)} training images of {_shape(run.images.shape[2:])}, {len(run.held_out)} held out; "
-        f"{parameters / 1e6:.2f} M parameters on {machine.num_processes} x {machine.device.type}"
-    )
-    if run.resumed_from:
-        lines.append(f"{run.out}: resuming after step {run.resumed_from}")
-    return "\n".join(lines)
-
-
-@contextmanager
-def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
-    """A progress bar on a terminal; in a log file one line per minute."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    shown, last = console.is_terminal and run.is_main, time.monotonic()
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        task = bar.add_task("training", total=None, completed=run.resumed_from, facts="")
-
-        def on_tick(tick: Tick) -> None:
-            nonlocal last
-            left = timedelta(seconds=round(tick.seconds_left))
-            facts = f"loss {tick.loss:.4f}, {tick.images_per_second:.0f} images/s, {left} left"
-            bar.update(task, completed=tick.step, total=tick.total, facts=facts)
-            if not shown and (time.monotonic() - last >= LINE_EVERY_SECONDS or tick.step == tick.total):
-                last = time.monotonic()
-                note(f"step {tick.step}/{tick.total}: {facts}")
-
-        yield on_tick
-
-
-def _finish(run: TrainingRun) -> None:
-    from gepc.training.evaluate import error_table, evaluate
-
-    note("evaluating on held-out images")
-    errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
-    for text in notes:
-        note(text)
-    if errors:
-        say(f"noise MSE on {len(run.held_out)} held-out images after {run.state.step} steps:")
-        say(error_table(errors))
-    say(f"backbone: {run.out}   loss, samples, held-out error: {run.folder}")

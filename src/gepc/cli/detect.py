@@ -115,8 +115,8 @@ def map_(
 
     Example: `gepc map det photos/new --out maps`
     """
-    from gepc.detector.maps import MapOptions, with_map_part, write_maps
     from gepc.images.sources import open_images
+    from gepc.maps.writing import MapOptions, with_map_part, write_maps
 
     loaded, collection = opt.open_detector(detector, backbone, batch_size, device), open_images(images)
     if part is not None:
@@ -242,8 +242,8 @@ def watch(
 
     Example: `gepc watch det incoming/ --out log.csv --alpha 0.01`
     """
+    from gepc.conformal.monitor import Monitor
     from gepc.runs.watch import Watch
-    from gepc.verdicts.monitor import Monitor
 
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)

@@ -18,9 +18,9 @@ from gepc.core.errors import InputError, OptionError, check_choice, raising
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.detector.detector import Detector
-    from gepc.features.base import Cost
-    from gepc.features.extraction import Engine as FeatureEngine
     from gepc.images.sources import Images
+    from gepc.methods.base import Cost
+    from gepc.methods.extraction import Engine as FeatureEngine
     from gepc.runs.cluster import Cluster
 
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]

@@ -53,13 +53,13 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
+    from gepc.conformal.decision import DecisionRule
+    from gepc.conformal.p_values import group_labels
     from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
     from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
     from gepc.runs.local import score_shards
     from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder
-    from gepc.verdicts.conformal import group_labels
-    from gepc.verdicts.decision import DecisionRule
 
     cluster, rule = compute.cluster(), DecisionRule(alpha, confidence, fdr, procedure)
     kind = format_of(out, format_ or ("parquet" if cluster is not None and out is None else None))

@@ -12,21 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
+from gepc.calibration.calibrators import Calibrator
+from gepc.calibration.scorer import Scorer
+from gepc.conformal.decision import DecisionRule
+from gepc.conformal.p_values import CalibrationScores, Guarantee, Labels, check_rates, group_labels
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_choice, raising
 from gepc.core.files import StrPath
 from gepc.core.options import at_least, check_fields, coerce, one_of
-from gepc.detector.map_statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics, map_scores
-from gepc.features.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
-from gepc.features.extraction import Engine, ExtractionSpec, FeatureTable, OnProgress, concatenate, extract_all
-from gepc.features.pooling import Map, combine, v_global
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator, image_key
 from gepc.images.preprocessing import OWN_SIZE, Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
-from gepc.scoring.calibrators import Calibrator
-from gepc.scoring.scorer import Scorer
-from gepc.verdicts.conformal import CalibrationScores, Guarantee, Labels, check_rates, group_labels
-from gepc.verdicts.decision import DecisionRule
+from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, TOGETHER, Fields, MapStatistics, map_scores
+from gepc.methods.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
+from gepc.methods.extraction import Engine, ExtractionSpec, FeatureTable, OnProgress, concatenate, extract_all
+from gepc.methods.pooling import Map, combine, v_global
 
 if TYPE_CHECKING:
     import pandas
@@ -71,8 +71,8 @@ class Detector:
     calibration : name of the calibrator; None takes the method's default.
     keep : how many noise levels to keep; None keeps all.
     weights : weights of the kept levels: `inv_cv` or `uniform`.
-    aggregate : how levels are combined; see `gepc.scoring.Aggregation`.
-    fuse : how features are combined; see `gepc.scoring.Aggregation`.
+    aggregate : how levels are combined; see `gepc.calibration.Aggregation`.
+    fuse : how features are combined; see `gepc.calibration.Aggregation`.
     value_range : the values that mean black and white in float images; see `gepc.Preprocessing`.
     size : size of the images that the network sees; defaults to that of a backbone with a fixed size, otherwise to
         that of the first image.
@@ -94,7 +94,7 @@ class Detector:
     kept_ : the timesteps that selection kept.
     weights_ : their weights.
     cv_ : coefficient of variation at every candidate.
-    scorer_ : the fitted `gepc.scoring.Scorer`.
+    scorer_ : the fitted `gepc.calibration.Scorer`.
     reference_ : the calibration scores, by group.
     map_scale_ : v_global, the common scale of raw maps; None for a method without maps.
     maps_ : the statistics of calibrated maps; None without them.
@@ -483,13 +483,13 @@ class Detector:
         """The end of the colour scale of maps, the same for all images.
 
         Of calibrated maps it is the value above which a pixel has a family-wise p-value of at most `alpha`, see
-        `gepc.detector.map_statistics`; of raw maps it is `map_scale_`.
+        `gepc.maps.statistics`; of raw maps it is `map_scale_`.
         """
         statistics = None if raw else self._fitted().maps_
         return (self._fitted().map_scale_ or 1.0) if statistics is None else statistics.limit(self.map_part, alpha)
 
     def score_map(self, images: Any, raw: bool = False) -> Map:
-        """Anomaly maps (N, H, W), in standard deviations of in-distribution maps; see `gepc.detector.map_statistics`.
+        """Anomaly maps (N, H, W), in standard deviations of in-distribution maps; see `gepc.maps.statistics`.
 
         A detector without the statistics of maps, saved by an older version or fitted with `maps="raw"`, gives raw
         maps.

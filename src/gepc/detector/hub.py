@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gepc._version import __version__
+from gepc.conformal.p_values import Guarantee
 from gepc.core.errors import InputError, StorageError, first_line
 from gepc.core.files import read_json, write_json, write_text
 from gepc.core.tables import markdown_table
 from gepc.detector.detector import Detector
-from gepc.verdicts.conformal import Guarantee
 
 _TAGS = ["out-of-distribution-detection", "anomaly-detection", "diffusion", "conformal-prediction"]
 

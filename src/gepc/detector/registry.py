@@ -12,9 +12,9 @@ from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_names, nearest
 from gepc.core.options import coerce, is_scalar
 from gepc.detector.detector import Detector, detector_options
-from gepc.features.base import Extractor, find_method, methods
-from gepc.features.extraction import plain_options
-from gepc.features.gepc import DEFAULT_LEVELS, GepcExtractor
+from gepc.methods.base import Extractor, find_method, methods
+from gepc.methods.extraction import plain_options
+from gepc.methods.gepc import DEFAULT_LEVELS, GepcExtractor
 
 Options = dict[str, Any]
 DEFAULT_METHOD = "gepc+"
@@ -28,7 +28,7 @@ class GEPC(Detector):
     backbone : the network that predicts noise.
     levels : noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
     keep : how many of the levels to keep; None keeps all.
-    features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; see `gepc.features.gepc` for the formulas.
+    features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; see `gepc.methods.gepc` for the formulas.
     calibration : name of the calibrator; None is `kde`, or `parts` with the feature `inner`.
     pool : pooling over pixels: `mean`, `topk` or `local`.
     topk : the share of the largest pixels, for `topk` and `local`.

@@ -22,17 +22,17 @@ from safetensors.numpy import load
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
 from gepc.backbones.load import is_hub_id, list_backbones, load_again
+from gepc.calibration.calibrators import create_calibrator, under
+from gepc.calibration.scorer import Scorer, Selection
+from gepc.conformal.p_values import CalibrationScores
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, raising
 from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
 from gepc.detector.detector import Detector
 from gepc.detector.hub import download
-from gepc.detector.map_statistics import MapStatistics
 from gepc.detector.registry import create_detector, options_of
 from gepc.images.preprocessing import Preprocessing
-from gepc.scoring.calibrators import create_calibrator, under
-from gepc.scoring.scorer import Scorer, Selection
-from gepc.verdicts.conformal import CalibrationScores
+from gepc.maps.statistics import MapStatistics
 
 Facts = dict[str, Any]  # plain values by name, as in JSON; or arrays by name
 SCHEMA = 1

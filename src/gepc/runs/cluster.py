@@ -26,11 +26,11 @@ from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
 from gepc.detector.detector import Detector, Result
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector
-from gepc.features.base import Table
-from gepc.features.extraction import ExtractionSpec
 from gepc.images.batches import Chunk
 from gepc.images.formats import is_url
 from gepc.images.sources import FileImages, Images, open_images
+from gepc.methods.base import Table
+from gepc.methods.extraction import ExtractionSpec
 from gepc.runs.local import Labels, Records, score_part
 from gepc.runs.shards import ScoreRun, Shard
 

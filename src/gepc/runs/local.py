@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from gepc.core.errors import GepcError
 from gepc.detector.detector import Detector, Result
-from gepc.features.base import Batch, extract_table
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, Images, Record
+from gepc.methods.base import Batch, extract_table
 from gepc.runs.shards import ScoreRun, Shard
 
 Labels = npt.NDArray[np.str_]

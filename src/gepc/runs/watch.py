@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from gepc.conformal.monitor import Monitor, Verdict
 from gepc.core.errors import InputError
 from gepc.core.run_folder import RowLog
 from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.detector import Detector, Result
 from gepc.images.decoder import DecoderProcess
 from gepc.images.sources import FileImages, file_stamp, image_files
-from gepc.verdicts.monitor import Monitor, Verdict
 
 COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp", "time")
 

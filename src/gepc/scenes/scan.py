@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from gepc.conformal.decision import Control
+from gepc.conformal.p_values import UNGROUPED
 from gepc.core.errors import NotFittedError, OptionError
 from gepc.core.files import StrPath, read_json
 from gepc.core.options import build, check_fields, one_of
 from gepc.core.run_folder import storage_errors
 from gepc.detector.detector import Detector
 from gepc.detector.storage import detector_digest
-from gepc.features.base import Cost
-from gepc.features.extraction import OnProgress
+from gepc.methods.base import Cost
+from gepc.methods.extraction import OnProgress
 from gepc.scenes.reading import Scene, open_scene
 from gepc.scenes.scoring import ScanFolder, SceneScorer
 from gepc.scenes.tiling import Grid, Size
 from gepc.scenes.writing import SceneWriter
-from gepc.verdicts.conformal import UNGROUPED
-from gepc.verdicts.decision import Control
 
 OVERLAP = 0.5
 
@@ -39,7 +39,7 @@ class ScanOptions:
     bands: tuple[int, ...] | None = None  # the bands to use, counted from 1, in the order of the backbone's channels
     nodata: float | None = None  # pixel value of missing data, in addition to what the file declares
     max_missing: float = 0.1  # tiles with a larger share of missing pixels are left out
-    control: str = "bh"  # which error rate the flags control; see `gepc.verdicts.decision.Control`
+    control: str = "bh"  # which error rate the flags control; see `gepc.conformal.decision.Control`
     alpha: float = 0.05  # level of that error rate
     group: str | None = None  # the group of calibration images to compare with, for a detector fitted with groups
     map_format: str = one_of("auto", "tif", "npy")  # `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed

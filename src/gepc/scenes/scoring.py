@@ -17,20 +17,20 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from gepc.conformal.p_values import UNGROUPED
 from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.core.tables import escape_cell
 from gepc.detector.detector import Detector
-from gepc.detector.maps import resized
-from gepc.features.extraction import OnProgress
-from gepc.features.pooling import Map
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import warn_about_range
+from gepc.maps.writing import resized
+from gepc.methods.extraction import OnProgress
+from gepc.methods.pooling import Map
 from gepc.scenes.reading import Scene, Valid
 from gepc.scenes.tiling import Stitcher, Tile, TileImages
-from gepc.verdicts.conformal import UNGROUPED
 
 if TYPE_CHECKING:
     from gepc.scenes.scan import ScanPlan

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from scipy.ndimage import distance_transform_edt
 
 from gepc.core.errors import InputError, OptionError
-from gepc.features.pooling import Map
 from gepc.images.formats import Pixels
 from gepc.images.preprocessing import window_starts
 from gepc.images.sources import Images, Record
+from gepc.methods.pooling import Map
 from gepc.scenes.reading import Valid
 
 Size = tuple[int, int]

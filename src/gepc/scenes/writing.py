@@ -20,11 +20,11 @@ from gepc.core.files import replacing, write_json, write_text
 from gepc.core.palette import DARK
 from gepc.core.tables import write_rows
 from gepc.detector.detector import Detector
-from gepc.detector.maps import overlay
-from gepc.detector.regions import Box, Region, numbered
 from gepc.detector.storage import versions
-from gepc.features.pooling import Map
 from gepc.images.formats import Pixels
+from gepc.maps.regions import Box, Region, numbered
+from gepc.maps.writing import overlay
+from gepc.methods.pooling import Map
 from gepc.scenes.reading import CACHE_BYTES, Georeference, Scene, Valid
 from gepc.scenes.scoring import MapFile, ScanFolder
 from gepc.scenes.tiling import Grid

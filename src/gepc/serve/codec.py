@@ -10,12 +10,12 @@ import numpy.typing as npt
 from PIL import Image as PILImage
 
 from gepc.core.errors import InputError
-from gepc.detector.maps import overlay
-from gepc.features.pooling import Map
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import NPY_START
 from gepc.images.preprocessing import Preprocessing, rgb_picture
 from gepc.images.sources import Image, Record
+from gepc.maps.writing import overlay
+from gepc.methods.pooling import Map
 
 LARGE, STRENGTH, SHOWN_SIZE = 2_000_000, 0.75, 256
 _one_large_at_a_time = threading.Lock()

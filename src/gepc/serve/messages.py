@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gepc.detector.regions import MapRegion as Region
+from gepc.maps.regions import MapRegion as Region
 
 FIELD = "images"
 MAX_FIELD_SIZE = 1024

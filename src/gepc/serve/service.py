@@ -20,21 +20,21 @@ from fastapi import FastAPI, HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gepc._version import __version__
+from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
 from gepc.detector.detector import Detector
-from gepc.detector.map_statistics import Fields
-from gepc.detector.regions import map_regions
 from gepc.detector.storage import DESCRIPTION, STATE, load_detector, read_description
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
 from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Image
+from gepc.maps.regions import map_regions
+from gepc.maps.statistics import Fields
 from gepc.serve import codec, messages
 from gepc.serve.batching import Capacity, FullError, MicroBatcher
 from gepc.serve.messages import GuaranteeAt, Rate, Upload
 from gepc.serve.server import Settings
-from gepc.verdicts.decision import DecisionRule
 
 log = logging.getLogger("gepc.serve")
 DECODERS, DECODE_SECONDS, SHUTDOWN_SECONDS = 2, 5.0, 3.0

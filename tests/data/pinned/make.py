@@ -87,7 +87,8 @@ def main() -> None:
 
 def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
     """For each method the names of the files that its features of three images are cached under."""
-    from gepc.features.extraction import ExtractionSpec, FeatureCache, extract_chunks
+    from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_chunks
+
     from gepc.images.batches import OnBadImage, chunks
     from gepc.images.preprocessing import Preprocessing
     from gepc.images.sources import open_images

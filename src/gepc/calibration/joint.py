@@ -1,0 +1,365 @@
+"""Calibrators that look at all (level, feature) columns together."""
+
+import warnings
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import eigh, solve_triangular
+from scipy.spatial import KDTree
+from scipy.spatial.distance import cdist
+from scipy.special import logsumexp
+
+from gepc.calibration.calibrators import Aggregation, Array, Calibrator, State, check_varies, register
+from gepc.core.errors import InputError, OptionError, check_choice, check_least
+
+RIDGE = 1e-6
+
+
+class VectorCalibrator(Calibrator):
+    """One model of the whole (level, feature) vector; weights and aggregations do not apply to it."""
+
+    uses_fuse: ClassVar[bool] = False
+    uses_aggregate: ClassVar[bool] = False
+
+    @abstractmethod
+    def learn(self, vectors: Array) -> None:
+        """Fit the model on (N, D)."""
+
+    @abstractmethod
+    def distance(self, vectors: Array) -> Array:
+        """(N, D) -> (N,), higher = more OOD."""
+
+    def _fit(self, columns: Array) -> None:
+        check_varies(columns)
+        self.learn(_flatten(columns))
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return self.distance(_flatten(columns))
+
+
+@register("mahalanobis")
+class Mahalanobis(VectorCalibrator):
+    """Squared Mahalanobis distance with the Ledoit-Wolf covariance of the standardised columns: any number of images.
+
+    Every column's variance is raised by a millionth, so that collinear columns do not break it.
+    """
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
+
+    def learn(self, vectors: Array) -> None:
+        """Mean, and the Cholesky factor of the covariance."""
+        self.mean_, scale = vectors.mean(axis=0), vectors.std(axis=0)
+        covariance = self._covariance((vectors - self.mean_) / scale)
+        self.factor_ = np.linalg.cholesky(covariance + RIDGE * np.eye(len(scale))) * scale[:, None]
+
+    def _covariance(self, z: Array) -> Array:
+        from sklearn.covariance import ledoit_wolf
+
+        return np.asarray(ledoit_wolf(z, assume_centered=True)[0])
+
+    def distance(self, vectors: Array) -> Array:
+        """d^2 = (f - mean)^T cov^-1 (f - mean)."""
+        return _squared_distance(vectors, self.mean_, self.factor_)
+
+
+@register("mvn")
+class MVN(Mahalanobis):
+    """One Gaussian over all columns: half the squared Mahalanobis distance, d^2/2, with the sample covariance."""
+
+    def _covariance(self, z: Array) -> Array:
+        count, width = z.shape
+        if count <= width:
+            raise InputError(
+                f"mvn calibration of {width} columns needs more than {width} ID images, "
+                f"got {count}; give more images or use kde"
+            )
+        return np.atleast_2d(np.cov(z, rowvar=False, bias=True))
+
+    def distance(self, vectors: Array) -> Array:
+        """d^2/2."""
+        return 0.5 * super().distance(vectors)
+
+
+class LevelCalibrator(Calibrator):
+    """A squared distance for each level that an image was evaluated at; the distances are aggregated over levels."""
+
+    uses_fuse: ClassVar[bool] = False
+    is_distance: ClassVar[bool] = True
+
+    @abstractmethod
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """d^2 of the features (N, F) of one level."""
+
+    def per_level(self, columns: Array) -> Array:
+        found = np.full(columns.shape[:2], np.nan)
+        for level in range(columns.shape[1]):
+            seen = _looked_at(columns[:, level])
+            found[seen, level] = self.distance_at(level, columns[seen, level])
+        return found
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return aggregation(self.per_level(columns)[:, :, None], weights)
+
+
+@register("level_mahalanobis")
+class LevelMahalanobis(LevelCalibrator):
+    """`mahalanobis` for each level by itself; the squared distances are aggregated over levels.
+
+    Features of one level are fused with their correlations, levels without theirs: with L levels of F features it
+    learns L F^2 numbers instead of (L F)^2.
+    """
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
+
+    def _fit(self, columns: Array) -> None:
+        check_varies(columns)
+        models = [Mahalanobis() for _ in range(columns.shape[1])]
+        for level, model in enumerate(models):
+            model.learn(columns[_looked_at(columns[:, level]), level])
+        self.mean_ = np.stack([model.mean_ for model in models])
+        self.factor_ = np.stack([model.factor_ for model in models])
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        return _squared_distance(vectors, self.mean_[level], self.factor_[level])
+
+
+@register("level_knn")
+class LevelKNN(LevelMahalanobis):
+    """Squared distance to the k-th nearest ID image, for each level by itself, in the metric of `level_mahalanobis`.
+
+    Where the ID images are one cloud both say the same; where they are several (two sensors, day and night), what
+    lies between the clouds is near their common mean, but near no image.
+
+    Options
+    -------
+    k : which neighbour; the farthest there is where there are fewer.
+    """
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "factor", "samples")
+
+    def __init__(self, k: int = 5) -> None:
+        check_least(1, **{"level_knn: k": k})
+        self.k = k
+
+    def _fit(self, columns: Array) -> None:
+        super()._fit(columns)
+        self.samples_ = columns
+        self._plant_trees()
+
+    def restore(self, state: State) -> Calibrator:
+        super().restore(state)
+        self._plant_trees()
+        return self
+
+    def _plant_trees(self) -> None:
+        levels = enumerate(np.moveaxis(self.samples_, 1, 0))
+        self._trees = [_tree(self._white(level, vectors[_looked_at(vectors)])) for level, vectors in levels]
+
+    def _white(self, level: int, vectors: Array) -> Array:
+        return _whitened(vectors, self.mean_[level], self.factor_[level])
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """The k-th smallest of |z - z_i|^2, z whitened."""
+        tree = self._trees[level]
+        found, _ = tree.query(self._white(level, vectors), k=[min(self.k, tree.n)])
+        return np.asarray(found[:, 0] ** 2)
+
+
+@register("level_pca")
+class LevelPCA(LevelCalibrator):
+    """`level_mahalanobis` for many columns: principal components, and one variance for all other directions.
+
+    Of the standardised columns z, with the eigenvalues l_i of their covariance shrunk as by Ledoit and Wolf,
+
+        d^2 = sum_{i <= k} (v_i.z)^2 / l_i + (|z|^2 - sum_{i <= k} (v_i.z)^2) / r,
+
+    where r is the mean of the other eigenvalues. It learns k F numbers per level instead of F^2.
+
+    Options
+    -------
+    rank : k, the number of components; at most one for every two ID images.
+    """
+
+    LEAST_SPREAD = 0.01  # of the median over columns: a channel that is silent on ID images must not dominate
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "axes", "variances")
+
+    def __init__(self, rank: int = 96) -> None:
+        check_least(1, **{"level_pca: rank": rank})
+        self.rank = rank
+
+    def _fit(self, columns: Array) -> None:
+        models = [self._learn(columns[_looked_at(columns[:, level]), level]) for level in range(columns.shape[1])]
+        self.mean_, self.scale_, self.axes_, self.variances_ = (np.stack(part) for part in zip(*models, strict=True))
+
+    def _learn(self, vectors: Array) -> tuple[Array, Array, npt.NDArray[np.float32], Array]:
+        """Mean, scale, v (k, F), and the variances l_1 ... l_k, r of one level."""
+        from sklearn.covariance import ledoit_wolf_shrinkage
+
+        mean, spread = vectors.mean(axis=0), vectors.std(axis=0)
+        scale = np.maximum(spread, self.LEAST_SPREAD * np.median(spread))
+        check_varies(scale[None] * np.array([[-1.0], [1.0]]))
+        z = (vectors - mean) / scale
+        count, width = z.shape
+        rank = min(self.rank, count // 2, width - 1)
+        axes, values = _principal(z, rank)
+        shrinkage = float(ledoit_wolf_shrinkage(z, assume_centered=True))
+        total = float((z**2).sum()) / count
+        rest = max(total - values.sum(), 0.0) / (width - rank)
+        variances = (1.0 - shrinkage) * np.append(values, rest) + shrinkage * total / width
+        return mean, scale, axes.astype(np.float32), variances
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        z = (vectors - self.mean_[level]) / self.scale_[level]
+        along = (z @ self.axes_[level].T.astype(np.float64)) ** 2
+        rest = np.maximum((z**2).sum(axis=1) - along.sum(axis=1), 0.0)
+        return np.asarray(along @ (1.0 / self.variances_[level, :-1]) + rest / self.variances_[level, -1])
+
+
+def _principal(z: Array, rank: int) -> tuple[Array, Array]:
+    """The first `rank` principal axes (rank, F) of centred rows, and their variances, largest first."""
+    count, width = z.shape
+    if count < width:  # the Gram matrix is the smaller one; v = z^T u / |z^T u|
+        values, vectors = eigh(z @ z.T / count, subset_by_index=[count - rank, count - 1])
+        vectors = z.T @ vectors
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=0), 1e-300)
+    else:
+        values, vectors = eigh(z.T @ z / count, subset_by_index=[width - rank, width - 1])
+    return vectors.T[::-1], np.maximum(values[::-1], 0.0)
+
+
+@register("knn")
+class KNN(VectorCalibrator):
+    """Distance to the k-th nearest ID vector, columns standardised first.
+
+    Options
+    -------
+    k : which neighbour; the farthest there is where there are fewer.
+    """
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "samples")
+
+    def __init__(self, k: int = 5) -> None:
+        check_least(1, **{"knn: k": k})
+        self.k = k
+
+    def learn(self, vectors: Array) -> None:
+        self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
+        self.samples_ = (vectors - self.mean_) / self.scale_
+
+    def distance(self, vectors: Array) -> Array:
+        """The k-th smallest of |z - z_i|."""
+        k = min(self.k, len(self.samples_))
+        found, _ = _tree(self.samples_).query((vectors - self.mean_) / self.scale_, k=[k])
+        return np.asarray(found[:, 0])
+
+
+@register("soft_minimum")
+class SoftMinimum(KNN):
+    """-T log mean_i exp(-|z - z_i|/T) over some ID vectors: between the nearest neighbour and the mean distance.
+
+    Options
+    -------
+    temperature : T, in standard deviations of a column.
+    references : the largest number of ID vectors that are kept, spread evenly over them.
+    """
+
+    def __init__(self, temperature: float = 1.0, references: int = 100) -> None:
+        if not temperature > 0.0 or references < 1:
+            raise OptionError(f"soft_minimum: temperature and references must be positive: {temperature}, {references}")
+        self.temperature, self.references = temperature, references
+
+    def learn(self, vectors: Array) -> None:
+        super().learn(vectors)
+        count = min(self.references, len(vectors))
+        order = np.lexsort(self.samples_.T)  # whatever the order of the images
+        self.samples_ = self.samples_[order[np.linspace(0, len(vectors) - 1, count).round().astype(np.int64)]]
+
+    def distance(self, vectors: Array) -> Array:
+        found = cdist((vectors - self.mean_) / self.scale_, self.samples_) / self.temperature
+        return np.asarray(-self.temperature * (logsumexp(-found, axis=1) - np.log(found.shape[1])))
+
+
+@register("gmm")
+class GMM(VectorCalibrator):
+    """-log p of a mixture of full-covariance Gaussians on the standardised columns.
+
+    Options
+    -------
+    choose : how many components: `bic` over 1, 2, 4, 8, 16, or `cv`, 10-fold held-out log-likelihood over
+        2, 4, ..., 20. At most one component for every 50 ID images.
+
+    Variances are raised by 1e-4 of a column's, or nearly collinear columns would amplify the rounding of float32.
+    """
+
+    GRIDS: ClassVar[dict[str, tuple[int, ...]]] = {"bic": (1, 2, 4, 8, 16), "cv": tuple(range(2, 21, 2))}
+    IMAGES_PER_COMPONENT = 50
+    RIDGE = 1e-4
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "weights", "means", "whitening")
+
+    def __init__(self, choose: str = "bic") -> None:
+        check_choice("gmm: choose", choose, self.GRIDS)
+        self.choose = choose
+
+    def learn(self, vectors: Array) -> None:
+        self.mean_, self.scale_ = vectors.mean(axis=0), vectors.std(axis=0)
+        z = (vectors - self.mean_) / self.scale_
+        most = max(1, len(z) // self.IMAGES_PER_COMPONENT)
+        candidates = [count for count in self.GRIDS[self.choose] if count <= most] or [1]
+        with warnings.catch_warnings():
+            # a mixture that has not settled after 300 rounds is a worse candidate, not a fault
+            warnings.filterwarnings("ignore", message=".*did not converge")
+            best = candidates[0]
+            if len(candidates) > 1:
+                best = min(candidates, key=lambda count: self._badness(count, z))
+            mixture = _mixture(best).fit(z)
+        self.weights_, self.means_, self.whitening_ = mixture.weights_, mixture.means_, mixture.precisions_cholesky_
+
+    def _badness(self, count: int, z: Array) -> float:
+        if self.choose == "bic":
+            return float(_mixture(count).fit(z).bic(z))
+        from sklearn.model_selection import KFold, cross_val_score
+
+        return -float(cross_val_score(_mixture(count), z, cv=KFold(10, shuffle=True, random_state=0)).mean())
+
+    def distance(self, vectors: Array) -> Array:
+        """-log sum_k w_k N(z; mean_k, cov_k), up to the constant of standardising."""
+        mixture = _mixture(len(self.weights_))
+        mixture.weights_, mixture.means_, mixture.precisions_cholesky_ = self.weights_, self.means_, self.whitening_
+        return np.asarray(-mixture.score_samples((vectors - self.mean_) / self.scale_))
+
+
+def _mixture(count: int) -> Any:
+    from sklearn.mixture import GaussianMixture
+
+    return GaussianMixture(count, reg_covar=GMM.RIDGE, max_iter=300, random_state=0)
+
+
+def _tree(samples: Array) -> KDTree:
+    if not samples.size:
+        raise InputError("there is no in-distribution image to compare with")  # a search in an empty tree crashes
+    return KDTree(samples)
+
+
+def _looked_at(vectors: Array) -> npt.NDArray[np.bool_]:
+    """Which rows have all of their features: the others are of images that were not evaluated at this level."""
+    return np.asarray(~np.isnan(vectors).any(axis=1))
+
+
+def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:
+    return np.asarray((_whitened(vectors, mean, factor) ** 2).sum(axis=1))
+
+
+def _whitened(vectors: Array, mean: Array, factor: Array) -> Array:
+    """factor^-1 (f - mean) for every row: the covariance becomes the identity."""
+    return np.asarray(solve_triangular(factor, (vectors - mean).T, lower=True).T)
+
+
+def _flatten(columns: Array) -> Array:
+    vectors = columns.reshape(len(columns), -1)
+    if np.isnan(vectors).any():
+        raise OptionError("vector calibration needs every level for every image; use kde or zscore with level_samples")
+    return vectors

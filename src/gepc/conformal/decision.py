@@ -1,0 +1,255 @@
+"""Decisions: which p-values raise an alarm, and what is guaranteed of the alarms. No other module compares p-values.
+
+A p-value by itself is valid: P(p <= a) <= a for an image that is exchangeable with the calibration images. Images that
+share a calibration set, and overlapping tiles of a scene, depend on each other; each procedure states what it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import digamma
+from scipy.stats import false_discovery_control
+
+from gepc.conformal.p_values import (
+    SLACK,
+    Array,
+    CalibrationScores,
+    Guarantee,
+    Labels,
+    check_alpha,
+    check_rates,
+    images_needed,
+    pac_rank,
+)
+from gepc.core.errors import OptionError, check_choice
+
+Flags = npt.NDArray[np.bool_]
+PROCEDURES = ("bh", "storey")
+CONTROLS = ("bh", "by", "holm", "bonferroni", "tile")
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """How p-values become alarms.
+
+    Parameters
+    ----------
+    alpha : false-alarm rate: an in-distribution image raises an alarm with at most this probability, on average over
+        calibration sets.
+    confidence : if given, the rate holds for the calibration set at hand with this probability.
+    fdr : if given, control the false-discovery rate over all images at this level instead of using `alpha`.
+    procedure : `bh` (Benjamini-Hochberg) or `storey`, with `fdr`.
+    """
+
+    alpha: float = 0.05
+    confidence: float | None = None
+    fdr: float | None = None
+    procedure: str = "bh"
+
+    def __post_init__(self) -> None:
+        if self.fdr is None:
+            check_rates(alpha=self.alpha)
+            return
+        check_rates(fdr=self.fdr)
+        check_choice("procedure", self.procedure, PROCEDURES)
+        if self.confidence is not None:
+            raise OptionError("confidence goes with alpha; leave it out when fdr is given")
+
+    def limits(self, reference: CalibrationScores, labels: Labels | None = None) -> Array:
+        """The largest p-value that raises an alarm, for all images or, with groups, for each of them; not with `fdr`.
+
+        Raises `OptionError` for a rate that the calibration images cannot guarantee.
+        """
+        reference.check(labels)
+        if labels is None:
+            return np.asarray(self._limit(reference.smallest))
+        found = {label: self._limit(len(scores)) for label, scores in reference.by_group.items()}
+        return np.array([found[str(label)] for label in labels])
+
+    def _limit(self, n: int) -> float:
+        if self.confidence is not None:
+            return pac_rank(n, self.alpha, self.confidence) / (n + 1)
+        check_alpha(self.alpha, n)
+        return self.alpha * SLACK
+
+    def check(self, reference: CalibrationScores, labels: Labels | None = None) -> None:
+        """Refuse, before any work, a rate that the calibration images cannot guarantee."""
+        reference.check(labels)
+        if self.fdr is None:
+            self.limits(reference, labels)
+
+    def alarms(self, p_values: npt.ArrayLike, reference: CalibrationScores, labels: Labels | None = None) -> Flags:
+        """True where a p-value raises an alarm. An image that could not be scored (NaN) does not."""
+        p = np.asarray(p_values, dtype=np.float64)
+        if self.fdr is None:
+            return np.asarray(p <= self.limits(reference, labels))
+        flags, scored = np.zeros(len(p), dtype=bool), ~np.isnan(p)
+        flags[scored] = discoveries(p[scored], self.fdr, self.procedure)
+        return flags
+
+    def statement(self, reference: CalibrationScores) -> str:
+        """The guarantee in words."""
+        if self.fdr is not None:
+            return f"on average at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
+        if self.confidence is not None:
+            return (
+                f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
+                "of in-distribution images raise an alarm"
+            )
+        return str(Guarantee.at(self.alpha, reference.smallest))
+
+
+def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:
+    """Flag the k smallest p-values, k the largest with p_(k) <= fdr k / m.
+
+    The expected share of false flags among the flags is at most fdr m_0/m. Conformal p-values that share one
+    calibration set are positively dependent in the way this needs (Benjamini and Yekutieli 2001; Bates, Candes, Lei,
+    Romano and Sesia, Testing for outliers with conformal p-values, Annals of Statistics 2023, theorem 2).
+    """
+    p = _check(p_values, fdr)
+    return np.asarray(false_discovery_control(p) <= fdr * SLACK) if len(p) else np.zeros(0, dtype=bool)
+
+
+def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
+    """Benjamini-Hochberg at fdr / pi_0, where pi_0 = (1 + #{p > cutoff})/(m (1 - cutoff)) estimates the ID share.
+
+    More flags than Benjamini-Hochberg when many images are out of distribution (Storey, Taylor and Siegmund 2004; for
+    conformal p-values Bates et al. 2023, theorem 3, with this estimate of pi_0).
+    """
+    p = _check(p_values, fdr)
+    check_rates(cutoff=cutoff)
+    if len(p) == 0:
+        return np.zeros(0, dtype=bool)
+    share = (1.0 + float((p > cutoff).sum())) / (len(p) * (1.0 - cutoff))
+    # flags beyond p = cutoff would count the same images as evidence for and against
+    return benjamini_hochberg(p, min(fdr / share, 1.0 - 1e-12)) & (p <= cutoff)
+
+
+def discoveries(p_values: npt.ArrayLike, fdr: float, procedure: str = "bh") -> Flags:
+    """Flags by the named procedure: `bh` or `storey`."""
+    check_choice("procedure", procedure, PROCEDURES)
+    return benjamini_hochberg(p_values, fdr) if procedure == "bh" else storey(p_values, fdr)
+
+
+def _check(p_values: npt.ArrayLike, fdr: float) -> Array:
+    check_rates(fdr=fdr)
+    p = np.asarray(p_values, dtype=np.float64).ravel()
+    if not ((p >= 0.0) & (p <= 1.0)).all():
+        raise OptionError("p-values must lie in [0, 1]")
+    return p
+
+
+def bonferroni(p: Array, alpha: float) -> Flags:
+    """Flag p <= alpha/m. The probability of any false flag is at most alpha, by the union bound, always."""
+    return np.asarray(p <= alpha / max(1, len(p)) * SLACK)
+
+
+def holm(p: Array, alpha: float) -> Flags:
+    """Flag the smallest p-values while p_(k) <= alpha/(m + 1 - k) (Holm 1979). Promises what Bonferroni does."""
+    m = len(p)
+    order = np.argsort(p, kind="stable")
+    below = p[order] <= alpha / (m - np.arange(m)) * SLACK
+    count = m if below.all() else int(np.argmin(below))
+    flags = np.zeros(m, dtype=bool)
+    flags[order[:count]] = True
+    return flags
+
+
+def harmonic(m: int) -> float:
+    """1 + 1/2 + ... + 1/m, the price of Benjamini-Yekutieli."""
+    return float(digamma(m + 1) + np.euler_gamma)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A procedure by name and its rate.
+
+    bh : Benjamini-Hochberg, the share of false flags, under positive dependence.
+    by : Benjamini-Yekutieli, the share of false flags, under any dependence: BH at alpha/(1 + 1/2 + ... + 1/m).
+    holm, bonferroni : the probability of any false flag in the scene, under any dependence.
+    tile : p <= alpha for every tile by itself; nothing is promised of the scene but the number of false flags.
+    """
+
+    name: str = "bh"
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_choice("control", self.name, CONTROLS)
+        check_rates(alpha=self.alpha)
+
+    def check(self, n: int) -> None:
+        """Refuse a rate for single tiles that `n` calibration images cannot serve."""
+        if self.name == "tile":
+            check_alpha(self.alpha, n)
+
+    def flags(self, p: Array) -> Flags:
+        """The verdict on every tile."""
+        if self.name == "tile":
+            return np.asarray(p <= self.alpha * SLACK)
+        if self.name in ("holm", "bonferroni"):
+            return (holm if self.name == "holm" else bonferroni)(p, self.alpha)
+        return benjamini_hochberg(p, self._rate(max(1, len(p))))
+
+    def _rate(self, m: int) -> float:
+        return self.alpha / harmonic(m) if self.name == "by" else self.alpha
+
+    def images_for_one(self, m: int) -> int:
+        """The fewest calibration images with which a single tile of `m` can be flagged: 1/(n + 1) <= its limit."""
+        return images_needed(self.alpha if self.name == "tile" else self._rate(m) / m)
+
+    def fewest_flags(self, m: int, n: int) -> int:
+        """How many of `m` tiles must have the smallest p-value, 1/(n + 1), for any flag; more than m: never."""
+        if n >= self.images_for_one(m):
+            return 1
+        if self.name in ("tile", "holm", "bonferroni"):
+            return m + 1
+        return math.ceil(m / (self._rate(m) * (n + 1)) / SLACK)
+
+    def shortfall(self, m: int, n: int) -> str | None:
+        """A warning where `n` calibration images are too few for `m` tiles, with the number that is needed."""
+        fewest = self.fewest_flags(m, n)
+        if fewest == 1:
+            return None
+        few = f"with {n} calibration images no p-value is below {1 / (n + 1):.3g}"
+        needed = f"a single flag among {m} tiles needs at least {self.images_for_one(m):,} calibration images"
+        needed += f" ({self.name} at {self.alpha:g})"
+        if fewest > m:
+            return f"nothing can be flagged: {few}; {needed}, or fewer tiles"
+        return f"{few}, so a tile can be flagged only together with at least {fewest - 1} others; {needed}"
+
+    def statement(self, m: int, n: int) -> str:
+        """What is promised of a scene of `m` tiles with `n` calibration images, and what that rests on."""
+        return (
+            f"{self._promise(m)} It rests on one assumption: every in-distribution tile is exchangeable with the {n} "
+            "calibration images (same sensor, size and processing, images that neither fitting nor the backbone has "
+            "seen); it holds on average over calibration sets. Tiles with filled no-data pixels meet it only "
+            "approximately."
+        )
+
+    def _promise(self, m: int) -> str:
+        if self.name == "tile":
+            return (
+                f"Each in-distribution tile is flagged with probability at most {self.alpha:g}; of {m} such tiles "
+                f"{self.alpha * m:.3g} are to be expected. Nothing is promised of the scene as a whole."
+            )
+        if self.name in ("holm", "bonferroni"):
+            return (
+                f"The probability of even one false flag among the {m} tiles of this scene is at most {self.alpha:g} "
+                f"({self.name}), however the overlapping tiles depend on each other; so the probability of even one "
+                "region without any out-of-distribution tile is at most that, too."
+            )
+        if self.name == "bh":
+            return (
+                f"On average at most {self.alpha:g} of the flagged tiles are false (Benjamini-Hochberg over {m} "
+                "tiles), if the p-values are positively dependent (PRDS). Conformal p-values of separate images are; "
+                "for overlapping tiles it is an assumption, which control 'by' does without. The share is one of "
+                "tiles, not of regions."
+            )
+        return (
+            f"On average at most {self.alpha:g} of the flagged tiles are false (Benjamini-Yekutieli over {m} tiles), "
+            "however the overlapping tiles depend on each other. The share is one of tiles, not of regions."
+        )

@@ -1,0 +1,158 @@
+"""Drift of a stream of images: a conformal test martingale over its scores.
+
+If the stream is exchangeable with the calibration images, the online p-values
+
+    p_n = (#{i < n: s_i > s_n} + U_n (1 + #{i < n: s_i = s_n})) / n,   i over calibration and stream, U_n uniform,
+
+are independent and uniform (Vovk, Gammerman and Shafer 2005, theorem 8.2). The simple jumper bets on them not being: it
+splits its capital over f_e(p) = 1 + e (p - 1/2), e in {-1, 0, 1}, and moves a share J of it back to equal parts before
+each step (Vovk et al., Retrain or not retrain, COPA 2021). The capital is a martingale that starts at 1, so by Ville's
+inequality it ever reaches 1/delta with probability at most delta: that is the false-alarm bound of `drifted`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.conformal.decision import DecisionRule
+from gepc.conformal.p_values import UNGROUPED, CalibrationScores, check_rates
+from gepc.core.errors import InputError, check_least, raising
+from gepc.core.files import StrPath, read_json, write_json
+
+BETS = np.array([-1.0, 0.0, 1.0])
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a monitor says after one more image."""
+
+    seen: int
+    p_value: float
+    alarm: bool
+    alarm_rate: float
+    log10_capital: float
+    drifted: bool
+
+
+class Monitor:
+    """Watches a stream of scores for single alarms and for a drift of the stream.
+
+    Parameters
+    ----------
+    calibration : a fitted detector, or its calibration scores.
+    alpha : false-alarm rate of the decision on a single image.
+    delta : the largest probability that `drifted` is ever true on a stream that has not drifted.
+    window : how many of the last images the rolling alarm rate covers.
+    jump : J, the share of the capital that is redistributed before each step.
+    seed : seed of the random order of equal scores.
+    group : for a detector fitted with groups, the group that the stream belongs to.
+    """
+
+    def __init__(
+        self,
+        calibration: Any,
+        alpha: float = 0.05,
+        delta: float = 0.01,
+        window: int = 200,
+        jump: float = 0.01,
+        seed: int = 0,
+        group: str | None = None,
+    ) -> None:
+        check_rates(delta=delta, jump=jump)
+        check_least(1, window=window)
+        self.calibration = _scores_of(calibration, group)
+        self.alpha, self.delta, self.window, self.jump, self.seed = alpha, delta, window, jump, seed
+        self._reference = CalibrationScores({UNGROUPED: self.calibration})
+        self._rule = DecisionRule(alpha)
+        self._rule.check(self._reference)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the stream: capital 1, no image seen."""
+        self.scores: list[float] = []
+        self.log_capital = 0.0
+        self.drifted_at: int | None = None
+        self._shares = np.full(len(BETS), 1.0 / len(BETS))
+        self._past = self.calibration.tolist()
+        self._recent: deque[bool] = deque(maxlen=self.window)
+
+    def update(self, score: float) -> Verdict:
+        """Take one more score of the stream, in order."""
+        score = float(score)
+        if not np.isfinite(score):
+            raise InputError(f"score {len(self.scores) + 1} of the stream is {score}; leave failed images out")
+        self._bet(self._online_p_value(score))
+        self.scores.append(score)
+        if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
+            self.drifted_at = len(self.scores)
+        p = float(self._reference.p_values(np.array([score]))[0])
+        alarm = bool(self._rule.alarms(p, self._reference))
+        self._recent.append(alarm)
+        log10_capital = self.log_capital / float(np.log(10.0))
+        return Verdict(len(self.scores), p, alarm, float(np.mean(self._recent)), log10_capital, self.drifted)
+
+    def update_all(self, scores: Iterable[float]) -> list[Verdict]:
+        """Several scores, in order."""
+        return [self.update(score) for score in scores]
+
+    def _online_p_value(self, score: float) -> float:
+        above = len(self._past) - bisect.bisect_right(self._past, score)
+        equal = len(self._past) - above - bisect.bisect_left(self._past, score)
+        uniform = np.random.default_rng([self.seed, len(self.scores)]).random()
+        bisect.insort(self._past, score)
+        return float((above + uniform * (equal + 1)) / len(self._past))
+
+    def _bet(self, p: float) -> None:
+        shares = (1.0 - self.jump) * self._shares + self.jump / len(BETS)
+        shares = shares * (1.0 + BETS * (p - 0.5))
+        growth = float(shares.sum())
+        self.log_capital += float(np.log(growth))
+        self._shares = shares / growth
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the capital has reached 1/delta; on an unmoved stream this ever happens with probability <= delta."""
+        return self.drifted_at is not None
+
+    def path(self) -> npt.NDArray[np.float64]:
+        """log10 of the capital after each image, replayed from the scores."""
+        replay = Monitor(self.calibration, self.alpha, self.delta, self.window, self.jump, self.seed)
+        return np.array([verdict.log10_capital for verdict in replay.update_all(self.scores)])
+
+    def save(self, path: StrPath) -> None:
+        """Write everything needed to go on, whole or not at all."""
+        options = {name: getattr(self, name) for name in ("alpha", "delta", "window", "jump", "seed")}
+        stream = {"calibration": self.calibration.tolist(), "scores": self.scores}
+        write_json(path, {"schema": SCHEMA, "options": options, **stream})
+
+    @classmethod
+    def load(cls, path: StrPath) -> Monitor:
+        """Go on where `save` left off: the stream is replayed, so the state is the same to the bit."""
+        stored = read_json(path)
+        if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
+            raise InputError(f"{path} is not a monitor's state that this version reads")
+        with raising(InputError, f"{path} is incomplete: {{error}}", KeyError, TypeError):
+            monitor = cls(stored["calibration"], **stored["options"])
+            monitor.update_all(stored["scores"])
+        return monitor
+
+
+def _scores_of(calibration: Any, group: str | None) -> npt.NDArray[np.float64]:
+    """The calibration scores of a detector, of one of its groups, or as given; sorted."""
+    reference = getattr(calibration, "reference_", None)
+    if isinstance(reference, CalibrationScores):
+        labels = None if group is None else np.array([group])
+        reference.check(labels)
+        calibration = reference.by_group[UNGROUPED if group is None else group]
+    scores = np.sort(np.asarray(calibration, dtype=np.float64).ravel())
+    if len(scores) == 0 or not np.isfinite(scores).all():
+        raise InputError("a monitor needs finite calibration scores; give a fitted detector")
+    return scores

@@ -1,1 +1,0 @@
-"""Other detection methods, in the same contract."""

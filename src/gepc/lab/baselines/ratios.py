@@ -1,0 +1,244 @@
+"""Likelihoods compared with something else: a background model, an ensemble, a lossless compressor."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.core.options import at_least
+from gepc.lab.baselines.likelihood import NllVlb
+from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
+from gepc.methods.pooling import energy
+
+BOUND = NllVlb(strata=32)
+_SAVE: dict[str, dict[str, Any]] = {
+    "png": {"format": "PNG", "compress_level": 9},
+    "webp": {"format": "WEBP", "lossless": True, "quality": 100, "method": 6, "exact": True},
+}
+
+
+@functools.lru_cache(maxsize=8)
+def checkpoint(source: str) -> Backbone:
+    """The network at `source` (anything `gepc.load_backbone` accepts), loaded once."""
+    from gepc.backbones.load import load_backbone
+
+    return load_backbone(source)
+
+
+@contextmanager
+def counted_with(backbone: Backbone, source: str, batch: Batch) -> Iterator[Backbone]:
+    """The network at `source`, checked against this batch; its passes inside the `with` are counted as `backbone`'s."""
+    other = checkpoint(source)
+    if other.channels != backbone.channels:
+        raise OptionError(f"{source} has {other.channels} channels, the backbone {backbone.channels}")
+    other.check_size(*batch.size, what=f"{source}: images")
+    forward, jvp = other.forward_count, other.jvp_count
+    try:
+        yield other
+    finally:
+        backbone.forward_count += other.forward_count - forward
+        backbone.jvp_count += other.jvp_count - jvp
+
+
+@register("lr")
+@dataclass(frozen=True)
+class LikelihoodRatio(WholeImage):
+    """Likelihood ratio: what the image holds beyond its background. After Ren et al., NeurIPS 2019.
+
+    With a network trained on perturbed images as `background`, LR = bpd(x) - bpd_background(x), both by the variational
+    bound in 32 strata with the same noise. Without it, one diffusion model serves as both: its denoising loss
+    e_t = mean (noise - eps)^2 depends on detail at low noise, and on the whole image at all levels together. Then
+
+        LR = sum_{t in low} w_t e_t / sum_{t in low} w_t - sum_t w_t e_t / sum_t w_t
+
+    over levels even in log rho, with w_t the level's rank. Which sign is OOD depends on the ID set: the density over ID
+    values is two-sided.
+
+    Parameters
+    ----------
+    levels : noise levels of the losses; not used with a `background`.
+    fraction : the share of the levels, from the lowest noise, that makes up `low`; not used with a `background`.
+    background : the second network (a diffusers folder, a checkpoint, a name), or None.
+    """
+
+    pixels_only: ClassVar[str | None] = "it is a ratio of likelihoods of pixels"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())},
+        "light": {},
+    }
+
+    levels: Levels = Levels.rho(*np.geomspace(0.02, 5.0, 16).tolist())
+    fraction: float = 0.5
+    background: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.fraction < 1.0:
+            raise OptionError(f"fraction is a share of the levels between 0 and 1, got {self.fraction}")
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """One pass per level; with a background the cost of the bound, once for each network."""
+        if self.background is None:
+            return Cost(forward=len(self._timesteps(backbone)))
+        return Cost(forward=sum(BOUND.image_cost(one, size).forward for one in (backbone, *self.other_backbones())))
+
+    @property
+    def label(self) -> str:
+        return self.name if self.background is None else f"{self.name}[2 models]"
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        return () if self.background is None else (checkpoint(self.background),)
+
+    def _timesteps(self, backbone: Backbone) -> Sequence[int]:
+        return self.levels.timesteps(backbone.alphas_cumprod)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """`loss` (N, levels), lowest noise first; with a background `bpd` (N, 2), the backbone's first."""
+        if self.background is not None:
+            own = BOUND.of_images(backbone, batch)["bpd"]
+            with counted_with(backbone, self.background, batch) as other:
+                return {"bpd": torch.stack([own, BOUND.of_images(other, batch)["bpd"].to(own.device)], 1)}
+        noised = ((t, *batch.noised(backbone, t)) for t in self._timesteps(backbone))
+        losses = [energy(field - backbone.eps(x_t, t)) / field[0].numel() for t, x_t, field in noised]
+        return {"loss": torch.stack(losses, 1)}
+
+    def columns(self, table: Table) -> Columns:
+        """The loss at low noise minus the loss at all levels, or the backbone's bound minus the background's."""
+        if self.background is not None:
+            return np.asarray(table["bpd"][:, :, :1] - table["bpd"][:, :, 1:])
+        loss = table["loss"]
+        weights = np.arange(1.0, loss.shape[2] + 1)
+        low = max(1, round(self.fraction * len(weights)))
+        part = loss[:, :, :low] @ weights[:low] / weights[:low].sum()
+        return np.asarray(part - loss @ weights / weights.sum())[:, :, None]
+
+
+@register("waic")
+@dataclass(frozen=True)
+class WAIC(NllVlb):
+    """WAIC: expected likelihood with a penalty for its variance. Choi, Jang & Alemi, 2018.
+
+        E[-log p] + Var[log p]/D, in nats of the whole image; per dimension in the table
+
+    The paper takes both over an ensemble of models, and the variance undivided, which then dominates the mean. With
+    `checkpoints` both are over the backbone and those, each model's bound averaged over the noise draws. Without them
+    both are over the draws: the variance is the estimator's, and tables label this as a heuristic.
+
+    Parameters
+    ----------
+    draws : noise draws per model.
+    checkpoints : further networks (other trainings or snapshots, as diffusers folders).
+
+    The others are those of `NllVlb`.
+    """
+
+    column_names = ("waic",)
+
+    strata: int | None = at_least(1, 16)
+    draws: int = 3
+    checkpoints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "checkpoints", tuple(map(str, self.checkpoints)))
+        check_least(1 if self.checkpoints else 2, draws=self.draws)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}[{1 + len(self.checkpoints)} models]" if self.checkpoints else f"{self.name}[heuristic]"
+
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        models = (backbone, *self.other_backbones())
+        return Cost(forward=self.draws * sum(self.plain().image_cost(model, size).forward for model in models))
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        return tuple(checkpoint(source) for source in self.checkpoints)
+
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """`nll` (N, draws), or with checkpoints (N, models): -log p in nats per dimension."""
+        if not self.checkpoints:
+            return {"nll": self._draws(backbone, batch)}
+        found = [self._draws(backbone, batch).mean(1)]
+        for source in self.checkpoints:
+            with counted_with(backbone, source, batch) as model:
+                found.append(self._draws(model, batch).mean(1).to(found[0].device))
+        return {"nll": torch.stack(found, 1)}
+
+    def _draws(self, backbone: Backbone, batch: Batch) -> torch.Tensor:
+        size = batch.images[0].size
+        return torch.stack([self.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)], 1)
+
+    def columns(self, table: Table) -> Columns:
+        """mean + var of the nats per dimension: 1/D of the formula above."""
+        return np.asarray(table["nll"].mean(2) + table["nll"].var(2, ddof=1))[:, :, None]
+
+
+@register("ic")
+@dataclass(frozen=True)
+class InputComplexity(Derived, NllVlb):
+    """Input complexity: likelihood against a lossless compressor. Serra et al., ICLR 2020.
+
+        S = bpd(x) - L(x)/D        L = 8 times the bytes of the 8-bit image the network sees, compressed
+
+    The file's header is part of L, a constant. S inverts for in-distribution sets that are simple themselves;
+    `calibration="kde"` is its two-sided form.
+
+    Parameters
+    ----------
+    compressors : any of `png` (level 9) and `webp` (lossless); of several the smallest file counts, for each image.
+
+    The others are those of `NllVlb`.
+    """
+
+    column_names = ("ic",)
+
+    compressors: tuple[str, ...] = ("png",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.compressors:
+            raise OptionError(f"name at least one compressor ({', '.join(_SAVE)})")
+        for name in self.compressors:
+            check_choice("compressor", name, _SAVE)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}[{'+'.join(self.compressors)}]"
+
+    def builds_on(self) -> tuple[NllVlb]:
+        return (self.plain(),)
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """The likelihood's table, and the bits per dimension of every compressor under its name."""
+        table = super().complete(tables, batch)
+        for name in self.compressors:
+            table[name] = np.array([[packed_bits(image, name) / image.size] for image in batch.images])
+        return table
+
+    def columns(self, table: Table) -> Columns:
+        smallest = np.min([table[name] for name in self.compressors], axis=0)
+        return np.asarray(table["bpd"] - smallest)[:, :, None]
+
+
+def packed_bits(image: npt.NDArray[np.float32], compressor: str) -> int:
+    """Bits of an image (C, H, W) in [-1, 1] as a file of that kind."""
+    packed = BytesIO()
+    _picture(image).save(packed, **_SAVE[compressor])
+    return 8 * packed.getbuffer().nbytes
+
+
+def _picture(image: npt.NDArray[np.float32]) -> Image.Image:
+    """The 8-bit picture; channels other than 1 or 3 are stacked into one grey image."""
+    pixels = np.rint((np.clip(image, -1.0, 1.0).astype(np.float64) + 1.0) * 127.5).astype(np.uint8)
+    rows = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels.reshape(-1, pixels.shape[2])
+    return Image.fromarray(np.ascontiguousarray(rows))

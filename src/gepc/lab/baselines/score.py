@@ -1,0 +1,370 @@
+"""Methods that read the predicted score at single noise levels: its norm, curvature, error and transported copies."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels, rho_of
+from gepc.core.options import at_least, one_of
+from gepc.images import noise
+from gepc.methods.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, register, to_numpy, to_tensor
+from gepc.methods.groups import Group, Transform
+from gepc.methods.pooling import box_filter, check_window, energy, odd_eighth, total
+
+
+@register("score_norm")
+@dataclass(frozen=True)
+class ScoreNorm(PerLevel):
+    """Score norm: how large the predicted score is. A magnitude, blind to symmetry.
+
+        n_t = mean over draws of |s(x_t, t)|        s = -eps/sigma_t
+
+    Against data smoother than the training set the raw norm falls instead of rising; the density over ID values is
+    two-sided and covers both. Near pure noise |eps| tends to sqrt(D) for any image.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    draws : noise draws to average over.
+    of : `score`, or `eps` for |eps| = sigma_t |s|. The norm along an inversion is `diffpath` with dim=1, root=eps.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"levels": Levels.rho(0.17)}, "light": {}}
+
+    levels: Levels = Levels.rho(0.05, 0.17, 0.52)
+    draws: int = at_least(1, 1)
+    of: str = one_of("score", "eps")
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t])) if self.of == "score" else 1.0
+        noised = (batch.noised(backbone, t, draw)[0] for draw in range(self.draws))
+        norms = [energy(backbone.eps(x_t, t)).sqrt() / sigma for x_t in noised]
+        return {"score_norm": torch.stack(norms).mean(0)}
+
+
+@register("msma")
+@dataclass(frozen=True)
+class MSMA(PerLevel):
+    """Multiscale score matching analysis. Mahmood, Oliva & Styner, ICLR 2021.
+
+        f_i = sigma_i |s(x, sigma_i)|     i = 1 ... 10, sigma geometric from 2 to 0.02 in units of [-1, 1]
+
+    No noise is added to the image; on a variance-preserving schedule f_i = |eps(sqrt(abar) x, t)|. The authors choose
+    2, 4, ..., 20 components of a mixture by 10-fold cross-validation (preset `paper`), or take the fifth neighbour
+    (`knn`, here on standardised features), and report .959 and .991 for CIFAR-10 against SVHN.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    noised : evaluate the noised image x_t instead.
+    """
+
+    calibration: ClassVar[str] = "gmm"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"calibration": "gmm:choose=cv"},
+        "light": {},
+        "knn": {"calibration": "knn:k=5"},
+    }
+
+    levels: Levels = Levels.rho(*np.geomspace(2.0, 0.02, 10).tolist())
+    noised: bool = False
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        x = batch.noised(backbone, t)[0] if self.noised else _scaled(backbone, batch, t)
+        return {"msma": energy(backbone.eps(x, t)).sqrt()}
+
+
+def _scaled(backbone: Backbone, batch: Batch, t: int) -> Tensor:
+    """sqrt(abar_t) x_0: the noised image without its noise."""
+    return batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
+
+
+def signs(backbone: Backbone, batch: Batch, *numbers: int) -> Tensor:
+    """A Rademacher field (+-1) for each image, shaped like the batch; `numbers` distinguish probes."""
+    shape = batch.images.shape[1:]
+    generators = (noise.generator(batch.seed, key, "probe", *numbers) for key in batch.keys)
+    fields = [generator.integers(0, 2, shape, dtype=np.int8) for generator in generators]
+    return to_tensor(np.stack(fields), backbone) * 2.0 - 1.0
+
+
+def eps_and_trace(backbone: Backbone, x: Tensor, t: int, probes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """eps(x, t) and Hutchinson's estimate tr J = E v^T J v of tr(d eps/dx), (N,) float64, averaged over probes v."""
+    found = [backbone.jvp(x, t, probe) for probe in probes]
+    traces = [total(probe.double() * tangent.double()) for probe, (_, tangent) in zip(probes, found, strict=True)]
+    return found[0][0], torch.stack(traces).mean(0)
+
+
+@register("scoped")
+@dataclass(frozen=True)
+class SCOPED(PerLevel):
+    """SCOPED: the squared score over its curvature. Barkley, Culbertson & Fridovich-Keil, 2025.
+
+        T = |eps|^2 / (sigma_t tr(d eps/dx)) = |s|^2 / -tr(ds/dx), about 1 on typical images
+
+    at two levels, times a global sign; the score is the largest -log density over the levels, with T standardised at
+    each. Their code is not public: the sign factor, which the paper calls necessary on images, is read as the sign of
+    sum_i s_i, which is unverified. The curvature -tr(ds/dx), at least D for the exact score of data with a variance up
+    to 1, is kept at least D/1000 in size and keeps its sign (the table counts where).
+
+    Parameters
+    ----------
+    levels : noise levels.
+    probes : Hutchinson probes; the trace is averaged over them, not T.
+    sign : `sum` multiplies T by the sign of sum_i s_i, `none` does not.
+    noised : evaluate the noised image x_t; otherwise sqrt(abar_t) x_0, without noise.
+    """
+
+    calibration: ClassVar[str] = "kde:standardise=true"
+    aggregate: ClassVar[str] = "max"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {},
+        "light": {"levels": Levels.rho(0.13)},
+        "unsigned": {"levels": Levels.rho(0.13), "sign": "none"},
+    }
+    smallest: ClassVar[float] = 1e-3
+
+    levels: Levels = Levels.rho(0.0045, 0.13)
+    probes: int = at_least(1, 1)
+    sign: str = one_of("sum", "none")
+    noised: bool = True
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.probes, jvp=self.probes)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """T as `scoped`, and where its denominator had to be kept away from 0 as `clamped`."""
+        x_t = batch.noised(backbone, t)[0] if self.noised else _scaled(backbone, batch, t)
+        probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
+        eps, trace = eps_and_trace(backbone, x_t, t, probes)
+        sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t]))
+        kappa = trace * sigma
+        floor = self.smallest * eps[0].numel() * sigma**2
+        small = kappa.abs() < floor
+        value = energy(eps) / kappa.sign().where(kappa != 0, 1.0).mul(floor).where(small, kappa)
+        if self.sign == "sum":
+            value = value * total(eps).lt(0).double().mul(2.0).sub(1.0)
+        return {"scoped": value, "clamped": small.double()}
+
+
+@register("eigenscore")
+@dataclass(frozen=True)
+class EigenScore(PerLevel):
+    """EigenScore: the largest eigenvalues of the posterior covariance. Shoushtari et al., 2025.
+
+        Cov[x_0 | y] = rho^2 d xhat0/dy,  y = x_t/sqrt(abar)      m_t = mean over draws of lambda_1 + ... + lambda_K
+
+    summed over levels as z-scores. The eigenvectors come from subspace iteration with central differences
+    J v = [xhat0(y + c v) - xhat0(y - c v)]/(2c), and the eigenvalues are Rayleigh quotients rho^2 v^T J v. The step is
+    c = |y|/100 within [0.05, 1]: below, float32 rounding dominates. The authors' code discards draws that do not
+    converge and chooses aggregation with OOD images; here iterations and levels are given, and every draw counts.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    k : number of eigenvalues to sum.
+    iterations : products with the Jacobian per eigenvalue; the last one gives the quotient.
+    draws : noise draws.
+    over_draws : the `mean` or the `median` over draws.
+    """
+
+    calibration: ClassVar[str] = "z"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"levels": Levels.rho(0.342, 0.522, 0.724, 0.958, 1.24), "k": 3, "iterations": 50, "draws": 20},
+        "light": {},
+    }
+
+    levels: Levels = Levels.rho(0.342, 0.724, 1.24)
+    k: int = at_least(1, 1)
+    iterations: int = at_least(1, 8)
+    draws: int = at_least(1, 2)
+    over_draws: str = one_of("mean", "median")
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=2 * self.k * self.iterations * self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
+        return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
+
+    def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> Tensor:
+        """(N, k) float64, largest first."""
+        rho = float(rho_of(backbone.alphas_cumprod[t]))
+        y = batch.noised(backbone, t, draw)[0] / float(backbone.alphas_cumprod[t]) ** 0.5
+        # the starting vectors are noise of their own: draws beyond those that noise the image
+        first = self.draws + draw * self.k
+        vectors = [batch.noise(backbone, t, first + place) for place in range(self.k)]
+        for _ in range(self.iterations):
+            columns = torch.linalg.qr(torch.stack([vector.flatten(1) for vector in vectors], 2))[0]
+            basis = [columns[:, :, place].reshape(y.shape) for place in range(self.k)]
+            vectors = [_product(backbone, y, t, v) for v in basis]
+        quotients = [total(v.double() * product.double()) for v, product in zip(basis, vectors, strict=True)]
+        return rho**2 * torch.stack(quotients, 1).sort(dim=1, descending=True).values
+
+
+def _product(backbone: Backbone, y: Tensor, t: int, v: Tensor) -> Tensor:
+    """d xhat0/dy times unit vectors v: v - rho d eps/dy v, by a central difference of eps."""
+    root = float(backbone.alphas_cumprod[t]) ** 0.5
+    rho = float(rho_of(backbone.alphas_cumprod[t]))
+    c: Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
+    slope = (backbone.eps(root * (y + c * v), t) - backbone.eps(root * (y - c * v), t)) / (2.0 * c)
+    return v - rho * slope
+
+
+@dataclass(frozen=True)
+class ErrorMap(HasMaps, PerLevel):
+    """A method whose map shows the denoising error, and whose feature pools the map."""
+
+    draws: int = at_least(1, 1)
+
+    @abstractmethod
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
+        """The map at one level, (N, H, W)."""
+
+    def pooled(self, field: Tensor) -> Tensor:
+        """(N, H, W) -> (N,): the mean."""
+        return field.mean((1, 2))
+
+    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[Tensor]:
+        """noise - eps for every draw."""
+        for draw in range(self.draws):
+            x_t, drawn = batch.noised(backbone, t, draw)
+            yield drawn - backbone.eps(x_t, t)
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.draws)
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        return {self.name: self.pooled(self.field(backbone, batch, t).double())}
+
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        fields = torch.stack([self.field(backbone, batch, int(t)) for t in timesteps], dim=1)
+        pooled = [self.pooled(field.double()) for field in fields.unbind(1)]
+        return {self.name: to_numpy(torch.stack(pooled, dim=1))}, {"residual": fields.float().cpu().numpy()}
+
+
+@register("spr")
+@dataclass(frozen=True)
+class SPR(ErrorMap):
+    """Score-based perturbation resilience. Shin, Lee, Lee, Lee & Yun, ICCV 2023, pp. 23372-23382.
+
+        r = xhat0(x_t) - x_0 = rho (noise - eps)      map = box filter of mean over channels of r^2, mean over 3 draws
+
+    The denoising error at one tiny noise level (rho = 0.0633, their sigma at t = 1e-3 in units of [-1, 1]); the score
+    is the map's largest value. The authors train on normal images and fit nothing; on another backbone the density over
+    ID values is needed, so it is the default. The box is their 31 pixels of 256 in proportion.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    draws : noise draws to average over.
+    window : odd side of the box filter; None is about an eighth of the image.
+    pool : the map's `max`, or its `mean`.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"calibration": "raw"}, "light": {}}
+
+    levels: Levels = Levels.rho(0.0633)
+    draws: int = at_least(1, 3)
+    window: int | None = None
+    pool: str = one_of("max", "mean")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_window(self.window)
+
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
+        rho = float(rho_of(backbone.alphas_cumprod[t]))
+        squares = [(rho * error).square().mean(1) / self.draws for error in self.errors(backbone, batch, t)]
+        return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
+
+    def pooled(self, field: Tensor) -> Tensor:
+        return field.amax((1, 2)) if self.pool == "max" else super().pooled(field)
+
+
+@register("flow_mismatch")
+@dataclass(frozen=True)
+class FlowMismatch(ErrorMap):
+    """Flow mismatch: how far the predicted velocity is from the one that made the noisy image.
+
+        mean |vhat - (noise - x_0)|,   for a noise prediction vhat - v = (1 + rho)(eps - noise)
+
+    arXiv 2605.23070. On the straight path x = (1 - s) x_0 + s noise, s = rho/(1 + rho); any Gaussian path is brought to
+    it by scaling. One-sided, summed over levels as z-scores.
+
+    Parameters
+    ----------
+    levels : noise levels; s = .1, .3, .5, .7, .9 by default.
+    draws : noise draws to average.
+    """
+
+    calibration: ClassVar[str] = "z"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"draws": 4}, "light": {}}
+
+    levels: Levels = Levels.rho(1 / 9, 3 / 7, 1.0, 7 / 3, 9.0)
+
+    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
+        scale = 1.0 + float(rho_of(backbone.alphas_cumprod[t]))
+        return torch.stack([scale * error.abs().mean(1) for error in self.errors(backbone, batch, t)]).mean(0)
+
+
+@register("idecode")
+@dataclass(frozen=True)
+class IDecode(PerLevel):
+    """iDECODe on the GEPC residual. Kaur et al., AAAI 2022, without its trained network.
+
+        alpha_j = |P_g^-1 s(P_g x_t) - s(x_t)|^2 / |s(x_t)|^2,  g_j uniform on G without the identity, j = 1 ... n
+
+    The statistic is sum_j alpha_j; calibration images draw noise and elements of their own, as every image does.
+
+    Parameters
+    ----------
+    levels : noise levels.
+    n : number of random elements per image.
+    group : the actions to draw from; see `Group.of`.
+    """
+
+    calibration: ClassVar[str] = "raw"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
+
+    levels: Levels = Levels.rho(0.065)
+    n: int = at_least(1, 5)
+    group: Group = Group.of("paper")
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.n + 1)  # the reference, and an element drawn twice is evaluated twice
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """sum_j alpha_j, from eps, where sigma cancels."""
+        x_t, _ = batch.noised(backbone, t)
+        actions = self.group.for_size(*batch.size).moving
+        chosen = self._choose(batch, t, len(actions))
+        base = backbone.eps(x_t, t)
+        gaps = base.new_zeros(len(batch)).double()
+        for picks in chosen.T:
+            moved = backbone.eps(_each(x_t, picks, [action.apply for action in actions]), t)
+            gaps += energy(_each(moved, picks, [action.inverse for action in actions]) - base)
+        return {"idecode": gaps / energy(base)}
+
+    def _choose(self, batch: Batch, t: int, count: int) -> npt.NDArray[np.int64]:
+        """Positions of the n elements of every image, (N, n), independent and with repetition."""
+        draws = [noise.generator(batch.seed, key, "idecode", t).integers(0, count, self.n) for key in batch.keys]
+        return np.stack(draws)
+
+
+def _each(x: Tensor, picks: npt.NDArray[np.int64], transforms: Sequence[Transform]) -> Tensor:
+    """Every image moved by its own transform."""
+    out = torch.empty_like(x)
+    for position in np.unique(picks):
+        rows = torch.from_numpy(np.flatnonzero(picks == position)).to(x.device)
+        out[rows] = transforms[int(position)](x[rows])
+    return out

@@ -1,0 +1,154 @@
+"""Other methods on the same backbone, images and noise: chosen by name, extracted, scored.
+
+A method's features are extracted once for each split of each data set and kept in the cache; every pair is arithmetic.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gepc.backbones.base import Backbone
+from gepc.calibration.scorer import Scorer
+from gepc.core.errors import OptionError, check_names
+from gepc.detector.detector import Detector
+from gepc.detector.registry import create_detector, extractor_options
+from gepc.lab.bench import published
+from gepc.lab.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores, Sizes
+from gepc.lab.bench.protocol import MethodChoice, Protocol, split_name
+from gepc.methods.base import Extractor, find_method, methods
+from gepc.methods.extraction import OnProgress
+from gepc.methods.gepc import GepcExtractor
+
+FOR_ONE_KIND = ("radar", "inspect")
+"""Presets for one kind of images, which `all` leaves out."""
+SCORING_OPTIONS = ("calibration", "keep", "weights", "aggregate", "fuse")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method to compare with: an unfitted detector, its preset, and the number of images that it takes of a split."""
+
+    detector: Detector
+    preset: str | None
+    train_images: int
+    test_images: int
+
+    @property
+    def extractor(self) -> Extractor:
+        """The method."""
+        return self.detector.extractor
+
+    @property
+    def label(self) -> str:
+        """The method's name in tables, with its preset if that is not the usual one."""
+        return self.extractor.label if self.preset in (None, "light") else f"{self.extractor.label} {self.preset}"
+
+    def scorer(self, levels: int) -> Scorer:
+        """An unfitted scorer of `levels` candidate levels, with the detector's options."""
+        detector = self.detector
+        keep = None if detector.keep is None else min(detector.keep, levels)
+        return Scorer(detector.calibration_name, keep, detector.weights, detector.aggregate, detector.fuse)
+
+    def images(self, split: str) -> int:
+        """The largest number of images of a split."""
+        return self.train_images if split == "train" else self.test_images
+
+    def all_images(self, sizes: Sizes, seeds: int) -> int:
+        """The number of images over all splits and noise seeds."""
+        return seeds * sum(min(count, self.images(split)) for (_, split), count in sizes.items())
+
+
+def method_names(text: str) -> list[str]:
+    """Names of methods to compare with GEPC, which is always included and not returned.
+
+    `text` has `all`, `training-free`, `method` and `method:preset`, separated by commas. `all` leaves out methods that
+    need another kind of network, `training-free` also those whose originals need a model for each ID set. Of a method
+    without a preset `light`, all presets are taken.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise OptionError("methods must be all, training-free, or names separated by commas")
+    names = [name for word in words for name in _names_of(word)]
+    others = [name for name in dict.fromkeys(names) if split_name(name)[0] != GepcExtractor.name]
+    return sorted(others, key=lambda name: (split_name(name)[0] in published.ID_TRAINED, name))
+
+
+def _names_of(word: str) -> list[str]:
+    if word not in ("all", "training-free"):
+        split_name(word)
+        return [word]
+    found: list[str] = []
+    for name in methods():
+        method = find_method(name)
+        if method.needs in (None, Backbone.gives) and (word == "all" or name not in published.ID_TRAINED):
+            presets = method.presets
+            usual = [f"{name}:{preset}" for preset in presets if preset not in FOR_ONE_KIND]
+            found += [name] if "light" in presets or not presets else usual
+    return found
+
+
+def choose_baselines(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Baseline]:
+    """The methods with the presets, options and numbers of images that the protocol gives them; none twice."""
+    found: dict[tuple[str, str | None], Baseline] = {}
+    for name in names:
+        baseline = _baseline(name, protocol, backbone)
+        found.setdefault((baseline.extractor.name, baseline.preset), baseline)
+    return list(found.values())
+
+
+def _baseline(full_name: str, protocol: Protocol, backbone: Backbone) -> Baseline:
+    """The protocol's entry for `method:preset`, or else for the method."""
+    name, preset = split_name(full_name)
+    choice = protocol.methods.get(full_name, protocol.methods.get(name, MethodChoice()))
+    method = find_method(name)
+    preset = preset or choice.preset or ("light" if "light" in method.presets else None)
+    check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
+    detector = create_detector(name, backbone, preset, size=protocol.size, **choice.options)
+    train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images
+    return Baseline(detector, preset, min(train, protocol.train_images), min(test, protocol.test_images))
+
+
+class BaselineBench(MethodBench):
+    """A baseline with its features on every split."""
+
+    def __init__(self, baseline: Baseline, benchmark: Benchmark, collection: Collection) -> None:
+        super().__init__(benchmark, collection)
+        self.baseline, self.scoring_extractor = baseline, baseline.extractor
+        self.name, self.label, self.preset = baseline.extractor.name, baseline.label, baseline.preset
+        self.calibration = baseline.detector.calibration_name
+
+    def scores(self, name: str, seed: int) -> Scores:
+        """Fit on ID-train alone, then score ID-test and every OOD-test set, as `Detector` does."""
+        if (name, seed) not in self._known:
+            self._known[name, seed] = self._fit_and_score(name, seed)
+        return self._known[name, seed]
+
+    def _fit_and_score(self, name: str, seed: int) -> Scores:
+        extractor, tables = self.baseline.extractor, self.collection.tables
+        train, levels = tables[name, "train", seed].table, extractor.timesteps(self.backbone)
+        scorer = self.baseline.scorer(len(levels))
+        scorer.fit(extractor.columns(train), extractor.stability(train), extractor.parts(train))
+
+        def columns(other: str, kept: list[int]) -> Array:
+            found = tables[other, "test", seed]
+            return extractor.as_scored(extractor.columns(found.table)[:, kept], found.keys, seed)
+
+        return self._score_tests(name, scorer, levels, columns)
+
+
+def extraction_order(baselines: Sequence[Baseline]) -> list[Baseline]:
+    """Methods that build on another method's table come after the others."""
+    return sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on()))
+
+
+def collect_baselines(
+    baselines: Sequence[Baseline], benchmark: Benchmark, on_progress: OnProgress | None = None
+) -> list[BaselineBench]:
+    """Extract the features of every method on every split; the results come in the given order.
+
+    `on_progress` is called with the number of network passes of every finished chunk.
+    """
+    found = {}
+    for baseline in extraction_order(baselines):
+        limits = {place: baseline.images(place[1]) for place in benchmark.splits}
+        found[id(baseline)] = benchmark.collect(baseline.extractor.for_fitting(), limits, on_progress)
+    return [BaselineBench(baseline, benchmark, found[id(baseline)]) for baseline in baselines]

@@ -1,0 +1,152 @@
+"""Figures of a benchmark: the paper's, and the cost of every method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gepc.core.palette import LIGHT, line_style
+from gepc.lab.bench.comparison import ComparedMethod
+from gepc.lab.bench.detector_tables import feature_variants, kept_raw
+from gepc.lab.bench.evaluate import GepcBench, Variant
+from gepc.lab.bench.protocol import Pair
+from gepc.lab.report import figures
+from gepc.lab.report.figures import PANEL, drawing
+from gepc.lab.report.page import Picture
+from gepc.methods.base import extract_map_parts
+from gepc.methods.pooling import combine, v_global
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = 4
+REFERENCE_MAPS = 16
+DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
+
+
+def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[str, Picture]:
+    """Name of its files -> figure; that of costs only if GEPC was compared with other methods."""
+    label, pair = bench.protocol.label, bench.pairs[0]
+    first, named = pair[0], label(*pair)
+    found: dict[str, Picture] = {}
+    if compared:
+        alt = "AUROC against F+J, one point for each method"
+        found["cost"] = Picture(auroc_over_cost(compared), alt, "Average AUROC against passes per image")
+    alt, variants = "AUROC of each feature, as bars", feature_variants(bench).items()
+    features = bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})
+    found["features"] = Picture(features, alt, f"Single features, {named}")
+    alt, elements = "AUROC of each transform, as bars", [name for name in bench.extractor.group.names if name != "id"]
+    alone = {name: kept_raw(bench, (name,), only=first)[pair] for name in elements}
+    transforms = bars(alone, kept_raw(bench, None, only=first)[pair])
+    found["transforms"] = Picture(transforms, alt, f"Each transform, {named}")
+    for name in bench.protocol.pairs:
+        title = f"AUROC against t, ID {label(name)}"
+        found[f"timesteps-{name}"] = Picture(timestep_curve(bench, name), "AUROC against the timestep", title)
+    for title, figure in three_histograms(bench, pair).items():
+        alt = f"Histograms of {title} for ID and OOD images"
+        found["histogram-" + title.split()[0].lower()] = Picture(figure, alt, f"{title}, {named}")
+    for name in bench.protocol.pairs:
+        scores = bench.scores(name, bench.protocol.seeds[0])
+        curves = figures.roc({label(other): (scores.inside, outside) for other, outside in scores.outside.items()})
+        found[f"roc-{name}"] = Picture(curves, "ROC curves", f"ROC, ID {label(name)}")
+    return found | _maps(bench, first)
+
+
+def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
+    """The test images with the lowest and highest scores of an ID set and its OOD sets, with maps on one scale."""
+    scores = bench.scores(name, bench.protocol.seeds[0])
+    weights, kept = scores.selection.weights, scores.kept
+    reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
+    scale = v_global(combine(extract_map_parts(bench.extractor, bench.backbone, reference, kept)[2], weights))
+    found = {}
+    for other, values in {name: scores.inside, **scores.outside}.items():
+        order = np.argsort(values)
+        picked = [*order[: SHOWN // 2], *order[-(SHOWN // 2) :]]
+        batch = bench.read_rows((other, "test"), picked)
+        fields = combine(extract_map_parts(bench.extractor, bench.backbone, batch, kept)[2], weights)
+        images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
+        figure = figures.maps(images, list(fields), [f"{values[index]:.1f}" for index in picked], scale)
+        label = bench.protocol.label(other)
+        title = f"{label}: the lowest and the highest scores"
+        found[f"maps-{other}"] = Picture(figure, f"Images of {label} with their maps", title)
+    return found
+
+
+def bars(values: Mapping[str, float], mean: float | None = None) -> Figure:
+    """AUROC bars, with a dotted line for chance and a dashed one for the mean over the group."""
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        places = np.arange(len(values))
+        axes.bar(places, list(values.values()), width=0.7, color=LIGHT["inside"])
+        axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
+        if mean is not None:
+            axes.axhline(mean, color=LIGHT["outside"], linewidth=1.2, linestyle=DASHED, label="mean over g")
+            figure.legend(loc="outside upper center")
+        axes.set_xticks(places, list(values), rotation=30, ha="right", fontsize=8)
+        axes.set(ylim=(0.0, 1.0), ylabel="AUROC")
+    return figure
+
+
+def timestep_curve(bench: GepcBench, name: str) -> Figure:
+    """AUROC of the raw gap (sign-invariant) against the timestep, one line per OOD set; kept timesteps are marked."""
+    candidates = bench.candidates(name)
+    lines: dict[str, list[float]] = {other: [] for other in bench.protocol.pairs[name]}
+    for t in candidates:
+        for (_, other), value in bench.variant_aurocs(bench.raw(None, (t,)), symmetric=True, only=name).items():
+            lines[other].append(value)
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        for position, (other, values) in enumerate(lines.items()):
+            label = bench.protocol.label(other)
+            axes.plot(candidates, values, marker="o", markersize=4, label=label, **line_style(position))
+        for t in bench.scores(name, bench.protocol.seeds[0]).kept:
+            axes.axvline(t, color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED)
+        axes.set_xscale("log")
+        axes.set_xticks(candidates, [str(t) for t in candidates])
+        axes.set_xticks([], minor=True)
+        axes.set(ylim=(0.4, 1.02), xlabel="timestep (dashed: kept)", ylabel="AUROC")
+        figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def three_histograms(bench: GepcBench, pair: Pair) -> dict[str, Figure]:
+    """Title -> histogram for ID and OOD: score energy b, residual of one step, final score."""
+    seed, (name, other) = bench.protocol.seeds[0], pair
+    scores = bench.scores(name, seed)
+    names, first = (bench.protocol.label(name), bench.protocol.label(other)), scores.kept[:1]
+
+    def histogram(feature: str, label: str, log: bool = False) -> Figure:
+        inside, outside = (bench.columns(one, "test", seed, Variant((feature,)), first).ravel() for one in pair)
+        if log:
+            inside, outside = np.log10(inside), np.log10(outside)
+        return figures.histogram(inside, outside, names=names, label=label)
+
+    drawn = {}
+    if "b" in bench.protocol.features:
+        drawn["log10 of the score energy b"] = histogram("b", "log10 b", log=True)
+    drawn["Residual of one step"] = histogram("s", "s at one timestep")
+    drawn["Final score"] = figures.histogram(scores.inside, scores.outside[other], names=names)
+    return drawn
+
+
+def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
+    """Average AUROC of every method beside its F+J per image on a log axis, the cheapest above; GEPC is highlighted."""
+    ordered = sorted(compared, key=lambda one: (-one.cost.passes, one.method.average))
+    colours = [LIGHT["outside" if one is compared[0] else "inside"] for one in ordered]
+    places = range(len(ordered))
+    with drawing(0.7 + 0.17 * len(ordered)) as figure:
+        quality, cost = figure.subplots(1, 2, sharey=True)
+        quality.scatter([one.method.average for one in ordered], places, s=16, c=colours)
+        quality.axvline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
+        quality.set_yticks(places, [one.method.label for one in ordered], fontsize=7)
+        quality.set(xlabel="average AUROC")
+        cost.scatter([one.cost.passes for one in ordered], places, s=16, c=colours)
+        cost.set_xscale("symlog", linthresh=1.0)
+        cost.xaxis.set_major_formatter("{x:g}")
+        cost.set(xlabel="F+J per image")
+        for axes in (quality, cost):
+            axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
+            axes.set_axisbelow(True)
+    return figure

@@ -1,0 +1,209 @@
+"""What a benchmark runs on, as plain data from a YAML file."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.calibration import create_calibrator
+from gepc.calibration.scorer import WEIGHTINGS
+from gepc.core.errors import InputError, OptionError, check_choice, nearest
+from gepc.core.options import build, read_yaml
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import Images
+from gepc.lab.bench.masks import MaskProtocol
+from gepc.lab.datasets import open_dataset
+from gepc.methods.base import find_method
+from gepc.methods.gepc import PAPER_LEVELS, GepcExtractor
+
+LEAST_IMAGES = 20
+Place = tuple[str, str]  # the short name of a data set, and a split of it
+Pair = tuple[str, str]  # the short names of an in-distribution and of an out-of-distribution set
+
+
+@dataclass(frozen=True)
+class BenchmarkDataset:
+    """A data set of a benchmark."""
+
+    dataset: str  # its name for `gepc.lab.datasets.open_dataset` (`cifar10`, `npz:svhn32.npz`)
+    label: str = ""  # its name in tables; the short name by default
+    value_range: tuple[float, float] | None = None  # of black and white; by default those of the array's type
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """How one of the compared methods is run."""
+
+    preset: str | None = None  # a preset of the method; by default `light` where the method has it
+    train_images: int | None = None  # at most, of ID-train, for a costly method; by default the protocol's
+    test_images: int | None = None  # at most, of each test set; by default the protocol's
+    options: dict[str, Any] = field(default_factory=dict)  # its own, and those of `SCORING_OPTIONS`
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """Split `method:preset` into (method, preset), or `method` into (method, None); unknown names are an error."""
+    method, colon, preset = name.partition(":")
+    known = find_method(method).presets
+    if colon and preset not in known:
+        raise OptionError(f"the method {method!r} has no preset {preset!r}; {nearest(preset, known)}")
+    return method, preset or None
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A benchmark. ID-train selects levels and fits; ID-test and OOD-test are only evaluated."""
+
+    datasets: dict[str, BenchmarkDataset]  # short name -> data set
+    pairs: dict[str, tuple[str, ...]]  # short name of the ID set -> short names of its OOD sets
+    backbone: str = "celeba32-tiny"  # what `gepc.load_backbone` takes
+    size: int = 32  # images are resized to this height and width
+    # short name of the ID set -> candidate levels; `default` for the others
+    levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
+    train_images: int = 2000  # the number of ID-train images, drawn with `subset_seed`
+    test_images: int = 1000  # the number of images of each test set, drawn with `subset_seed`
+    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; all but `s` are for the ablations
+    pool: str = "topk"  # how residuals are pooled over pixels
+    topk: float = 0.3  # the share of pixels that `topk` pooling averages
+    group: str = "paper"  # the transforms, by the name of a group
+    keep: int = 2  # how many levels the main detector keeps
+    weights: str = "inv_cv"  # the weights of the kept levels, `inv_cv` or `uniform`
+    calibration: str = "kde"  # the calibrator of the main detector
+    seeds: tuple[int, ...] = (0,)  # noise seeds; the main table gives the mean and the standard deviation over them
+    subset_seed: int = 0  # seed of the draw of images
+    batch_size: int = 64  # images per network call
+    methods: dict[str, MethodChoice] = field(default_factory=dict)  # `method` or `method:preset` -> how it is run
+
+    def __post_init__(self) -> None:
+        self._check_pairs()
+        if "s" not in self.features:
+            raise OptionError("protocol: features must include 's'")
+        if min(self.train_images, self.test_images) < LEAST_IMAGES:
+            raise OptionError(f"protocol: train_images and test_images must be at least {LEAST_IMAGES}")
+        if min(self.size, self.batch_size) < 1:
+            raise OptionError("protocol: size and batch_size must be at least 1")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise OptionError(f"protocol: seeds must be different whole numbers from 0, got {list(self.seeds)}")
+        check_choice("weights", self.weights, WEIGHTINGS)
+        create_calibrator(self.calibration)
+        self._check_levels()
+        self._check_methods()
+        self.extractor()
+
+    def _check_pairs(self) -> None:
+        if not self.pairs:
+            raise OptionError("protocol: pairs names no in-distribution set")
+        for name, others in self.pairs.items():
+            for known in (name, *others):
+                if known not in self.datasets:
+                    raise OptionError(f"protocol: pairs names {known!r}; {nearest(known, self.datasets)}")
+            if name in others:
+                raise OptionError(f"protocol: {name!r} is its own out-of-distribution set")
+            if not others or len(set(others)) < len(others):
+                raise OptionError(f"protocol: pairs.{name} must name one or more different sets, got {list(others)}")
+
+    def _check_levels(self) -> None:
+        for name in self.levels:
+            if name != "default" and name not in self.datasets:
+                raise OptionError(f"protocol: levels names {name!r}; {nearest(name, ['default', *self.datasets])}")
+        for name in self.pairs:
+            count = len(self.levels_for(name).values)
+            if not 1 <= self.keep <= count:
+                raise OptionError(
+                    f"protocol: keep must be between 1 and {count}, the levels of {name}; got {self.keep}"
+                )
+
+    def _check_methods(self) -> None:
+        for full_name, choice in self.methods.items():
+            name, _ = split_name(full_name)
+            if name == GepcExtractor.name:
+                raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
+            if any(count is not None and count < LEAST_IMAGES for count in (choice.train_images, choice.test_images)):
+                raise OptionError(f"protocol: methods.{name}: numbers of images must be at least {LEAST_IMAGES}")
+
+    def extractor(self) -> GepcExtractor:
+        """The extractor of all features; its own levels are not used."""
+        return GepcExtractor(features=self.features, pool=self.pool, topk=self.topk, group=self.group)  # type: ignore[arg-type]
+
+    def levels_for(self, name: str) -> Levels:
+        """Candidate levels when `name` is in-distribution."""
+        return Levels(self.levels.get(name, self.levels.get("default", PAPER_LEVELS)))
+
+    def timesteps(self, backbone: Backbone) -> dict[Place, tuple[int, ...]]:
+        """(set, split) -> timesteps: ID-train at its own candidates, a test set at those of every ID set it meets."""
+        found: dict[Place, set[int]] = {}
+        for name, others in self.pairs.items():
+            candidates = self.levels_for(name).timesteps(backbone.alphas_cumprod)
+            for place in [(name, "train"), (name, "test"), *((other, "test") for other in others)]:
+                found.setdefault(place, set()).update(candidates)
+        return {place: tuple(sorted(timesteps)) for place, timesteps in found.items()}
+
+    def images(self, split: str) -> int:
+        """The requested number of images of a split."""
+        return self.train_images if split == "train" else self.test_images
+
+    def open(self, data: Path, place: Place) -> Images:
+        """The images of one split, as many as requested or fewer."""
+        name, split = place
+        return open_dataset(self.datasets[name].dataset, data, split, self.images(split), self.subset_seed)
+
+    def preprocessing(self, name: str, backbone: Backbone) -> Preprocessing:
+        """How the images of a data set are prepared for the backbone."""
+        return Preprocessing(self.datasets[name].value_range, (self.size, self.size), channels=backbone.channels)
+
+    def label(self, *names: str) -> str:
+        """Names of data sets as tables show them, with colons between."""
+        return ":".join(self.datasets[name].label or name for name in names)
+
+    @property
+    def pair_list(self) -> list[Pair]:
+        """All (ID, OOD) pairs in order."""
+        return [(name, other) for name, others in self.pairs.items() for other in others]
+
+    @property
+    def pair_labels(self) -> tuple[str, ...]:
+        """`ID:OOD` of every pair, as tables show it."""
+        return tuple(self.label(*pair) for pair in self.pair_list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+def builtin_protocols() -> dict[str, Path]:
+    """The protocols that ship with the package, by name."""
+    folder = Path(str(resources.files("gepc.lab") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> Protocol:
+    """Read a YAML file, or a protocol of the package by its name; `overrides` replace values of the file."""
+    return build(Protocol, _values(config, overrides), "protocol")
+
+
+def load_mask_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> MaskProtocol | None:
+    """Read a protocol of a benchmark with masks, one that names `defects`; None for any other."""
+    values = _values(config, overrides)
+    return build(MaskProtocol, values, "protocol") if "defects" in values else None
+
+
+def load_suites(config: str | Path) -> dict[str, str] | None:
+    """Read a file that lists several protocols under `suites`, each by a name; None for any other file."""
+    values = _values(config, None)
+    if "suites" not in values:
+        return None
+    suites, folder = values["suites"], Path(config).parent
+    if len(values) > 1 or not isinstance(suites, dict) or not suites:
+        raise OptionError(f"{config}: suites must be the only key, with a name for each protocol")
+    return {str(name): str(folder / one) if (folder / str(one)).is_file() else str(one) for name, one in suites.items()}
+
+
+def _values(config: str | Path, overrides: dict[str, Any] | None) -> dict[str, Any]:
+    path, known = Path(config), builtin_protocols()
+    if not path.is_file():
+        if path.stem not in known:
+            raise InputError(f"{config} is neither a YAML file nor a protocol of gepc; {nearest(path.stem, known)}")
+        path = known[path.stem]
+    return {**read_yaml(path), **(overrides or {})}

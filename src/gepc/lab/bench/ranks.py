@@ -1,0 +1,157 @@
+"""Ranks of methods over the pairs of several benchmarks: is one better than another in general?
+
+On every pair the method with the highest AUROC has rank 1; ties share their mean rank. With k methods and N pairs,
+Friedman's test asks whether all average ranks are equal, and two of them differ at level alpha (Nemenyi) if they are
+farther apart than the critical difference
+
+    CD = q_alpha sqrt(k (k + 1) / (6 N))        q_alpha: studentised range of k means, divided by sqrt(2)
+
+(Demsar, JMLR 2006). Both tests take the pairs for independent. Pairs that share a data set are not, so that p-values
+are too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binomtest, friedmanchisquare, rankdata, studentized_range
+
+from gepc.core.errors import InputError
+from gepc.core.files import read_json
+from gepc.core.palette import LIGHT
+from gepc.core.tables import Cell, ResultTable
+from gepc.lab.report.figures import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ALPHA = 0.05
+DIAGRAM_WIDTH = 6.4  # inches
+Aurocs = Mapping[str, Mapping[str, float]]  # method -> pair -> AUROC
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods in the order of their average ranks."""
+
+    methods: tuple[str, ...]  # names, the best first
+    suites: tuple[str, ...]  # names of the benchmarks
+    aurocs: npt.NDArray[np.float64]  # AUROC of every method and pair, (k, N)
+    suite_of: npt.NDArray[np.int64]  # for every pair, the place of its benchmark in `suites`
+
+    @classmethod
+    def of(cls, suites: Mapping[str, Aurocs]) -> Ranking:
+        """Rank the methods that were run on all pairs of all benchmarks, by name; others are left out."""
+        common = set.intersection(*(set(suite) for suite in suites.values()))
+        if len(common) < 2:
+            raise InputError(f"ranks need two methods that all of {', '.join(suites)} have; there are {len(common)}")
+        columns, suite_of = [], []
+        methods = sorted(common)
+        for place, suite in enumerate(suites.values()):
+            for pair in suite[methods[0]]:
+                columns.append([suite[method][pair] for method in methods])
+                suite_of.append(place)
+        aurocs = np.array(columns).T
+        order = np.argsort(_ranks(aurocs).mean(axis=1), kind="stable")
+        names = tuple(methods[place] for place in order)
+        return cls(names, tuple(suites), aurocs[order], np.array(suite_of))
+
+    @cached_property
+    def average_ranks(self) -> npt.NDArray[np.float64]:
+        """One per method."""
+        return np.asarray(_ranks(self.aurocs).mean(axis=1))
+
+    @cached_property
+    def p_value(self) -> float:
+        """Friedman's test; of two methods, the sign test, which it is then."""
+        if len(self.methods) > 2:
+            return float(friedmanchisquare(*self.aurocs).pvalue)
+        wins = int((self.aurocs[0] > self.aurocs[1]).sum())
+        decided = int((self.aurocs[0] != self.aurocs[1]).sum())
+        return float(binomtest(wins, decided).pvalue) if decided else 1.0
+
+    @cached_property
+    def critical_difference(self) -> float:
+        """Nemenyi's, at level 0.05."""
+        k, pairs = self.aurocs.shape
+        return float(studentized_range.isf(ALPHA, k, np.inf) / np.sqrt(2.0) * np.sqrt(k * (k + 1) / (6.0 * pairs)))
+
+    @cached_property
+    def groups(self) -> list[tuple[int, int]]:
+        """First and last place of each largest run of methods that do not differ by the critical difference."""
+        ranks, found = self.average_ranks, list[tuple[int, int]]()
+        for first, rank in enumerate(ranks):
+            last = int(np.flatnonzero(ranks <= rank + self.critical_difference)[-1])
+            if last > first and (not found or last > found[-1][1]):
+                found.append((first, last))
+        return found
+
+    def table(self) -> ResultTable:
+        """Average rank, average AUROC over all pairs and in each benchmark, and the worst pair."""
+        sizes = zip(self.suites, np.bincount(self.suite_of), strict=True)
+        header = ("method", "average rank", "average AUROC", "worst", *(f"{name} ({count})" for name, count in sizes))
+        rows: list[tuple[Cell, ...]] = []
+        for name, rank, values in zip(self.methods, self.average_ranks.tolist(), self.aurocs, strict=True):
+            each = [float(values[self.suite_of == place].mean()) for place in range(len(self.suites))]
+            rows.append((name, rank, float(values.mean()), float(values.min()), *each))
+        note = (
+            f"{self.aurocs.shape[1]} pairs, numbers of each benchmark in brackets. Ranks that differ by less than "
+            f"{self.critical_difference:.2f} do not differ at level {ALPHA:g} (Nemenyi); all equal: p = "
+            f"{self.p_value:.1g} (Friedman). Pairs that share a data set are not independent, as these tests assume."
+        )
+        return ResultTable("ranks", "Average ranks over all benchmarks", header, tuple(rows), note)
+
+
+def _ranks(aurocs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Rank of every method on every pair, 1 for the highest AUROC."""
+    return np.asarray(rankdata(-aurocs, axis=0))
+
+
+def read_aurocs(folder: Path) -> dict[str, dict[str, float]]:
+    """The AUROC of every method and pair of a finished benchmark, from its `results.json`."""
+    tables: Sequence[Any] = read_json(folder / "results.json")["tables"]
+    rows = next((table["rows"] for table in tables if table["name"] == "methods"), None)
+    if rows is None:
+        raise InputError(f"{folder / 'results.json'} has no table of methods and pairs; run `gepc bench` with methods")
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row["method"], {})[row["pair"]] = float(row["AUROC"])
+    return found
+
+
+def diagram(ranking: Ranking) -> Figure:
+    """The critical-difference diagram: average ranks on a line, bars under methods that do not differ."""
+    ranks, names = ranking.average_ranks, ranking.methods
+    half, step = (len(names) + 1) // 2, 0.16
+    with drawing(0.9 + step * (half + len(ranking.groups))) as figure:
+        figure.set_figwidth(DIAGRAM_WIDTH)
+        axes = figure.add_subplot()
+        low, high = 1.0, float(len(names))
+        margin = 0.3 * (high - low)  # for the names, so that no line crosses them
+        bottom = 0.6 + 0.35 * len(ranking.groups)
+        axes.set(xlim=(low - margin, high + margin), ylim=(bottom + half + 0.4, -1.6))
+        axes.axis("off")
+        axes.plot([low, high], [0, 0], color=LIGHT["ink"], linewidth=1.0)
+        for tick in range(1, len(names) + 1):
+            axes.plot([tick, tick], [-0.15, 0], color=LIGHT["ink"], linewidth=0.8)
+            if tick % (1 + len(names) // 12) == 0 or tick == 1:
+                axes.text(tick, -0.3, str(tick), ha="center", va="bottom", fontsize=7)
+        axes.plot([low, low + ranking.critical_difference], [-1.15, -1.15], color=LIGHT["muted"], linewidth=2.0)
+        axes.text(low + ranking.critical_difference, -1.15, f"  CD {ranking.critical_difference:.2f}", va="center")
+        for place, (first, last) in enumerate(ranking.groups):
+            height = 0.4 + 0.35 * place
+            axes.plot(ranks[[first, last]], [height] * 2, color=LIGHT["outside"], linewidth=2.5)
+        for place, (rank, name) in enumerate(zip(ranks, names, strict=True)):
+            left = place < half
+            height = bottom + (place if left else len(names) - 1 - place) + 0.2
+            end, side = (low - 0.02 * margin, "right") if left else (high + 0.02 * margin, "left")
+            axes.plot([rank, rank, end], [0, height, height], color=LIGHT["muted"], linewidth=0.7)
+            label = f"{name}  {rank:.1f} " if left else f" {rank:.1f}  {name}"
+            axes.text(end, height, label, ha=side, va="center", fontsize=7)
+    return figure

@@ -1,0 +1,142 @@
+"""A benchmark from its protocol to files: features, tables, figures and one HTML report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gepc.core.files import write_text
+from gepc.core.tables import ResultTable, write_each, write_tables
+from gepc.lab.bench import detector_tables
+from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
+from gepc.lab.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
+from gepc.lab.bench.cost import passes_needed, runtime_table
+from gepc.lab.bench.evaluate import Benchmark, GepcBench
+from gepc.lab.report.figures import save
+from gepc.lab.report.page import render
+from gepc.methods.extraction import OnProgress, plain_options
+
+SECTIONS = {
+    "Results": ("main", "paired", "methods", "kept"),
+    "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
+    "False alarms and cost": ("false_alarms", "runtime"),
+}
+"""Heading of the report -> names of the tables under it; tables of other names come last."""
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """GEPC and the other methods on every pair, their costs if there are others, the tables, and what they measured."""
+
+    bench: GepcBench
+    baselines: list[BaselineBench]
+    compared: list[ComparedMethod]
+    tables: list[ResultTable]
+    about: dict[str, Any]
+    passes: int  # made for features in this run, F and J
+    cached: int  # number of cache files read
+    skipped: dict[str, str]  # images that could not be read -> the reasons
+
+
+def run(
+    benchmark: Benchmark,
+    command: str = "",
+    baselines: Sequence[Baseline] = (),
+    only_ablations: bool = False,
+    on_progress: OnProgress | None = None,
+) -> BenchmarkResult:
+    """Extract the features of GEPC and of every baseline, then compute all tables, or the ablations alone, from them.
+
+    `command` is what repeats the run, for the report; `on_progress` is called with numbers of network passes.
+    """
+    protocol, backbone = benchmark.protocol, benchmark.backbone
+    bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
+    found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
+    if only_ablations:
+        tables = detector_tables.ablation_tables(bench)
+    else:
+        main, *others = detector_tables.all_tables(bench)
+        tables = [main, methods_table(protocol, [bench, *found]), *others, runtime_table(bench)]
+    compared = compare_methods(bench, found) if found else []
+    if compared:
+        tables[:1] = [comparison_table(protocol, compared), paired_table([bench, *found])]
+    about = {
+        "command": command,
+        "backbone": backbone.source or backbone.family,
+        "sha256": backbone.sha256,
+        "passes": collection.passes,
+        "passes_one": passes_needed(protocol, backbone, collection.sizes),
+        "skipped": collection.skipped,
+        "protocol": protocol.as_dict(),
+        "methods": [
+            {
+                "method": one.name,
+                "label": one.label,
+                "preset": one.preset,
+                "options": plain_options(one.baseline.extractor.options()),
+                "images": dict(zip(("train", "test"), one.collection.images, strict=True)),
+                "passes": one.collection.passes,
+            }
+            for one in found
+        ],
+    }
+    collections = [collection, *(one.collection for one in found)]
+    passes, cached = sum(one.passes for one in collections), sum(one.cached for one in collections)
+    skipped = {image: reason for one in collections for image, reason in one.skipped.items()}
+    return BenchmarkResult(bench, found, compared, tables, about, passes, cached, skipped)
+
+
+def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
+    """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, the figures, and `report.html`."""
+    from gepc.lab.bench.plots import draw_all
+
+    write_tables(out, "results", result.tables, result.about)
+    write_each(out / "tables", result.tables)
+    pictures = draw_all(result.bench, result.compared)
+    for name, picture in pictures.items():
+        save(picture.figure, out / "figures" / name, formats)
+    main = dict(zip(result.tables[0].header, result.tables[0].rows[0], strict=True))
+    page = render(
+        Path(__file__).parent / "benchmark.html",
+        bench=result.bench,
+        about=result.about,
+        cost=main["F+J"],
+        facts=_facts(result.bench, result.about),
+        sections=table_sections(result.tables),
+        pictures=list(pictures.values()),
+    )
+    write_text(out / "report.html", page)
+
+
+def table_sections(tables: Sequence[ResultTable]) -> dict[str, list[ResultTable]]:
+    """Heading -> tables under it; headings without tables are left out."""
+    placed = {name for names in SECTIONS.values() for name in names}
+    others = tuple(table.name for table in tables if table.name not in placed)
+    sections = {**SECTIONS, "More": others}.items()
+    found = {heading: [table for table in tables if table.name in names] for heading, names in sections}
+    return {heading: under for heading, under in found.items() if under}
+
+
+def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
+    protocol = bench.protocol
+    sets = ", ".join(f"{protocol.label(name)} ({found.dataset})" for name, found in protocol.datasets.items())
+    images = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
+    sizes = bench.collection.sizes.items()
+    fewer = [f"{protocol.label(name)} {split}: {n}" for (name, split), n in sizes if n < protocol.images(split)]
+    if fewer:
+        images += f"; fewer of {', '.join(fewer)}"
+    facts = [
+        ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
+        ("data sets", sets),
+        ("images", images),
+        ("noise seeds", ", ".join(map(str, protocol.seeds))),
+        ("detector", f"top-k {protocol.topk:g}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
+        ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
+        ("skipped images", str(len(about["skipped"]))),
+    ]
+    compared = about["methods"]
+    if compared:
+        passes = sum(one["passes"] for one in compared)
+        names = ", ".join(one["label"] for one in compared)
+        facts.append(("compared methods", f"{names}; {passes:,} passes in this run"))
+    return facts

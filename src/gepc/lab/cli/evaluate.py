@@ -1,0 +1,429 @@
+"""`gepc demo`, `choose`, `selfcheck`, `bench`, `ablate`, `reproduce`: which detector to take, and what it achieves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from gepc.cli import options as opt
+from gepc.cli.app import note, progress, say, text_table, typed_command
+from gepc.cli.detect import check_serving, serve_detector
+from gepc.cli.options import duration, seconds_per_jvp, seconds_per_pass
+from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.core.files import check_free, read_json, write_json, write_text
+from gepc.core.options import DEFAULT_BACKBONE
+from gepc.core.run_folder import storage_errors
+
+if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
+    from gepc.lab.bench.baselines import Baseline
+    from gepc.lab.bench.evaluate import Benchmark
+    from gepc.lab.bench.masks import MaskProtocol
+    from gepc.lab.bench.run import BenchmarkResult
+    from gepc.lab.report.demo import Demo
+    from gepc.methods.extraction import Engine
+
+SHOWN_REASONS = 5
+DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
+DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
+
+ProtocolArgument = Annotated[
+    str,
+    Argument(metavar="PROTOCOL", help="A YAML file, or a name (paper32, small32, tinyimagenet32, quick, tiles)."),
+]
+DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
+ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
+ProtocolSettings = Annotated[list[str] | None, opt.setting("Option of the protocol, for example `--set seeds=[0,1,2]`")]
+NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")]
+
+
+@opt.with_groups
+def demo(
+    out: Annotated[Path, Option(help="Folder for the report; an earlier demo in it is overwritten.")] = Path("demo"),
+    quick: Annotated[bool, Option("--quick", help="Use a third of the patches, for a third of the time.")] = False,
+    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
+) -> None:
+    """Fit on patches of one photograph, score patches of others, and write a report. Nothing is downloaded.
+
+    The photographs ship with scikit-image. The report, `report.html`, is a single file; the numbers are also in
+    `demo.json`.
+
+    Example: `gepc demo --out demo --quick`
+    """
+    _check_demo(out)
+    if serve:
+        check_serving()
+    from gepc.detector.storage import describe
+    from gepc.lab.report import demo as demonstration
+    from gepc.lab.report.demo import render_demo
+
+    detector = demonstration.build_detector(loading.load(backbone))
+    data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
+    with storage_errors(out):  # before minutes of work
+        out.mkdir(parents=True, exist_ok=True)
+    passes = demonstration.passes_needed(detector, data)
+    seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
+    note(
+        f"fit on {len(data.fit)} patches of {data.fit.name}, score {sum(map(len, data.scored))} of {data.fit.name}, "
+        f"{', '.join(patches.name for patches in data.others)}: {passes:,} network passes, about {duration(seconds)}"
+    )
+    with progress("network passes", passes) as advance:
+        result = demonstration.run(detector, data, advance)
+    note("drawing the report")
+    html = render_demo(result, _demo_command(out, quick, backbone))
+    found = {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, "detector": describe(result.detector), **result.as_dict()}
+    write_json(out / DEMO_RESULTS, found)  # first, because it marks the folder as one of a demo
+    write_text(out / "report.html", html)
+    say(_demo_results(result))
+    say(f"report: {out / 'report.html'}")
+    if serve:
+        from gepc.serve import Settings
+
+        result.detector.save(out / "detector")
+        serve_detector(out / "detector", Settings(), port=0)
+
+
+def _check_demo(out: Path) -> None:
+    from importlib.util import find_spec
+
+    missing = [package for module, package in DEMO_PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise GepcError(f"the demo needs {' and '.join(missing)}; install with: pip install 'gepc[demo]'")
+    check_free(out, DEMO_RESULTS, "earlier demo")
+    if (out / DEMO_RESULTS).exists():
+        try:
+            known = read_json(out / DEMO_RESULTS).get("kind") == DEMO_KIND
+        except (InputError, AttributeError):
+            known = False
+        if not known:
+            raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
+
+
+def _demo_command(out: Path, quick: bool, backbone: str) -> str:
+    """The command that repeats the run, with the name of the folder and without its path."""
+    words = ["gepc", "demo", "--out", out.name or "demo", *(["--quick"] if quick else [])]
+    return shlex.join(words if backbone == DEFAULT_BACKBONE else [*words, "--backbone", backbone])
+
+
+def _demo_results(result: Demo) -> str:
+    from gepc.lab.report.demo import COLUMNS, result_rows
+
+    check = result.false_alarms
+    return (
+        f"{text_table(result_rows(result), COLUMNS)}\n\n"
+        f"mean AUROC {result.mean_auroc:.3f}; {result.passes:,} passes in {result.seconds:.0f} s\n"
+        f"false alarms on held-out {result.held_out.name} at alpha {check.alpha:g}: {check.alarms} of {check.count} "
+        f"({check.low} to {check.high} expected with probability 0.9)\n"
+        f"guarantee: {result.detector.guarantee(check.alpha)}"
+    )
+
+
+@opt.with_groups
+def choose(
+    images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
+    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
+    count: Annotated[int, Option(min=40, help="Number of images to use, at most.")] = 200,
+    size: Annotated[int | None, Option(help="Side of the images that the network sees; its own by default.")] = None,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Compare methods, presets, transforms and sizes on your own normal images; print the `gepc fit` command to run.
+
+    Half of the images are fitted on. The others are scored together with synthetic outliers made from them (blurred,
+    shuffled, recoloured and so on). No out-of-distribution image is needed.
+
+    Example: `gepc choose photos/normal`
+    """
+    from gepc.lab.bench.choose import candidates_for, compare, recommend
+
+    net = loading.load(backbone)
+    candidates = candidates_for(images, net, size)
+    with progress("candidates", len(candidates)) as advance:
+        trials = compare(net, images, candidates, count, size, on_progress=advance)
+    chosen, reason = recommend(trials)
+    words = [shlex.quote(images), "--out DETECTOR", "--backbone", shlex.quote(backbone), chosen.candidate.arguments]
+    command = " ".join(["gepc fit", *words, *([] if size is None else [f"--set size={size}"])])
+    if as_json:
+        rows = [
+            {"candidate": str(t.candidate), "auroc": t.aurocs, "stability": t.stability, "cost": str(t.cost)}
+            for t in trials
+        ]
+        say(json.dumps({"trials": rows, "reason": reason, "command": command}, indent=2))
+        return
+    numbers = [[f"{value:.3f}" for value in (t.average, *t.aurocs.values(), t.stability)] for t in trials]
+    table = [(t.candidate, *shown, t.cost) for t, shown in zip(trials, numbers, strict=True)]
+    say(text_table(table, ("candidate", "average", *trials[0].aurocs, "stability", "per image")))
+    say(f"\n{reason}\n{command}")
+
+
+def selfcheck(as_json: opt.AsJson = False) -> None:
+    """Check the installed library against closed forms of the theory and print pass or fail.
+
+    Example: `gepc selfcheck`
+    """
+    from gepc.lab.selfcheck import run_checks
+
+    checks = run_checks()
+    failed = sum(not check.passed for check in checks)
+    if as_json:
+        say(json.dumps([{**dataclasses.asdict(check), "passed": check.passed} for check in checks], indent=2))
+    else:
+        for check in checks:
+            verdict = "pass" if check.passed else "FAIL"
+            say(f"{verdict}  {check.name}: {check.found:.12g}, expected {check.expected:.12g}")
+        say(f"{len(checks) - failed} passed, {failed} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
+@opt.with_groups
+def bench(
+    config: ProtocolArgument,
+    out: ResultsOut,
+    data: DataFolder = None,
+    settings: ProtocolSettings = None,
+    methods: Annotated[
+        str | None,
+        Option(
+            help="Methods to compare with GEPC: all, training-free, or names such as msma,scoped,gepc+:fast "
+            "(method:preset; `gepc info --methods` lists them)."
+        ),
+    ] = None,
+    budget_minutes: Annotated[
+        float | None,
+        Option(
+            min=0.0,
+            help="Abort if the estimated time (with an empty cache) exceeds this many minutes; 0 prints the estimate "
+            "and exits.",
+        ),
+    ] = None,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    no_cache: NoCache = False,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    compute: opt.Compute = opt.DEFAULT_COMPUTE,
+) -> None:
+    """Repeat the paper's evaluation: every table and figure from one pass over each data set.
+
+    An interrupted run resumes from the cache; a second run needs no network pass. With `--methods`, other detectors are
+    fitted and evaluated on the same backbone and images; the protocol's key `methods` sets a preset for each of them
+    and, for expensive ones, fewer images.
+
+    A YAML file with the key `suites` lists several protocols, each by a name; they are run one after another, and the
+    methods are ranked over the pairs of all of them.
+
+    Example: `gepc bench quick --data data/ --out results`
+
+    Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
+    """
+    engine, kept = compute.feature_engine(), None if no_cache else cache
+    _run(loading, config, out, data, opt.parse_settings(settings), kept, methods, budget_minutes, engine)
+
+
+@opt.with_groups
+def ablate(
+    config: ProtocolArgument,
+    out: ResultsOut,
+    data: DataFolder = None,
+    settings: ProtocolSettings = None,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    no_cache: NoCache = False,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+) -> None:
+    """Run only the ablations: number of timesteps, weights, transforms, calibrations, features, single timesteps.
+
+    Example: `gepc ablate quick --data data/ --out ablations`
+    """
+    kept = None if no_cache else cache
+    _run(loading, config, out, data, opt.parse_settings(settings), kept, only_ablations=True)
+
+
+@opt.with_groups
+def reproduce(
+    out: ResultsOut,
+    data: Annotated[Path, Option(help="Folder with the data sets; missing ones are downloaded into it.")],
+    config: ProtocolArgument = "paper32",
+    settings: ProtocolSettings = None,
+    backbone: Annotated[
+        str | None, Option(help="Backbone instead of the protocol's, such as the paper's kind of checkpoint.")
+    ] = None,
+    methods: Annotated[str, Option(help="Methods to compare with GEPC, as for `gepc bench`.")] = "all",
+    mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Run every method on two random images, print the estimated time, and exit.")
+    ] = False,
+    cache: opt.Cache = opt.DEFAULT_CACHE,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    compute: opt.Compute = opt.DEFAULT_COMPUTE,
+) -> None:
+    """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
+
+    What is there is not downloaded or computed again: to resume, give the same command.
+
+    `radar` stands for the paper's radar experiment: ships of HRSID and SSDD, which must lie in the folder.
+
+    Example: `gepc reproduce paper32 --data data --out results --backbone celeba_ema.pt`
+
+    What it takes on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
+    """
+    from gepc.lab.bench.baselines import choose_baselines, method_names
+    from gepc.lab.bench.cost import trial_table
+    from gepc.lab.bench.protocol import load_protocol
+    from gepc.lab.cli.data import fetch_all
+    from gepc.lab.cli.radar import reproduce_radar
+    from gepc.lab.datasets.download import FILES, MANUAL, missing_files
+
+    if config == "radar":
+        reproduce_radar(data, out, backbone or "sar-tiny", loading, dry_run, opt.parse_settings(settings))
+        return
+    overrides = {**opt.parse_settings(settings), **({} if backbone is None else {"backbone": backbone})}
+    protocol = load_protocol(config, overrides)
+    wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
+    if dry_run:
+        net = loading.load(protocol.backbone)
+        table = trial_table(protocol, net, choose_baselines(method_names(methods), protocol, net))
+        say(table.markdown())
+        size = sum(one.size for name in wanted for one in missing_files(name, data))
+        say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {_peak_megabytes():,.0f} MiB")
+        return
+    fetch_all(wanted, data, mirror)
+    _run(loading, config, out, data, overrides, cache, methods, None, compute.feature_engine())
+
+
+def _run(
+    loading: opt.Loading,
+    config: str,
+    out: Path,
+    data: Path | None,
+    overrides: dict[str, Any],
+    cache_folder: Path | None,
+    methods: str | None = None,
+    budget: float | None = None,
+    engine: Engine | None = None,
+    only_ablations: bool = False,
+) -> None:
+    from gepc.lab.bench.baselines import choose_baselines, method_names
+    from gepc.lab.bench.evaluate import Benchmark
+    from gepc.lab.bench.protocol import load_mask_protocol, load_protocol, load_suites
+    from gepc.lab.bench.run import run, write
+    from gepc.methods.extraction import FeatureCache
+
+    if data is None:
+        raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
+    if not data.is_dir():
+        raise InputError(f"{data} is not a folder")
+    suites = load_suites(config)
+    if suites is None and (with_masks := load_mask_protocol(config, overrides)) is not None:
+        check_free(out, "results.json", "benchmark")
+        _run_masks(with_masks, loading, data, out)
+        return
+    work, minutes = [], 0.0
+    networks: dict[str, Backbone] = {}  # most suites have the same
+    for name, one in (suites or {"": config}).items():
+        check_free(out / name, "results.json", "benchmark")
+        protocol = load_protocol(one, overrides)
+        if protocol.backbone not in networks:
+            networks[protocol.backbone] = loading.load(protocol.backbone)
+        backbone = networks[protocol.backbone]
+        baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
+        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache_folder), engine)
+        if suites is not None:
+            note(f"{name}:")
+        passes, own = _estimate(benchmark, baselines)
+        work.append((out / name, benchmark, baselines, passes))
+        minutes += own
+    if budget is not None and minutes > budget:
+        raise OptionError(
+            f"the estimated time is {minutes:.0f} minutes, --budget-minutes allows {budget:g}; raise it, name fewer "
+            "methods, or set fewer images for the expensive ones with the protocol's key methods"
+        )
+    for folder, benchmark, baselines, passes in work:
+        with progress("features", passes) as advance:
+            result = run(benchmark, typed_command(), baselines, only_ablations, advance)
+        write(result, folder)
+        _report(result, folder)
+    if suites is not None:
+        _rank(out, list(suites))
+
+
+def _rank(out: Path, names: Sequence[str]) -> None:
+    """Rank the methods over the pairs of all benchmarks in `out`."""
+    from gepc.core.tables import write_each, write_tables
+    from gepc.lab.bench.ranks import Ranking, diagram, read_aurocs
+    from gepc.lab.report.figures import save
+
+    ranking = Ranking.of({name: read_aurocs(out / name) for name in names})
+    tables = [ranking.table()]
+    write_each(out / "tables", tables)
+    say(write_tables(out, "ranks", tables, {"command": typed_command()}))
+    save(diagram(ranking), out / "ranks")
+
+
+def _run_masks(protocol: MaskProtocol, loading: opt.Loading, data: Path, out: Path) -> None:
+    from gepc.lab.bench.masks import run_masks, write_masks
+
+    backbone = loading.load(protocol.backbone)
+    fitting, testing = map(len, protocol.divide(data))
+    defective = sum(map(len, protocol.defective(data).values()))
+    note(f"{fitting} good images to fit on, {testing} to test with, {defective} with defects")
+    with progress("images", fitting + testing + defective) as advance:
+        found = run_masks(protocol, backbone, data, advance)
+    for table in write_masks(found, protocol, out, typed_command()):
+        say(table.markdown())
+
+
+def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int, float]:
+    """Print the estimated cost with an empty cache; returns the total for the progress bar, and minutes."""
+    from gepc.lab.bench.cost import estimate_cost, passes_needed
+
+    backbone, size = benchmark.backbone, (benchmark.protocol.size,) * 2
+    pass_seconds = seconds_per_pass(backbone, size)
+    passes = passes_needed(benchmark.protocol, backbone, benchmark.sizes)
+    minutes = passes * pass_seconds / 60
+    note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes")
+    estimated = estimate_cost(baselines, benchmark)
+    jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
+    rows: list[tuple[Any, ...]] = []
+    for one in estimated:
+        total, images = one.total, f"{one.baseline.train_images} / {one.baseline.test_images}"
+        # the time of a Jacobian-vector product includes its forward pass
+        own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
+        minutes += own
+        made = f"{total.forward + total.jvp:,} passes"
+        rows.append((one.baseline.label, images, one.per_image, made, f"{own:.1f}", "yes" if one.shared else ""))
+        # the progress bar advances for every method, shared or not
+        passes += (one.per_image.forward + one.per_image.jvp) * one.images
+    if rows:
+        note(text_table(rows, ("method", "train / test images", "per image", "in all", "minutes", "shared")))
+        note(f"about {minutes:.0f} minutes in total with an empty cache")
+    return passes, minutes
+
+
+def _report(result: BenchmarkResult, out: Path) -> None:
+    note(f"{result.passes:,} passes made, {result.cached} tables from the cache")
+    if result.skipped:
+        note(f"{len(result.skipped)} images could not be read and are left out; the first:")
+    for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:
+        note(f"  {image}: {reason}")
+    note(f"peak memory: {_peak_megabytes():,.0f} MiB")
+    say(result.tables[0].markdown())
+    say(f"tables, figures and report: {out / 'report.html'}")
+
+
+def _peak_megabytes() -> float:
+    """The largest resident size of the process in MiB; NaN on Windows, which does not report it."""
+    try:
+        import resource
+    except ImportError:
+        return float("nan")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS reports bytes, others KiB

@@ -1,0 +1,247 @@
+"""`gepc sar`: radar patches from annotated scenes, simulated sea clutter, and how well ships in it are detected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from gepc.cli import options as opt
+from gepc.cli.app import new_app, note, progress, say, typed_command
+from gepc.cli.options import duration, seconds_per_pass
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.files import check_free, write_text
+
+if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
+    from gepc.lab.radar.bench import SarProtocol
+
+METHODS = "gepc+:radar,ca_cfar,os_cfar,k_cfar,rx"
+PER_PATCH, ENOUGH = 1e-3, 999
+ADDRESSES = {
+    "HRSID": "https://github.com/chaozhong2010/HRSID",
+    "SSDD": "https://github.com/TianwenZhang0825/Official-SSDD",
+}
+
+sar = new_app(name="sar", help="Radar images: detect ships and wakes in sea clutter.")
+
+DataArgument = Annotated[
+    Path, Argument(help="HRSID or SSDD in its original layout, or a folder of images with or without boxes.csv.")
+]
+Size = Annotated[int, Option(help="Side length of a patch in pixels.")]
+Stride = Annotated[int | None, Option(help="Distance between patches in pixels; the patch size by default.")]
+ShipShare = Annotated[float, Option(help="Smallest share of a ship that makes a patch out-of-distribution.")]
+White = Annotated[float | None, Option(help="Magnitude that maps to white, for floating-point and complex images.")]
+Normalise = Annotated[str, Option(help="Brightness scale: fixed (one for all patches) or patch (each its own).")]
+TargetPixels = Annotated[float, Option(help="Number of pixels that a target covers.")]
+
+
+@sar.command()
+def patches(
+    data: DataArgument,
+    out: Annotated[Path, Option(help=".npz file, or folder for image files.")],
+    size: Size = 256,
+    stride: Stride = None,
+    ship_share: ShipShare = 0.5,
+    split: Annotated[str | None, Option(help="Split to cut: train or test; all splits by default.")] = None,
+    layout: Annotated[str | None, Option(help="Layout: hrsid, ssdd or folder; detected by default.")] = None,
+    boxes: Annotated[Path | None, Option(help="CSV file for a plain folder: file,x,y,width,height.")] = None,
+    hold_out: Annotated[
+        float | None, Option(help="Share of the training images to leave out, for fitting detectors later.")
+    ] = None,
+    log: Annotated[bool, Option("--log", help="Write log-magnitude on a fixed scale, with 16 bits.")] = False,
+    white: White = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of patches of each class.")] = None,
+    seed: Annotated[int, Option(help="Random seed for the selection of patches with --limit.")] = 0,
+) -> None:
+    """Cut annotated radar images into patches: sea clutter, and ships.
+
+    Writes the arrays `train_x` and `test_x` (no ship), `train_ship_x` and `test_ship_x`, each with its sources; of data
+    without training images of their own, which is all but HRSID, `test_x` and `test_ship_x` alone.
+    Training and test patches never share an image, nor an area of the ground if the file names show it.
+
+    Example: `gepc sar patches data/HRSID --out patches.npz --size 64 --split train --hold-out 0.35 --log`
+    """
+    from gepc.lab.radar.annotations import SPLITS, detect_layout, divide, open_scenes
+    from gepc.lab.radar.patches import ARRAYS, PatchRules, cut, sample, stack, write_folder, write_npz
+
+    how = PatchRules(size, stride, ship_share)
+    value_range = None if white is None else (0.0, white)
+    if out.suffix not in ("", ".npz"):
+        raise OptionError(f"--out is an .npz file or a folder, got {out}")
+    known = detect_layout(data) if layout is None else layout
+    names = list(SPLITS) if known == "hrsid" else ["test"]
+    opened = {name: open_scenes(data, name, known, boxes) for name in (names if split is None else {*names, split})}
+    arrays, sources = {}, {}
+    for name in names if split is None else [split]:
+        scenes = opened[name]
+        apart = [scene for other in opened if other != name for scene in opened[other].scenes]
+        if hold_out is not None and name == "train":
+            scenes, _ = divide(scenes, hold_out)
+        with progress(f"cutting {name}", len(scenes.scenes)) as advance:
+            found = cut(scenes, how, apart, value_range, advance)
+        say(f"{name}: {found.scenes} images, {len(found.clutter)} clutter and {len(found.ships)} ship patches")
+        say(f"  boxes clipped to their image: {scenes.clipped_boxes}, wholly outside: {scenes.dropped_boxes}")
+        for reason, count in sorted(found.left_out.items()):
+            say(f"  left out, {reason}: {count}")
+        for array, chosen in zip(ARRAYS[name], (found.clutter, found.ships), strict=True):
+            kept = sample(chosen, limit, seed)
+            arrays[array], sources[array] = stack(kept, log, value_range), [patch.name for patch in kept]
+    if not any(map(len, arrays.values())):
+        raise InputError(f"{data} gives no patch of {size}x{size}; nothing was written")
+    (write_npz if out.suffix == ".npz" else write_folder)(out, arrays, sources)
+    note(f"{out}: " + ", ".join(f"{name} {len(array)}" for name, array in arrays.items()))
+
+
+@sar.command()
+def simulate(
+    out: Annotated[Path, Option(help="New folder for 8-bit PNG scenes and boxes.csv.")],
+    count: Annotated[int, Option(min=1, help="Number of scenes.")] = 8,
+    size: Annotated[int, Option(min=64, help="Side length of a scene in pixels.")] = 512,
+    ships: Annotated[int, Option(min=0, help="Number of ships per scene.")] = 2,
+    nu: Annotated[float, Option(help="Shape parameter of the texture; small values give spiky clutter.")] = 4.0,
+    looks: Annotated[float, Option(help="Number of looks of the speckle.")] = 2.0,
+    correlation: Annotated[float, Option(help="Correlation length of the texture in pixels.")] = 6.0,
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
+) -> None:
+    """Simulate scenes of K-distributed sea clutter with ships and wakes, in a format that `gepc sar patches` reads.
+
+    Fit on them with `gepc sar patches sea --out sea.npz` and `gepc sar fit sea.npz:test_x --out det`.
+
+    Example: `gepc sar simulate --out sea --count 4 --ships 2`
+    """
+    from gepc.lab.radar.simulate import Sea, write_simulation
+
+    sea = Sea(nu, looks, correlation)
+    with progress("simulating", count) as advance:
+        boxes = write_simulation(out, sea, count, size, ships, seed, advance)
+    say(f"{out}: {count} scenes of {size}x{size}, {boxes} ships in boxes.csv")
+
+
+@sar.command()
+@opt.with_groups
+def fit(
+    patches: Annotated[str, Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
+    out: opt.DetectorOut,
+    backbone: opt.NewBackbone = "sar-tiny",
+    target_pixels: TargetPixels = 200,
+    method: Annotated[
+        str, Option(help="gepc+:radar, gepc (the paper's residual), ca_cfar, os_cfar, k_cfar or rx.")
+    ] = "gepc+:radar",
+    normalise: Normalise = "fixed",
+    white: White = None,
+    settings: opt.MethodSettings = None,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+) -> None:
+    """Fit a radar detector on patches without targets, with options derived from the size of a target.
+
+    Example: `gepc sar fit patches.npz:train_x --out det --target-pixels 200`
+    """
+    from gepc.images.sources import open_images
+    from gepc.lab.radar.bench import radar_detector
+
+    check_free(out, "detector.json", "detector")
+    collection = open_images(patches)
+    first = next((record.pixels for record in collection if record.pixels is not None), None)
+    if first is None:
+        raise InputError(f"{patches} contains no readable image")
+    options = {"value_range": None if white is None else (0.0, white), **opt.parse_settings(settings)}
+    size = min(first.shape[:2])
+    detector = radar_detector(loading.load(backbone), method, target_pixels, size, normalise, **options)
+    with progress("fitting", len(collection)) as advance:
+        detector.fit(collection, on_progress=advance)
+    detector.save(out)
+    count = len(detector.calibration_scores_)
+    say(f"{out}: fitted on {detector.n_fit_} patches, calibrated on {count}")
+    say(f"smallest false-alarm rate: {1 / (count + 1):.2g} per patch; for {PER_PATCH:g}, calibrate on {ENOUGH} patches")
+
+
+@sar.command()
+@opt.with_groups
+def bench(
+    data: DataArgument,
+    out: Annotated[Path, Option(help="Folder for radar.md, radar.csv and radar.json.")],
+    backbone: opt.NewBackbone = "sar-tiny",
+    ood: Annotated[list[Path] | None, Option(help="Further data with ships: SSDD, or a folder with boxes.csv.")] = None,
+    methods: Annotated[str, Option(help="Methods to compare, separated by commas.")] = METHODS,
+    size: Size = 256,
+    stride: Stride = None,
+    ship_share: ShipShare = 0.5,
+    limit: Annotated[int | None, Option(min=2, help="Maximum number of patches per test set.")] = None,
+    fit_limit: Annotated[int | None, Option(min=12, help="Maximum number of patches to fit on.")] = None,
+    hold_out: Annotated[float, Option(help="Share of the training images to fit on.")] = 0.35,
+    target_pixels: TargetPixels = 200,
+    normalise: Normalise = "fixed",
+    draws: Annotated[int, Option(min=10, help="Number of bootstrap samples per confidence interval.")] = 300,
+    seed: Annotated[int, Option(help="Random seed for the noise and the selection of patches.")] = 0,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+) -> None:
+    """Measure how well detectors distinguish ships from sea clutter, and where their maps point.
+
+    Detectors are fitted on clutter from the training images that `gepc sar patches --hold-out` left out when the
+    backbone was trained. A data set without a training split, such as simulated scenes, is divided by image.
+
+    Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
+    """
+    from gepc.lab.radar.bench import SarProtocol
+    from gepc.lab.radar.patches import PatchRules
+
+    check_free(out, "radar.json", "benchmark")
+    rules, names = PatchRules(size, stride, ship_share), tuple(methods.split(","))
+    protocol = SarProtocol(rules, hold_out, fit_limit, limit, names, target_pixels, normalise, draws, seed)
+    _measure([protocol], data, ood or [], loading.load(backbone), out)
+
+
+def reproduce_radar(
+    data: Path, out: Path, backbone: str, loading: opt.Loading, dry_run: bool, settings: dict[str, Any]
+) -> None:
+    """The paper's radar experiment on every patch, with either normalisation, for GEPC, gepc+, CFAR and RX.
+
+    Parameters
+    ----------
+    data : folder that holds HRSID and SSDD in their original layouts.
+    out : folder for the tables.
+    backbone, loading : the network, and how it is loaded.
+    dry_run : stop after the estimate.
+    settings : further options of `gepc.lab.radar.bench.SarProtocol`, and `size`, the side of a patch.
+    """
+    from gepc.lab.radar.bench import METHODS, SarProtocol
+    from gepc.lab.radar.patches import PatchRules
+
+    check_free(out, "radar.json", "benchmark")
+    places = [data / name for name in ADDRESSES]
+    for place in places:
+        if not place.is_dir():
+            raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
+    for name in settings:
+        check_choice("--set", name, ("size", "hold_out", "fit_limit", "limit", "target_pixels", "draws", "seed"))
+    rules = PatchRules(settings.pop("size", 256))
+    protocols = [SarProtocol(rules, methods=METHODS, normalise=how, **settings) for how in ("patch", "fixed")]
+    _measure(protocols, places[0], places[1:], loading.load(backbone), out, dry_run)
+
+
+def _measure(
+    protocols: Sequence[SarProtocol], data: Path, ood: list[Path], loaded: Backbone, out: Path, dry_run: bool = False
+) -> None:
+    """Cut the patches, say how long it takes, measure every protocol, and write the tables."""
+    from gepc.core.tables import write_tables
+    from gepc.lab.radar.bench import gather, measure
+
+    sets, size = gather(protocols[0], data, ood), protocols[0].rules.size
+    each = sum(one.detector(method, loaded).cost().forward for one in protocols for method in one.methods)
+    seconds = sets.total * each * seconds_per_pass(loaded, (size, size))
+    note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")
+    for name, found in sets.cuts.items():
+        left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(found.left_out.items()))
+        note(f"{name}: {len(found.clutter)} clutter, {len(found.ships)} ship patches; left out: {left_out or 'none'}")
+    if dry_run:
+        return
+    with progress("measuring", sets.total * sum(len(one.methods) for one in protocols)) as advance:
+        tables = [measure(one, sets, loaded, advance) for one in protocols]
+    about = {"command": typed_command(), "backbone": loaded.source or loaded.family, "sha256": loaded.sha256}
+    for table in tables:
+        write_text(out / f"{table.name}.csv", table.csv())
+    say(write_tables(out, "radar", tables, about))
+    say(f"tables: {out}")

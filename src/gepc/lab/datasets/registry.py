@@ -1,0 +1,193 @@
+"""The registry of data sets: the layout that each expects on disk, and the choice of a subset."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import accumulate
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TypeVar
+
+import numpy as np
+
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.files import StrPath
+from gepc.images import noise
+from gepc.images.formats import Pixels
+from gepc.images.sources import ArrayImages, Images, Record, read_record
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One family of data sets."""
+
+    family: str  # the name in the registry, which is what precedes the colon in `hf:NAME`
+    layout: str  # a description of the files on disk, for error messages
+    home: str  # where to get the data
+    read: Callable[..., Images]  # takes (root, split), or (root, split, name) with `by_name`
+    by_name: bool = False  # whether what follows the colon is a name for the reader, not a path below the root
+
+    def open(self, root: Path, split: str, rest: str) -> Images:
+        """Open the whole split; a missing or damaged file is an `InputError` that describes the expected layout."""
+        if self.by_name and not rest:
+            raise OptionError(f"{self.family} needs a name: write {self.family}:NAME")
+        place, name = (root, (rest,)) if self.by_name else (root / rest, ())
+        try:
+            if not self.by_name and not place.exists():
+                raise InputError(f"{place} does not exist")
+            return self.read(place, split, *name)
+        except (InputError, OSError) as error:
+            home = f"; get it from {self.home}, or with `gepc data get`" if self.home and not self.by_name else ""
+            raise InputError(
+                f"{self.family}, {split} split: {error}. Expected in {place}: {self.layout}{home}"
+            ) from error
+
+
+Reader = TypeVar("Reader", bound=Callable[..., Images])
+_DATASETS: dict[str, DatasetSpec] = {}
+
+
+def register(family: str, layout: str, home: str = "", by_name: bool = False) -> Callable[[Reader], Reader]:
+    """Function decorator: register a reader as a data set; see `DatasetSpec` for the parameters."""
+
+    def add(read: Reader) -> Reader:
+        if family in _DATASETS:
+            raise OptionError(f"a data set named {family!r} exists already")
+        _DATASETS[family] = DatasetSpec(family, layout, home, read, by_name)
+        return read
+
+    return add
+
+
+def _known() -> dict[str, DatasetSpec]:
+    """Every registered data set; the modules of this package register theirs when they are first imported."""
+    package = import_module("gepc.lab.datasets")
+    for module in iter_modules(package.__path__, "gepc.lab.datasets."):
+        import_module(module.name)
+    return _DATASETS
+
+
+def list_datasets() -> list[str]:
+    """Names of the data sets; `hf` takes a name after a colon, the others may take a path."""
+    return sorted(_known())
+
+
+def find_dataset(name: str) -> DatasetSpec:
+    """The entry of a data set in the registry: its layout, its home, its reader."""
+    family, known = name.partition(":")[0], _known()
+    check_choice("data set", family, known)
+    return known[family]
+
+
+def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None, seed: int | None = None) -> Images:
+    """The images of one split of a data set, read when they are asked for.
+
+    Parameters
+    ----------
+    name : one of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`),
+        `hf:NAME` is a Hugging Face data set.
+    root : the folder that contains the folder or archive of the data set, or that folder or archive itself.
+    split : `train` or `test`, as the data set defines them. They are read from different files and never overlap.
+    limit : keep at most this many images. Without a seed they are the first ones.
+    seed : draw the `limit` images at random instead. The draw depends only on (name, split, seed) and the number of
+        images. The images are in the order of the draw: a larger limit begins with the images of a smaller one, so
+        that their cached features are found.
+
+    An image that cannot be decoded is a record with an `error`; a missing or damaged archive is an `InputError`.
+    """
+    check_choice("split", split, SPLITS)
+    for option, value, least in (("limit", limit, 1), ("seed", seed, 0)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise OptionError(f"{option} must be a whole number of at least {least}, or None; got {value!r}")
+    images = find_dataset(name).open(Path(root), split, name.partition(":")[2])
+    if limit is None or (seed is None and limit >= len(images)):
+        return images
+    return choose(images, range(limit) if seed is None else _draw(name, split, seed, len(images), limit))
+
+
+def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]:
+    """Positions of the `limit` lowest of `count` raw random numbers, whose stream is the same in all numpy releases."""
+    numbers = noise.generator(seed, f"{name}|".encode(), f"subset of {split}").bit_generator.random_raw(count)
+    return [int(index) for index in np.argsort(numbers, kind="stable")[:limit]]
+
+
+class PixelImages(Images):
+    """Consecutive arrays of images, (N,H,W,C) or (N,C,H,W) each, in memory or memory-mapped.
+
+    A record is named `test/17` after the split and its position there, which is in `numbers` for a subset.
+    """
+
+    def __init__(self, arrays: Sequence[Pixels], split: str, numbers: Sequence[int] | None = None) -> None:
+        self._arrays, self._parts = arrays, [ArrayImages(array) for array in arrays]
+        self._ends = list(accumulate(len(part) for part in self._parts))
+        self._split = split
+        self.items = range(self._ends[-1]) if numbers is None else numbers
+        if not self.items:
+            raise InputError("it holds no image")
+
+    def __getitem__(self, index: int) -> Record:
+        part, place = self._place(index)
+        return replace(self._parts[part][place], name=f"{self._split}/{self.items[index]}")
+
+    def _place(self, index: int) -> tuple[int, int]:
+        index = range(len(self))[index]
+        part = bisect_right(self._ends, index)
+        return part, index - (self._ends[part - 1] if part else 0)
+
+    def take(self, indices: Sequence[int]) -> Images:
+        """Some of the images; copied unless they are memory-mapped, so that the memory of the others can be freed."""
+        if all(isinstance(array, np.memmap) for array in self._arrays):
+            return Subset(self, indices)
+        pixels = np.stack([self._arrays[part][place] for part, place in map(self._place, indices)])
+        return PixelImages([pixels], self._split, [self.items[index] for index in indices])
+
+
+class NamedFiles(Images):
+    """Image files `names` below a folder, at least one of which must exist; `finish` is applied to decoded pixels.
+
+    A file that is missing or damaged is a record with the reason.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], finish: Callable[[Pixels], Pixels] | None = None) -> None:
+        self._folder, self.items, self._finish = folder, names, finish
+        if not any((folder / name).is_file() for name in names):
+            raise InputError(f"none of the {len(names)} images is in {folder}" if names else f"no image in {folder}")
+
+    def __getitem__(self, index: int) -> Record:
+        path = self._folder / self.items[index]
+        record = read_record(self.items[index], path)
+        if self._finish is None or record.pixels is None:
+            return record
+        try:
+            return replace(record, pixels=self._finish(record.pixels))
+        except InputError as error:
+            return Record(record.name, error=f"{path}: {error}")
+
+
+class Subset(Images):
+    """The images of another collection at some positions, in their order."""
+
+    def __init__(self, images: Images, indices: Sequence[int]) -> None:
+        self._images, self.items = images, indices
+
+    def __getitem__(self, index: int) -> Record:
+        return self._images[self.items[index]]
+
+
+def choose(images: Images, indices: Sequence[int]) -> Images:
+    """Some of the images, in this order."""
+    return images.take(indices) if isinstance(images, PixelImages) else Subset(images, indices)
+
+
+def first_of(root: Path, *names: str) -> Path:
+    """The first of `names` (paths below `root`) that exists; `root` may also be the folder or file it begins with."""
+    for name in names:
+        for base in (root, root.parent):
+            if (base == root or Path(name).parts[0] == root.name) and (base / name).exists():
+                return base / name
+    raise InputError(f"{root} holds {'no' if len(names) == 1 else 'none of'} {', '.join(names)}")

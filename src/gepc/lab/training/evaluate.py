@@ -1,0 +1,253 @@
+"""Evaluation of a trained network: denoising error on held-out images and of baselines, samples, loss curve."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from diffusers import DDIMScheduler, UNet2DModel
+from PIL import Image as PILImage
+
+from gepc.backbones.load import load_backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.files import replacing, write_json
+from gepc.core.tables import markdown_table
+from gepc.images.sources import Image
+from gepc.lab.energy.network import EnergyBackbone
+from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossRow, read_loss_rows
+from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_scheduler
+
+NAME = "held_out.json"
+LEVELS = (0.9999, 0.9979, 0.99, 0.97, 0.9, 0.5)
+NOISE_SEED = 0
+GRID, SAMPLING_STEPS, SHOWN_WIDTH, GAP = 8, 50, 96, 2
+
+
+@dataclass(frozen=True)
+class LevelError:
+    """Mean squared error of the noise at one level, as predicted by the network, the best linear predictor and zero."""
+
+    asked: float  # the requested level, as sqrt(abar)
+    timestep: int
+    sqrt_abar: float  # that of the nearest timestep
+    net: float
+    linear: float
+    zero: float
+
+
+def evaluate(
+    out: str | Path, recipe: Recipe, images: Image, held_out: Image, step: int
+) -> tuple[list[LevelError], list[str]]:
+    """Evaluate the network in `out` and write `held_out.json`, `samples.png` and `loss.png` to its run folder.
+
+    The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
+    """
+    if recipe.objective != "noise":
+        return [], [evaluate_energy(out, images, held_out, step)]
+    folder, notes, errors = Path(out) / RUN_FOLDER, [], []
+    net = UNet2DModel.from_pretrained(out).eval()
+    net.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
+    if len(held_out):
+        linear = fit_linear(images)
+        errors = denoising_errors(net, alphas_cumprod(recipe), linear, held_out)
+        facts = {"step": step, "images": len(held_out), "linear": linear.kind, "noise_seed": NOISE_SEED}
+        parameters = sum(parameter.numel() for parameter in net.parameters())
+        levels = [dataclasses.asdict(error) for error in errors]
+        write_json(folder / NAME, {**facts, "parameters": parameters, "levels": levels})
+    else:
+        notes.append("no held-out error, since no images are held out (held_out: 0)")
+    write_samples(folder / "samples.png", net, recipe, images.shape[1:])
+    rows = read_loss_rows(folder)
+    if rows and not write_loss_curve(folder / "loss.png", rows):
+        notes.append("no loss curve, since matplotlib is not installed: pip install 'gepc[report]'")
+    return errors, notes
+
+
+def evaluate_energy(out: str | Path, images: Image, held_out: Image, step: int) -> str:
+    """Write the mean energies of training images, held-out ones and noise to `held_out.json`; as text."""
+    net = load_backbone(out)
+    assert isinstance(net, EnergyBackbone)
+    noise = np.random.default_rng(NOISE_SEED).uniform(-1.0, 1.0, (256, *images.shape[1:])).astype(np.float32)
+    sets = {"training images": images[:512], "held-out images": held_out[:512], "uniform noise": noise}
+    means = {name: float(net.energy(torch.from_numpy(x).to(net.device)).mean()) for name, x in sets.items() if len(x)}
+    write_json(Path(out) / RUN_FOLDER / NAME, {"step": step, "energies": means})
+    return "mean energy: " + ", ".join(f"{value:.3f} of {name}" for name, value in means.items())
+
+
+def denoising_errors(net: UNet2DModel, abar: Array, linear: LinearPredictor, held_out: Image) -> list[LevelError]:
+    """mean (eps_hat(x_t) - noise)^2 over the held-out images at `LEVELS`.
+
+    The noise of an image depends on its position, the timestep and a fixed seed, so it is the same for all predictors.
+    """
+    errors = []
+    for asked in LEVELS:
+        (timestep,) = Levels.sqrt_abar(asked).timesteps(abar)
+        level = float(abar[timestep])
+        predictors: list[Predictor] = [_net_predictor(net, timestep), linear.at(level), np.zeros_like]
+        errors.append(LevelError(asked, timestep, level**0.5, *_noise_errors(predictors, held_out, timestep, level)))
+    return errors
+
+
+def _net_predictor(net: UNet2DModel, timestep: int) -> Predictor:
+    def predict(noisy: Image) -> Array:
+        x = torch.from_numpy(noisy).to(net.device, memory_format=torch.channels_last)
+        with torch.no_grad():
+            answer: Array = net(x, timestep, return_dict=False)[0].float().cpu().numpy()
+        return answer
+
+    return predict
+
+
+def _noise_errors(
+    predictors: Sequence[Predictor], images: Image, timestep: int, abar: float, batch_size: int = 64
+) -> list[float]:
+    sums = np.zeros(len(predictors))
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        seeds = ([NOISE_SEED, timestep, start + offset] for offset in range(len(batch)))
+        fields = [np.random.default_rng(seed).standard_normal(batch.shape[1:], dtype=np.float32) for seed in seeds]
+        noise = np.stack(fields)
+        noisy = (np.sqrt(abar) * batch + np.sqrt(1.0 - abar) * noise).astype(np.float32)
+        sums += [np.square(predict(noisy) - noise, dtype=np.float64).sum() for predict in predictors]
+    return [float(total) for total in sums / images.size]
+
+
+def error_table(errors: Iterable[LevelError]) -> str:
+    """The held-out errors as an aligned Markdown table."""
+    rows = [
+        (f"{e.asked:g}", f"{e.timestep}", f"{e.sqrt_abar:.6f}", f"{e.net:.4f}", f"{e.linear:.4f}", f"{e.zero:.4f}")
+        for e in errors
+    ]
+    return markdown_table(("level", "timestep", "sqrt(abar)", "net", "best linear", "always 0"), rows, aligned=True)
+
+
+def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int, ...]) -> None:
+    """Write a grid of samples as PNG, small ones enlarged. Of channels that are not grey or colour, few are shown."""
+    pixels = np.round(255.0 * np.clip(sample(net, recipe, GRID * GRID, shape) / 2.0 + 0.5, 0.0, 1.0))
+    scale = max(1, SHOWN_WIDTH // shape[-1])
+    tiles = pixels.astype(np.uint8).repeat(scale, axis=2).repeat(scale, axis=3)
+    tiles = tiles[:, : 3 if shape[0] >= 3 else 1]
+    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=255)
+    _, channels, height, width = tiles.shape
+    rows = tiles.reshape(GRID, GRID, channels, height, width).transpose(0, 3, 1, 4, 2)
+    canvas = rows.reshape(GRID * height, GRID * width, channels)[:-GAP, :-GAP]
+    picture = PILImage.fromarray(canvas if channels == 3 else canvas[..., 0])
+    with replacing(path) as draft:
+        picture.save(draft, format="PNG")
+
+
+def sample(
+    net: UNet2DModel, recipe: Recipe, count: int, shape: tuple[int, ...], seed: int = 0, batch_size: int = 16
+) -> Image:
+    """Sample images (N, C, H, W) in [-1, 1] by deterministic DDIM with at most 50 steps."""
+    scheduler = DDIMScheduler.from_config(build_scheduler(recipe).config)
+    scheduler.set_timesteps(min(SAMPLING_STEPS, recipe.diffusion_steps))
+    noise = np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32)
+    images = []
+    with torch.no_grad():
+        for start in range(0, count, batch_size):
+            x = torch.from_numpy(noise[start : start + batch_size]).to(net.device)
+            for timestep in scheduler.timesteps:
+                x = scheduler.step(net(x, timestep, return_dict=False)[0], timestep, x, return_dict=False)[0]
+            images.append(x.cpu().numpy())
+    return np.concatenate(images)
+
+
+def write_loss_curve(path: Path, rows: list[LossRow]) -> bool:
+    """Write the loss and its running mean as PNG; False if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    steps, losses = np.array([row.step for row in rows]), np.array([row.loss for row in rows])
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(steps, losses, color="0.8", linewidth=0.8, label=f"each {LOG_EVERY} steps")
+    window = max(1, len(rows) // 40)
+    smooth = np.convolve(losses, np.full(window, 1.0 / window), mode="valid")
+    axes.plot(steps[window - 1 :], smooth, color="C0", label=f"mean of {LOG_EVERY * window} steps")
+    axes.set(xlabel="step", ylabel="noise MSE", yscale="log")
+    axes.legend()
+    with replacing(path) as draft:
+        figure.savefig(draft, format="png", dpi=150)
+    return True
+
+
+FULL_DIMENSIONS = 4096
+IMAGES_PER_DIMENSION = 2
+CHUNK = 1024
+
+Array = npt.NDArray[Any]
+Predictor = Callable[[Image], Array]
+
+
+def fit_linear(images: Image) -> LinearPredictor:
+    """Fit the full covariance if it can be inverted and there are enough images for it, else a stationary one."""
+    dimensions = int(np.prod(images.shape[1:]))
+    if dimensions <= FULL_DIMENSIONS and len(images) >= IMAGES_PER_DIMENSION * dimensions:
+        return FullCovariance(images)
+    return StationaryCovariance(images)
+
+
+class FullCovariance:
+    """Sigma is the sample covariance of whole images; each level costs one Cholesky factorisation."""
+
+    def __init__(self, images: Image) -> None:
+        self.kind = f"full covariance of {len(images)} training images"
+        self._mean = images.mean(axis=0, dtype=np.float64)
+        self._covariance = torch.zeros(self._mean.size, self._mean.size, dtype=torch.float64)
+        for chunk in _chunks(images):
+            centred = torch.from_numpy((chunk - self._mean).reshape(len(chunk), -1))
+            self._covariance += centred.T @ centred
+        self._covariance /= len(images)
+
+    def at(self, abar: float) -> Predictor:
+        """eps_hat(x_t) at one noise level."""
+        noisy_covariance = abar * self._covariance
+        noisy_covariance.diagonal().add_(1.0 - abar)
+        factor = torch.linalg.cholesky(noisy_covariance)
+
+        def predict(noisy: Image) -> Array:
+            centred = torch.from_numpy((noisy - np.sqrt(abar) * self._mean).reshape(len(noisy), -1))
+            answer: Array = np.sqrt(1.0 - abar) * torch.cholesky_solve(centred.T, factor).T.numpy()
+            return answer.reshape(noisy.shape)
+
+        return predict
+
+
+class StationaryCovariance:
+    """Sigma is that of a periodic stationary field: one C x C cross-spectrum per spatial frequency."""
+
+    def __init__(self, images: Image) -> None:
+        self.kind = f"stationary covariance of {len(images)} training images"
+        self._mean = images.mean(axis=0, dtype=np.float64)
+        self._spectrum = np.zeros(1, dtype=np.complex128)
+        for chunk in _chunks(images):
+            waves = np.fft.rfft2(chunk - self._mean, norm="ortho")
+            self._spectrum = self._spectrum + np.einsum("nchw,ndhw->hwcd", waves, waves.conj()) / len(images)
+
+    def at(self, abar: float) -> Predictor:
+        """eps_hat(x_t) at one noise level."""
+        identity = np.eye(len(self._mean))
+        inverse = np.linalg.inv(abar * self._spectrum + (1.0 - abar) * identity)
+
+        def predict(noisy: Image) -> Array:
+            waves = np.fft.rfft2(noisy - np.sqrt(abar) * self._mean, norm="ortho")
+            waves = np.sqrt(1.0 - abar) * np.einsum("hwcd,ndhw->nchw", inverse, waves)
+            return np.asarray(np.fft.irfft2(waves, s=noisy.shape[-2:], norm="ortho"))
+
+        return predict
+
+
+def _chunks(images: Image) -> Iterator[Image]:
+    for start in range(0, len(images), CHUNK):
+        yield images[start : start + CHUNK]
+
+
+LinearPredictor = FullCovariance | StationaryCovariance

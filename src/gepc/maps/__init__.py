@@ -1,0 +1,1 @@
+"""Anomaly maps: what is usual in them, the regions that stand out, and pictures."""

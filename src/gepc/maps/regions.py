@@ -1,0 +1,172 @@
+"""Regions: where a map stands out, as boxes and polygons with a score, a p-value and the part that raised it."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import binary_fill_holes, find_objects, label
+
+from gepc.core.tables import escape_cell
+from gepc.detector.detector import Detector
+from gepc.maps.statistics import Fields
+
+Box = tuple[int, int, int, int]
+Point = tuple[float, float]
+Window = tuple[int, int, int, int]
+Mask = npt.NDArray[np.bool_]
+COLUMNS = (
+    *("path", "region", "score", "p_value", "part", "area", "top", "left", "bottom", "right"),
+    *("peak_line", "peak_column"),
+)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region of an image: its highest score, by which regions are numbered, and its smallest p-value."""
+
+    number: int
+    score: float
+    p_value: float
+    box: Box  # (top, left, bottom, right), with the lower and right ends excluded
+
+
+R_ = TypeVar("R_", bound=Region)
+
+
+def numbered(regions: Iterable[R_]) -> list[R_]:
+    """The regions, the highest score first, with their numbers."""
+    ordered = sorted(regions, key=lambda region: (-region.score, region.box))
+    return [replace(region, number=number) for number, region in enumerate(ordered, start=1)]
+
+
+@dataclass(frozen=True)
+class MapRegion(Region):
+    """Connected pixels of a map above its limit: their number, and the map of each part at the highest of them."""
+
+    area: int = 0
+    peak: tuple[int, int] = (0, 0)
+    polygons: tuple[tuple[Point, ...], ...] = ()  # corners (x, y); several if parts touch at corners only
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def part(self) -> str | None:
+        """The part with the largest value at the peak."""
+        return max(self.parts, key=self.parts.__getitem__) if self.parts else None
+
+
+def map_regions(
+    detector: Detector, fields: Fields, place: int, alpha: float = 0.05, raw: bool = False
+) -> list[MapRegion]:
+    """Regions of the map at `place` of a batch: pixels with a family-wise p-value of at most `alpha`, connected.
+
+    With probability at least 1 - alpha a usual image has none. Of raw maps, regions are the pixels above `map_scale_`,
+    without p-values.
+    """
+    statistics, shown = None if raw else detector.maps_, fields[detector.map_part][place]
+    leading = () if statistics is None else statistics.leading
+    labels, _ = label(shown > detector.map_limit(alpha, raw), structure=np.ones((3, 3)))
+    found = []
+    for number, (lines, columns) in enumerate(find_objects(labels), start=1):
+        mask = labels[lines, columns] == number
+        inside = np.where(mask, shown[lines, columns], -np.inf)
+        line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
+        peak = (line + lines.start, column + columns.start)
+        p_value = np.nan if statistics is None else float(statistics.p_values(shown[peak], detector.map_part))
+        parts = {name: float(fields[name][place][peak]) for name in leading}
+        polygons = tuple(tuple((x + columns.start, y + lines.start) for x, y in outline) for outline in outlines(mask))
+        box = (lines.start, columns.start, lines.stop, columns.stop)
+        found.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts))
+    return numbered(found)
+
+
+def outlines(mask: Mask) -> list[list[tuple[int, int]]]:
+    """Closed polygons around the pixels of a mask without its holes: corners (x, y) along the edges of pixels."""
+    inside = np.pad(binary_fill_holes(mask), 1)
+    edges: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    # each edge between inside and outside, directed so that the inside is on the right
+    directions, corners = ((-1, 0), (0, 1), (1, 0), (0, -1)), ((0, 0), (1, 0), (1, 1), (0, 1))
+    for (down, right), start, end in zip(directions, corners, (*corners[1:], corners[0]), strict=True):
+        lines, columns = np.nonzero(inside & ~np.roll(inside, (-down, -right), (0, 1)))
+        for x, y in zip((columns - 1).tolist(), (lines - 1).tolist(), strict=True):
+            edges[x + start[0], y + start[1]].append((x + end[0], y + end[1]))
+    found = []
+    while edges:
+        path = [next(iter(edges))]
+        before = (0, 0)
+        while True:
+            x, y = path[-1]
+            # of two ways on, the one to the right, so that pixels that touch at a corner stay apart
+            ends = sorted(edges[x, y], key=lambda end: before[0] * (end[1] - y) - before[1] * (end[0] - x))
+            step = ends.pop()
+            edges[x, y] = ends
+            if not ends:
+                del edges[x, y]
+            direction = (step[0] - x, step[1] - y)
+            if direction == before:
+                path.pop()
+            before = direction
+            if step == path[0]:
+                break
+            path.append(step)
+        found.append(path)
+    return found
+
+
+def in_image(region: MapRegion, window: Window, size: tuple[int, int]) -> MapRegion:
+    """A region of a map of `size` in pixels of the image, of which the map shows (top, left, height, width)."""
+    top, left, height, width = window
+    down, right = height / size[0], width / size[1]
+
+    def point(x: float, y: float) -> Point:
+        return left + x * right, top + y * down
+
+    box, (line, column) = region.box, region.peak
+    (x0, y0), (x1, y1), (x, y) = point(box[1], box[0]), point(box[3], box[2]), point(column + 0.5, line + 0.5)
+    polygons = tuple(tuple(point(*corner) for corner in polygon) for polygon in region.polygons)
+    whole, area = (int(y0), int(x0), math.ceil(y1), math.ceil(x1)), max(1, round(region.area * down * right))
+    return replace(region, box=whole, area=area, peak=(int(y), int(x)), polygons=polygons)
+
+
+def csv_rows(path: str, regions: Sequence[MapRegion]) -> list[tuple[Any, ...]]:
+    """Rows of `regions.csv`, under `COLUMNS`."""
+    return [
+        (
+            *(escape_cell(path), one.number, f"{one.score:.6g}", "" if np.isnan(one.p_value) else f"{one.p_value:.6g}"),
+            *(one.part or "", one.area, *one.box, *one.peak),
+        )
+        for one in regions
+    ]
+
+
+def coco(images: Sequence[tuple[str, tuple[int, int], Sequence[MapRegion]]]) -> dict[str, Any]:
+    """Regions as COCO annotations, which labelling tools read: for each image its path, (height, width) and regions.
+
+    In addition to the fields of COCO, an annotation has `score`, `p_value` and `parts`.
+    """
+    annotations: list[dict[str, Any]] = []
+    for number, (_, _, regions) in enumerate(images, start=1):
+        for region in regions:
+            top, left, bottom, right = region.box
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": 1,
+                    "bbox": [left, top, right - left, bottom - top],
+                    "area": region.area,
+                    "segmentation": [[round(c, 2) for point in polygon for c in point] for polygon in region.polygons],
+                    "iscrowd": 0,
+                    "score": region.score,
+                    "p_value": None if np.isnan(region.p_value) else region.p_value,
+                    "parts": region.parts,
+                }
+            )
+    files = [
+        {"id": number, "file_name": path, "height": height, "width": width}
+        for number, (path, (height, width), _) in enumerate(images, start=1)
+    ]
+    return {"images": files, "annotations": annotations, "categories": [{"id": 1, "name": "anomaly"}]}

@@ -1,0 +1,285 @@
+"""Calibrated maps: what is usual in the maps of in-distribution (ID) images, and maps in units of it.
+
+A map has parts m_p: the symmetry of the output (`residual`) and of the inner layers (`inner`), the denoising error
+(`error`) and the distance of the activations of each position from those of ID images (`activations`). With
+u_p = log box(m_p), c_p its median over the image, and means and standard deviations over ID images,
+
+    z_p = (u_p - c_p - mu_p) / sigma_p    how far the pixel stands out in its image, |z_p| for the error,
+    e_p = |c_p - mean c_p| / std c_p      how unusual the image is as a whole,
+    z   = standardised max_p z_p + max(0, max_p e_p - 2), without the last term for targets in radar images.
+
+The maximum is over the error and the activations if the method has them, otherwise over all parts; this was chosen on
+ID images with synthetic defects (`benchmarks/maps.py`). mu and sigma are functions of the distance to the border, where
+padding disturbs the network, and the same for all pixels farther away. For aligned images they are functions of the
+position, shrunk towards these. With M_i the largest value of the map of the i-th of n ID images that fitted nothing,
+
+    p(h, w) = (1 + #{M_i >= z(h, w)}) / (n + 1)
+
+controls the family-wise error: with probability at least 1 - alpha no pixel of a new ID image has p <= alpha. The score
+of an image by its map is the mean of the highest 0.3 % of z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.functional import interpolate
+
+from gepc.calibration.calibrators import Calibrator, create_calibrator, under
+from gepc.conformal.p_values import p_values, threshold
+from gepc.core.errors import InputError
+from gepc.images.sources import Image
+from gepc.methods.base import MapParts
+from gepc.methods.pooling import Map, Pooling, box_filter, combine, odd_eighth
+
+Array = npt.NDArray[np.float64]
+Size = tuple[int, ...]
+Fields = dict[str, Map]
+Read = Callable[[Sequence[Image]], MapParts]  # the parts of the maps of some images of one size
+
+TOGETHER = "sum"  # the name of all parts together
+FIT_IMAGES, CALIBRATION_IMAGES = 64, 99
+TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
+LEADING = ("error", "activations")
+USUAL_OFFSET = 2.0
+TOP = 0.003
+ALPHA = 0.05
+BANDS = 8
+GAUSSIAN, VECTORS = "level_pca:rank=64", 20_000
+AT_ONCE = 8
+ALIGNED_SIDE, PRIOR_IMAGES = 64, 8
+TINY, LEAST_SPREAD = 1e-30, 1e-6
+STATE = ("mean", "std", "offsets", "maxima", "scores")
+
+
+@dataclass
+class MapStatistics:
+    """The statistics of the maps of ID images."""
+
+    parts: tuple[str, ...]  # the names of the parts
+    window: int  # odd side of the box filter; less on small images, at most an eighth of their shorter side
+    weights: Array  # the weights of the noise levels
+    mean: Array  # mu of all parts together, first, and of each: (1 + P, bands), or for aligned images (1 + P, h, w)
+    std: Array  # sigma, in the same shape
+    offsets: Array  # mean and standard deviation of c_p, (P, 2)
+    maxima: Array  # the largest values of the maps of the n calibration images, (1 + P, n)
+    scores: Array  # the scores of these images by their maps, (n,)
+    gaussian: Calibrator | None = None  # the Gaussian of the activations of single positions, if they are a part
+
+    @classmethod
+    def fit(
+        cls,
+        read: Read,
+        fitting: Sequence[Image],
+        calibrating: Sequence[Image],
+        weights: Array,
+        window: int = 9,
+        aligned: bool = False,
+    ) -> MapStatistics:
+        """Learn mu and sigma, by position if `aligned`, from `fitting`, and the maxima from `calibrating`.
+
+        Where there are activations, the first half of `fitting` is for their Gaussian instead, so that mu and sigma are
+        those of images that it has not seen.
+        """
+        half = len(fitting) // 2
+        vectors: list[Array] = []
+        waiting: list[tuple[MapParts, Size]] = []
+        for parts, size in _read(read, fitting[:half]):
+            if "activations" in parts:
+                vectors.append(_sampled(parts["activations"], VECTORS // half + 1))
+            else:
+                waiting.append((parts, size))
+        gaussian = create_calibrator(GAUSSIAN).fit(np.concatenate(vectors)) if vectors else None
+        empty = np.empty(0)
+        found = cls((), window, weights, empty, empty, empty, empty, empty, gaussian)
+        fields = []
+        for parts, size in chain(waiting, _read(read, fitting[half:])):
+            found.parts = tuple(parts)
+            fields.append(found._fields(parts, size))
+        found._learn(fields, aligned)
+        calibration = []
+        for parts, size in _read(read, calibrating):
+            z = found.z(parts, size)
+            calibration.append(np.stack([*(field.max((1, 2)) for field in z.values()), map_scores(z[TOGETHER])]))
+        *maxima, found.scores = np.concatenate(calibration, axis=1).astype(np.float64)
+        found.maxima = np.stack(maxima)
+        return found
+
+    def _learn(self, fields: Sequence[Fields], aligned: bool) -> None:
+        """mu and sigma, from u of every batch."""
+        if aligned and len({field.shape[1:] for batch in fields for field in batch.values()}) > 1:
+            raise InputError("maps by position need images of one size; set `size`, or `maps` to 'calibrated'")
+        moments = _by_position if aligned else _by_band
+        centres = [np.concatenate([_centre(batch[name]).ravel() for batch in fields]) for name in self.parts]
+        self.offsets = np.array([[c.mean(), max(c.std(), LEAST_SPREAD)] for c in centres], dtype=np.float64)
+        each = [moments([batch[name] - _centre(batch[name]) for batch in fields]) for name in self.parts]
+        self.mean, self.std = (np.stack([each[0][k], *(found[k] for found in each)]) for k in (0, 1))
+        self.mean[0], self.std[0] = moments([self._largest(self._by_part(batch)) for batch in fields])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts, all together first."""
+        return (TOGETHER, *self.parts)
+
+    @property
+    def leading(self) -> tuple[str, ...]:
+        """The parts that make up the whole."""
+        if "target" in self.parts:
+            return ("target",)
+        return tuple(name for name in self.parts if name in LEADING) or self.parts
+
+    def z(self, parts: MapParts, size: Size) -> Fields:
+        """z of all parts together and of each part, (N, H, W) with (H, W) = `size`."""
+        fields = self._fields(parts, size)
+        found = self._by_part(fields)
+        together = self._standardised(self._largest(found), 0)
+        if "target" in self.parts:
+            return {TOGETHER: together, **found}
+        offsets = [
+            np.abs(_centre(field) - mean) / std
+            for field, (mean, std) in zip(fields.values(), self.offsets, strict=True)
+        ]
+        excess = np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
+        return {TOGETHER: together + excess, **found}
+
+    def p_values(self, field: Map, part: str = TOGETHER) -> Array:
+        """The family-wise p-value of each pixel of a map of that part."""
+        return p_values(field.astype(np.float64), self.maxima[self.names.index(part)])
+
+    def limit(self, part: str = TOGETHER, alpha: float = ALPHA) -> float:
+        """z above which p <= alpha, or p <= 1/(n + 1) where that is larger."""
+        maxima = self.maxima[self.names.index(part)]
+        return threshold(maxima, max(alpha, 1.0 / (len(maxima) + 1)))
+
+    def state(self) -> dict[str, Array]:
+        """The numbers by name."""
+        arrays = {name: getattr(self, name) for name in STATE}
+        gaussian = {} if self.gaussian is None else self.gaussian.state()
+        return arrays | {f"gaussian/{name}": value for name, value in gaussian.items()}
+
+    @classmethod
+    def restore(cls, parts: tuple[str, ...], window: int, weights: Array, state: Mapping[str, Array]) -> MapStatistics:
+        """From a `state`; refuses arrays that do not fit each other."""
+        gaussian = under("gaussian", dict(state))
+        mean, std, offsets, maxima, scores = (state[name] for name in STATE)
+        usable = mean.shape == std.shape and mean.ndim in (2, 3) and maxima.ndim == 2 and maxima.size > 0
+        usable = usable and len(mean) == len(maxima) == 1 + len(parts) and offsets.shape == (len(parts), 2)
+        usable = usable and scores.shape == maxima.shape[1:]
+        if not usable or min(std.min(), offsets[:, 1].min()) <= 0.0:
+            raise InputError("the statistics of the maps do not fit each other; fit the detector again")
+        if ("activations" in parts) != bool(gaussian):
+            raise InputError("the Gaussian of the activations is missing; fit the detector again")
+        restored = create_calibrator(GAUSSIAN).restore(gaussian) if gaussian else None
+        return cls(parts, window, weights, mean, std, offsets, maxima, scores, restored)
+
+    def _fields(self, parts: MapParts, size: Size) -> Fields:
+        """u_p, (N, H, W), for every part."""
+        window = min(self.window, odd_eighth(min(size)))
+        found = {}
+        for name in self.parts:
+            levels = parts[name]
+            if levels.ndim == 5 and self.gaussian is not None:  # activations: d^2 of each position
+                shape = (levels.shape[1], *levels.shape[3:])
+                distances = [self.gaussian.per_level(_columns(image)).T.reshape(shape) for image in levels]
+                levels = np.stack(distances).astype(np.float32)
+            field = torch.from_numpy(combine(levels, self.weights))
+            if tuple(field.shape[1:]) != size:
+                field = interpolate(field[:, None], size, mode="bilinear")[:, 0]
+            found[name] = np.log(np.maximum(box_filter(field, window).numpy(), TINY))
+        return found
+
+    def _by_part(self, fields: Fields) -> Fields:
+        """z of each part; its size where both directions count."""
+        found = {}
+        for row, (name, field) in enumerate(fields.items(), start=1):
+            z = self._standardised(field - _centre(field), row)
+            found[name] = np.abs(z) if name in TWO_SIDED else z
+        return found
+
+    def _largest(self, z: Fields) -> Map:
+        """max_p z_p over the leading parts."""
+        return np.asarray(np.max([z[name] for name in self.leading], axis=0))
+
+    def _standardised(self, field: Map, row: int) -> Map:
+        mean, std = (_spread(values[row], field.shape[1:]) for values in (self.mean, self.std))
+        return np.asarray((field - mean) / std, dtype=np.float32)
+
+
+def map_scores(z: Map) -> Array:
+    """The mean of the highest 0.3 % of each map (N, H, W): one noisy pixel does not decide, a small defect counts."""
+    return Pooling("topk", TOP).pixels(torch.from_numpy(z)).numpy().astype(np.float64)
+
+
+def _read(read: Read, images: Sequence[Image]) -> Iterator[tuple[MapParts, Size]]:
+    """The parts of batches of consecutive images of one size, few at a time: activations take much memory."""
+    for _, group in groupby(images, key=np.shape):
+        same = list(group)
+        for start in range(0, len(same), AT_ONCE):
+            yield read(same[start : start + AT_ONCE]), (same[0].shape[1], same[0].shape[2])
+
+
+def _centre(field: Map) -> Map:
+    """The median of each image, (N, 1, 1)."""
+    return np.median(field, axis=(1, 2), keepdims=True)
+
+
+def _columns(vectors: npt.NDArray[np.float32]) -> Array:
+    """(levels, C, h, w) of one image -> (h w, levels, C)."""
+    return np.moveaxis(vectors.reshape(*vectors.shape[:2], -1), 2, 0).astype(np.float64)
+
+
+def _sampled(vectors: npt.NDArray[np.float32], each: int) -> Array:
+    """The activations of at most that many random positions of every image, (vectors, levels, C)."""
+    rng = np.random.default_rng(0)
+    return np.concatenate([one[rng.permutation(len(one))[:each]] for one in map(_columns, vectors)])
+
+
+def _distance_to_border(size: Size) -> npt.NDArray[np.int64]:
+    """In pixels, (H, W); `BANDS` stands for that and more."""
+    lines, columns = (np.minimum(np.arange(side), np.arange(side)[::-1]) for side in size)
+    return np.minimum(np.minimum(lines[:, None], columns[None]), BANDS)
+
+
+def _by_band(fields: Sequence[Map]) -> tuple[Array, Array]:
+    """Mean and standard deviation of the pixels at each distance to the border; on small images that of the nearest."""
+    count, total, squares = np.zeros((3, BANDS + 1))
+    for field in fields:
+        band = np.broadcast_to(_distance_to_border(field.shape[1:]), field.shape).ravel()
+        values = field.ravel().astype(np.float64)
+        count += np.bincount(band, minlength=BANDS + 1)
+        total += np.bincount(band, values, BANDS + 1)
+        squares += np.bincount(band, values**2, BANDS + 1)
+    last = int(np.flatnonzero(count)[-1])
+    known = np.minimum(np.arange(BANDS + 1), last)
+    mean = (total / np.maximum(count, 1))[known]
+    spread = np.sqrt(np.maximum((squares / np.maximum(count, 1))[known] - mean**2, 0.0))
+    return mean, np.maximum(spread, LEAST_SPREAD)
+
+
+def _by_position(fields: Sequence[Map]) -> tuple[Array, Array]:
+    """Mean and standard deviation at each position; those of its distance to the border count as `PRIOR_IMAGES`."""
+    values = np.concatenate(list(fields)).astype(np.float64)
+    size = values.shape[1:]
+    prior_mean, prior_std = (band[_distance_to_border(size)] for band in _by_band(fields))
+    share = len(values) / (len(values) + PRIOR_IMAGES)
+    mean = share * values.mean(0) + (1.0 - share) * prior_mean
+    std = np.sqrt(share * ((values - mean) ** 2).mean(0) + (1.0 - share) * prior_std**2)
+    step = -(-max(size) // ALIGNED_SIDE)
+    grid = tuple(-(-side // step) for side in size)
+    return _resized(mean, grid, "area"), _resized(std, grid, "area")
+
+
+def _spread(values: Array, size: Size) -> Array:
+    """Statistics by band or by position, for every pixel of an image."""
+    return values[_distance_to_border(size)] if values.ndim == 1 else _resized(values, size, "bilinear")
+
+
+def _resized(values: Array, size: Size, mode: str) -> Array:
+    if values.shape == size:
+        return values
+    return np.asarray(interpolate(torch.from_numpy(values)[None, None], size, mode=mode)[0, 0].numpy())

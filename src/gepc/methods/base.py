@@ -1,0 +1,378 @@
+"""Extractors turn images into a table of features. Only they call the network, and they keep no state."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.options import check_fields
+from gepc.core.plugins import plugins
+from gepc.images import noise
+from gepc.methods.groups import Action, Group
+
+Table = dict[str, npt.NDArray[np.float64]]
+Features = Mapping[str, torch.Tensor]
+Columns = npt.NDArray[np.float64]
+Maps = npt.NDArray[np.float32]
+MapParts = dict[str, Maps]
+"""Parts of a map by name: fields (N, levels, H, W), or vectors of each position of a grid, (N, levels, C, h, w)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Passes per image: F forward evaluations, J Jacobian-vector products, E of the encoder of a latent backbone."""
+
+    forward: int = 0
+    jvp: int = 0
+    encoder: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.forward}F+{self.jvp}J" + (f"+{self.encoder}E" if self.encoder else "")
+
+
+@dataclass
+class Batch:
+    """Images, with the keys that their noise is drawn from."""
+
+    images: npt.NDArray[np.float32]  # (N, C, H, W) in [-1, 1]
+    keys: Sequence[bytes]  # one key per image, from its content
+    seed: int = 0
+    rows: int = 64  # the largest number of images to pass to the network at once
+    fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None  # (timestep, draw) -> noise, instead of drawn
+    pixels: npt.NDArray[np.float32] | None = None  # the images, where `images` are their latents
+    _latents: Batch | None = field(default=None, repr=False, compare=False)
+    _moved: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(H, W)."""
+        return self.images.shape[2], self.images.shape[3]
+
+    def encoded(self, backbone: Backbone) -> Batch:
+        """The batch that the network sees: with an encoder its latents, encoded once, with the same keys."""
+        if backbone.encoder is None or self.pixels is not None:
+            return self
+        if self._latents is None:
+            latents = backbone.encode(self.clean(backbone)).cpu().numpy()
+            self._latents = Batch(latents, self.keys, self.seed, self.rows, self.fixed_noise, self.images)
+        return self._latents
+
+    def moved(self, backbone: Backbone, action: Action) -> torch.Tensor:
+        """encode(P_g x), the latents of the images moved by an action on their pixels; encoded once."""
+        if action.name not in self._moved:
+            assert self.pixels is not None
+            pixels = action.on_pixels(backbone.factor).apply(to_tensor(self.pixels, backbone))
+            self._moved[action.name] = backbone.encode(pixels.contiguous())
+        return self._moved[action.name]
+
+    def clean(self, backbone: Backbone) -> torch.Tensor:
+        """x_0 on the backbone's device and in its precision."""
+        return to_tensor(self.images, backbone)
+
+    def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
+        """The noise of every image at timestep `t`."""
+        if self.fixed_noise is None:
+            return to_tensor(noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw), backbone)
+        if (t, draw) not in self.fixed_noise:
+            raise InputError(f"no noise is given for timestep {t}, draw {draw}; give it, or use fewer draws")
+        given = np.asarray(self.fixed_noise[t, draw])
+        if given.shape != self.images.shape:
+            raise InputError(f"noise of shape {given.shape} does not fit images of shape {self.images.shape}")
+        return to_tensor(given, backbone)
+
+    def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
+        abar = float(backbone.alphas_cumprod[t])
+        field = self.noise(backbone, t, draw)
+        return self.clean(backbone) * abar**0.5 + field * (1.0 - abar) ** 0.5, field
+
+
+class Extractor(ABC):
+    """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
+
+    `at_least` and `one_of` of `gepc.core.options` declare which values a parameter may have. Levels, groups and tuples
+    may be given in any form that `Levels.of`, `Group.of` and `tuple` read; a single word is a tuple of one.
+
+    A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
+    has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
+    The functions `extract_table`, `extract_map_parts` and `cost_of` include the encoder of a latent backbone.
+    """
+
+    name: ClassVar[str]
+    calibration: ClassVar[str] = "kde"  # this and the next three: defaults of `gepc.Detector`
+    keep: ClassVar[int | None] = None
+    weights: ClassVar[str] = "uniform"
+    aggregate: ClassVar[str] = "wmean"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of options
+    pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
+    needs: ClassVar[str | None] = Backbone.gives  # what the backbone must give; None if it is not called
+    revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if isinstance(one.default, (Levels, Group)):
+                value = type(one.default).of(value)
+            elif isinstance(one.default, tuple) and value is not None:
+                value = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, one.name, value)
+        check_fields(self)
+
+    @abstractmethod
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """The timesteps that index the level axis of the columns."""
+
+    @abstractmethod
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """Network passes for one image of that size, on all levels or on that many."""
+
+    @abstractmethod
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """The features at those timesteps: name -> (N, levels[, ...])."""
+
+    def encoder_passes(self, backbone: Backbone, size: tuple[int, int]) -> int:
+        """Encoder passes for one image of that size: one with a latent backbone, otherwise none."""
+        return int(backbone.encoder is not None)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the last axis of `columns`."""
+        return (self.name,)
+
+    def columns(self, table: Table) -> Columns:
+        """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
+        features = [table[name] for name in self.column_names]
+        return np.concatenate([one if one.ndim == 3 else one[:, :, None] for one in features], axis=2)
+
+    def parts(self, table: Table) -> dict[str, int]:
+        """Name -> number of columns that are calibrated together, in the order of the columns; empty: all of them."""
+        return {}
+
+    @property
+    def calibration_name(self) -> str:
+        """The calibrator to use where none is named; `calibration` unless it depends on the options."""
+        return self.calibration
+
+    @property
+    def label(self) -> str:
+        """The method's name in result tables, with the options its numbers depend on (a distance, a compressor)."""
+        return self.name
+
+    def stability(self, table: Table) -> npt.NDArray[np.float64]:
+        """The feature whose coefficient of variation over in-distribution images selects levels, as (N, levels)."""
+        return self.columns(table)[:, :, 0]
+
+    @property
+    def by_level(self) -> bool:
+        """Whether the table at a timestep is the same whichever other timesteps are extracted with it."""
+        return True
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the method has anomaly maps; see `HasMaps`."""
+        return False
+
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """The methods whose tables this one is computed from, sharing their passes and cache; none for most."""
+        return ()
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        """This method's table from the tables of `builds_on`, without a network pass."""
+        return {name: values for table in tables for name, values in table.items()}
+
+    def other_backbones(self) -> tuple[Backbone, ...]:
+        """The networks other than the backbone that the features depend on."""
+        return ()
+
+    def for_fitting(self) -> Extractor:
+        """The method on all levels, which fitting needs to select among them."""
+        return self
+
+    def as_scored(self, columns: Columns, keys: Sequence[bytes], seed: int) -> Columns:
+        """Columns of `for_fitting`, with NaN for the levels that scoring these images leaves out."""
+        return columns
+
+    def options(self) -> dict[str, Any]:
+        """The parameters as plain values, enough to build the same extractor again."""
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+class HasMaps(ABC):
+    """Mixin, placed before `Extractor`: a method that shows where in the image its features come from."""
+
+    @property
+    def has_maps(self) -> bool:
+        """Overridden where some options leave the method without maps."""
+        return True
+
+    @abstractmethod
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        """The table, and the parts of the map from the same passes; NaN at levels left out."""
+
+    def raw_map(self, parts: MapParts) -> Maps:
+        """The map per level, (N, levels, H, W), before calibration: by default the only part, or `residual`."""
+        return next(iter(parts.values())) if len(parts) == 1 else parts["residual"]
+
+
+class Derived(Extractor):
+    """A method that computes its table from those of `builds_on`; without any, from those of the class that follows."""
+
+    by_level = False
+
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """One entry, for the whole image."""
+        return (0,)
+
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """The table, with the passes of all parts."""
+        parts = self.builds_on()
+        if not parts:
+            return super().extract(backbone, batch, timesteps)  # type: ignore[safe-super]
+        return self.complete([part.extract(backbone, batch, part.timesteps(backbone)) for part in parts], batch)
+
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """The passes of all parts."""
+        costs = [part.cost(backbone, size) for part in self.builds_on()]
+        if not costs:
+            return super().cost(backbone, size, levels)  # type: ignore[safe-super]
+        return Cost(sum(cost.forward for cost in costs), sum(cost.jvp for cost in costs))
+
+
+def extract_map_parts(
+    extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
+) -> tuple[Table, MapParts, Maps]:
+    """The table, the parts of the maps, and the maps before calibration; parts have the size of the latents, if any."""
+    if not isinstance(extractor, HasMaps) or not extractor.has_maps:
+        raise OptionError(f"the method {extractor.name!r} has no maps")
+    table, parts = extractor.map_parts(backbone, batch.encoded(backbone), timesteps)
+    raw = extractor.raw_map(parts)
+    return table, parts, raw.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
+
+
+def extract_table(extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+    """The table of a batch of images, which are encoded first where the backbone is latent."""
+    return extractor.extract(backbone, batch.encoded(backbone), timesteps)
+
+
+def cost_of(extractor: Extractor, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+    """Passes of the network and of the encoder for one image of that size, on all levels or on that many."""
+    return replace(extractor.cost(backbone, size, levels), encoder=extractor.encoder_passes(backbone, size))
+
+
+E_ = TypeVar("E_", bound=type[Extractor])
+_EXTRACTORS: dict[str, type[Extractor]] = {}
+
+
+def register(name: str) -> Callable[[E_], E_]:
+    """Class decorator: register an extractor as a detection method."""
+
+    def add(cls: E_) -> E_:
+        if name in _EXTRACTORS:
+            raise OptionError(f"a method named {name!r} exists already")
+        cls.name = name
+        _EXTRACTORS[name] = cls
+        return cls
+
+    return add
+
+
+def methods() -> dict[str, type[Extractor]]:
+    """Every registered method. Modules register their methods when they are imported, those of other packages too."""
+    import_module("gepc.methods.gepc_plus")  # and gepc
+    plugins("gepc.methods")
+    return dict(sorted(_EXTRACTORS.items()))
+
+
+def find_method(name: str) -> type[Extractor]:
+    """The extractor class of that name; `plus` at its end is understood as +."""
+    known = methods()
+    name = re.sub(r"[ _-]?plus$", "+", name)
+    check_choice("method", name, known)
+    return known[name]
+
+
+@dataclass(frozen=True)
+class PerLevel(Extractor):
+    """The same features, and the same cost, at every level."""
+
+    levels: Levels
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "levels", Levels.of(self.levels))
+
+    @abstractmethod
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        """name -> (N,) at timestep `t`."""
+
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        """Network passes per image and level; one by default."""
+        return Cost(forward=1)
+
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """The levels on the backbone's schedule."""
+        return self.levels.timesteps(backbone.alphas_cumprod)
+
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """The cost of one level, times the number of levels."""
+        count, one = len(self.timesteps(backbone)) if levels is None else levels, self.level_cost(size)
+        return Cost(count * one.forward, count * one.jvp)
+
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """name -> (N, levels)."""
+        rows = [self.at_level(backbone, batch, int(t)) for t in timesteps]
+        return {name: np.stack([to_numpy(row[name]) for row in rows], axis=1) for name in rows[0]}
+
+
+class WholeImage(Extractor):
+    """Features that belong to no level: the level axis has one entry, for the whole image."""
+
+    by_level = False
+
+    @abstractmethod
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """name -> (N,) or (N, features)."""
+
+    @abstractmethod
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        """Network passes per image."""
+
+    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
+        """One entry."""
+        return (0,)
+
+    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+        """The cost of the image, whatever the number of levels."""
+        return self.image_cost(backbone, size)
+
+    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
+        """name -> (N, 1) or (N, 1, features)."""
+        return {name: to_numpy(values)[:, None] for name, values in self.of_images(backbone, batch).items()}
+
+
+def to_tensor(values: npt.NDArray[Any], backbone: Backbone) -> torch.Tensor:
+    """An array as a tensor on the backbone's device and in its precision."""
+    tensor, on_gpu = torch.from_numpy(np.ascontiguousarray(values)), backbone.device.type == "cuda"
+    if on_gpu:
+        tensor = tensor.pin_memory()
+    return tensor.to(device=backbone.device, dtype=backbone.dtype, non_blocking=on_gpu)
+
+
+def to_numpy(values: torch.Tensor) -> npt.NDArray[np.float64]:
+    """A tensor as a float64 array."""
+    return np.asarray(values.detach().double().cpu().numpy())

@@ -1,0 +1,330 @@
+"""From images to a feature table: the one path, with the cache inside, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import Levels
+from gepc.core.errors import InputError
+from gepc.core.files import StrPath, digest, write_arrays
+from gepc.images.batches import Chunk, OnBadImage, chunks
+from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.sources import Image, Images
+from gepc.methods.base import Batch, Columns, Extractor, Table, extract_table
+from gepc.methods.groups import Group
+
+OnProgress = Callable[[int], None]
+_ADDED = {"layers": None, "errors": False}  # options since 0.2: their defaults leave the names of older files valid
+
+
+@dataclass(frozen=True)
+class ExtractionSpec:
+    """What to compute for every image."""
+
+    extractor: Extractor  # the method, with its parameters
+    timesteps: tuple[int, ...]  # the timesteps to evaluate, in order
+    seed: int = 0  # the noise of an image is a function of this and of its content
+    rows: int = 64  # the largest number of images per network call, and per chunk
+
+    def batch(self, chunk: Chunk) -> Batch:
+        """The readable images of a chunk, with the keys of their noise."""
+        return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows)
+
+    def __call__(self, backbone: Backbone, chunk: Chunk) -> Table | None:
+        """The features of a chunk; None where none of its images can be read."""
+        return self.extract(backbone, self.batch(chunk)) if chunk.indices else None
+
+    def extract(self, backbone: Backbone, batch: Batch) -> Table:
+        """The features of a batch, by network passes."""
+        backbone.check_size(*batch.size)
+        return extract_table(self.extractor, backbone, batch, self.timesteps)
+
+
+Engine = Callable[[Backbone, ExtractionSpec, Iterable[Chunk]], Iterator[tuple[Chunk, Table | None]]]
+"""Makes the network passes for every chunk, perhaps on other machines, and returns the chunks in order."""
+
+
+def extract_chunks(
+    backbone: Backbone,
+    spec: ExtractionSpec,
+    read: Iterable[Chunk],
+    cache: FeatureCache | None = None,
+    engine: Engine | None = None,
+) -> Iterator[tuple[Chunk, Table | None]]:
+    """Features of every chunk, in order; None where no image of a chunk can be read. See `extract_all`."""
+    cache = FeatureCache(None) if cache is None else cache
+    if engine is None:
+        for chunk in read:
+            yield chunk, cache.extract(backbone, spec, spec.batch(chunk)) if chunk.indices else None
+    else:
+        yield from cache.extract_with(engine, backbone, spec, read)
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """The features of a collection of images."""
+
+    spec: ExtractionSpec  # what was computed
+    table: Table  # feature name -> array (N, levels[, ...])
+    keys: tuple[bytes, ...]  # the key of every image, a hash of its content
+    indices: npt.NDArray[np.int64]  # of every image in the collection; images that cannot be read have no row
+    preprocessing: Preprocessing  # how the images were prepared, with the size of the first where none was given
+    sample: ImageSample = field(default_factory=lambda: ImageSample(0))  # some of the images, if asked for
+    skipped: Mapping[str, str] = field(default_factory=dict)  # image name -> the reason why it could not be read
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def columns(self) -> Columns:
+        """What calibration uses: (N, levels, features)."""
+        return self.spec.extractor.columns(self.table)
+
+    @property
+    def stability(self) -> Columns:
+        """The feature whose coefficient of variation selects levels: (N, levels)."""
+        return self.spec.extractor.stability(self.table)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Name -> number of columns that are calibrated together; empty: all of them."""
+        return self.spec.extractor.parts(self.table)
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> FeatureTable:
+        """The table of some of the images."""
+        table = {name: values[positions] for name, values in self.table.items()}
+        keys = tuple(self.keys[int(position)] for position in positions)
+        return replace(self, table=table, keys=keys, indices=self.indices[positions])
+
+    def warn_about_skipped(self) -> None:
+        """Warn where images of the collection were left out."""
+        if self.skipped:
+            count, first = len(self) + len(self.skipped), next(iter(self.skipped.values()))
+            warnings.warn(f"{len(self.skipped)} of {count} images left out; the first error: {first}", stacklevel=4)
+
+    def at(self, timesteps: Sequence[int]) -> FeatureTable:
+        """The same images at some of the timesteps, in that order."""
+        positions = [self.spec.timesteps.index(t) for t in timesteps]
+        table = {name: values[:, positions] for name, values in self.table.items()}
+        return replace(self, spec=replace(self.spec, timesteps=tuple(timesteps)), table=table)
+
+    def of(self, keys: Sequence[bytes]) -> FeatureTable:
+        """The rows of the images with those keys, in that order; equal images have equal rows."""
+        place = {key: row for row, key in enumerate(self.keys)}
+        return self.rows(np.array([place[key] for key in keys], dtype=np.int64))
+
+
+class ImageSample:
+    """At most `size` images of a stream, within `max_bytes`: those with the smallest keys, whatever their order."""
+
+    def __init__(self, size: int, max_bytes: int = 1 << 28) -> None:
+        self._size, self._room = size, max_bytes
+        self._images: dict[bytes, Image] = {}
+
+    def add(self, key: bytes, image: Image) -> None:
+        """Offer an image."""
+        if self._size == 0 or key in self._images:
+            return
+        self._images[key] = image
+        self._room -= image.nbytes
+        while len(self._images) > self._size or (self._room < 0 and len(self._images) > 1):
+            self._room += self._images.pop(max(self._images)).nbytes
+
+    def of(self, keys: Iterable[bytes], most: int) -> dict[bytes, Image]:
+        """At most `most` of the images with these keys, the smallest keys first."""
+        return {key: self._images[key] for key in sorted(set(keys) & set(self._images))[:most]}
+
+
+def extract_all(
+    images: Images,
+    preprocessing: Preprocessing,
+    backbone: Backbone,
+    spec: ExtractionSpec,
+    *,
+    cache: FeatureCache | None = None,
+    engine: Engine | None = None,
+    on_progress: OnProgress | None = None,
+    on_bad_image: OnBadImage = OnBadImage.UNREADABLE,
+    sample_size: int = 0,
+) -> FeatureTable:
+    """Features of a whole collection. Images that cannot be used are left out, with their reasons in `skipped`.
+
+    Known features are read from the cache and new ones are written to it. The engine makes the network passes; by
+    default this process does. `on_progress` is called with the number of images of every finished chunk; `on_bad_image`
+    says which images may be left out, and `sample_size` how many to keep for a second look at them.
+    """
+    warn_about_range(images, preprocessing.value_range)
+    tables: list[Table] = []
+    keys: list[bytes] = []
+    indices: list[int] = []
+    skipped: dict[str, str] = {}
+    sample = ImageSample(sample_size)
+    read = chunks(images, preprocessing, spec.rows, on_bad_image)
+    for chunk, found in extract_chunks(backbone, spec, read, cache, engine):
+        skipped |= {name: error for _, name, error in chunk.failures}
+        if on_progress is not None:
+            on_progress(len(chunk))
+        if found is None:
+            continue
+        preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
+        tables.append(found)
+        for key, image in zip(chunk.keys, chunk.images, strict=True):
+            sample.add(key, image)
+        keys += chunk.keys
+        indices += chunk.indices
+    if not tables:
+        reasons = [f"none of the {len(skipped)} images can be read; the first error: {one}" for one in skipped.values()]
+        raise InputError(reasons[0] if reasons else "there are no images")
+    return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
+
+
+def concatenate(tables: Sequence[Table], axis: int = 0) -> Table:
+    """One table of the images of all tables, in order, or with `axis` 1 of their levels."""
+    return {name: np.concatenate([table[name] for table in tables], axis) for name in tables[0]}
+
+
+class FeatureCache:
+    """Feature tables on disk, so that a second run needs no network pass and an interrupted one can resume.
+
+    A file holds one timestep of some images, or all timesteps where a method cannot take them one by one. Its name is a
+    hash of all that the numbers depend on: the backbone's weights and settings, the method, its parameters and its
+    `revision`, the seed, the timestep and the images' content. A backbone without a fingerprint (one made from a Python
+    function) is not cached: nothing tells two of them apart. Without a `folder` nothing is kept. `hits` and `misses`
+    count files read and computed.
+    """
+
+    def __init__(self, folder: StrPath | None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.hits = self.misses = 0
+
+    def extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
+        """The features of a batch: read where known, else computed and written."""
+        parts = spec.extractor.builds_on()
+        if parts:
+            specs = [replace(spec, extractor=part, timesteps=part.timesteps(backbone)) for part in parts]
+            return spec.extractor.complete([self.extract(backbone, part, batch) for part in specs], batch)
+        if not self._keeps(backbone, spec.extractor):
+            self.misses += len(spec.timesteps)
+            return spec.extract(backbone, batch)
+        return concatenate([self._read_or_extract(backbone, part, batch) for part in _files(spec)], axis=1)
+
+    def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
+        path = self._path(backbone, spec, batch)
+        known = _read(path)
+        if known is not None:
+            self.hits += 1
+            return known
+        self.misses += 1
+        found = spec.extract(backbone, batch)
+        write_arrays(path, found)
+        return found
+
+    def extract_with(
+        self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]
+    ) -> Iterator[tuple[Chunk, Table | None]]:
+        """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn."""
+        line: deque[tuple[Chunk, Table | None]] = deque()
+        parts = spec.extractor.builds_on()
+        base = replace(spec, extractor=parts[0]) if len(parts) == 1 else spec
+
+        def unknown() -> Iterator[Chunk]:
+            for chunk in read:
+                known = self._known(backbone, base, chunk) if chunk.indices else None
+                line.append((chunk, known))
+                if chunk.indices and known is None:
+                    yield chunk
+
+        def completed(chunk: Chunk, found: Table | None) -> tuple[Chunk, Table | None]:
+            if found is None or base is spec:
+                return chunk, found
+            return chunk, spec.extractor.complete([found], base.batch(chunk))
+
+        def settled() -> Iterator[tuple[Chunk, Table | None]]:
+            while line and (line[0][1] is not None or not line[0][0].indices):
+                yield completed(*line.popleft())
+
+        for chunk, found in engine(backbone, base, unknown()):
+            yield from settled()
+            line.popleft()
+            assert found is not None
+            self._keep(backbone, base, chunk, found)
+            yield completed(chunk, found)
+        yield from settled()
+
+    def _known(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Table | None:
+        if not self._keeps(backbone, spec.extractor):
+            return None
+        batch = spec.batch(chunk)
+        found = [_read(self._path(backbone, part, batch)) for part in _files(spec)]
+        known = [part for part in found if part is not None]
+        if len(known) < len(found):
+            return None
+        self.hits += len(known)
+        return concatenate(known, axis=1)
+
+    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, found: Table) -> None:
+        """Write features that an engine computed, as `extract` would have."""
+        batch, files = spec.batch(chunk), _files(spec)
+        self.misses += len(files)
+        if self._keeps(backbone, spec.extractor):
+            for place, part in enumerate(files):
+                level = {name: values[:, [place]] for name, values in found.items()}
+                write_arrays(self._path(backbone, part, batch), found if len(files) == 1 else level)
+
+    def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
+        return self.folder is not None and all(one.fingerprint for one in (backbone, *extractor.other_backbones()))
+
+    def _path(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Path:
+        assert self.folder is not None
+        extractor, where = spec.extractor, list(spec.timesteps)
+        options = plain_options(extractor.options())
+        if extractor.by_level:
+            options.pop("levels", None)  # the timestep says it
+        for name, default in _ADDED.items():
+            if options.get(name, default) == default:
+                options.pop(name, None)
+        levels: Any = where[0] if extractor.by_level else where
+        facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed, levels, list(batch.size)]
+        facts += [other.fingerprint for other in extractor.other_backbones()]
+        if extractor.revision > 1:  # the first has no mark, so that files from before there were revisions stay valid
+            facts.append({"revision": extractor.revision})
+        if "cycle" in options.get("features", ()):  # before 0.2 the name of what is now `walk`
+            facts.append({"cycle": 2})
+        name = digest(facts, keys=batch.keys)
+        return self.folder / name[:2] / f"{name}.safetensors"
+
+
+def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
+    return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
+
+
+def _read(path: Path) -> Table | None:
+    """The features in `path`, or None where there is no such file or it is damaged."""
+    with contextlib.suppress(OSError, SafetensorError, ValueError):
+        return dict(load_file(path))
+    return None
+
+
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as JSON values: levels as text, a group as the names of its elements, tuples as lists."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Levels):
+            return str(value)
+        if isinstance(value, Group):
+            return list(value.names)
+        return list(value) if isinstance(value, tuple) else value
+
+    return {name: plain(value) for name, value in options.items()}

@@ -1,1 +1,0 @@
-"""Radar: annotated scenes, patches, sea clutter, and how well ships in it are found."""

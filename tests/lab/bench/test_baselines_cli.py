@@ -1,0 +1,145 @@
+"""gepc bench --methods through the command line, on a tiny network and made-up data sets."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages import ReadPage, outside_references
+from toys import as_uint8, pictures
+
+from gepc.cli.app import run
+from gepc.core.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def timed_once(monkeypatch):
+    monkeypatch.setattr("gepc.lab.bench.cost.REPEATS", 1)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, plain_net) -> Path:
+    from diffusers import DDPMScheduler
+
+    root = tmp_path_factory.mktemp("baselines")
+    plain_net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    for position, contrast in enumerate((0.3, 0.9)):
+        parts = {
+            f"{split}_x": as_uint8(pictures(24, 16, seed=3 * position + n, contrast=contrast))
+            for n, split in enumerate(("train", "test"))
+        }
+        np.savez(root / f"set{position}.npz", **parts)
+    (root / "protocol.yaml").write_text(
+        "backbone: net\nsize: 16\ntrain_images: 24\ntest_images: 22\n"
+        "datasets: {a: {dataset: 'npz:set0.npz', label: A}, b: {dataset: 'npz:set1.npz', label: B}}\n"
+        "pairs: {a: [b]}\nlevels: {default: [0.99, 0.9]}\n"
+        "methods: {msma: {options: {levels: 'rho:0.1,1'}}, scoped: {train_images: 20, test_images: 20}}\n"
+    )
+    return root
+
+
+@pytest.fixture
+def bench(place, monkeypatch):
+    monkeypatch.chdir(place)
+    arguments = ["bench", "protocol.yaml", "--data", ".", "--out", "out", "--cache", "cache"]
+    return lambda *more: run([*arguments, *more])
+
+
+def test_a_comparison_with_its_tables_and_its_figure(place, bench, capsys, monkeypatch):
+    monkeypatch.setattr("gepc.lab.bench.plots._maps", lambda *_: {})  # tests/cli/test_bench_cli.py draws all figures
+    monkeypatch.setattr("gepc.lab.bench.plots.three_histograms", lambda *_: {})
+    assert bench("--methods", "msma,scoped") == 0
+    told = capsys.readouterr()
+    assert "msma" in told.err
+    assert "136 passes" in told.err  # 2 levels, 24 + 22 + 22 images
+    assert "120 passes" in told.err  # 1F + 1J, 20 + 20 + 20 images
+    made = 7 * 2 * 68 + 136 + 120
+    assert f"{made:,} passes made" in told.err
+    assert "peak memory: " in told.err
+    assert "| scoped | measured | light |" in told.out
+
+    results = json.loads((place / "out" / "results.json").read_text())
+    main = results["tables"][0]
+    assert main["name"] == "main"
+    assert [row["method"] for row in main["rows"] if row["source"] == "measured"] == ["GEPC", "msma", "scoped"]
+    for name in ("main", "methods"):
+        assert (place / "out" / "tables" / f"{name}.csv").is_file()
+        assert (place / "out" / "tables" / f"{name}.tex").is_file()
+    assert (place / "out" / "figures" / "cost.png").is_file()
+    page = ReadPage((place / "out" / "report.html").read_text())
+    assert outside_references(page) == []
+    assert page.unclosed == []
+    assert "Average AUROC against passes per image" in page.text
+    assert "GEPC on the same images" in page.text
+
+
+def test_a_budget_that_does_not_suffice_starts_nothing(place, bench, capsys):
+    assert bench("--out", "never", "--methods", "training-free", "--budget-minutes", "0") == 2
+    told = capsys.readouterr().err
+    assert "lmd[msgms]" in told
+    assert "--budget-minutes allows 0" in told
+    assert not os.path.lexists(place / "never")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--methods", "mmsa"], "did you mean 'msma'"),
+        (["--methods", ""], "all, training-free, or names"),
+        (["--methods", "lmd", "--set", "methods={lmd: {preset: lite}}"], "did you mean 'light'"),
+        (["--methods", "lmd", "--set", "methods={lmd: {options: {steps: abc}}}"], "lmd: steps must be int, got 'abc'"),
+        (["--methods", "msma", "--set", "methods={msma: {options: {noised: maybe}}}"], "noised must be bool"),
+    ],
+)
+def test_bad_input_is_one_sentence(place, bench, capsys, arguments, sentence):
+    assert bench("--out", "x", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (place / "x").exists()
+
+
+def test_a_file_in_the_place_of_the_folder(place, bench, capsys):
+    (place / "file").write_text("mine")
+    assert bench("--out", "file") == 2
+    assert "file is a file; give a folder for the results" in capsys.readouterr().err
+    assert (place / "file").read_text() == "mine"
+
+
+def test_reproduce_is_the_benchmark_with_everything(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    arguments = ["reproduce", "protocol.yaml", "--data", ".", "--out", "again", "--cache", "cache", "--methods", "msma"]
+    assert run(arguments) == 0
+    assert (place / "again" / "report.html").is_file()
+    first = (place / "again" / "tables" / "methods.csv").read_text()
+    capsys.readouterr()
+    assert run(arguments) == 0
+    assert "0 passes made" in capsys.readouterr().err
+    assert (place / "again" / "tables" / "methods.csv").read_text() == first
+
+
+def test_a_dry_run_needs_no_data(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    dry = ["--data", "none", "--out", "never", "--dry-run", "--methods", "msma,scoped", "--backbone", "net"]
+    assert run(["reproduce", "paper32", *dry, "--set", "size=16"]) == 0
+    told = capsys.readouterr().out
+    assert "| GEPC, all features and levels | 28F+0J |" in told
+    assert "| scoped | 1F+1J |" in told
+    assert "to download: 0.6 GB" in told  # CIFAR-10, CIFAR-100 and SVHN; CelebA has no address
+    assert not (place / "none").exists()
+    assert not (place / "never").exists()
+
+
+def test_missing_data_are_fetched_first(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    asked = []
+
+    def fetch(name, folder, mirror, advance):
+        asked.append((name, folder, mirror))
+        raise InputError("no network here")
+
+    monkeypatch.setattr("gepc.lab.datasets.download.fetch", fetch)
+    assert run(["reproduce", "--data", "new", "--out", "never", "--mirror", "http://here"]) == 2
+    assert "no network here" in capsys.readouterr().err
+    assert asked == [("cifar10", Path("new"), "http://here")]

@@ -1,0 +1,94 @@
+"""Ranks over pairs: closed forms, critical differences published by Demsar (2006), and properties of the groups."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from gepc.core.errors import InputError
+from gepc.lab.bench.ranks import Ranking, diagram, read_aurocs
+
+
+def ranking(aurocs, suites=("one",)):
+    """Methods a, b, ... with rows of AUROCs, the pairs dealt to the suites in turn."""
+    names = [chr(ord("a") + place) for place in range(len(aurocs))]
+    found = {suite: {name: {} for name in names} for suite in suites}
+    for name, row in zip(names, aurocs, strict=True):
+        for pair, value in enumerate(row):
+            found[suites[pair % len(suites)]][name][f"pair{pair}"] = value
+    return Ranking.of(found)
+
+
+def test_average_ranks_and_ties():
+    found = ranking([[0.9, 0.8, 0.7], [0.8, 0.9, 0.7], [0.1, 0.1, 0.1]])
+    assert found.methods == ("a", "b", "c")
+    np.testing.assert_allclose(found.average_ranks, [1.5, 1.5, 3.0])
+
+
+@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (10, 3.164)])
+def test_critical_difference_has_the_published_quantiles(k, q):
+    found = ranking(np.random.default_rng(k).random((k, 14)))
+    assert found.critical_difference == pytest.approx(q * np.sqrt(k * (k + 1) / (6 * 14)), abs=1e-3)
+
+
+def test_friedman_equals_its_formula():
+    aurocs = np.random.default_rng(0).random((5, 20)) + np.arange(5)[:, None] / 20
+    found = ranking(aurocs)
+    k, pairs = 5, 20
+    statistic = 12 * pairs / (k * (k + 1)) * (np.sum(found.average_ranks**2) - k * (k + 1) ** 2 / 4)
+    assert found.p_value == pytest.approx(chi2.sf(statistic, k - 1))
+
+
+def test_two_methods_have_the_sign_test():
+    assert ranking([[0.9] * 5, [0.8] * 5]).p_value == pytest.approx(2 * 0.5**5)
+    assert ranking([[0.9] * 5, [0.9] * 5]).p_value == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 9), st.integers(3, 30), st.integers(0, 10**6))
+def test_groups_are_the_largest_runs_within_the_critical_difference(k, pairs, seed):
+    rng = np.random.default_rng(seed)
+    found = ranking(rng.random((k, pairs)) + rng.random((k, 1)))
+    ranks, limit = found.average_ranks, found.critical_difference
+    assert ranks.sum() == pytest.approx(k * (k + 1) / 2)
+    assert (np.diff(ranks) >= 0).all()
+    together = {(i, j) for first, last in found.groups for i in range(first, last + 1) for j in range(i + 1, last + 1)}
+    assert together == {(i, j) for i in range(k) for j in range(i + 1, k) if ranks[j] - ranks[i] <= limit}
+
+
+def test_table_gives_the_average_of_each_benchmark():
+    table = ranking([[0.9, 0.5, 0.7, 0.5], [0.6, 0.6, 0.6, 0.6]], suites=("even", "odd")).table()
+    assert table.header == ("method", "average rank", "average AUROC", "worst", "even (2)", "odd (2)")
+    best = dict(zip(table.header, table.rows[0], strict=True))
+    assert (best["method"], best["even (2)"], best["odd (2)"]) == ("a", pytest.approx(0.8), pytest.approx(0.5))
+    assert "not independent" in table.note
+
+
+def test_methods_that_a_benchmark_lacks_are_left_out():
+    full = {"a": {"p": 0.9}, "b": {"p": 0.8}, "c": {"p": 0.7}}
+    assert Ranking.of({"x": full, "y": {"a": {"q": 0.4}, "c": {"q": 0.5}}}).methods == ("a", "c")
+    with pytest.raises(InputError, match="two methods"):
+        Ranking.of({"x": full, "y": {"d": {"q": 0.4}, "c": {"q": 0.5}}})
+
+
+def test_aurocs_are_read_from_a_finished_benchmark(tmp_path):
+    rows = [{"method": "GEPC", "pair": "A:B", "AUROC": 0.75}, {"method": "msma", "pair": "A:B", "AUROC": 0.5}]
+    (tmp_path / "results.json").write_text(json.dumps({"tables": [{"name": "methods", "rows": rows}]}))
+    assert read_aurocs(tmp_path) == {"GEPC": {"A:B": 0.75}, "msma": {"A:B": 0.5}}
+    (tmp_path / "results.json").write_text(json.dumps({"tables": []}))
+    with pytest.raises(InputError, match="no table of methods"):
+        read_aurocs(tmp_path)
+
+
+def test_diagram_names_every_method_with_its_rank_beside_the_axis():
+    found = ranking(np.random.default_rng(1).random((6, 12)))
+    axes = diagram(found).axes[0]
+    placed = {" ".join(text.get_text().split()): text.get_position()[0] for text in axes.texts}
+    for place, (name, rank) in enumerate(zip(found.methods, found.average_ranks, strict=True)):
+        if place < 3:  # the better half on the left
+            assert placed[f"{name} {rank:.1f}"] < 1.0
+        else:
+            assert placed[f"{rank:.1f} {name}"] > 6.0

@@ -1,0 +1,108 @@
+"""gepc bench and gepc ablate through the command line, on a tiny network and made-up data sets."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages import ReadPage, outside_references
+from toys import as_uint8, pictures
+
+from gepc.cli.app import run
+
+
+@pytest.fixture(autouse=True)
+def timed_once(monkeypatch):
+    monkeypatch.setattr("gepc.lab.bench.cost.REPEATS", 1)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, plain_net) -> Path:
+    from diffusers import DDPMScheduler
+
+    root = tmp_path_factory.mktemp("bench")
+    plain_net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    (root / "data").mkdir()
+    for position, contrast in enumerate((0.3, 0.9)):
+        parts = {
+            f"{split}_x": as_uint8(pictures(30, 16, seed=3 * position + n, contrast=contrast))
+            for n, split in enumerate(("train", "test"))
+        }
+        np.savez(root / "data" / f"set{position}.npz", **parts)
+    (root / "protocol.yaml").write_text(
+        "backbone: net\nsize: 16\ntrain_images: 30\ntest_images: 24\n"
+        "datasets: {a: {dataset: 'npz:set0.npz', label: A}, b: {dataset: 'npz:set1.npz', label: B}}\n"
+        "pairs: {a: [b], b: [a]}\nlevels: {default: [0.99, 0.9]}\n"
+    )
+    return root
+
+
+def test_tables_figures_and_a_report_from_one_pass(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    assert run(["bench", "protocol.yaml", "--data", "data", "--out", "out", "--cache", "cache"]) == 0
+    told = capsys.readouterr()
+    assert "1,512 network passes" in told.err
+    assert "1,512 passes made" in told.err
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert {"main", "sweep", "false_alarms", "runtime"} <= {table["name"] for table in results["tables"]}
+    for table in results["tables"]:
+        assert (place / "out" / "tables" / f"{table['name']}.csv").exists()
+        assert (place / "out" / "tables" / f"{table['name']}.tex").exists()
+    assert len(list((place / "out" / "figures").glob("*.png"))) >= 10
+    page = ReadPage((place / "out" / "report.html").read_text())
+    assert outside_references(page) == []
+    assert page.unclosed == []
+    measured = next(row for row in results["tables"][0]["rows"] if row["method"] == "GEPC, measured")
+    assert f"{measured['A:B']:.3f}" in page.text
+
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})  # they are drawn above
+    assert run(["ablate", "protocol.yaml", "--data", "data", "--out", "ablations", "--cache", "cache"]) == 0
+    assert "\n0 passes made" in "\n" + capsys.readouterr().err
+
+
+def test_several_protocols_are_ranked_together(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})  # the test above draws them
+    Path("more").mkdir(exist_ok=True)
+    first = Path("protocol.yaml").read_text()
+    Path("more/reverse.yaml").write_text(first.replace("{a: [b], b: [a]}", "{b: [a]}"))
+    Path("more/forward.yaml").write_text(first.replace("{a: [b], b: [a]}", "{a: [b]}"))
+    Path("more/suites.yaml").write_text("suites: {one: forward.yaml, two: reverse.yaml}\n")
+    words = ["bench", "more/suites.yaml", "--data", "data", "--cache", "cache", "--methods", "pixel_stats,score_norm"]
+    assert run([*words, "--out", "ranked", "--budget-minutes", "0"]) != 0
+    assert "--budget-minutes allows 0" in capsys.readouterr().err
+    assert run([*words, "--out", "ranked"]) == 0
+    assert "| method | average rank |" in capsys.readouterr().out
+    (table,) = json.loads(Path("ranked/ranks.json").read_text())["tables"]
+    found = {row["method"]: row for row in table["rows"]}
+    assert set(found) == {"GEPC", "pixel_stats", "score_norm"}
+    assert sum(row["average rank"] for row in found.values()) == pytest.approx(6)
+    for name, pair in (("one", "A:B"), ("two", "B:A")):
+        tables = json.loads(Path(f"ranked/{name}/results.json").read_text())["tables"]
+        rows = next(one["rows"] for one in tables if one["name"] == "methods")
+        values = {row["method"]: row["AUROC"] for row in rows if row["pair"] == pair}
+        assert values == {method: row[f"{name} (1)"] for method, row in found.items()}
+    assert Path("ranked/ranks.svg").read_text().count("<svg") == 1
+    Path("more/suites.yaml").write_text("suites: {one: forward.yaml}\nbackbone: net\n")
+    assert run([*words, "--out", "again"]) == 2
+    assert "suites must be the only key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["bench", "protocol.yaml", "--data", "nowhere", "--out", "x"], "nowhere is not a folder"),
+        (["bench", "protocol.yaml", "--out", "x"], "GEPC_DATA"),
+        (["bench", "protocl", "--data", "data", "--out", "x"], "neither a YAML file nor a protocol"),
+        (["bench", "protocol.yaml", "--data", "data", "--out", "x", "--set", "kep=1"], "did you mean 'keep'"),
+        (["bench", "protocol.yaml", "--data", "data", "--out", "net"], "holds no benchmark"),
+        (["bench", "protocol.yaml", "--data", "net", "--out", "x"], "set0.npz does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(place, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("GEPC_DATA", raising=False)
+    assert run(arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (place / "x").exists()

@@ -1,0 +1,124 @@
+"""`gepc demo` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import processes
+import pytest
+from pages import ReadPage, outside_references
+
+from gepc.cli.app import run
+from gepc.core.errors import GepcError
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a very small random backbone."""
+    import torch
+    from diffusers import DDPMScheduler, UNet2DModel
+
+    root = tmp_path_factory.mktemp("demo")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = UNet2DModel(
+            block_out_channels=(4, 4),
+            layers_per_block=1,
+            norm_num_groups=2,
+            down_block_types=("DownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "UpBlock2D"),
+            add_attention=False,
+        )
+    net.save_pretrained(root / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(root / "net")
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(place) -> processes.Finished:
+    return processes.gepc(place, "demo", "--quick", "--backbone", "net", "--out", "out", outputs=place / "printed")
+
+
+def test_it_ends_well_and_says_where_the_report_is(finished, place):
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.endswith(f"report: {Path('out') / 'report.html'}\n")
+    assert "600 network passes, about" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert sorted(path.name for path in (place / "out").iterdir()) == ["demo.json", "report.html"]
+
+
+def test_the_table_on_the_terminal_is_the_one_in_the_report(finished, place):
+    html = (place / "out" / "report.html").read_text(encoding="utf-8")
+    page = ReadPage(html)
+    assert outside_references(page) == []
+    lines = finished.stdout.splitlines()
+    assert lines[0].split()[:2] == ["against", "patches"]
+    for line, name in zip(lines[1:6], ("brick", "grass", "moon", "page", "tissue"), strict=True):
+        assert line.startswith(name)
+        for cell in line.split("  "):
+            assert cell.strip() in html
+    assert str(place) not in html
+
+
+def test_the_numbers_are_in_a_file_too(finished, place):
+    found = json.loads((place / "out" / "demo.json").read_text())
+    assert found["kind"] == "gepc demo"
+    assert found["passes"] == 600
+    assert found["detector"]["backbone"]["source"] == "net"
+    assert len(found["scores"]["gravel"]["score"]) == 24
+
+
+def test_a_demo_may_be_written_over_and_other_files_stay(finished, place, monkeypatch):
+    """Without running it again: the check comes before the backbone is loaded, which fails here."""
+    monkeypatch.chdir(place)
+    (place / "out" / "mine.txt").write_text("keep")
+    assert run(["demo", "--out", "out", "--backbone", "./nowhere"]) == 2
+    assert (place / "out" / "mine.txt").read_text() == "keep"
+    assert (place / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", [{"notes.txt": "mine"}, {"demo.json": "{}"}, {"demo.json": "no json"}])
+def test_a_folder_of_something_else_is_left_alone(content, tmp_path, capsys):
+    for name, text in content.items():
+        (tmp_path / name).write_text(text)
+    assert run(["demo", "--out", str(tmp_path)]) == 2
+    assert "holds no earlier demo" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
+
+
+def test_a_file_in_the_way_is_left_alone(tmp_path, capsys):
+    (tmp_path / "taken").write_text("mine")
+    assert run(["demo", "--out", str(tmp_path / "taken")]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_an_unknown_backbone_is_one_sentence_and_leaves_nothing(tmp_path, capsys):
+    assert run(["demo", "--out", str(tmp_path / "out"), "--backbone", "celeba32-tni"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_extra_is_named(monkeypatch, tmp_path):
+    import importlib.util
+
+    from gepc.cli import evaluate
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jinja2", "skimage") else object())
+    with pytest.raises(GepcError, match=r"needs jinja2 and scikit-image; install with: pip install 'gepc\[demo\]'"):
+        evaluate._check_demo(tmp_path)
+
+
+def test_the_command_that_repeats_a_run_holds_no_place():
+    from gepc.lab.cli.evaluate import _demo_command
+
+    assert _demo_command(Path("/somewhere/else/demo"), False, "photos-tiny") == "gepc demo --out demo"
+    assert _demo_command(Path("a b"), True, "my net") == "gepc demo --out 'a b' --quick --backbone 'my net'"
+
+
+def test_help_shows_an_example(capsys):
+    assert run(["demo", "--help"]) == 0
+    assert "gepc demo --out demo --quick" in capsys.readouterr().out

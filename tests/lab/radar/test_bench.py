@@ -1,0 +1,86 @@
+"""The radar benchmark on small synthetic data: the detector's own scores, sets that share nothing, one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radar_files import write_hrsid, write_ssdd
+from toys import toy_backbone
+
+from gepc.core.errors import InputError, OptionError
+from gepc.core.tables import ResultTable
+from gepc.lab.metrics import auroc
+from gepc.lab.radar.bench import PatchSets, SarProtocol, gather, measure, score_patches
+from gepc.lab.radar.patches import PatchImages, PatchRules
+from gepc.lab.radar.simulate import Sea, write_simulation
+
+METHODS = ("gepc+:radar", "ca_cfar", "rx")
+PROTOCOL = SarProtocol(PatchRules(size=16), 0.5, fit_limit=16, limit=6, methods=METHODS, target_pixels=9, draws=10)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("radar")
+    train = {f"P{k:04d}_0_64_0_64.jpg": [] for k in range(4)}
+    test = {f"P{k:04d}_0_64_0_64.jpg": [(5.0, 5.0, 4.0, 3.0), (37.0, 36.0, 5.0, 4.0)] for k in range(10, 13)}
+    hrsid = write_hrsid(root / "HRSID", {"train": train, "test": test})
+    return hrsid, write_ssdd(root / "SSDD", {"000001": [(20, 20, 25, 24)], "000002": [(36, 4, 40, 9)]})
+
+
+@pytest.fixture(scope="module")
+def sets(data: tuple[Path, Path]) -> PatchSets:
+    return gather(PROTOCOL, data[0], [data[1]])
+
+
+@pytest.fixture(scope="module")
+def table(sets: PatchSets) -> ResultTable:
+    return measure(PROTOCOL, sets, toy_backbone(1, None))
+
+
+def test_the_table_has_a_row_for_every_method_and_set(table: ResultTable) -> None:
+    assert [(row[0], row[2]) for row in table.rows] == [
+        (f"{name} ships", method) for name in ("HRSID", "SSDD") for method in METHODS
+    ]
+    assert [row[3] for row in table.rows[:3]] == [1, 0, 0]
+    for heading in ("AUROC", "FPR95", "pixel AUROC", "pointing game", "PRO"):
+        assert all(0.0 <= value <= 1.0 for value in table.numbers(heading))
+    assert "Fitted on 16 clutter patches, tested on 6" in table.note
+    found = dict(zip([row[2] for row in table.rows], table.numbers("AUROC"), strict=True))
+    assert found["ca_cfar"] == 1.0  # white ships on a dark sea
+
+
+def test_the_figures_are_those_of_the_detector(sets: PatchSets, table: ResultTable) -> None:
+    detector = PROTOCOL.detector("gepc+:radar", toy_backbone(1, None)).fit(PatchImages(sets.fit))
+    inside, outside = (detector.score(PatchImages(patches)) for patches in (sets.clutter, sets.ships["HRSID"]))
+    assert table.numbers("AUROC")[0] == pytest.approx(auroc(inside, outside))
+    scores, maps = score_patches(detector, sets.clutter)
+    assert np.allclose(scores, inside, rtol=1e-4)
+    assert maps.shape == (len(sets.clutter), 16, 16)
+
+
+def test_nothing_is_fitted_on_what_is_tested(sets: PatchSets) -> None:
+    fitted = {patch.scene.path for patch in sets.fit}
+    assert not fitted & {patch.scene.path for patch in sets.clutter}
+    assert all(not patch.boxes for patch in sets.fit)
+
+
+def test_data_without_a_training_split_are_divided_by_image(tmp_path: Path) -> None:
+    write_simulation(tmp_path / "sea", Sea(), 6, 64, 1, 0, lambda _: None)
+    sets = gather(PROTOCOL, tmp_path / "sea", [])
+    assert not {patch.scene.path for patch in sets.fit} & {patch.scene.path for patch in sets.clutter}
+    assert list(sets.ships) == ["sea"]
+    write_simulation(tmp_path / "calm", Sea(), 4, 64, 0, 1, lambda _: None)
+    apart = gather(PROTOCOL, tmp_path / "calm", [tmp_path / "sea"])  # clutter alone, ships of another data set
+    assert list(apart.ships) == ["sea"]
+    with pytest.raises(InputError, match="calm has no patch of 16 pixels with a ship"):
+        gather(PROTOCOL, tmp_path / "calm", [])
+
+
+def test_data_without_ships_and_unknown_methods_are_refused(data: tuple[Path, Path], tmp_path: Path) -> None:
+    empty = write_ssdd(tmp_path / "calm", {"000001": []})
+    with pytest.raises(InputError, match="calm has no patch of 16 pixels with a ship"):
+        gather(PROTOCOL, data[0], [empty])
+    with pytest.raises(OptionError, match="cfar"):
+        SarProtocol(methods=("cfar",))

@@ -1,0 +1,35 @@
+"""Detectors derived from the size of the target."""
+
+from __future__ import annotations
+
+import pytest
+from toys import toy_backbone
+
+from gepc.core.errors import OptionError
+from gepc.lab.radar.bench import METHODS, local_pooling, radar_detector
+from gepc.methods.pooling import Pooling
+
+
+@pytest.mark.parametrize(("pixels", "window"), [(1, 1), (20, 3), (50, 5), (200, 9), (800, 19)])
+def test_pooling_follows_the_targets_size(pixels: int, window: int) -> None:
+    options = local_pooling(pixels, 256)
+    assert options == {"pool": "local", "window": window, "topk": pixels / 65536}
+    Pooling(options["pool"], options["topk"], options["window"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_set_to_the_target(method: str) -> None:
+    detector = radar_detector(toy_backbone(1, None), method, target_pixels=50, size=128, normalise="patch")
+    assert (detector.extractor.window, detector.extractor.topk) == (5, 50 / 128**2)  # type: ignore[attr-defined]
+    assert (detector.magnitude, detector.resize, detector.size) == ("log", "cut", 128)
+    assert detector.normalise == ("fixed" if "cfar" in method else "patch")
+    assert getattr(detector.extractor, "scale", "log") == "log"
+    given = radar_detector(toy_backbone(1, None), method, value_range=(0.0, 2.0), window=3)
+    assert given.value_range == (0.0, 2.0)
+    assert given.extractor.window == 3  # type: ignore[attr-defined]
+
+
+def test_bad_options_are_refused() -> None:
+    for bad in ({"target_pixels": 0}, {"target_pixels": 20000}, {"method": "cfar"}, {"normalise": "scene"}):
+        with pytest.raises(OptionError):
+            radar_detector(toy_backbone(1, None), **bad)  # type: ignore[arg-type]

@@ -1,0 +1,150 @@
+"""Figures show the numbers they were given, on the scale they were given."""
+
+from __future__ import annotations
+
+import html
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+
+from gepc.core.errors import InputError
+from gepc.lab.metrics import auroc
+from gepc.lab.report import figures
+
+RNG = np.random.default_rng(0)
+INSIDE = RNG.normal(-5.0, 0.4, 64)
+OUTSIDE = np.exp(RNG.normal(3.0, 2.0, 60)) - 5.0
+PATCHES = list(RNG.integers(0, 256, (9, 32, 32, 1), dtype=np.uint8))
+
+
+def _axes(figure):
+    return figure.axes[0]
+
+
+def _saved(figure, kind: str = "svg") -> bytes:
+    target = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(target, format=kind)
+    return target.getvalue()
+
+
+def test_a_histogram_holds_every_score_and_the_threshold():
+    figure = figures.histogram(INSIDE, OUTSIDE, -3.0, ("gravel", "moon"))
+    axes = _axes(figure)
+    shares = [patch.get_data().values for patch in axes.patches]
+    assert [share.sum() for share in shares] == pytest.approx([1.0] * len(shares))
+    assert [line.get_xdata()[0] for line in axes.lines] == [-3.0]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["gravel", "moon", "threshold"]
+
+
+def test_histograms_with_the_same_limits_share_their_axis():
+    limits = figures.score_limits([INSIDE, OUTSIDE, [1e6]])
+    assert limits[0] < INSIDE.min()
+    assert limits[1] > 1e6
+    first, second = (_axes(figures.histogram(INSIDE, scores, limits=limits)) for scores in (OUTSIDE, [1e6]))
+    assert first.get_xlim() == second.get_xlim() == pytest.approx(limits)
+    assert first.patches[0].get_data().edges == pytest.approx(second.patches[0].get_data().edges)
+
+
+@pytest.mark.parametrize("outside", [[3.0], [-5.0, -5.0], [1e9, -1e9], np.linspace(-6, -4, 500)])
+@pytest.mark.parametrize("inside", [[-5.0], [0.0, 0.0, 0.0], INSIDE])
+def test_any_finite_scores_can_be_drawn(inside, outside):
+    assert _saved(figures.histogram(inside, outside, 0.5)).startswith(b"<?xml")
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, np.nan], [np.inf]])
+def test_scores_that_cannot_be_drawn_are_refused(bad):
+    with pytest.raises(InputError, match="OOD scores are empty or not all finite"):
+        figures.histogram(INSIDE, bad)
+
+
+@pytest.mark.parametrize("limits", [(-6.0, 5000.0), (-0.2, 0.1), (3.0, 4.0), (-1e6, 1e6)])
+def test_ticks_are_round_inside_the_limits_and_apart(limits):
+    def forward(x):
+        return np.arcsinh(x)
+
+    ticks = figures._ticks(*limits, forward)
+    assert all(limits[0] <= tick <= limits[1] for tick in ticks)
+    assert len(ticks) >= 2
+    begin, end = forward(np.array(limits))
+    places = (forward(np.array(ticks)) - begin) / (end - begin)
+    assert np.diff(places).min() >= figures.TICK_GAP - 1e-12
+
+
+def test_the_area_under_a_drawn_curve_is_the_auroc():
+    tied = np.round(INSIDE), np.round(OUTSIDE)
+    figure = figures.roc({"moon": (INSIDE, OUTSIDE), "tied": tied, "same": (INSIDE, INSIDE)})
+    curves = _axes(figure).lines[1:]
+    for curve, (inside, outside) in zip(curves, ((INSIDE, OUTSIDE), tied, (INSIDE, INSIDE)), strict=True):
+        x, y = curve.get_data()
+        assert (x[0], y[0], x[-1], y[-1]) == (0.0, 0.0, 1.0, 1.0)
+        area = (np.diff(x) * (y[1:] + y[:-1])).sum() / 2
+        assert area == pytest.approx(auroc(inside, outside))
+        assert f"{auroc(inside, outside):.3f}" in curve.get_label()
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_a_gallery_shows_every_image_with_its_label(count):
+    figure = figures.gallery(PATCHES[:count], [f"no {i}" for i in range(count)], columns=4)
+    sheet = _axes(figure)
+    width, height = figure.get_size_inches()
+    assert (*sheet.get_xlim(), *sheet.get_ylim()) == (0.0, width, height, 0.0)
+    for i, (tile, text) in enumerate(zip(sheet.images, sheet.texts, strict=True)):
+        assert np.allclose(tile.get_array() * 255.0, np.repeat(PATCHES[i], 3, axis=2))
+        left, right, bottom, top = tile.get_extent()
+        assert 0.0 <= left < right <= width
+        assert 0.0 <= top < bottom < height
+        assert right - left == pytest.approx(bottom - top)
+        assert text.get_text() == f"no {i}"
+        assert left < text.get_position()[0] < right
+        assert bottom < text.get_position()[1] < height
+
+
+@pytest.mark.parametrize("draw", [lambda: figures.gallery([], []), lambda: figures.maps([], [], [], 1.0)])
+def test_nothing_to_show_is_refused(draw):
+    with pytest.raises(InputError, match="no images"):
+        draw()
+
+
+def test_maps_have_one_scale_whatever_else_is_shown():
+    weak, strong = np.full((32, 32), 0.01, np.float32), np.full((32, 32), 5.0, np.float32)
+    alone = figures.maps(PATCHES[:1], [weak], ["weak"], 0.04)
+    beside = figures.maps(PATCHES[:2], [weak, strong], ["weak", "strong"], 0.04)
+    heat = [_axes(alone).images[1], _axes(beside).images[1], _axes(beside).images[4]]
+    assert np.array_equal(heat[0].get_array(), heat[1].get_array())
+    assert list(heat[2].get_array()[0, 0]) == pytest.approx(list(figures._heat()(1.0)[:3]))
+    assert [text.get_text() for text in beside.axes[1].get_xticklabels()] == ["0", "0.02", "≥ 0.04"]
+
+
+def test_the_three_rows_are_image_map_and_overlay():
+    field = RNG.random((32, 32)).astype(np.float32)
+    sheet = _axes(figures.maps(PATCHES[:1], [field], ["a"], 1.0))
+    assert [text.get_text() for text in sheet.texts] == ["a", "image", "map", "overlay"]
+    image, heat, overlay = (tile.get_array() for tile in sheet.images)
+    assert np.allclose(image * 255.0, np.repeat(PATCHES[0], 3, axis=2))
+    brightness = heat.sum(axis=2)
+    assert brightness.flat[np.argmax(field)] == brightness.max()
+    assert 0.0 <= overlay.min() < overlay.max() <= 1.0
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1), (8, 8, 3), (8, 8, 4)])
+def test_grey_and_colour_become_pictures(shape):
+    pixels = RNG.integers(0, 256, shape, dtype=np.uint8)
+    picture = figures.picture(pixels)
+    assert picture.shape == (8, 8, 3)
+    assert np.allclose(picture[..., 0] * 255.0, pixels if len(shape) == 2 else pixels[..., 0])
+
+
+@pytest.mark.parametrize("name", ["_hidden", "a $5 and $6", "$\\oops", "<b>&"])
+def test_names_are_shown_as_they_are(name):
+    shown = [figures.histogram(INSIDE, OUTSIDE, names=("gravel", name)), figures.roc({name: (INSIDE, OUTSIDE)})]
+    for figure in (*shown, figures.gallery(PATCHES[:1], [name])):
+        text = html.unescape(_saved(figure).decode())
+        assert name in text
+
+
+@pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
+def test_figures_can_be_saved_as_files(kind):
+    assert len(_saved(figures.roc({"moon": (INSIDE, OUTSIDE)}), kind)) > 1000

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from gepc.core.files import read_json
+from gepc.images.sources import Image
+from gepc.lab.training.evaluate import (
+    LEVELS,
+    FullCovariance,
+    LevelError,
+    LinearPredictor,
+    StationaryCovariance,
+    _noise_errors,
+    denoising_errors,
+    evaluate,
+    fit_linear,
+    sample,
+    write_samples,
+)
+from gepc.lab.training.loop import TrainingRun
+from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_net
+
+ABARS = (0.9999, 0.99, 0.8, 0.3)
+
+
+def gaussian_images(count: int, shape: tuple[int, ...], seed: int) -> Image:
+    """Independent pixels of standard deviations 0.02 to 0.5 around the mean 0.1."""
+    scale = np.geomspace(0.02, 0.5, int(np.prod(shape))).reshape(shape)
+    return (0.1 + scale * np.random.default_rng(seed).standard_normal((count, *shape))).astype(np.float32)
+
+
+def measured_error(linear: LinearPredictor, images: Image, abar: float) -> float:
+    noise = np.random.default_rng(9).standard_normal(images.shape)
+    noisy = (np.sqrt(abar) * images + np.sqrt(1.0 - abar) * noise).astype(np.float32)
+    return float(np.mean((linear.at(abar)(noisy) - noise) ** 2))
+
+
+def closed_form(eigenvalues: np.ndarray, abar: float) -> float:
+    return float(np.mean(abar * eigenvalues / (abar * eigenvalues + 1.0 - abar)))
+
+
+@pytest.mark.parametrize("abar", ABARS)
+def test_full_covariance_has_the_closed_form_error(abar: float) -> None:
+    linear = FullCovariance(gaussian_images(4000, (1, 4, 4), seed=0))
+    eigenvalues = np.geomspace(0.02, 0.5, 16) ** 2
+    assert measured_error(linear, gaussian_images(4000, (1, 4, 4), seed=1), abar) == pytest.approx(
+        closed_form(eigenvalues, abar), rel=0.03
+    )
+
+
+@pytest.mark.parametrize("abar", ABARS)
+def test_stationary_covariance_has_the_closed_form_error(abar: float) -> None:
+    spectrum = 0.01 + np.random.default_rng(0).random((6, 6))
+    spectrum = spectrum + spectrum[-np.arange(6)][:, -np.arange(6)]  # that of a real field
+    mixing = np.array([[1.0, 0.0, 0.0], [0.9, 0.2, 0.0], [0.8, 0.1, 0.1]])
+
+    def field(count: int, seed: int) -> Image:
+        white = np.random.default_rng(seed).standard_normal((count, 3, 6, 6))
+        coloured = np.fft.ifft2(np.fft.fft2(white) * np.sqrt(spectrum)).real
+        return np.einsum("cd,ndhw->nchw", mixing, coloured).astype(np.float32)
+
+    eigenvalues = np.outer(np.linalg.eigvalsh(mixing @ mixing.T), spectrum)
+    linear = StationaryCovariance(field(2000, seed=1))
+    assert measured_error(linear, field(2000, seed=2), abar) == pytest.approx(closed_form(eigenvalues, abar), rel=0.03)
+
+
+def test_both_predictors_agree_on_a_stationary_field() -> None:
+    white = np.random.default_rng(3).standard_normal((6000, 1, 4, 4))
+    images = (white + np.roll(white, 1, axis=3)).astype(np.float32)
+    noisy = images[:5] + 0.1
+    full, stationary = (kind(images).at(0.9)(noisy) for kind in (FullCovariance, StationaryCovariance))
+    np.testing.assert_allclose(full, stationary, atol=0.05)
+
+
+def test_which_covariance_is_fitted() -> None:
+    few, many = (gaussian_images(count, (1, 4, 4), 0) for count in (31, 32))
+    assert "stationary covariance of 31" in fit_linear(few).kind
+    assert "full covariance of 32" in fit_linear(many).kind
+    assert "stationary" in fit_linear(np.zeros((3, 1, 66, 64), np.float32)).kind
+
+
+class ZeroNet:
+    """Predicts no noise at all, so that its error is that of the trivial predictor."""
+
+    device = "cpu"
+
+    def __call__(self, x: Any, _timestep: int, return_dict: bool) -> tuple[Any]:
+        return (x * 0,)
+
+
+def test_errors_per_level() -> None:
+    recipe = Recipe(diffusion_steps=4000)
+    abar, images = alphas_cumprod(recipe), gaussian_images(300, (1, 4, 4), 0)
+    held_out = gaussian_images(400, (1, 4, 4), 1)
+    errors = denoising_errors(ZeroNet(), abar, fit_linear(images), held_out)  # type: ignore[arg-type]
+    assert [error.asked for error in errors] == list(LEVELS)
+    for error in errors:
+        assert error.timestep == np.abs(np.sqrt(abar) - error.asked).argmin()
+        assert error.sqrt_abar == pytest.approx(np.sqrt(abar[error.timestep]))
+        assert error.zero == error.net == pytest.approx(1.0, abs=4 * np.sqrt(2 / held_out.size))
+        assert 0 < error.linear < error.zero
+    assert [error.timestep for error in errors[:2]] == [15, 136]
+    assert errors == denoising_errors(ZeroNet(), abar, fit_linear(images), held_out)  # type: ignore[arg-type]
+
+
+def test_errors_do_not_depend_on_the_batch_size() -> None:
+    images = gaussian_images(50, (1, 4, 4), 0)
+    whole, parts = (_noise_errors([np.zeros_like], images, 3, 0.9, batch_size=size) for size in (64, 7))
+    assert whole == pytest.approx(parts, rel=1e-12)
+
+
+def test_samples_are_seeded_and_in_range(tiny: Recipe) -> None:
+    net = build_net(tiny, 8, 8).eval()
+    one, again, other = (sample(net, tiny, 3, (1, 8, 8), seed, batch_size=2) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert np.isfinite(one).all()
+
+
+def test_the_grid_of_samples(tiny: Recipe, tmp_path: Path) -> None:
+    quick = dataclasses.replace(tiny, diffusion_steps=3, image_channels=3)
+    write_samples(tmp_path / "samples.png", build_net(quick, 8, 8).eval(), quick, (3, 8, 8))
+    with PILImage.open(tmp_path / "samples.png") as picture:
+        assert (picture.size, picture.mode) == ((8 * 96 + 7 * 2,) * 2, "RGB")
+
+
+@pytest.fixture
+def finished(data: Path, tiny: Recipe, tmp_path: Path) -> TrainingRun:
+    run = TrainingRun(dataclasses.replace(tiny, steps=20, checkpoint_every=20), data, tmp_path / "out")
+    run.loop()
+    return run
+
+
+def test_a_run_is_evaluated(finished: TrainingRun) -> None:
+    errors, notes = evaluate(finished.out, finished.recipe, finished.images, finished.held_out, finished.state.step)
+    assert notes == []
+    found = read_json(finished.folder / "held_out.json")
+    assert (found["step"], found["images"], len(found["levels"])) == (20, 8, 6)
+    assert [LevelError(**level) for level in found["levels"]] == errors
+    assert (finished.folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    with PILImage.open(finished.folder / "samples.png") as picture:
+        assert picture.mode == "L"
+
+
+def test_without_matplotlib_there_is_a_note(finished: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def no_matplotlib(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    _, notes = evaluate(finished.out, finished.recipe, finished.images, finished.held_out[:0], 20)
+    assert any("matplotlib" in note for note in notes)
+    assert any("held_out: 0" in note for note in notes)
+    assert not (finished.folder / "loss.png").exists()
+    assert not (finished.folder / "held_out.json").exists()

@@ -1,0 +1,50 @@
+"""benchmarks/model_card.py on a tiny run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gepc.core.errors import InputError
+from gepc.lab.training.checkpoint import LossLog
+from gepc.lab.training.evaluate import error_table, evaluate
+from gepc.lab.training.loop import TrainingRun
+from gepc.lab.training.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def model_card_tables() -> Callable[[Path], str]:
+    path = Path(__file__).parents[2] / "benchmarks" / "model_card.py"
+    spec = importlib.util.spec_from_file_location("model_card", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.model_card_tables
+
+
+def test_tables_of_a_finished_run(
+    data: Path, tiny: Recipe, tmp_path: Path, model_card_tables: Callable[[Path], str]
+) -> None:
+    run = TrainingRun(dataclasses.replace(tiny, steps=20, checkpoint_every=20), data, tmp_path / "out")
+    run.loop()
+    errors, _ = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
+    text = model_card_tables(run.out)
+    assert error_table(errors) in text
+    assert "after 20 steps" in text
+    for fact in ("parameters", "images seen", "CPU time", "mean loss"):
+        assert fact in text
+
+
+def test_a_model_card_needs_a_finished_run(tmp_path: Path, model_card_tables: Callable[[Path], str]) -> None:
+    with pytest.raises(InputError, match=r"held_out\.json does not exist"):
+        model_card_tables(tmp_path)
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "held_out.json").write_text("{}")
+    LossLog(tmp_path / "training", 0)
+    with pytest.raises(InputError, match="too short for a model card"):
+        model_card_tables(tmp_path)

@@ -1,0 +1,96 @@
+"""Regions of maps: boxes, outlines and files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from toys import as_uint8, pictures, toy_detector
+
+from gepc.images.sources import open_images
+from gepc.maps.regions import MapRegion, coco, in_image, map_regions, outlines
+from gepc.maps.writing import MapOptions, write_maps
+
+
+def area(polygon: list[tuple[int, int]]) -> float:
+    """The shoelace formula; positive if the inside is on the right, with y downwards."""
+    x, y = np.array(polygon, dtype=np.float64).T
+    return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2.0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(arrays(np.bool_, st.tuples(st.integers(1, 7), st.integers(1, 7))))
+def test_the_outlines_of_a_mask_enclose_it(mask: npt.NDArray[np.bool_]) -> None:
+    """Their areas add up to the pixels with the holes filled, and only corners are kept."""
+    from scipy.ndimage import binary_fill_holes
+
+    found = outlines(mask)
+    assert sum(map(area, found)) == binary_fill_holes(mask).sum()
+    for polygon in found:
+        assert area(polygon) > 0
+        steps = np.diff([*polygon, polygon[0]], axis=0)
+        assert ((steps == 0).sum(axis=1) == 1).all()
+        assert (np.sign(steps) != np.sign(np.roll(steps, 1, axis=0))).any(axis=1).all()
+
+
+def test_the_outline_of_an_l() -> None:
+    mask = np.array([[1, 0], [1, 1]], dtype=bool)
+    (found,) = outlines(mask)
+    assert set(found) == {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (0, 2)}
+
+
+def test_regions_are_where_the_map_exceeds_its_limit() -> None:
+    detector = toy_detector().fit(pictures(40))
+    field = np.zeros((1, 8, 8), dtype=np.float32)
+    limit = detector.map_limit(0.1)
+    field[0, 1:3, 1:3] = limit + 1.0
+    field[0, 3, 3] = limit + 2.0  # touches at a corner
+    field[0, 6, 5:7] = limit + 5.0
+    found = map_regions(detector, {"sum": field, "residual": field}, 0, 0.1)
+    assert [(one.number, one.box, one.area, one.peak) for one in found] == [
+        (1, (6, 5, 7, 7), 2, (6, 5)),
+        (2, (1, 1, 4, 4), 5, (3, 3)),
+    ]
+    assert found[0].part == "residual"
+    assert all(one.p_value <= 0.1 for one in found)
+    assert len(found[1].polygons) == 2
+    assert map_regions(detector, {"sum": field[:, :1] * 0.0}, 0) == []
+
+
+def test_a_region_in_pixels_of_the_image() -> None:
+    """A map of 8 x 8 shows lines 10 to 26 and columns 0 to 32."""
+    region = MapRegion(1, 5.0, 0.01, (1, 2, 3, 4), 4, (1, 2), (((2, 1), (4, 1), (4, 3), (2, 3)),))
+    found = in_image(region, (10, 0, 16, 32), (8, 8))
+    assert found.box == (12, 8, 16, 16)
+    assert found.area == 4 * 2 * 4
+    assert found.polygons == (((8.0, 12.0), (16.0, 12.0), (16.0, 16.0), (8.0, 16.0)),)
+    annotation = coco([("a.png", (30, 32), [found])])["annotations"][0]
+    assert annotation["bbox"] == [8, 12, 8, 4]
+    assert annotation["segmentation"] == [[8.0, 12.0, 16.0, 12.0, 16.0, 16.0, 8.0, 16.0]]
+
+
+def test_regions_are_written_for_spreadsheets_and_labelling_tools(tmp_path: Path) -> None:
+    """In pixels of the images as they were given, here twice as large as the network's input."""
+    detector = toy_detector(size=8).fit(pictures(40))
+    image = as_uint8(pictures(1, 16, seed=3))[0]
+    image[4:10, 4:10] = 255
+    entries = write_maps(detector, open_images([image]), tmp_path, MapOptions(alpha=0.9))
+    assert entries[0]["regions"] >= 1
+    assert {"score", "p_value", "alarm"} <= set(entries[0])
+    with open(tmp_path / "regions.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    stored = json.loads((tmp_path / "regions.json").read_text())
+    assert stored["images"] == [{"id": 1, "file_name": "0", "height": 16, "width": 16}]
+    for row, annotation in zip(rows, stored["annotations"], strict=True):
+        top, left, bottom, right = (int(row[side]) for side in ("top", "left", "bottom", "right"))
+        assert annotation["bbox"] == [left, top, right - left, bottom - top]
+        assert 0 <= top < bottom <= 16
+        assert float(row["p_value"]) == pytest.approx(annotation["p_value"], rel=1e-5)
+    assert len(rows) == entries[0]["regions"]

@@ -1,0 +1,185 @@
+"""Calibrated maps: no border glow, units of standard deviations, and a family-wise error rate that holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector, toy_network
+
+import gepc
+from gepc.conformal.p_values import images_needed
+from gepc.core.errors import InputError, OptionError
+from gepc.maps.statistics import BANDS, TOGETHER, MapStatistics, map_scores
+from gepc.methods.base import MapParts
+
+ONE = np.ones(1)
+
+
+def glowing(images: Sequence[npt.NDArray[np.float32]]) -> MapParts:
+    """Exponential noise with a border that is ten times as bright, a function of the image's first pixel."""
+    fields = []
+    for image in images:
+        rng = np.random.default_rng(abs(int(image.flat[0] * 1e6)))
+        field = rng.exponential(size=image.shape[1:]).astype(np.float32)
+        field[[0, -1]] *= 10.0
+        field[:, [0, -1]] *= 10.0
+        fields.append(field)
+    return {"residual": np.stack(fields)[:, None]}
+
+
+def blanks(count: int, size: tuple[int, int], seed: int = 0) -> list[npt.NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    return [rng.random((1, *size)).astype(np.float32) for _ in range(count)]
+
+
+def test_the_border_does_not_glow_and_sizes_may_differ() -> None:
+    """Outside two pixels and inside, the excess over the usual has the same mean, also at a size never seen."""
+    fitting = [*blanks(20, (24, 24)), *blanks(20, (32, 20), 1)]
+    found = MapStatistics.fit(glowing, fitting, blanks(30, (24, 24), 2), ONE, window=1)
+    for size in ((24, 24), (40, 28)):
+        z = found.z(glowing(blanks(60, size, 3)), size)["residual"]
+        inner = np.zeros(size, dtype=bool)
+        inner[2:-2, 2:-2] = True
+        excess = np.maximum(z, 0.0)
+        assert excess[:, ~inner].mean() == pytest.approx(excess[:, inner].mean(), rel=0.1)
+        assert abs(z.mean()) < 0.1
+        assert z.std() == pytest.approx(1.0, abs=0.1)
+    raw = glowing(blanks(60, (24, 24), 3))["residual"][:, 0]
+    assert raw[:, 0].mean() > 5 * raw[:, 5:-5, 5:-5].mean()
+
+
+def test_the_share_of_usual_images_with_any_alarm_is_at_most_alpha() -> None:
+    """p <= alpha for any pixel happens to an ID image with probability alpha at most, on average over calibrations."""
+    alarms = []
+    for seed in range(20):
+        images = [blanks(count, (12, 12), 100 * seed + place) for place, count in enumerate((8, 9, 20))]
+        found = MapStatistics.fit(glowing, images[0], images[1], ONE)
+        z = found.z(glowing(images[2]), (12, 12))[TOGETHER]
+        alarms += [bool((found.p_values(field) <= 0.1).any()) for field in z]
+        limit = found.limit(alpha=0.1)
+        np.testing.assert_array_equal(z > limit, found.p_values(z) <= 0.1 + 1e-12)
+        assert found.limit(alpha=0.01) == found.maxima[0].max()  # nine images cannot hold less than a tenth
+    assert images_needed(0.1) == 9
+    assert 0.03 < np.mean(alarms) <= 0.1 + 2 * (0.09 / len(alarms)) ** 0.5
+
+
+def test_an_image_that_is_unusual_as_a_whole_glows_as_a_whole() -> None:
+    found = MapStatistics.fit(glowing, blanks(30, (16, 16)), blanks(20, (16, 16), 1), ONE)
+    parts = glowing(blanks(1, (16, 16), 2))
+    usual = found.z(parts, (16, 16))[TOGETHER]
+    bright = found.z({"residual": 100.0 * parts["residual"]}, (16, 16))[TOGETHER]
+    lift = bright - usual
+    assert lift.min() > 5.0
+    np.testing.assert_allclose(lift, lift.mean(), rtol=1e-3)
+
+
+def test_a_target_does_not_lift_the_rest_of_its_image() -> None:
+    """Clutter that is a little louder as a whole is no target, however constant its median is otherwise."""
+
+    def targets(images: Sequence[npt.NDArray[np.float32]]) -> MapParts:
+        return {"target": glowing(images)["residual"]}
+
+    found = MapStatistics.fit(targets, blanks(30, (16, 16)), blanks(20, (16, 16), 1), ONE)
+    parts = targets(blanks(1, (16, 16), 2))
+    usual, loud = (found.z({"target": gain * parts["target"]}, (16, 16))[TOGETHER] for gain in (1.0, 100.0))
+    np.testing.assert_allclose(loud, usual, atol=1e-3)
+
+
+def test_aligned_images_are_compared_position_by_position() -> None:
+    """A spot that is bright in every image is usual; position-free statistics see it as an outlier."""
+
+    def spot(images: Sequence[npt.NDArray[np.float32]]) -> MapParts:
+        fields = glowing(images)["residual"]
+        fields[:, :, 11:14, 11:14] *= 30.0
+        return {"residual": fields}
+
+    data = blanks(40, (24, 24)), blanks(20, (24, 24), 1)
+    free, aligned = (MapStatistics.fit(spot, *data, ONE, window=1, aligned=flag) for flag in (False, True))
+    shown = spot(blanks(20, (24, 24), 2))
+    spots = [found.z(shown, (24, 24))["residual"][:, 12, 12].mean() for found in (free, aligned)]
+    assert spots[0] > 1.2
+    assert abs(spots[1]) < 0.7
+    with pytest.raises(InputError, match="one size"):
+        MapStatistics.fit(spot, [*data[0], *blanks(9, (20, 20))], data[1], ONE, aligned=True)
+
+
+def test_small_images_take_the_statistics_of_the_nearest_band() -> None:
+    found = MapStatistics.fit(glowing, blanks(10, (6, 6)), blanks(10, (6, 6), 1), ONE)
+    assert found.mean.shape == (2, BANDS + 1)
+    np.testing.assert_array_equal(found.mean[:, 2:], found.mean[:, [2]].repeat(BANDS - 1, axis=1))
+
+
+def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> None:
+    """With layers the map has an activation part, small on disk, the same after loading."""
+    detector = gepc.create_detector("gepc+", toy_network(image_size=16), levels=LEVELS[:1])
+    detector.fit(pictures(40, size=16))
+    assert detector.maps_ is not None
+    assert detector.maps_.names == ("sum", "residual", "inner", "error", "activations")
+    images = pictures(4, size=16, seed=1)
+    images[:, :, 5:9, 6:10] = 1.0
+    _, fields = detector.score_batch(list(images), with_maps=True)
+    assert fields is not None
+    for field in fields["activations"]:
+        inside = np.zeros((16, 16), dtype=bool)
+        inside[4:10, 5:11] = True
+        assert field[inside].mean() > field[~inside].mean() + 0.5
+    detector.save(tmp_path / "det")
+    assert sum(path.stat().st_size for path in (tmp_path / "det").iterdir()) < 5_000_000
+    again = gepc.load_detector(tmp_path / "det", detector.backbone)
+    np.testing.assert_array_equal(again.score_map(images), detector.score_map(images))
+    assert again.map_limit() == detector.map_limit()
+
+
+def test_a_detector_may_score_by_its_map() -> None:
+    """The score is the mean of the highest 0.3 % of the map, in small maps its largest value."""
+    z = np.arange(2 * 1024, dtype=np.float32).reshape(2, 32, 32)
+    np.testing.assert_array_equal(map_scores(z), [1022.0, 2046.0])
+    detector = toy_detector(score_from="map").fit(pictures(40))
+    images = pictures(5, seed=1)
+    maps = detector.score_map(images)
+    np.testing.assert_allclose(detector.score(images), maps.max((1, 2)), rtol=1e-5)
+    assert detector.maps_ is not None
+    np.testing.assert_allclose(detector.p_value(images), detector.maps_.p_values(maps).min((1, 2)))
+    for options in ({"maps": "raw"}, {"features": ("d",)}):
+        with pytest.raises(OptionError, match="score_from='map' needs"):
+            toy_detector(score_from="map", **options)
+    raw = toy_detector(maps="raw").fit(pictures(40))
+    assert raw.maps_ is None
+    assert raw.map_limit() == raw.map_scale_
+    np.testing.assert_array_equal(raw.score_map(images), raw.score_map(images, raw=True))
+
+
+def test_images_that_keep_their_size() -> None:
+    """Fitted on images of several sizes; a score does not depend on its neighbours, a map has the image's size."""
+    backbone = toy_backbone(image_size=None)
+    backbone.size_multiple = 2
+    images = [as_uint8(pictures(1, (8 + place % 3, 12), seed=place))[0] for place in range(30)]
+    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1], resize="native").fit(images)
+    together = detector.score(images[:6])
+    np.testing.assert_allclose(together, [detector.score([image])[0] for image in images[:6]], rtol=1e-4)
+    assert detector.score_map(images[1:2]).shape == (1, 8, 12)
+    assert detector.score_map(images[2:3]).shape == (1, 10, 12)
+    with pytest.raises(OptionError, match="several sizes"):
+        detector.score_map(images[:3])
+    with pytest.raises(OptionError, match="leave rot90 out"):
+        gepc.create_detector("gepc+", backbone, resize="native")
+    with pytest.raises(OptionError, match="leave `size` out"):
+        gepc.create_detector("gepc+", toy_backbone(), "inspect")
+
+
+def test_images_at_half_their_resolution() -> None:
+    """The network sees the largest centred window of which half is a multiple of what it takes."""
+    backbone = toy_backbone(image_size=None)
+    backbone.size_multiple = 2
+    images = [as_uint8(pictures(1, (16 + place % 4, 26), seed=place))[0] for place in range(30)]
+    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1]).fit(images)
+    assert detector.preprocessing_.window((19, 26)) == (1, 1, 16, 24)
+    assert detector.score_map(images[3:4]).shape == (1, 8, 12)
+    resized = gepc.Preprocessing(size=(8, 12), channels=backbone.channels)(images[3][1:17, 1:25])
+    np.testing.assert_array_equal(detector.preprocessing_(images[3]), resized)
+    with pytest.raises(InputError, match="smaller than 4 pixels"):
+        detector.preprocessing_(images[0][:3])

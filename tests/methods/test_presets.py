@@ -1,0 +1,94 @@
+"""Every baseline has the presets `paper` and `light`, and they cost what the literature and the documentation say."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from gaussians import ABAR
+
+import gepc
+from gepc.core.errors import OptionError
+from gepc.methods.base import find_method
+
+OURS = ("gepc", "gepc+")
+RIVALS = [
+    name
+    for name in gepc.list_detectors()
+    if find_method(name).presets and name not in OURS and find_method(name).needs in (None, gepc.Backbone.gives)
+]
+NO_LPIPS = importlib.util.find_spec("lpips") is None
+LIGHT = {
+    "score_norm": (3, 0),
+    "nll_vlb": (33, 0),
+    "ic": (33, 0),
+    "typicality": (33, 0),
+    "dos": (36, 0),
+    "nll_ode": (32, 32),
+    "msma": (10, 0),
+    "diffpath": (10, 0),
+    "scoped": (1, 1),
+    "eigenscore": (96, 0),
+    "spr": (3, 0),
+    "lmd": (104, 0),
+    "idecode": (6, 0),
+    "cfs": (1, 0),
+    "ufcod": (10, 0),
+    "flow_mismatch": (5, 0),
+    "lid": (34, 1),
+}
+PAPER = {
+    "score_norm": (1, 0),
+    "nll_vlb": (1000, 0),
+    "ic": (1000, 0),
+    "typicality": (1000, 0),
+    "nll_ode": (500, 500),
+    "msma": (10, 0),
+    "diffpath": (10, 0),
+    "scoped": (2, 2),
+    "eigenscore": (30_000, 0),
+    "spr": (3, 0),
+    "lmd": (10_000, 0),
+    "idecode": (6, 0),
+    "ufcod": (10, 0),
+    "flow_mismatch": (20, 0),
+}
+
+
+def backbone() -> gepc.Backbone:
+    return gepc.Backbone.from_callable(lambda x, t: x, ABAR, 3, 32)
+
+
+def test_every_baseline_is_here() -> None:
+    assert {*LIGHT, "ddpm_ood", "waic", "lr"} <= set(RIVALS)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_both_presets_can_be_made(name: str) -> None:
+    assert {"paper", "light"} <= set(find_method(name).presets)
+    gepc.create_detector(name, backbone(), preset="light")
+    if NO_LPIPS and name in ("lmd", "ddpm_ood"):
+        with pytest.raises(OptionError, match="needs the package lpips"):
+            gepc.create_detector(name, backbone(), preset="paper")
+    else:
+        gepc.create_detector(name, backbone(), preset="paper")
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "passes"),
+    [("light", *item) for item in LIGHT.items()] + [("paper", *item) for item in PAPER.items()],
+)
+def test_stated_costs(preset: str, name: str, passes: tuple[int, int]) -> None:
+    given = {"distance": "msgms"} if name == "lmd" else {}
+    cost = gepc.create_detector(name, backbone(), preset=preset, **given).cost()
+    assert (cost.forward, cost.jvp) == passes
+
+
+def test_labels_name_what_the_figures_depend_on() -> None:
+    labels = {name: gepc.create_detector(name, backbone()).extractor.label for name in RIVALS}
+    assert labels["lmd"] == "lmd[msgms]"
+    assert labels["ddpm_ood"] == "ddpm_ood[mse+msgms]"
+    assert labels["diffpath"] == "diffpath[6-D]"
+    assert labels["ic"] == "ic[png]"
+    assert labels["waic"] == "waic[heuristic]"
+    assert labels["msma"] == "msma"
