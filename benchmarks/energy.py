@@ -65,7 +65,7 @@ def main() -> None:
             backbone = trained(objective, name, options, changes)
             fit = np.load(options.data / f"{FILES[name]}.npz")["train_x"][:FIT]
             for preset, values in found.items():
-                detector = gepc.create_detector("energy", backbone, preset).fit(fit)
+                detector = gepc.create_detector(backbone, "energy", preset).fit(fit)
                 scores = {other: detector.score(images) for other, images in test.items()}
                 values += [auroc(scores[name], scores[other]) for inside, other in pairs if inside == name]
         for preset, values in found.items():

@@ -45,7 +45,7 @@ def row(label: str, source: str, data: Path, images: npt.NDArray[np.uint8], test
     backbone = gepc.load_backbone(source)
     training, held_out = (np.float32(pixels.transpose(0, 3, 1, 2) / 127.5 - 1.0) for pixels in (images, test))
     errors = denoising_errors(backbone.net, backbone.alphas_cumprod, fit_linear(training), held_out)
-    detector = gepc.create_detector("gepc+", backbone, "fast").fit(images)
+    detector = gepc.create_detector(backbone, "gepc+", "fast").fit(images)
     inside = detector.score(test)
     found = [auroc(inside, detector.score(np.load(data / f"{file}.npz")["test_x"][:TEST])) for file in OTHERS.values()]
     return [label, *(error.net for error in errors if error.asked in SHOWN), *found, float(np.mean(found))]

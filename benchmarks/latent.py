@@ -128,7 +128,7 @@ def scores_of(backbone: gepc.Backbone, protocol: Protocol, data: Path) -> tuple[
     found: dict[str, float] = {}
     cost, spent, seen = "", 0.0, 0
     for name, others in protocol.pairs.items():
-        detector = gepc.create_detector("gepc+", backbone, size=protocol.size)
+        detector = gepc.create_detector(backbone, "gepc+", size=protocol.size)
         detector.fit(protocol.open(data, (name, "train")))
         cost = str(detector.cost())
         sets = {other: protocol.open(data, (other, "test")) for other in (name, *others)}

@@ -32,7 +32,7 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.lab.metrics import auroc, localisation
 from gepc.lab.report.demo import FIT_ROWS, INSIDE, TEST_ROWS, draw
 from gepc.maps.statistics import TOGETHER, MapStatistics
-from gepc.maps.writing import resized
+from gepc.maps.drawing import resized
 from gepc.methods.base import Batch, MapParts, extract_map_parts
 
 FIT, CALIBRATE, TEST = 64, 30, 60
@@ -157,7 +157,7 @@ def whole_tiles(data: Path, backbone: gepc.Backbone) -> ResultTable:
     bad = [_with_defect(place, image, rng) for place, image in enumerate(test)]
     rows = []
     for resize in ("native", "half"):
-        detector = gepc.create_detector("gepc+", backbone, "inspect", resize=resize).fit(
+        detector = gepc.create_detector(backbone, "gepc+", "inspect", resize=resize).fit(
             images[:FIT], images[FIT:-WHOLE]
         )
         usual = [detector.score_map([image])[0] for image in test]

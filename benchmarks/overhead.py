@@ -91,8 +91,8 @@ def ratios(detectors: dict[str, gepc.Detector], images: np.ndarray, repeats: int
 def fitted(backbone: gepc.Backbone, images: np.ndarray) -> dict[str, gepc.Detector]:
     """The paper's detector with its levels, which the literal reading scores alike, and the default."""
     detectors = {
-        "GEPC": gepc.create_detector("gepc", backbone, "paper"),
-        "gepc+ fast": gepc.create_detector("gepc+", backbone, "fast"),
+        "GEPC": gepc.create_detector(backbone, "gepc", "paper"),
+        "gepc+ fast": gepc.create_detector(backbone, "gepc+", "fast"),
     }
     return {name: detector.fit(images) for name, detector in detectors.items()}
 

@@ -98,7 +98,7 @@ def main_detector(options: Any, reference: np.ndarray) -> gepc.Detector:
     if options.detector == "gepc":
         return fitted(options, reference)
     method, preset = split_name(options.detector)
-    return gepc.create_detector(method, gepc.load_backbone(options.backbone), preset, size=32).fit(reference)
+    return gepc.create_detector(gepc.load_backbone(options.backbone), method, preset, size=32).fit(reference)
 
 
 def fitted(options: Any, reference: np.ndarray, **changes: Any) -> gepc.GEPC:

@@ -45,7 +45,7 @@ def main(count: int = 8 if SMALL else 200) -> dict[str, float]:
     for method in gepc.list_detectors():
         if method in ("cfs", "energy"):  # these need the inner layers of a network, and an energy network
             continue
-        detector = gepc.create_detector(method, backbone, preset=light(method)).fit(normal)
+        detector = gepc.create_detector(backbone, method, preset=light(method)).fit(normal)
         scores = detector.score(outside)
         found[method] = auroc(detector.score(inside), scores)
         alarms = (scores > threshold(detector.calibration_scores_, alpha=0.2)).mean()

@@ -72,7 +72,7 @@ def _estimator(kind: str, rows: npt.NDArray[Any], **more: Any) -> Any:
 def test_the_numbers_are_those_of_the_native_detector(digits: Any) -> None:
     normal, mixed = digits
     estimator = _estimator("sklearn", normal, alpha=0.1).fit(normal[60:])
-    native = gepc.create_detector("gepc", _backbone(normal), **estimator.options).fit(normal[60:].reshape(-1, 1, 8, 8))
+    native = gepc.create_detector(_backbone(normal), "gepc", **estimator.options).fit(normal[60:].reshape(-1, 1, 8, 8))
     images = mixed.reshape(-1, 1, 8, 8)
     np.testing.assert_array_equal(estimator.score_samples(mixed), -native.score(images))
     np.testing.assert_array_equal(estimator.predict(mixed) == -1, native.predict(images, alpha=0.1))
@@ -151,4 +151,4 @@ def test_errors() -> None:
 def test_the_default_method_is_that_of_create_detector() -> None:
     backbone = toy_backbone()
     fitted = gepc.sklearn.OODDetector(backbone, alpha=0.2).fit(pictures(30))
-    assert fitted.detector_.extractor == gepc.create_detector(None, backbone).extractor
+    assert fitted.detector_.extractor == gepc.create_detector(backbone, None).extractor

@@ -75,7 +75,7 @@ def quick_backbone(name: str, image_size: int | None = 8) -> gepc.Backbone:
 
 def create(name: str, backbone: gepc.Backbone, **options: object) -> gepc.Detector:
     """The method with few passes for each image."""
-    return gepc.create_detector(name, backbone, **{**BRIEF.get(name, {}), **options})
+    return gepc.create_detector(backbone, name, **{**BRIEF.get(name, {}), **options})
 
 
 @functools.cache
@@ -287,7 +287,7 @@ def test_before_and_after_fit(name: str) -> None:
 @every_method
 def test_a_misspelt_option_names_the_nearest(name: str) -> None:
     with pytest.raises(OptionError, match="did you mean 'calibration_share'"):
-        gepc.create_detector(name, quick_backbone(name), calibration_shar=0.5)
+        gepc.create_detector(quick_backbone(name), name, calibration_shar=0.5)
 
 
 @every_method

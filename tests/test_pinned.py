@@ -51,7 +51,7 @@ def test_a_saved_detector_answers_as_before(name: str, backbone: gepc.Backbone, 
 def test_fitting_again_gives_the_same_detector(name: str, backbone: gepc.Backbone, images: Any) -> None:
     method, options = make.CASES[name]
     options = dict(options)
-    detector = gepc.create_detector(method, backbone, preset=options.pop("preset", None), **options)
+    detector = gepc.create_detector(backbone, method, preset=options.pop("preset", None), **options)
     detector.fit(make.images(30, 0), make.images(20, 1), groups=make.groups_for(name, 20))
     expected = np.load(FOLDER / name / "expected.npz")["score"]
     results = detector.results(images, groups=make.groups_for(name, len(images)))

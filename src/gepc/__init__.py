@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from gepc.conformal.monitor import Monitor as Monitor
     from gepc.core.errors import GepcError as GepcError
     from gepc.detector.detector import Detector as Detector
+    from gepc.detector.fitted import FittedDetector as FittedDetector
     from gepc.detector.registry import GEPC as GEPC
     from gepc.detector.registry import create_detector as create_detector
     from gepc.detector.registry import list_detectors as list_detectors
-    from gepc.detector.storage import load_detector as load_detector
+    from gepc.detector.registry import load_detector as load_detector
     from gepc.images.preprocessing import Preprocessing as Preprocessing
     from gepc.lab.datasets import list_datasets as list_datasets
     from gepc.lab.datasets import open_dataset as open_dataset
@@ -42,8 +43,8 @@ _HOME = {
     "gepc.core.errors": ("GepcError",),
     "gepc.lab.datasets": ("list_datasets", "open_dataset"),
     "gepc.detector.detector": ("Detector",),
-    "gepc.detector.registry": ("GEPC", "create_detector", "list_detectors"),
-    "gepc.detector.storage": ("load_detector",),
+    "gepc.detector.fitted": ("FittedDetector",),
+    "gepc.detector.registry": ("GEPC", "create_detector", "list_detectors", "load_detector"),
     "gepc.methods.groups": ("Action", "Group", "register_action"),
     "gepc.images.preprocessing": ("Preprocessing",),
     "gepc.calibration.scorer": ("Scorer",),

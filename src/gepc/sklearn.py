@@ -55,7 +55,7 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         """Fit on in-distribution images; `y` is ignored."""
         backbone = gepc.load_backbone(self.backbone)
         images = self._images(X, backbone, reset=True)
-        self.detector_ = gepc.create_detector(self.method, backbone, self.preset, **(self.options or {})).fit(images)
+        self.detector_ = gepc.create_detector(backbone, self.method, self.preset, **(self.options or {})).fit(images)
         self.offset_ = -threshold(self.detector_.calibration_scores_, getattr(self, self._rate))
         return self
 

@@ -45,7 +45,7 @@ def load(home: Path) -> Load:
 
 def detector_of(backbone: gepc.Backbone, **options: Any) -> gepc.Detector:
     given = {"levels": (0.99, 0.9), "keep": None, "size": SIDE, **options}
-    return gepc.create_detector("gepc+", backbone, **given).fit(ID[backbone.channels])
+    return gepc.create_detector(backbone, "gepc+", **given).fit(ID[backbone.channels])
 
 
 # --- every method on every family ------------------------------------------------------------------------------------
@@ -61,13 +61,13 @@ def test_every_method_runs_or_says_why_not(family: str, load: Load) -> None:
         options = {"size": SIDE, **CHEAP.get(method, {})}
         if kind.needs not in (None, backbone.gives):
             with pytest.raises(OptionError, match=f"'{method}' needs a network that gives {kind.needs}"):
-                gepc.create_detector(method, backbone, **options)
+                gepc.create_detector(backbone, method, **options)
             continue
         if family in LATENT and kind.pixels_only:
             with pytest.raises(OptionError, match=f"'{method}' does not run on a latent backbone: {kind.pixels_only}"):
-                gepc.create_detector(method, backbone, **options)
+                gepc.create_detector(backbone, method, **options)
             continue
-        detector = gepc.create_detector(method, backbone, **options)
+        detector = gepc.create_detector(backbone, method, **options)
         backbone.reset_counts()
         table = detector.features(NEW[backbone.channels][:2])
         cost = detector.fit_cost()

@@ -79,7 +79,7 @@ def test_the_noise_of_latents_is_keyed_by_the_pixels() -> None:
 @pytest.mark.parametrize("act_on", ["latents", "pixels"])
 def test_costs_are_counted(act_on: str) -> None:
     backbone = in_latents(toy_backbone(), act_on)
-    detector = gepc.create_detector("gepc+", backbone, "full", levels=LEVELS, keep=2)
+    detector = gepc.create_detector(backbone, "gepc+", "full", levels=LEVELS, keep=2)
     encoder = 1 if act_on == "latents" else 3
     assert detector.fit_cost() == Cost(12, 0, encoder)
     assert str(detector.fit_cost()) == f"12F+0J+{encoder}E"

@@ -70,7 +70,7 @@ def test_a_lean_table_holds_the_same_numbers_as_a_wide_one(bench: PlusBench) -> 
 def test_the_presets_are_among_the_designs(bench: PlusBench) -> None:
     rows = {design.label: design for row in designs().values() for design in row}
     for preset in ("fast", "full"):
-        detector = gepc.create_detector("gepc+", bench.backbone, preset)
+        detector = gepc.create_detector(bench.backbone, "gepc+", preset)
         design = rows[f"gepc+ {preset} *"]
         assert design.method == detector.extractor
         assert design.calibration == detector.calibration_name

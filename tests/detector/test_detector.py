@@ -417,13 +417,13 @@ def test_an_unfitted_detector_says_so(name: str) -> None:
 
 def test_unknown_methods_presets_and_ties(fitted: gepc.GEPC) -> None:
     with pytest.raises(OptionError, match="unknown method 'gpec'; did you mean 'gepc'"):
-        gepc.create_detector("gpec", toy_backbone())
+        gepc.create_detector(toy_backbone(), "gpec")
     with pytest.raises(OptionError, match="has no preset 'fast'"):
-        gepc.create_detector("gepc", toy_backbone(), preset="fast")
+        gepc.create_detector(toy_backbone(), "gepc", preset="fast")
     with pytest.raises(OptionError, match="unknown ties"):
         fitted.p_value(NEW, ties="even")
     with pytest.raises(OptionError, match=r"lmd: steps must be int, got 2\.5"):
-        gepc.create_detector("lmd", toy_backbone(), steps=2.5)
+        gepc.create_detector(toy_backbone(), "lmd", steps=2.5)
 
 
 def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
@@ -448,7 +448,7 @@ def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
 def test_the_reference_is_scored_by_the_rule_that_scores_images(method: str, options: dict[str, object]) -> None:
     """What fitting keeps of the held-out images is what `score` says of them: the guarantee rests on it."""
     images = pictures(45, 8, seed=5)
-    detector = gepc.create_detector(method, toy_backbone(), **options).fit(images)
+    detector = gepc.create_detector(toy_backbone(), method, **options).fit(images)
     scores = detector.score(images)
     for kept in detector.calibration_scores_:
         assert np.abs(scores - kept).min() < 1e-4
@@ -466,11 +466,11 @@ def test_the_reference_is_scored_by_the_rule_that_scores_images(method: str, opt
 )
 def test_options_of_the_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        gepc.create_detector("gepc", toy_backbone(), **options)
+        gepc.create_detector(toy_backbone(), "gepc", **options)
 
 
 def test_numbers_that_yaml_reads_as_text_are_numbers() -> None:
-    detector = gepc.create_detector("gepc", toy_backbone(), topk="1e-1", calibration_share="2.5e-1")
+    detector = gepc.create_detector(toy_backbone(), "gepc", topk="1e-1", calibration_share="2.5e-1")
     assert (detector.extractor.options()["topk"], detector.calibration_share) == (0.1, 0.25)
 
 

@@ -47,7 +47,7 @@ def test_joblib_does_too(detector: gepc.Detector, tmp_path: Path) -> None:
 
 
 def test_a_detector_with_preset_from_a_registered_method_is_picklable(detector: gepc.Detector) -> None:
-    other = gepc.create_detector("gepc+", detector.backbone, "fast").fit(IMAGES)
+    other = gepc.create_detector(detector.backbone, "gepc+", "fast").fit(IMAGES)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(other)).score(IMAGES), other.score(IMAGES))
 
 

@@ -18,7 +18,8 @@ from toys import pictures, toy_backbone, toy_detector
 import gepc
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, StorageError
 from gepc.detector import storage
-from gepc.detector.storage import is_detector, load_detector
+from gepc.detector.registry import load_detector
+from gepc.detector.storage import is_detector
 from gepc.methods import groups
 
 ID = pictures(24)
@@ -295,7 +296,7 @@ def test_another_schedule_or_shape_is_refused(tmp_path: Path, fitted: gepc.GEPC,
 def test_a_backbone_given_by_path_keeps_the_stored_precision(tmp_path: Path) -> None:
     """A detector fitted in bfloat16 is scored in bfloat16 whether its backbone is found or given."""
     net = Path(__file__).parents[1] / "data" / "pinned" / "net"
-    detector = gepc.create_detector("msma", gepc.load_backbone(net, dtype="bfloat16"), size=16)
+    detector = gepc.create_detector(gepc.load_backbone(net, dtype="bfloat16"), "msma", size=16)
     detector.fit(pictures(24, 16)).save(tmp_path / "det")
     images = pictures(4, 16, seed=1)
     expected = detector.score(images)

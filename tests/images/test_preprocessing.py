@@ -25,7 +25,7 @@ from gepc.images.preprocessing import (
     warn_about_range,
 )
 from gepc.images.sources import open_images
-from gepc.maps.writing import write_maps
+from gepc.maps.drawing import write_maps
 
 BYTES = as_uint8(pictures(4, size=(6, 5)))  # (N, H, W, C)
 GREY8 = BYTES[0, :, :, 0]

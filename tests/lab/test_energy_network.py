@@ -34,20 +34,20 @@ def test_methods_and_networks_that_do_not_fit(tmp_path: Path) -> None:
     backbone = gepc.load_backbone(tmp_path, device="cpu")
     for method in ("gepc", "gepc+", "msma", "ufcod", "lmd"):
         with pytest.raises(OptionError, match=f"'{method.replace('+', '.')}' needs a network that gives noise predi"):
-            gepc.create_detector(method, backbone)
+            gepc.create_detector(backbone, method)
     noise = gepc.Backbone.from_callable(lambda x, t: x, [0.9, 0.5], 3, 8)
     with pytest.raises(OptionError, match=r"'energy' needs a network that gives energies, .* gives noise predictions"):
         gepc.create_detector("energy", noise)
     with pytest.raises(BackboneError, match="gives energies, not noise"):
         backbone.eps(torch.zeros(1, 3, 8, 8), 0)
-    assert np.isfinite(gepc.create_detector("pixel_stats", backbone).fit(IMAGES).score(IMAGES[:2])).all()
+    assert np.isfinite(gepc.create_detector(backbone, "pixel_stats").fit(IMAGES).score(IMAGES[:2])).all()
 
 
 def test_one_sided_and_two_sided_scores(tmp_path: Path) -> None:
     """The published score is E itself; in the density of E both tails are unusual."""
     energy_net(tmp_path)
     backbone = gepc.load_backbone(tmp_path, device="cpu")
-    one, two = (gepc.create_detector("energy", backbone, preset=name).fit(IMAGES) for name in ("paper", "two_sided"))
+    one, two = (gepc.create_detector(backbone, "energy", preset=name).fit(IMAGES) for name in ("paper", "two_sided"))
     energies = backbone.energy(torch.from_numpy(IMAGES.transpose(0, 3, 1, 2))).double().numpy()  # type: ignore[attr-defined]
     np.testing.assert_allclose(one.score(IMAGES), energies, rtol=1e-6)
     scores = two.score(IMAGES)

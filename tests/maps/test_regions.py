@@ -16,7 +16,7 @@ from toys import as_uint8, pictures, toy_detector
 
 from gepc.images.sources import open_images
 from gepc.maps.regions import MapRegion, coco, in_image, map_regions, outlines
-from gepc.maps.writing import MapOptions, write_maps
+from gepc.runs.maps import MapOptions, write_maps
 
 
 def area(polygon: list[tuple[int, int]]) -> float:

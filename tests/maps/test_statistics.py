@@ -115,7 +115,7 @@ def test_small_images_take_the_statistics_of_the_nearest_band() -> None:
 
 def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> None:
     """With layers the map has an activation part, small on disk, the same after loading."""
-    detector = gepc.create_detector("gepc+", toy_network(image_size=16), levels=LEVELS[:1])
+    detector = gepc.create_detector(toy_network(image_size=16), "gepc+", levels=LEVELS[:1])
     detector.fit(pictures(40, size=16))
     assert detector.maps_ is not None
     assert detector.maps_.names == ("sum", "residual", "inner", "error", "activations")
@@ -158,7 +158,7 @@ def test_images_that_keep_their_size() -> None:
     backbone = toy_backbone(image_size=None)
     backbone.size_multiple = 2
     images = [as_uint8(pictures(1, (8 + place % 3, 12), seed=place))[0] for place in range(30)]
-    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1], resize="native").fit(images)
+    detector = gepc.create_detector(backbone, "gepc+", "inspect", levels=LEVELS[:1], resize="native").fit(images)
     together = detector.score(images[:6])
     np.testing.assert_allclose(together, [detector.score([image])[0] for image in images[:6]], rtol=1e-4)
     assert detector.score_map(images[1:2]).shape == (1, 8, 12)
@@ -166,9 +166,9 @@ def test_images_that_keep_their_size() -> None:
     with pytest.raises(OptionError, match="several sizes"):
         detector.score_map(images[:3])
     with pytest.raises(OptionError, match="leave rot90 out"):
-        gepc.create_detector("gepc+", backbone, resize="native")
+        gepc.create_detector(backbone, "gepc+", resize="native")
     with pytest.raises(OptionError, match="leave `size` out"):
-        gepc.create_detector("gepc+", toy_backbone(), "inspect")
+        gepc.create_detector(toy_backbone(), "gepc+", "inspect")
 
 
 def test_images_at_half_their_resolution() -> None:
@@ -176,7 +176,7 @@ def test_images_at_half_their_resolution() -> None:
     backbone = toy_backbone(image_size=None)
     backbone.size_multiple = 2
     images = [as_uint8(pictures(1, (16 + place % 4, 26), seed=place))[0] for place in range(30)]
-    detector = gepc.create_detector("gepc+", backbone, "inspect", levels=LEVELS[:1]).fit(images)
+    detector = gepc.create_detector(backbone, "gepc+", "inspect", levels=LEVELS[:1]).fit(images)
     assert detector.preprocessing_.window((19, 26)) == (1, 1, 16, 24)
     assert detector.score_map(images[3:4]).shape == (1, 8, 12)
     resized = gepc.Preprocessing(size=(8, 12), channels=backbone.channels)(images[3][1:17, 1:25])

@@ -102,12 +102,12 @@ def test_channel_correlation_is_the_literal_one_and_knows_no_scale() -> None:
 def test_a_network_of_one_channel_has_no_column_between_channels() -> None:
     backbone, images = toy_backbone(channels=1), pictures(40, channels=1)
     options = {"levels": LEVELS[:1], "calibration": "level_knn"}
-    detector = gepc.create_detector("gepc+", backbone, **options).fit(images)
+    detector = gepc.create_detector(backbone, "gepc+", **options).fit(images)
     assert np.isfinite(detector.score(images)).all()
-    without = gepc.create_detector("gepc+", backbone, features=("s", "d", *LAGS), **options).fit(images)
+    without = gepc.create_detector(backbone, "gepc+", features=("s", "d", *LAGS), **options).fit(images)
     np.testing.assert_array_equal(detector.score(images), without.score(images))
     with pytest.raises(OptionError, match="this backbone has no feature ac"):
-        gepc.create_detector("gepc+", backbone, "fast", features="ac").fit(images)
+        gepc.create_detector(backbone, "gepc+", "fast", features="ac").fit(images)
 
 
 def test_two_channels_are_enough_for_a_column_between_channels() -> None:
@@ -170,7 +170,7 @@ def test_gepc_plus_keeps_the_levels_that_gepc_keeps(elements: str) -> None:
     """On the same passes; the coefficients of variation of log s are in another order here."""
     backbone, images, shared = toy_backbone(), pictures(40), {"levels": LEVELS, "group": "flips", "keep": 2}
     paper = gepc.GEPC(backbone, **shared).fit(images)  # type: ignore[arg-type]
-    plus = gepc.create_detector("gepc+", backbone, elements=elements, weights="inv_cv", **shared).fit(images)
+    plus = gepc.create_detector(backbone, "gepc+", elements=elements, weights="inv_cv", **shared).fit(images)
     np.testing.assert_allclose(plus.cv_, paper.cv_)
     np.testing.assert_array_equal(plus.kept_, paper.kept_)
     np.testing.assert_allclose(plus.weights_, paper.weights_)
@@ -179,7 +179,7 @@ def test_gepc_plus_keeps_the_levels_that_gepc_keeps(elements: str) -> None:
 @pytest.mark.parametrize(("preset", "passes"), [("single", 1), ("fast", 2), ("full", 12)])
 def test_what_the_presets_cost(preset: str, passes: int) -> None:
     backbone = toy_backbone()
-    detector = gepc.create_detector("gepc+", backbone, preset)
+    detector = gepc.create_detector(backbone, "gepc+", preset)
     assert detector.cost().forward == passes
     detector.fit(pictures(30))
     assert len(detector.kept_) == {"single": 1, "fast": 1, "full": 4}[preset]  # no level is selected away
@@ -191,11 +191,11 @@ def test_what_the_presets_cost(preset: str, passes: int) -> None:
 def test_images_that_are_not_square() -> None:
     """rot90 drops out of `full`; `fast`, which has nothing else, takes rot180 in its place."""
     wide = pictures(30, size=(8, 12))
-    full = gepc.create_detector("gepc+", toy_backbone(image_size=None), "full", levels=LEVELS).fit(wide)
+    full = gepc.create_detector(toy_backbone(image_size=None), "gepc+", "full", levels=LEVELS).fit(wide)
     assert full.cost().forward == 8
     assert np.isfinite(full.score(wide[:3])).all()
     fast, half_turn = (
-        gepc.create_detector("gepc+", toy_backbone(image_size=None), group=group).fit(wide)
+        gepc.create_detector(toy_backbone(image_size=None), "gepc+", group=group).fit(wide)
         for group in ("rot90", "rot180")
     )
     assert fast.cost().forward == 2
@@ -247,7 +247,7 @@ def test_the_papers_method_does_not_know_the_new_terms() -> None:
 def test_an_exactly_equivariant_network_is_named_as_the_cause() -> None:
     backbone = gepc.Backbone.from_callable(lambda x, t: torch.tanh(x), cosine_alphas_cumprod(1000), 3, 8)
     with pytest.raises(InputError, match="exactly equivariant under this group"):
-        gepc.create_detector("gepc+", backbone, "fast").fit(pictures(30))
+        gepc.create_detector(backbone, "gepc+", "fast").fit(pictures(30))
 
 
 # --- maps ------------------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_a_detector_shows_the_part_it_is_asked_for(tmp_path: Path) -> None:
     """Also after it was saved; the score does not depend on it."""
     backbone = toy_backbone()
     fitted = {
-        part: gepc.create_detector("gepc+", backbone, levels=LEVELS, map_part=part).fit(pictures(30))
+        part: gepc.create_detector(backbone, "gepc+", levels=LEVELS, map_part=part).fit(pictures(30))
         for part in ("sum", "residual", "error")
     }
     maps = {part: detector.score_map(IMAGES, raw=True) for part, detector in fitted.items()}
@@ -318,7 +318,7 @@ def test_a_raw_map_of_what_has_no_single_field_is_refused_by_name() -> None:
 
 
 def test_without_a_transform_the_map_is_the_error_alone() -> None:
-    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, features=("d",)).fit(pictures(30))
+    detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS, features=("d",)).fit(pictures(30))
     assert (detector.score_map(IMAGES, raw=True) > 0).all()
     assert detector.maps_ is not None
     assert detector.maps_.parts == ("error",)
@@ -399,11 +399,11 @@ def test_levels_that_were_not_looked_at_are_left_out(name: str) -> None:
 
 @pytest.mark.parametrize("calibration", ["mahalanobis", "gmm", "kde", "knn", "level_mahalanobis", "level_knn"])
 def test_other_calibrations_and_random_levels(calibration: str) -> None:
-    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS, calibration=calibration).fit(pictures(40))
+    detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS, calibration=calibration).fit(pictures(40))
     assert np.isfinite(detector.score(IMAGES)).all()
     if calibration.startswith("level_"):
         options = {"levels": LEVELS, "level_samples": 2, "calibration": calibration}
-        some = gepc.create_detector("gepc+", toy_backbone(), **options).fit(pictures(40))
+        some = gepc.create_detector(toy_backbone(), "gepc+", **options).fit(pictures(40))
         assert some.cost().forward == 4
         assert np.isfinite(some.score(IMAGES)).all()
 
@@ -430,7 +430,7 @@ def test_the_autocorrelations_see_structure_that_energies_do_not() -> None:
 
     def found(features: tuple[str, ...]) -> float:
         options = {"features": features, "levels": (0.97,), "pool": "mean"}
-        detector = gepc.create_detector("gepc+", backbone, **options).fit(white[:100])  # type: ignore[arg-type]
+        detector = gepc.create_detector(backbone, "gepc+", **options).fit(white[:100])  # type: ignore[arg-type]
         return auroc(detector.score(white[100:]), detector.score(smooth))
 
     assert found(("d", "ax")) > 0.99

@@ -169,8 +169,8 @@ def test_shifts_by_a_pixel_do_not_act_on_layers_of_lower_resolution() -> None:
 @pytest.mark.parametrize("name", ["gepc", "gepc+"])
 def test_inner_features_cost_no_pass(name: str) -> None:
     backbone = network()
-    plain = gepc.create_detector(name, backbone, levels=LEVELS, features=("s",)).extractor
-    rich = gepc.create_detector(name, backbone, levels=LEVELS, features=("s", "inner"), layers=LAYERS).extractor
+    plain = gepc.create_detector(backbone, name, levels=LEVELS, features=("s",)).extractor
+    rich = gepc.create_detector(backbone, name, levels=LEVELS, features=("s", "inner"), layers=LAYERS).extractor
     for method in (plain, rich):
         backbone.reset_counts()
         method.extract(backbone, batch(), method.timesteps(backbone))
@@ -179,7 +179,7 @@ def test_inner_features_cost_no_pass(name: str) -> None:
 
 def test_a_plain_function_has_no_inner_features_and_everything_else_works() -> None:
     backbone, images = toy_backbone(), pictures(40)
-    rich = gepc.create_detector("gepc+", backbone, levels=LEVELS, features=("s", "d", "inner", "h")).fit(images)
+    rich = gepc.create_detector(backbone, "gepc+", levels=LEVELS, features=("s", "d", "inner", "h")).fit(images)
     assert set(rich.features(images[:2])) == {"s", "d"}
     assert np.isfinite(rich.score(images)).all()
     with pytest.raises(OptionError, match="no feature inner"):

@@ -66,12 +66,12 @@ def test_every_baseline_is_here() -> None:
 @pytest.mark.parametrize("name", RIVALS)
 def test_both_presets_can_be_made(name: str) -> None:
     assert {"paper", "light"} <= set(find_method(name).presets)
-    gepc.create_detector(name, backbone(), preset="light")
+    gepc.create_detector(backbone(), name, preset="light")
     if NO_LPIPS and name in ("lmd", "ddpm_ood"):
         with pytest.raises(OptionError, match="needs the package lpips"):
-            gepc.create_detector(name, backbone(), preset="paper")
+            gepc.create_detector(backbone(), name, preset="paper")
     else:
-        gepc.create_detector(name, backbone(), preset="paper")
+        gepc.create_detector(backbone(), name, preset="paper")
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_both_presets_can_be_made(name: str) -> None:
 )
 def test_stated_costs(preset: str, name: str, passes: tuple[int, int]) -> None:
     given = {"distance": "msgms"} if name == "lmd" else {}
-    cost = gepc.create_detector(name, backbone(), preset=preset, **given).cost()
+    cost = gepc.create_detector(backbone(), name, preset=preset, **given).cost()
     assert (cost.forward, cost.jvp) == passes
 
 
 def test_labels_name_what_the_figures_depend_on() -> None:
-    labels = {name: gepc.create_detector(name, backbone()).extractor.label for name in RIVALS}
+    labels = {name: gepc.create_detector(backbone(), name).extractor.label for name in RIVALS}
     assert labels["lmd"] == "lmd[msgms]"
     assert labels["ddpm_ood"] == "ddpm_ood[mse+msgms]"
     assert labels["diffpath"] == "diffpath[6-D]"

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from toys import as_uint8, pictures
 
 import gepc
-from gepc.detector.detector import Result
+from gepc.detector.stream import Result
 from gepc.images.sources import ArrayImages, open_images
 from gepc.runs.local import score_shards
 from gepc.runs.shards import Identity, ScoreRun, Shard, open_run

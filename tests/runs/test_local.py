@@ -12,7 +12,7 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.conformal.p_values import group_labels
-from gepc.detector.detector import Result
+from gepc.detector.stream import Result
 from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
 from gepc.runs.local import (
     AHEAD,

@@ -378,7 +378,7 @@ def test_larger_tiles_are_shrunk_by_the_detector_and_their_map_is_enlarged(tmp_p
 
 
 def test_a_method_without_maps_gives_tiles_and_regions_and_no_map(tmp_path, landscape):
-    detector = gepc.create_detector("score_norm", toy_backbone(3, 16)).fit(as_uint8(pictures(60, 16, seed=1)))
+    detector = gepc.create_detector(toy_backbone(3, 16), "score_norm").fit(as_uint8(pictures(60, 16, seed=1)))
     assert not detector.extractor.has_maps
     np.save(tmp_path / "s.npy", landscape)
     report = scan(detector, tmp_path / "s.npy", tmp_path / "out", control="tile")

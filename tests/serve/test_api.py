@@ -114,7 +114,7 @@ def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, fi
 
 
 def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, images, files):
-    from gepc.maps.writing import overlay
+    from gepc.maps.drawing import overlay
 
     picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
     field = detector.score_map(images[:1])[0]
@@ -378,7 +378,7 @@ def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
     for family, channels, cost in (("LDM", 3, "1E"), ("five bands", 5, "0J")):
         folder = tmp_path / family
         backbone = gepc.load_backbone(folder / "net", device="cpu", **make(family, folder / "net"))
-        detector = gepc.create_detector("gepc+", backbone, "fast", size=SIDE)
+        detector = gepc.create_detector(backbone, "gepc+", "fast", size=SIDE)
         detector.fit(as_uint8(pictures(24, SIDE, channels))).save(folder / "det")
         picture = as_uint8(pictures(1, SIDE, channels, seed=1))[0]
         first, *rest = [Image.fromarray(picture[..., band]) for band in range(channels)]

@@ -161,8 +161,7 @@ def _flags(message: str, arguments: Sequence[str]) -> str:
 
 def _settable() -> set[str]:
     """Names of the options that `--set` takes, in any command."""
-    from gepc.detector.detector import detector_options
-    from gepc.detector.registry import extractor_options
+    from gepc.detector.parameters import detector_options, extractor_options
     from gepc.lab.bench.protocol import Protocol
     from gepc.lab.training.recipe import Recipe
     from gepc.methods.base import methods

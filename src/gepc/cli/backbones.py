@@ -118,7 +118,7 @@ def export(
     from gepc.images.sources import open_images
 
     loaded = opt.open_detector(detector, backbone, device="cpu")
-    made = export_detector(loaded, out, None if images is None else open_images(images))
+    made = export_detector(loaded.fitted, out, None if images is None else open_images(images))
     network = out / NETWORK
     say(f"{network}: {network.stat().st_size / 1e6:.1f} MB; relative difference from torch at most "
         f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores of {made.images} images")  # fmt: skip

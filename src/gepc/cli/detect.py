@@ -17,6 +17,7 @@ from gepc.core.files import check_free, write_json
 from gepc.core.options import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
+    from gepc.detector.fitted import FittedDetector
     from gepc.scenes import SceneReport
     from gepc.serve import Settings
 
@@ -36,7 +37,7 @@ METHOD_HELP = (
 )
 PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
-    "pass, no transform), radar (2 passes, for targets that are small in their image), inspect (1 pass, for "
+    "pass, no transform), radar (1 pass, for targets that are small in their image), inspect (1 pass, for "
     "parts in their own size). gepc: paper and paper-celeba (the paper's noise levels), inner (symmetry of inner "
     "layers). Baselines: light and paper; diffpath also v2 and v2_light, energy two_sided."
 )
@@ -68,12 +69,14 @@ def fit(
     check_free(out, "detector.json", "detector")
     parameters = opt.parse_settings(settings)
     loading.refuse(parameters)
-    detector = gepc.create_detector(method, loading.load(backbone), preset, **parameters)
+    detector = gepc.create_detector(loading.load(backbone), method, preset, **parameters)
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
     total = len(collection) + (0 if calibration is None else len(calibration))
-    estimate(detector, total, detector.fit_cost())
-    estimate(detector, detector.map_images(total, total), detector.cost(), "for maps at most {:,} images again")
+    size = detector.network_size(collection)
+    estimate(detector.backbone, size, total, detector.fit_cost(size))
+    again = detector.map_images(total, total)
+    estimate(detector.backbone, size, again, detector.cost(), "for maps at most {:,} images again")
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
         detector.fit(collection, calibration, labels, advance, compute.feature_engine())
@@ -82,8 +85,7 @@ def fit(
         say((out / "detector.json").read_text(encoding="utf-8"))
         return
     name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
-    size = "x".join(map(str, detector.input_size))
-    say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}, at {size}")
+    say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}, {_size_text(detector.fitted)}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
     say(f"cost: {opt.cost_per_image(detector.cost())}")
@@ -91,6 +93,17 @@ def fit(
         say(f"guarantee: {detector.guarantee()}")
     except OptionError as error:
         say(f"no guarantee at alpha 0.05: {error}")
+
+
+def _size_text(fitted: FittedDetector) -> str:
+    """What the network sees, in words."""
+    from gepc.images.preprocessing import OWN_SIZE
+
+    height, width = fitted.input_size
+    if fitted.preprocessing.resize in OWN_SIZE:
+        scale = "at half their size" if fitted.preprocessing.resize == "half" else "in their own size"
+        return f"images {scale}, the first of them {width}x{height} pixels"
+    return f"at {width}x{height} pixels (width x height)"
 
 
 def map_(
@@ -115,25 +128,29 @@ def map_(
 
     Example: `gepc map det photos/new --out maps`
     """
+    from gepc.conformal.p_values import images_needed
     from gepc.images.sources import open_images
-    from gepc.maps.writing import MapOptions, with_map_part, write_maps
+    from gepc.runs.maps import MapOptions, write_maps
 
-    loaded, collection = opt.open_detector(detector, backbone, batch_size, device), open_images(images)
+    fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
     if part is not None:
-        loaded = with_map_part(loaded, part)
+        fitted = fitted.showing(part)
     check_free(out, "metadata.json", "maps")
-    estimate(loaded, len(collection), loaded.cost())
+    estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost())
     options = MapOptions(scale, raw, alpha, _bands("--show-bands", show_bands))
     with progress("mapping", len(collection)) as advance:
-        entries = write_maps(loaded, collection, out, options, advance)
-    raw = raw or loaded.maps_ is None
-    limit = loaded.map_limit(alpha, raw)
-    shown = {"scale": limit, "part": getattr(loaded.extractor, "map_part", None), "raw": raw, "alpha": alpha}
+        entries = write_maps(fitted, collection, out, options, advance)
+    raw = raw or fitted.maps is None
+    limit = fitted.map_limit(alpha, raw)
+    shown = {"scale": limit, "part": getattr(fitted.method, "map_part", None), "raw": raw, "alpha": alpha}
     write_json(out / "metadata.json", {**shown, "detector": str(detector), "images": entries})
     failures = sum(entry["error"] is not None for entry in entries)
     found = sum(entry.get("regions", 0) for entry in entries)
     say(f"{len(entries) - failures} maps in {out}, {failures} failures, {found} regions; common scale {limit:.4g}")
-    if loaded.maps_ is None:
+    if fitted.maps is not None and not raw and not fitted.maps.allows(alpha):
+        count = fitted.maps.maxima.shape[1]
+        note(f"no regions: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {count}")
+    if fitted.maps is None:
         note("the detector has no statistics of maps, so these are raw; fit it again for maps in standard deviations")
 
 
@@ -178,7 +195,7 @@ def scene(
         "map_format": map_format,
     }
     plan = plan_scan(loaded, image, out, **options)
-    estimate(loaded, plan.tiles - plan.done, plan.cost, "at most {:,} tiles")
+    estimate(loaded.backbone, loaded.input_size, plan.tiles - plan.done, plan.cost, "at most {:,} tiles")
     with progress("tiles", plan.tiles) as advance:
         report = scan(loaded, image, out, on_progress=advance, **options)
     if report.resumed:
@@ -247,7 +264,9 @@ def watch(
 
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
-    watcher = Watch(folder, loaded, Monitor(loaded, alpha, delta, window), out, *((0.0, 0.0) if once else (1.0, 10.0)))
+    watcher = Watch(
+        folder, loaded.fitted, Monitor(loaded, alpha, delta, window), out, *((0.0, 0.0) if once else (1.0, 10.0))
+    )
     resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
     note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")
     if not once:

@@ -167,17 +167,19 @@ def open_detector(folder: Path, backbone: str | None, batch_size: int | None = N
     return detector
 
 
-QUICK = 2000  # fewer network passes than this need no estimate
+QUICK = 2000 * 32 * 32  # fewer pixels in network passes than this need no estimate
 
 
-def estimate(detector: Detector, count: int, cost: Cost, what: str = "{:,} images") -> None:
+def estimate(
+    backbone: Backbone, size: tuple[int, int] | None, count: int, cost: Cost, what: str = "{:,} images"
+) -> None:
     """Print the number of network passes for `count` images or tiles and how long they take, if there are many."""
     passes = count * (cost.forward + 2 * cost.jvp)
-    if passes < QUICK:
+    if size is None or passes * size[0] * size[1] < QUICK:
         return
-    seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
+    seconds = passes * seconds_per_pass(backbone, size)
     if cost.encoder:
-        seconds += count * cost.encoder * seconds_per_encoding(detector.backbone, detector.input_size)
+        seconds += count * cost.encoder * seconds_per_encoding(backbone, size)
     each = cost.forward + cost.jvp
     note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}")
 

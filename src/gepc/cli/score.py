@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from gepc.core.errors import InputError, OptionError, StorageError
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
-    from gepc.detector.detector import Detector
+    from gepc.detector.fitted import FittedDetector
     from gepc.runs.shards import Decide, ScoreRun, Shard
 
 
@@ -55,7 +56,6 @@ def score(
     """
     from gepc.conformal.decision import DecisionRule
     from gepc.conformal.p_values import group_labels
-    from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
     from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
     from gepc.runs.local import score_shards
@@ -65,33 +65,32 @@ def score(
     kind = format_of(out, format_ or ("parquet" if cluster is not None and out is None else None))
     if "parquet" in (kind, format_of(out, None)):
         arrow()
-    loaded, collection = opt.open_detector(detector, backbone, device=device), open_images(images)
+    fitted, collection = opt.open_detector(detector, backbone, device=device).fitted, open_images(images)
     if out is not None:
         _check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
         labels = group_labels(opt.read_groups(groups, collection), collection)
-        rule.check(loaded.reference_, labels)
-        loaded.batch_size = _batch_size(batch_size, loaded, len(collection))
-        identity, names = Identity.of(loaded, collection, labels), getattr(collection, "names", ())
+        rule.check(fitted.reference, labels)
+        fitted = replace(fitted, batch_size=_batch_size(batch_size, fitted, len(collection)))
+        identity, names = Identity.of(fitted, collection, labels), getattr(collection, "names", ())
         run = open_run(folder, identity, kind, shard_size, restart, names)
         pending = _pending(run)
         count = sum(map(len, pending))
-        warn_about_range(collection, loaded.value_range)
-        opt.estimate(loaded, count, loaded.cost())
+        opt.estimate(fitted.backbone, fitted.input_size, count, fitted.cost())
         with progress("scoring", count) as advance:
             if cluster is None:
-                score_shards(run, pending, loaded, collection, labels, workers, advance)
+                score_shards(run, pending, fitted, collection, labels, workers, advance)
             else:
-                payload = DetectorPayload.of(detector, backbone, loaded.batch_size)
+                payload = DetectorPayload.of(detector, backbone, fitted.batch_size)
                 places = ImageLocations.of(collection, images)
                 score_shards_on_cluster(run, payload, places, cluster, labels, advance)
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
-        _merge(run, lambda p_values: rule.alarms(p_values, loaded.reference_, labels), out, kind)
+        _merge(run, lambda p_values: rule.alarms(p_values, fitted.reference, labels), out, kind)
         if shards is None:
             run.remove()
-    note(f"guarantee: {rule.statement(loaded.reference_)}")
+    note(f"guarantee: {rule.statement(fitted.reference)}")
 
 
 @contextlib.contextmanager
@@ -139,13 +138,13 @@ def _pending(run: ScoreRun) -> list[Shard]:
     return pending
 
 
-def _batch_size(asked: str | None, detector: Detector, images: int) -> int:
+def _batch_size(asked: str | None, fitted: FittedDetector, images: int) -> int:
     from gepc.runs.local import fastest_batch_size
 
     if asked is None:
-        return detector.batch_size
+        return fitted.batch_size
     if asked == "auto":
-        found = fastest_batch_size(detector, images)
+        found = fastest_batch_size(fitted, images)
         note(f"batch size {found}")
         return found
     if not asked.isdigit() or int(asked) < 1:

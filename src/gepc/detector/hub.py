@@ -8,23 +8,22 @@ from typing import Any
 
 from gepc._version import __version__
 from gepc.conformal.p_values import Guarantee
-from gepc.core.errors import InputError, StorageError, first_line
+from gepc.core.errors import StorageError, first_line
 from gepc.core.files import read_json, write_json, write_text
 from gepc.core.tables import markdown_table
-from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.storage import DESCRIPTION, save_detector
 
 _TAGS = ["out-of-distribution-detection", "anomaly-detection", "diffusion", "conformal-prediction"]
 
 
-def push(detector: Detector, repo_id: str, card: Mapping[str, Any], **options: Any) -> str:
+def push(fitted: FittedDetector, repo_id: str, card: Mapping[str, Any], **options: Any) -> str:
     """Upload a fitted detector and its model card; the address of the repository."""
     from huggingface_hub import HfApi
 
-    from gepc.detector.storage import DESCRIPTION, save_detector
-
     with TemporaryDirectory() as place:
         folder = Path(place) / "detector"
-        save_detector(detector, folder)
+        save_detector(fitted, folder)
         facts = read_json(folder / DESCRIPTION)
         source = facts["backbone"]["source"]
         if source is not None and Path(source).exists():  # others have no use for a path on this machine
@@ -59,15 +58,3 @@ def model_card(
     table = markdown_table(("", ""), [(name, str(value)) for name, value in about.items()])
     template = Template((Path(__file__).parent / "model_card.md").read_text(encoding="utf-8"))
     return template.substitute(repo_id=repo_id, metadata=data.to_yaml(), version=__version__, table=table)
-
-
-def download(repo_id: str) -> Path:
-    """The folder of a detector on the hub, in the cache of huggingface_hub; only its two files are fetched."""
-    from huggingface_hub import snapshot_download
-
-    from gepc.detector.storage import DESCRIPTION, STATE
-
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=[DESCRIPTION, STATE]))
-    except (OSError, ValueError) as error:
-        raise InputError(f"there is no folder {repo_id}, and the hub did not give it: {first_line(error)}") from error

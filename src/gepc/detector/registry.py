@@ -1,118 +1,143 @@
-"""Detectors by name: `GEPC` with its parameters spelt out, and every registered method through `create_detector`."""
+"""Detectors by name: `create_detector` for every registered method, `GEPC` for the paper's, and saved ones."""
 
 from __future__ import annotations
 
-import dataclasses
-import typing
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import OptionError, check_names, nearest
-from gepc.core.options import coerce, is_scalar
-from gepc.detector.detector import Detector, detector_options
-from gepc.methods.base import Extractor, find_method, methods
-from gepc.methods.extraction import plain_options
-from gepc.methods.gepc import DEFAULT_LEVELS, GepcExtractor
+from gepc.core.errors import OptionError
+from gepc.core.files import StrPath
+from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.parameters import divided, with_preset, without_unused
+from gepc.detector.storage import load_fitted
+from gepc.methods.base import find_method, methods
+from gepc.methods.gepc import GepcExtractor
 
-Options = dict[str, Any]
 DEFAULT_METHOD = "gepc+"
 
 
 class GEPC(Detector):
     """Group-equivariant posterior consistency, the paper's detector.
 
+    Without a preset its candidate levels are wider than the paper's, so that they suit networks other than the paper's;
+    `preset="paper"` has the paper's own.
+
     Parameters
     ----------
-    backbone : the network that predicts noise.
-    levels : noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
-    keep : how many of the levels to keep; None keeps all.
-    features : any of s, cos, pair, walk, x0, b, d, inner, cycle, var, var_g; see `gepc.methods.gepc` for the formulas.
-    calibration : name of the calibrator; None is `kde`, or `parts` with the feature `inner`.
-    pool : pooling over pixels: `mean`, `topk` or `local`.
-    topk : the share of the largest pixels, for `topk` and `local`.
-    window : side of the box filter, for `local`.
-    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
-    mc_samples : noise draws to average.
-    group_samples : a random subset of this many elements per image and level; None uses all.
-    level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.
-    layers : names of the layers that `inner` compares, with wildcards; None chooses them.
-    **options : the other parameters of `gepc.Detector`.
+    backbone : Backbone
+        The network that predicts noise.
+    levels : Levels or str or numbers
+        Noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
+    preset : {"paper", "paper-celeba", "inner"}, optional
+        A named set of options; options that are given take precedence.
+    **options
+        The other parameters of `gepc.methods.gepc.GepcExtractor` (`features`, `pool`, `topk`, `window`, `group`,
+        `mc_samples`, `group_samples`, `level_samples`, `layers`) and of `gepc.Detector` (`keep`, `calibration`, ...).
     """
 
     def __init__(
         self,
         backbone: Backbone,
-        levels: Levels | str | float | Iterable[float] = DEFAULT_LEVELS,
-        keep: int | None = 2,
-        features: Iterable[str] | str = ("s",),
+        levels: Levels | str | float | Iterable[float] | None = None,
+        preset: str | None = None,
         **options: Any,
     ) -> None:
-        given = {"levels": levels, "keep": keep, "features": features, **options}
-        own, shared = _divided(GepcExtractor, given, "GEPC")
+        given = options if levels is None else {"levels": levels, **options}
+        given = {"keep": GepcExtractor.keep, **with_preset(GepcExtractor, preset, given)}
+        own, shared = divided(GepcExtractor, given, "GEPC")
         super().__init__(backbone, GepcExtractor(**own), **shared)
 
 
 def list_detectors() -> list[str]:
-    """Names that `create_detector` knows."""
+    """Names of the methods that `create_detector` knows."""
     return list(methods())
 
 
 def create_detector(
-    method: str | Backbone | None, backbone: Backbone | None = None, preset: str | None = None, **options: Any
+    backbone: Backbone, method: str | None = DEFAULT_METHOD, preset: str | None = None, **options: Any
 ) -> Detector:
-    """Create an unfitted detector by name: `create_detector(backbone)` or `create_detector("msma", backbone)`.
+    """Create a detector that is not fitted yet.
 
     Parameters
     ----------
-    method : name of the method; see `list_detectors`. None, or the backbone in its place, is the default, `gepc+`.
-    backbone : the network that predicts noise.
-    preset : a named set of options of the method.
-    **options : parameters of the method and of `gepc.Detector`; they take precedence over the preset.
+    backbone : Backbone
+        The network that predicts noise; see `gepc.load_backbone`.
+    method : str
+        Name of the method; see `gepc.list_detectors`.
+    preset : str, optional
+        A named set of options of the method.
+    **options
+        Parameters of the method and of `gepc.Detector`; they take precedence over the preset.
+
+    Returns
+    -------
+    Detector
+
+    Examples
+    --------
+    >>> import gepc
+    >>> backbone = gepc.load_backbone("photos-tiny")
+    >>> gepc.create_detector(backbone, "msma", size=32).is_fitted
+    False
     """
-    if isinstance(method, Backbone):
-        if backbone is not None:
-            raise OptionError("create_detector takes the name of a method before the backbone")
-        method, backbone = None, method
-    if backbone is None:
-        raise OptionError("create_detector needs a backbone; see gepc.load_backbone")
+    if not isinstance(backbone, Backbone):
+        backbone, method = _in_old_order(backbone, method)
     extractor_class = find_method(DEFAULT_METHOD if method is None else method)
-    method = extractor_class.name
-    if preset is not None:
-        if preset not in extractor_class.presets:
-            raise OptionError(f"method {method!r} has no preset {preset!r}; {nearest(preset, extractor_class.presets)}")
-        options = {**extractor_class.presets[preset], **options}
-    own, shared = _divided(extractor_class, options, f"method {method!r}")
     if extractor_class is GepcExtractor:
-        return GEPC(backbone, **options)
+        return GEPC(backbone, preset=preset, **options)
+    options = with_preset(extractor_class, preset, options)
+    own, shared = divided(extractor_class, options, f"method {extractor_class.name!r}")
     defaults = {name: getattr(extractor_class, name) for name in ("keep", "weights", "aggregate")}
     return Detector(backbone, extractor_class(**own), **{**defaults, **shared})
 
 
-def _divided(extractor_class: type[Extractor], options: Options, what: str) -> tuple[Options, Options]:
-    """The options of the method, of the types that it declares, and those of every detector.
+def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | None]:
+    """The arguments of version 0.2, which had the method first, in their present order."""
+    if not isinstance(backbone, Backbone):
+        raise OptionError("create_detector needs a backbone first; see gepc.load_backbone")
+    warnings.warn(
+        "create_detector(backbone, method) is deprecated; call create_detector(backbone, method)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return backbone, method
 
-    The method itself checks its options other than numbers, words and flags.
+
+def as_detector(fitted: FittedDetector) -> Detector:
+    """The detector with that fitted state, and with the parameters that it was fitted with."""
+    detector = create_detector(fitted.backbone, fitted.method.name, **without_unused(dict(fitted.options)))
+    detector.fitted_ = fitted
+    return detector
+
+
+def load_detector(
+    folder: StrPath,
+    backbone: Backbone | str | None = None,
+    device: str | torch.device = "auto",
+    trust: bool | None = None,
+) -> Detector:
+    """Load a saved detector. Its backbone is loaded from where it came from, or given, and must have the same weights.
+
+    The folder may come from anyone: everything in it is checked before it is used, and no code in it is run.
+
+    Parameters
+    ----------
+    folder : where `save` wrote it, or a repository on the Hugging Face hub ("org/name").
+    backbone : used instead of the one that the detector names.
+    device : where a backbone that is loaded runs: "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
+    trust : follow the paths and hub ids of networks that the folder names. Otherwise only networks that ship with the
+        package are loaded by name, and any other must be given. None trusts if the environment variable GEPC_TRUST
+        is 1.
+
+    Returns
+    -------
+    Detector
+        The fitted detector.
     """
-    own, shared = extractor_options(extractor_class), detector_options()
-    check_names(what, options, [*own, *shared])
-    hints, given = typing.get_type_hints(extractor_class), {}
-    for name in (name for name in options if name in own):
-        value, hint = options[name], hints[name]
-        given[name] = tuple(value) if isinstance(value, list) else value
-        if is_scalar(hint):
-            given[name] = coerce(hint, value, f"{extractor_class.name}: {name}")
-    return given, {name: value for name, value in options.items() if name in shared}
-
-
-def extractor_options(extractor_class: type[Extractor]) -> set[str]:
-    """Names of a method's own parameters."""
-    return {field.name for field in dataclasses.fields(extractor_class)}  # type: ignore[arg-type]
-
-
-def options_of(detector: Detector) -> dict[str, Any]:
-    """All parameters as plain JSON values: `create_detector(method, backbone, **these)` builds the detector again."""
-    own = {name: getattr(detector, name) for name in detector_options()}
-    own["calibration"] = detector.calibration_name
-    return plain_options({**detector.extractor.options(), **own})
+    return as_detector(load_fitted(folder, backbone, device, trust))

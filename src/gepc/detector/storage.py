@@ -22,17 +22,18 @@ from safetensors.numpy import load
 from gepc._version import __version__
 from gepc.backbones.base import Backbone
 from gepc.backbones.load import is_hub_id, list_backbones, load_again
-from gepc.calibration.calibrators import create_calibrator, under
+from gepc.calibration.calibrators import under
 from gepc.calibration.scorer import Scorer, Selection
 from gepc.conformal.p_values import CalibrationScores
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, raising
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, first_line, raising
 from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
 from gepc.core.options import build
-from gepc.detector.detector import Detector
-from gepc.detector.hub import download
-from gepc.detector.registry import create_detector, options_of
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.fitting import map_window
+from gepc.detector.parameters import NOMINAL_SIZE, Parameters, divided, without_unused
 from gepc.images.preprocessing import Preprocessing
 from gepc.maps.statistics import MapStatistics
+from gepc.methods.base import find_method
 
 Facts = dict[str, Any]  # plain values by name, as in JSON; or arrays by name
 SCHEMA = 1
@@ -43,7 +44,7 @@ STATED_ALPHA = 0.05
 # what a folder may ask for
 MAX_DEPTH, MAX_LENGTH, MAX_OPTION, MAX_NUMBER, MAX_STATE = 8, 10_000, 100_000, 10**12, 1 << 30
 MAX_COLUMNS = 1 << 17  # features of inner layers have some columns for every channel
-MAX_BATCH, MAX_PASSES, MAX_PIXELS, MIN_WIDTH = 4096, 1_000_000, 1 << 24, 64
+MAX_BATCH, MAX_PASSES, MAX_PIXELS, MAX_SIDE, MIN_WIDTH = 4096, 1_000_000, 1 << 24, 1 << 20, 64
 _PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dict, "fitted": dict}
 _LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
 _LOAD_OPTIONS |= {"act_on", "offload"}
@@ -56,37 +57,38 @@ def is_detector(folder: StrPath) -> bool:
     return (Path(folder) / DESCRIPTION).is_file()
 
 
-def save_detector(detector: Detector, folder: StrPath) -> None:
+def save_detector(fitted: FittedDetector, folder: StrPath) -> None:
     """Write the folder, which is whole or absent; an old one stays until then."""
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
         raise InputError(f"{final} exists and is not a detector folder; give another place")
     with replacing_folder(final) as draft:
-        write_arrays(draft / STATE, state_of(detector))
-        write_json(draft / DESCRIPTION, describe(detector))
+        write_arrays(draft / STATE, state_of(fitted))
+        write_json(draft / DESCRIPTION, describe(fitted))
 
 
-def describe(detector: Detector) -> Facts:
+def describe(fitted: FittedDetector) -> Facts:
     """All of a fitted detector that a person may want to read, and what loading needs in addition to the arrays."""
-    guarantee, cost = None, dataclasses.asdict(detector.cost())
+    guarantee, cost = None, dataclasses.asdict(fitted.cost())
     with contextlib.suppress(OptionError):
-        guarantee = vars(detector.guarantee(STATED_ALPHA))
+        guarantee = vars(fitted.guarantee(STATED_ALPHA))
     return {
         "schema": SCHEMA,
-        "method": detector.extractor.name,
-        "options": options_of(detector),
-        "preprocessing": dataclasses.asdict(detector.preprocessing_),
-        "backbone": detector.backbone.describe(),
+        "method": fitted.method.name,
+        "options": dict(fitted.options),
+        "preprocessing": dataclasses.asdict(fitted.preprocessing),
+        "backbone": fitted.backbone.describe(),
         "fitted": {
-            "timesteps": detector.levels_.tolist(),
-            "cv": detector.cv_.tolist(),
-            "kept": detector.kept_.tolist(),
-            "weights": detector.weights_.tolist(),
-            "map_scale": detector.map_scale_,
-            "map_parts": None if detector.maps_ is None else list(detector.maps_.parts),
-            "fit_images": detector.n_fit_,
-            "calibration_images": len(detector.calibration_scores_),
-            "groups": list(detector.reference_.by_group),
+            "timesteps": list(fitted.levels),
+            "cv": fitted.scorer.selection_.cv.tolist(),
+            "kept": list(fitted.kept),
+            "weights": fitted.weights.tolist(),
+            "map_scale": fitted.map_scale,
+            "map_parts": None if fitted.maps is None else list(fitted.maps.parts),
+            "fit_images": fitted.fit_images,
+            "calibration_images": len(fitted.reference.scores),
+            "groups": list(fitted.reference.by_group),
+            "input_size": list(fitted.input_size),
         },
         "cost": {name: passes for name, passes in cost.items() if passes or name != "encoder"},
         "guarantee": guarantee,
@@ -103,38 +105,26 @@ def versions(*more: str) -> dict[str, str]:
     return found
 
 
-def state_of(detector: Detector) -> Facts:
+def state_of(fitted: FittedDetector) -> Facts:
     """The fitted arrays by name."""
-    arrays = detector.scorer_.state()
-    for position, scores in enumerate(detector.reference_.by_group.values()):
+    arrays = fitted.scorer.state()
+    for position, scores in enumerate(fitted.reference.by_group.values()):
         arrays[f"reference/{position}"] = scores
-    if detector.maps_ is not None:
-        arrays |= {f"{MAPS}{name}": values for name, values in detector.maps_.state().items()}
-    return arrays | {f"{CONDITIONING}{name}": values for name, values in detector.backbone.conditioning.items()}
+    if fitted.maps is not None:
+        arrays |= {f"{MAPS}{name}": values for name, values in fitted.maps.state().items()}
+    return arrays | {f"{CONDITIONING}{name}": values for name, values in fitted.backbone.conditioning.items()}
 
 
-def load_detector(
+def load_fitted(
     folder: StrPath,
     backbone: Backbone | str | None = None,
     device: str | torch.device = "auto",
     trust: bool | None = None,
-) -> Detector:
-    """Load a saved detector. Its backbone is loaded from where it came from, or given, and must be the same weights.
-
-    The folder may come from anyone: everything in it is checked before it is used, and no code in it is run.
-
-    Parameters
-    ----------
-    folder : where `save` wrote it, or a repository on the Hugging Face hub ("org/name").
-    backbone : used instead of the one that the detector names.
-    device : where a backbone that is loaded runs: "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
-    trust : follow the paths and hub ids of networks that the folder names. Otherwise only networks that ship with the
-        package are loaded by name, and any other must be given. None trusts if the environment variable GEPC_TRUST
-        is 1.
-    """
+) -> FittedDetector:
+    """Load the fitted state of a saved detector; see `gepc.load_detector`."""
     folder = Path(folder)
     if not folder.exists() and is_hub_id(folder.as_posix()):
-        folder = download(folder.as_posix())
+        folder = _download(folder.as_posix())
     description = read_description(folder)
     trust = os.environ.get("GEPC_TRUST") == "1" if trust is None else trust
     try:
@@ -150,6 +140,16 @@ def load_detector(
         raise InputError(f"{folder} is incomplete: {error} is missing") from error
     except Exception as error:  # what is restored may be wrong in any way
         raise InputError(f"{folder} does not describe a detector: {error}") from error
+
+
+def _download(repo_id: str) -> Path:
+    """The folder of a detector on the hub, in the cache of huggingface_hub; only its two files are fetched."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=[DESCRIPTION, STATE]))
+    except (OSError, ValueError) as error:
+        raise InputError(f"there is no folder {repo_id}, and the hub did not give it: {first_line(error)}") from error
 
 
 def read_description(folder: Path) -> Facts:
@@ -259,10 +259,12 @@ class Fitted:
     groups: tuple[str, ...]
     mean_levels: float | None = None  # written by 0.1
     map_parts: tuple[str, ...] | None = None
+    input_size: tuple[int, int] | None = None  # since 0.3
 
-    def check(self, detector: Detector, arrays: Facts) -> None:
+    def check(self, parameters: Parameters, arrays: Facts) -> None:
         """Refuse values that contradict each other, the detector's options or the arrays."""
-        levels, kept, scale = detector.extractor.timesteps(detector.backbone), len(self.kept), self.map_scale
+        method = parameters.extractor
+        levels, kept, scale = method.timesteps(parameters.backbone), len(self.kept), self.map_scale
         scores = [arrays[f"reference/{place}"] for place in range(len(self.groups))]
         rules = {
             f"timesteps must be {list(levels)[:8]}, as the options say": self.timesteps == tuple(levels),
@@ -274,8 +276,9 @@ class Fitted:
             and abs(sum(self.weights) - 1.0) < 1e-6,
             "map_scale must be positive for a method with maps, and null otherwise": 0.0 < scale < math.inf
             if scale is not None
-            else not detector.extractor.has_maps,
+            else not method.has_maps,
             "fit_images must be positive": self.fit_images > 0,
+            "input_size must be (height, width)": self.input_size is None or 0 < min(self.input_size) <= MAX_SIDE,
             "groups must differ, with calibration scores for each": scores
             and len(set(self.groups)) == len(scores)
             and all(len(each) for each in scores)
@@ -287,35 +290,53 @@ class Fitted:
                 raise InputError(f"fitted: {rule}")
 
 
-def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> Detector:
-    detector = create_detector(description["method"], backbone, **_usable(description["options"]))
-    detector.preprocessing_ = _stored_preprocessing(detector, description["preprocessing"])
+def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDetector:
+    method = find_method(description["method"])
+    options = without_unused(description["options"])
+    options.pop("sequential", None)  # written by 0.1
+    own, shared = divided(method, options, f"method {method.name!r}")
+    parameters = Parameters(backbone, method(**own), **shared)
     fitted = build(Fitted, description["fitted"], "fitted")
-    fitted.check(detector, arrays)
-    if detector.batch_size > MAX_BATCH:
-        raise InputError(f"batch_size is {detector.batch_size}, more than {MAX_BATCH}")
-    detector.levels_, detector.kept_ = np.asarray(fitted.timesteps), np.asarray(fitted.kept)
-    detector.map_scale_, detector.n_fit_ = fitted.map_scale, fitted.fit_images
+    fitted.check(parameters, arrays)
+    if parameters.batch_size > MAX_BATCH:
+        raise InputError(f"batch_size is {parameters.batch_size}, more than {MAX_BATCH}")
     kept = tuple(fitted.timesteps.index(t) for t in fitted.kept)
     selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
-    maps, parts, window = under("maps", arrays), fitted.map_parts, detector.map_window
-    detector.maps_ = None if parts is None else MapStatistics.restore(parts, window, selection.weights, maps)
+    maps = None
+    if fitted.map_parts is not None:
+        window = map_window(parameters.extractor)
+        maps = MapStatistics.restore(fitted.map_parts, window, selection.weights, under("maps", arrays))
+    preprocessing = _stored_preprocessing(parameters, description["preprocessing"])
     others = ("reference/", MAPS, CONDITIONING)
     state = {name: array for name, array in arrays.items() if not name.startswith(others)}
-    detector.scorer_ = _restored(detector, selection, state)
-    scores = {label: arrays[f"reference/{place}"] for place, label in enumerate(fitted.groups)}
-    detector.reference_ = CalibrationScores(scores)
-    cost = detector.cost()
+    scores = {label: arrays[f"reference/{number}"] for number, label in enumerate(fitted.groups)}
+    loaded = FittedDetector(
+        method=parameters.extractor,
+        options=parameters.options(),
+        backbone=backbone,
+        preprocessing=preprocessing,
+        levels=tuple(fitted.timesteps),
+        scorer=_restored(parameters, selection, state),
+        reference=CalibrationScores(scores),
+        maps=maps,
+        map_scale=fitted.map_scale,
+        fit_images=fitted.fit_images,
+        input_size=fitted.input_size or preprocessing.size or NOMINAL_SIZE,
+        seed=parameters.seed,
+        batch_size=parameters.batch_size,
+        score_from=parameters.score_from,
+    )
+    cost = loaded.cost()
     if cost.forward + cost.jvp > MAX_PASSES:
         raise InputError(f"an image would take {cost}, more than {MAX_PASSES:,} network passes")
-    return detector
+    return loaded
 
 
-def _stored_preprocessing(detector: Detector, stored: Facts) -> Preprocessing:
+def _stored_preprocessing(parameters: Parameters, stored: Facts) -> Preprocessing:
     """As stored; it must be what the options and the backbone give, up to a size that the first image decided."""
-    found, expected = build(Preprocessing, stored, "preprocessing"), detector._preprocessing()
+    found, expected = build(Preprocessing, stored, "preprocessing"), parameters.preprocessing()
     if expected.size is None and found.size is not None:
-        detector.backbone.check_size(*found.size)
+        parameters.backbone.check_size(*found.size)
         expected = dataclasses.replace(expected, size=found.size, resize="exact")
     if found != expected:
         raise InputError("preprocessing is not what the options and the backbone give; fit the detector again")
@@ -324,7 +345,7 @@ def _stored_preprocessing(detector: Detector, stored: Facts) -> Preprocessing:
     return found
 
 
-def _restored(detector: Detector, selection: Selection, state: Facts) -> Scorer:
+def _restored(parameters: Parameters, selection: Selection, state: Facts) -> Scorer:
     """The scorer of a state whose arrays fit each other: they come back by name and shape, and give a finite score."""
     bounds = state["calibrator/bounds"].shape
     if len(bounds) != 3 or bounds[:2] != (2, len(selection.kept)) or not 1 <= bounds[2] <= MAX_COLUMNS:
@@ -333,7 +354,7 @@ def _restored(detector: Detector, selection: Selection, state: Facts) -> Scorer:
     for name, array in state.items():
         if any(side > widest for side in (array.shape if array.ndim == 1 else array.shape[1:])):
             raise InputError(f"{STATE}: {name} has shape {array.shape}, with more than {widest} columns")
-    scorer = detector._scorer().restore(selection, state)
+    scorer = parameters.scorer().restore(selection, state)
     if {name: array.shape for name, array in scorer.state().items()} != {n: a.shape for n, a in state.items()}:
         raise InputError(f"{STATE} holds other arrays than its calibrator has")
     if not scorer.gives_finite_scores():
@@ -341,22 +362,12 @@ def _restored(detector: Detector, selection: Selection, state: Facts) -> Scorer:
     return scorer
 
 
-def _usable(options: Facts) -> Facts:
-    """Options without those that only older versions have, or stored although the calibrator ignores them."""
-    options = {name: value for name, value in options.items() if name != "sequential"}
-    calibration = options.get("calibration")
-    if calibration is None:
-        return options
-    calibrator = create_calibrator(calibration)
-    used = {"aggregate": calibrator.uses_aggregate, "fuse": calibrator.uses_fuse}
-    return {name: value for name, value in options.items() if used.get(name, True)}
-
-
-def detector_digest(detector: Detector) -> str:
+def detector_digest(fitted: FittedDetector) -> str:
     """Equal for detectors that give equal scores: weights, options and fitted state, not where they are kept or run."""
-    facts = describe(detector)
+    facts = describe(fitted)
     options = {name: value for name, value in facts["options"].items() if name != "batch_size"}
-    place = ("source", "device", "load_options")
-    network = detector.backbone.fingerprint or {k: v for k, v in facts["backbone"].items() if k not in place}
-    what = [facts["method"], options, facts["preprocessing"], facts["fitted"], network]
-    return digest(what, state_of(detector))
+    elsewhere = ("source", "device", "load_options")
+    network: Any = fitted.backbone.fingerprint
+    if not network:
+        network = {name: value for name, value in facts["backbone"].items() if name not in elsewhere}
+    return digest([facts["method"], options, facts["preprocessing"], facts["fitted"], network], state_of(fitted))

@@ -1,15 +1,47 @@
-"""Chunks of images: read, preprocessed and keyed, a bounded number at a time."""
+"""Chunks of images: read ahead, preprocessed and keyed. The one reader that fitting, scoring and benchmarks share.
 
-from collections.abc import Iterator
+A chunk holds consecutive images of one size. The number of its images is bounded, and so is the number of its pixels:
+the memory of a network pass grows with pixels, not with images.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
-from gepc.core.errors import InputError
+from gepc.core.errors import GepcError, InputError
+from gepc.images.formats import Pixels
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Image, Images
+from gepc.images.sources import FileImages, Image, Images, Record, StreamImages
+
+MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
+MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
+
+
+@dataclass(frozen=True)
+class ReadImage:
+    """One image of a collection: preprocessed, (C, H, W), or the reason why it cannot be used."""
+
+    index: int  # position in the collection
+    name: str
+    image: Image | None = None
+    error: str = ""
+    unreadable: bool = False  # whether there are no pixels at all, as in a damaged file
+    shape: tuple[int, int] = (0, 0)  # (H, W) of the pixels as they were read
+    pixels: Pixels | None = None  # the pixels as they were read, if they were asked for
+
+    @property
+    def weight(self) -> int:
+        """The number of pixels that the image keeps in memory."""
+        own = 0 if self.image is None else self.image.shape[1] * self.image.shape[2]
+        return own if self.pixels is None else own + self.shape[0] * self.shape[1]
 
 
 @dataclass
@@ -19,8 +51,37 @@ class Chunk:
     indices: list[int] = field(default_factory=list)  # positions in the collection
     names: list[str] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of the content, see `image_key`
-    images: list[Image] = field(default_factory=list)  # preprocessed, (C, H, W) each
+    images: list[Image] = field(default_factory=list)  # preprocessed, (C, H, W) each, of one size
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # (position, name, reason)
+    read: list[ReadImage] = field(default_factory=list)  # as they were read, in the order of `images`
+
+    @classmethod
+    def of(cls, images: Iterable[Image]) -> Chunk:
+        """A chunk of preprocessed images of one size, named by their positions."""
+        chunk = cls()
+        for index, image in enumerate(images):
+            chunk.add(ReadImage(index, str(index), image, shape=(image.shape[1], image.shape[2])))
+        return chunk
+
+    def add(self, item: ReadImage) -> None:
+        """Append an image, or the reason why it cannot be used."""
+        if item.image is None:
+            self.failures.append((item.index, item.name, item.error))
+            return
+        self.indices.append(item.index)
+        self.names.append(item.name)
+        self.keys.append(image_key(item.image))
+        self.images.append(item.image)
+        self.read.append(item)
+
+    def has_room_for(self, item: ReadImage, rows: int) -> bool:
+        """Whether an image fits: at most `rows` images, of one size, within `MAX_CHUNK_PIXELS`."""
+        if len(self) >= rows:
+            return False
+        if item.image is None or not self.images:
+            return True
+        pixels = sum(other.weight for other in self.read) + item.weight
+        return item.image.shape == self.images[0].shape and pixels <= MAX_CHUNK_PIXELS
 
     def stacked(self) -> Image:
         """The readable images as (N, C, H, W)."""
@@ -33,7 +94,7 @@ class Chunk:
 class OnBadImage(Enum):
     """Which images that cannot be used become failures of their chunk; any other one is an `InputError`.
 
-    NONE: none of them. UNREADABLE: those without pixels, such as damaged files. ALL: also those that the preprocessing
+    NONE: no image. UNREADABLE: those without pixels, such as damaged files. ALL: also those that the preprocessing
     refuses, for instance because of NaN pixels or their size.
     """
 
@@ -41,30 +102,73 @@ class OnBadImage(Enum):
     UNREADABLE = "unreadable"
     ALL = "all"
 
+    def accepts(self, item: ReadImage) -> bool:
+        """Whether an image that cannot be used becomes a failure."""
+        return self is OnBadImage.ALL or (self is OnBadImage.UNREADABLE and item.unreadable)
 
-def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image: OnBadImage) -> Iterator[Chunk]:
-    """Read and preprocess a collection in order, `size` images per chunk; fewer where their sizes differ.
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads and preprocesses one image of a collection."""
+
+    images: Images
+    preprocessing: Preprocessing
+    keep_pixels: bool = False
+
+    def __getitem__(self, index: int) -> ReadImage:
+        return self.prepare(index, self.images[index])
+
+    def prepare(self, index: int, record: Record) -> ReadImage:
+        """Preprocess a record; an image that cannot be used gives the reason."""
+        try:
+            image = self.preprocessing.prepare(record)
+        except InputError as error:
+            return ReadImage(index, record.name, error=str(error), unreadable=record.pixels is None)
+        pixels = record.pixels_for(self.preprocessing.channels)
+        shape = (pixels.shape[0], pixels.shape[1])
+        return ReadImage(index, record.name, image, shape=shape, pixels=pixels if self.keep_pixels else None)
+
+
+def chunks(
+    images: Images,
+    preprocessing: Preprocessing,
+    size: int,
+    on_bad_image: OnBadImage,
+    *,
+    indices: Iterable[int] | None = None,
+    workers: int = 0,
+    threads: int = 1,
+    keep_pixels: bool = False,
+) -> Iterator[Chunk]:
+    """Read and preprocess a collection in order, ahead of whoever takes the chunks.
 
     If the preprocessing has no size, the first image sets that of all.
+
+    Parameters
+    ----------
+    images : the collection.
+    preprocessing : how pixels become the network's input.
+    size : the largest number of images in a chunk. There are fewer where sizes differ or images are large.
+    on_bad_image : what happens to an image that cannot be used.
+    indices : the positions to read, in that order; None reads all images.
+    workers : processes that read files; 0 reads in threads of this process.
+    threads : their number. A stream, which can be read once and in order only, is read in the caller's thread.
+    keep_pixels : keep the pixels as they were read, in `Chunk.read`.
+
+    Yields
+    ------
+    Chunk
+        Consecutive images of one size, with the failures among them.
     """
     chunk = Chunk()
-    for index, record in enumerate(images):
-        try:
-            image = preprocessing.prepare(record)
-        except InputError as error:
-            unreadable = record.pixels is None and on_bad_image is OnBadImage.UNREADABLE
-            if not unreadable and on_bad_image is not OnBadImage.ALL:
-                raise
-            chunk.failures.append((index, record.name, str(error)))
-        else:
-            preprocessing = preprocessing.for_images_of(image.shape)
-            if chunk.images and image.shape != chunk.images[0].shape:  # images that keep their size
-                yield chunk
-                chunk = Chunk()
-            chunk.indices.append(index)
-            chunk.names.append(record.name)
-            chunk.keys.append(image_key(image))
-            chunk.images.append(image)
+    read = _read(images, preprocessing, 2 * size, indices, workers, threads, keep_pixels)
+    for item in read:
+        if item.image is None and not on_bad_image.accepts(item):
+            raise InputError(item.error)
+        if not chunk.has_room_for(item, size):
+            yield chunk
+            chunk = Chunk()
+        chunk.add(item)
         if len(chunk) == size:
             yield chunk
             chunk = Chunk()
@@ -72,10 +176,89 @@ def chunks(images: Images, preprocessing: Preprocessing, size: int, on_bad_image
         yield chunk
 
 
+def _read(
+    images: Images,
+    preprocessing: Preprocessing,
+    most_ahead: int,
+    indices: Iterable[int] | None,
+    workers: int,
+    threads: int,
+    keep_pixels: bool,
+) -> Iterator[ReadImage]:
+    """Every image, in order. Those before the size of all is known are read one at a time."""
+    reader = Reader(images, preprocessing, keep_pixels)
+    if isinstance(images, StreamImages):
+        for index, record in enumerate(images):
+            item = reader.prepare(index, record)
+            yield item
+            reader = _settled(reader, item)
+        return
+    left = iter(range(len(images)) if indices is None else indices)
+    while reader.preprocessing.is_open:
+        first = next(left, None)
+        if first is None:
+            return
+        item = reader[first]
+        yield item
+        reader = _settled(reader, item)
+    if workers and isinstance(images, FileImages):
+        yield from _in_processes(reader, left, workers)
+    else:
+        yield from _in_threads(reader.__getitem__, left, threads, most_ahead)
+
+
+def _settled(reader: Reader, item: ReadImage) -> Reader:
+    """The reader for the images after `item`, which may have set the size of all."""
+    if item.image is None or not reader.preprocessing.is_open:
+        return reader
+    return Reader(reader.images, reader.preprocessing.for_images_of(item.image.shape), reader.keep_pixels)
+
+
+def _in_threads(
+    read: Callable[[int], ReadImage], indices: Iterator[int], threads: int, most_ahead: int
+) -> Iterator[ReadImage]:
+    """Read images in threads. The number that waits for the caller shrinks as the images grow."""
+    waiting: deque[Future[ReadImage]] = deque()
+    allowed = 1
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="gepc-read")
+    try:
+        for index in indices:
+            waiting.append(pool.submit(read, index))
+            while len(waiting) > allowed:
+                item = waiting.popleft().result()
+                fitting = MAX_AHEAD_PIXELS // max(1, item.weight)
+                allowed = min(most_ahead, max(1, fitting))
+                yield item
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_processes(reader: Reader, indices: Iterator[int], workers: int) -> Iterator[ReadImage]:
+    from torch.utils.data import DataLoader
+
+    # the processes of torch's loader end when this one is killed
+    build: Any = DataLoader
+    loader = build(reader, batch_size=None, sampler=indices, num_workers=workers, multiprocessing_context="spawn")
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise GepcError(
+            "a process that reads images died, possibly for lack of memory; finished shards are kept: "
+            "run it again with fewer workers"
+        ) from error
+
+
 def load_all(images: Images, preprocessing: Preprocessing) -> Image:
-    """Every image as one (N, C, H, W) array; one that cannot be read or differs in size is an `InputError`."""
+    """Every image as one (N, C, H, W) array; an image that cannot be read or differs in size is an `InputError`."""
     if len(images) == 0:
         raise InputError("there are no images")
     warn_about_range(images, preprocessing.value_range)
-    (chunk,) = chunks(images, preprocessing, len(images), OnBadImage.NONE)
-    return chunk.stacked()
+    read = chunks(images, preprocessing, len(images), OnBadImage.NONE)
+    stacked = [chunk.stacked() for chunk in read]
+    if len({part.shape[1:] for part in stacked}) > 1:
+        raise InputError("the images have several sizes; set `size` to bring them to one")
+    return np.concatenate(stacked)

@@ -105,9 +105,14 @@ class Preprocessing:
         """Preprocess one image of a collection; an image that cannot be read is an `InputError`."""
         return self(record.pixels_for(self.channels), record.label)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the first image still has to set the size of all."""
+        return self.size is None and self.resize not in OWN_SIZE
+
     def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
         """The same preprocessing with the size of a first image of this shape, if no size was given."""
-        if self.size is not None or self.resize in OWN_SIZE:
+        if not self.is_open:
             return self
         return replace(self, size=(shape[-2], shape[-1]), resize="exact")
 
@@ -146,6 +151,20 @@ class Preprocessing:
         by = OWN_SIZE.get(self.resize, 1)
         size = self.size or (height // by, width // by)
         return part if size == (height, width) else _resized(part, size)
+
+    def shown(self, pixels: Pixels, name: str, most: int) -> Image:
+        """The part of an image that is used, preprocessed at its own resolution, with sides of at most `most` pixels.
+
+        It is for pictures: the network may see fewer pixels.
+        """
+        whole = replace(self, size=None, resize="exact")(pixels, name)
+        top, left, height, width = self.window((whole.shape[1], whole.shape[2]))
+        part = whole[:, top : top + height, left : left + width]
+        shrink = max(height, width) / most
+        if shrink <= 1.0:
+            return part
+        size = (max(1, round(height / shrink)), max(1, round(width / shrink)))
+        return np.ascontiguousarray(_resized(part.transpose(1, 2, 0), size).transpose(2, 0, 1))
 
     def window(self, shape: tuple[int, int]) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the part of an image of this (H, W) that is used, before it is resized."""

@@ -81,9 +81,23 @@ class Images(ABC):
         for index in range(len(self)):
             yield self[index]
 
+    def between(self, start: int, stop: int) -> Images:
+        """The images of a range, with the names that they have in the collection."""
+        return ImageRange(self, range(start, min(stop, len(self))))
+
     def first(self, count: int) -> Iterator[Record]:
         """The first images, at most `count`, one at a time; they are still part of the next iteration."""
         return (self[index] for index in range(min(count, len(self))))
+
+
+class ImageRange(Images):
+    """A range of another collection."""
+
+    def __init__(self, images: Images, items: range) -> None:
+        self.items, self._images = items, images
+
+    def __getitem__(self, index: int) -> Record:
+        return self._images[self.items[index]]
 
 
 class ObservedImages(Images):

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from scipy.ndimage import binary_fill_holes, find_objects, label
 
 from gepc.core.tables import escape_cell
-from gepc.detector.detector import Detector
-from gepc.maps.statistics import Fields
+from gepc.maps.statistics import MapStatistics
+from gepc.methods.pooling import Map
 
 Box = tuple[int, int, int, int]
 Point = tuple[float, float]
@@ -59,28 +59,38 @@ class MapRegion(Region):
 
 
 def map_regions(
-    detector: Detector, fields: Fields, place: int, alpha: float = 0.05, raw: bool = False
+    fields: Mapping[str, Map], part: str, limit: float, statistics: MapStatistics | None = None
 ) -> list[MapRegion]:
-    """Regions of the map at `place` of a batch: pixels with a family-wise p-value of at most `alpha`, connected.
+    """The regions of one image: connected pixels whose map is above a limit.
 
-    With probability at least 1 - alpha a usual image has none. Of raw maps, regions are the pixels above `map_scale_`,
-    without p-values.
+    Parameters
+    ----------
+    fields : the maps (H, W) of the image, by part.
+    part : the part whose regions are wanted.
+    limit : pixels above it belong to regions. With the limit of `statistics` at a rate alpha, a usual image has no
+        region with probability at least 1 - alpha.
+    statistics : what is usual in maps, for p-values; None for raw maps, which have none.
+
+    Returns
+    -------
+    list of MapRegion
+        The highest score first.
     """
-    statistics, shown = None if raw else detector.maps_, fields[detector.map_part][place]
+    shown = fields[part]
     leading = () if statistics is None else statistics.leading
-    labels, _ = label(shown > detector.map_limit(alpha, raw), structure=np.ones((3, 3)))
-    found = []
+    labels, _ = label(shown > limit, structure=np.ones((3, 3)))
+    regions = []
     for number, (lines, columns) in enumerate(find_objects(labels), start=1):
         mask = labels[lines, columns] == number
         inside = np.where(mask, shown[lines, columns], -np.inf)
         line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
         peak = (line + lines.start, column + columns.start)
-        p_value = np.nan if statistics is None else float(statistics.p_values(shown[peak], detector.map_part))
-        parts = {name: float(fields[name][place][peak]) for name in leading}
+        p_value = np.nan if statistics is None else float(statistics.p_values(shown[peak], part))
+        parts = {name: float(fields[name][peak]) for name in leading}
         polygons = tuple(tuple((x + columns.start, y + lines.start) for x, y in outline) for outline in outlines(mask))
         box = (lines.start, columns.start, lines.stop, columns.stop)
-        found.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts))
-    return numbered(found)
+        regions.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts))
+    return numbered(regions)
 
 
 def outlines(mask: Mask) -> list[list[tuple[int, int]]]:

@@ -21,9 +21,9 @@ of an image by its map is the mean of the highest 0.3 % of z.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,9 @@ import torch
 from torch.nn.functional import interpolate
 
 from gepc.calibration.calibrators import Calibrator, create_calibrator, under
-from gepc.conformal.p_values import p_values, threshold
+from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
+from gepc.images.batches import MAX_CHUNK_PIXELS
 from gepc.images.sources import Image
 from gepc.methods.base import MapParts
 from gepc.methods.pooling import Map, Pooling, box_filter, combine, odd_eighth
@@ -89,7 +90,7 @@ class MapStatistics:
         half = len(fitting) // 2
         vectors: list[Array] = []
         waiting: list[tuple[MapParts, Size]] = []
-        for parts, size in _read(read, fitting[:half]):
+        for parts, size in read_parts(read, fitting[:half]):
             if "activations" in parts:
                 vectors.append(_sampled(parts["activations"], VECTORS // half + 1))
             else:
@@ -98,12 +99,12 @@ class MapStatistics:
         empty = np.empty(0)
         found = cls((), window, weights, empty, empty, empty, empty, empty, gaussian)
         fields = []
-        for parts, size in chain(waiting, _read(read, fitting[half:])):
+        for parts, size in chain(waiting, read_parts(read, fitting[half:])):
             found.parts = tuple(parts)
             fields.append(found._fields(parts, size))
         found._learn(fields, aligned)
         calibration = []
-        for parts, size in _read(read, calibrating):
+        for parts, size in read_parts(read, calibrating):
             z = found.z(parts, size)
             calibration.append(np.stack([*(field.max((1, 2)) for field in z.values()), map_scores(z[TOGETHER])]))
         *maxima, found.scores = np.concatenate(calibration, axis=1).astype(np.float64)
@@ -151,8 +152,12 @@ class MapStatistics:
         """The family-wise p-value of each pixel of a map of that part."""
         return p_values(field.astype(np.float64), self.maxima[self.names.index(part)])
 
+    def allows(self, alpha: float) -> bool:
+        """Whether the calibration maps are enough for regions at this family-wise rate: alpha >= 1/(n + 1)."""
+        return bool(self.maxima.shape[1] >= images_needed(alpha))
+
     def limit(self, part: str = TOGETHER, alpha: float = ALPHA) -> float:
-        """z above which p <= alpha, or p <= 1/(n + 1) where that is larger."""
+        """z above which p <= alpha. For a rate that the calibration maps do not allow it is that of 1/(n + 1)."""
         maxima = self.maxima[self.names.index(part)]
         return threshold(maxima, max(alpha, 1.0 / (len(maxima) + 1)))
 
@@ -215,12 +220,17 @@ def map_scores(z: Map) -> Array:
     return Pooling("topk", TOP).pixels(torch.from_numpy(z)).numpy().astype(np.float64)
 
 
-def _read(read: Read, images: Sequence[Image]) -> Iterator[tuple[MapParts, Size]]:
+def read_parts(read: Read, images: Iterable[Image]) -> Iterator[tuple[MapParts, Size]]:
     """The parts of batches of consecutive images of one size, few at a time: activations take much memory."""
-    for _, group in groupby(images, key=np.shape):
-        same = list(group)
-        for start in range(0, len(same), AT_ONCE):
-            yield read(same[start : start + AT_ONCE]), (same[0].shape[1], same[0].shape[2])
+    batch: list[Image] = []
+    for image in images:
+        full = len(batch) == AT_ONCE or (len(batch) + 1) * image[0].size > MAX_CHUNK_PIXELS
+        if batch and (full or image.shape != batch[0].shape):
+            yield read(batch), batch[0].shape[1:]
+            batch = []
+        batch.append(image)
+    if batch:
+        yield read(batch), batch[0].shape[1:]
 
 
 def _centre(field: Map) -> Map:

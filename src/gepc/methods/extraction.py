@@ -81,6 +81,7 @@ class FeatureTable:
     keys: tuple[bytes, ...]  # the key of every image, a hash of its content
     indices: npt.NDArray[np.int64]  # of every image in the collection; images that cannot be read have no row
     preprocessing: Preprocessing  # how the images were prepared, with the size of the first where none was given
+    first_size: tuple[int, int]  # (H, W) of the first image, preprocessed
     sample: ImageSample = field(default_factory=lambda: ImageSample(0))  # some of the images, if asked for
     skipped: Mapping[str, str] = field(default_factory=dict)  # image name -> the reason why it could not be read
 
@@ -131,20 +132,20 @@ class ImageSample:
 
     def __init__(self, size: int, max_bytes: int = 1 << 28) -> None:
         self._size, self._room = size, max_bytes
-        self._images: dict[bytes, Image] = {}
+        self.images: dict[bytes, Image] = {}
 
     def add(self, key: bytes, image: Image) -> None:
         """Offer an image."""
-        if self._size == 0 or key in self._images:
+        if self._size == 0 or key in self.images:
             return
-        self._images[key] = image
+        self.images[key] = image
         self._room -= image.nbytes
-        while len(self._images) > self._size or (self._room < 0 and len(self._images) > 1):
-            self._room += self._images.pop(max(self._images)).nbytes
+        while len(self.images) > self._size or (self._room < 0 and len(self.images) > 1):
+            self._room += self.images.pop(max(self.images)).nbytes
 
     def of(self, keys: Iterable[bytes], most: int) -> dict[bytes, Image]:
         """At most `most` of the images with these keys, the smallest keys first."""
-        return {key: self._images[key] for key in sorted(set(keys) & set(self._images))[:most]}
+        return {key: self.images[key] for key in sorted(set(keys) & set(self.images))[:most]}
 
 
 def extract_all(
@@ -171,6 +172,7 @@ def extract_all(
     indices: list[int] = []
     skipped: dict[str, str] = {}
     sample = ImageSample(sample_size)
+    first_size: tuple[int, int] | None = None
     read = chunks(images, preprocessing, spec.rows, on_bad_image)
     for chunk, found in extract_chunks(backbone, spec, read, cache, engine):
         skipped |= {name: error for _, name, error in chunk.failures}
@@ -180,14 +182,17 @@ def extract_all(
             continue
         preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
         tables.append(found)
+        first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         for key, image in zip(chunk.keys, chunk.images, strict=True):
             sample.add(key, image)
         keys += chunk.keys
         indices += chunk.indices
-    if not tables:
+    if first_size is None:
         reasons = [f"none of the {len(skipped)} images can be read; the first error: {one}" for one in skipped.values()]
         raise InputError(reasons[0] if reasons else "there are no images")
-    return FeatureTable(spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, sample, skipped)
+    return FeatureTable(
+        spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, first_size, sample, skipped
+    )
 
 
 def concatenate(tables: Sequence[Table], axis: int = 0) -> Table:

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,15 @@ from gepc.backbones.load import load_backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
-from gepc.detector.detector import Detector, Result
-from gepc.detector.storage import DESCRIPTION, STATE, load_detector
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
+from gepc.detector.stream import Result, stream
 from gepc.images.batches import Chunk
 from gepc.images.formats import is_url
 from gepc.images.sources import FileImages, Images, open_images
 from gepc.methods.base import Table
 from gepc.methods.extraction import ExtractionSpec
-from gepc.runs.local import Labels, Records, score_part
+from gepc.runs.local import Labels
 from gepc.runs.shards import ScoreRun, Shard
 
 READING_THREADS = 4
@@ -58,14 +59,13 @@ class DetectorPayload:
         files = {DESCRIPTION: json.dumps(description).encode(), STATE: (folder / STATE).read_bytes()}
         return cls(files, batch_size)
 
-    def build(self) -> Detector:
+    def build(self) -> FittedDetector:
         """Load the detector."""
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
             for name, content in self.files.items():
                 (Path(folder) / name).write_bytes(content)
-            detector = load_detector(folder, trust=True)  # whoever started the run has loaded it
-        detector.batch_size = self.batch_size
-        return detector
+            fitted = load_fitted(folder, trust=True)  # whoever started the run has loaded it
+        return replace(fitted, batch_size=self.batch_size)
 
 
 def _absolute(source: str | None) -> str | None:
@@ -113,7 +113,7 @@ class ScoreActor:
 
     def __init__(self, payload: DetectorPayload, array: str | None) -> None:
         keep_freed_memory()
-        self.detector = payload.build()
+        self.fitted = payload.build()
         self.array = None if array is None else open_images(array)
 
     def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -123,10 +123,12 @@ class ScoreActor:
 
     def _rows(self, shard: int, start: int, stop: int, names: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         groups = np.asarray(labels, dtype=np.str_) if len(labels) else None
-        images: Images = FileImages([str(name) for name in names])
-        if self.array is not None:
-            images = Records([self.array[index] for index in range(int(start), int(stop))])
-        results = score_part(self.detector, images, int(start), groups, READING_THREADS)
+        if self.array is None:
+            images: Images = FileImages([str(name) for name in names])
+        else:
+            images = self.array.between(int(start), int(stop))
+        scored = stream(self.fitted, images, labels=groups, threads=READING_THREADS)
+        results = [replace(result, index=result.index + int(start)) for chunk in scored for result in chunk.results]
         numbers = {name: np.array([getattr(one, name) for one in results]) for name in ("index", "score", "p_value")}
         errors = np.array([result.error or "" for result in results], dtype=object)
         return {"shard": np.full(len(results), shard), **numbers, "error": errors}

@@ -24,8 +24,9 @@ from gepc.core.errors import InputError, OptionError, StorageError, check_choice
 from gepc.core.files import StrPath, replacing, write_bytes
 from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.core.tables import escape_cell, unescape_cell
-from gepc.detector.detector import Detector, Result
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import detector_digest, versions
+from gepc.detector.stream import Result
 from gepc.images.sources import FileImages, Images, file_stamp
 
 PIECES = r"shard-\d{5,}\.(csv|parquet)|files\.txt|images\.json"  # images.json: written by earlier versions
@@ -60,10 +61,10 @@ class Identity:
     groups: str | None
 
     @classmethod
-    def of(cls, detector: Detector, images: Images, labels: Iterable[str] | None = None) -> Identity:
-        """The identity of a run that scores `images` with `detector` within the groups `labels`."""
+    def of(cls, fitted: FittedDetector, images: Images, labels: Iterable[str] | None = None) -> Identity:
+        """The identity of a run that scores `images` with `fitted` within the groups `labels`."""
         groups = None if labels is None else _digest(str(label) for label in labels)
-        return cls(detector_digest(detector), len(images), list_digest(images), groups)
+        return cls(detector_digest(fitted), len(images), list_digest(images), groups)
 
 
 class ScoreRun:

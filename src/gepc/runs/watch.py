@@ -14,7 +14,8 @@ from gepc.conformal.monitor import Monitor, Verdict
 from gepc.core.errors import InputError
 from gepc.core.run_folder import RowLog
 from gepc.core.tables import escape_cell, unescape_cell
-from gepc.detector.detector import Detector, Result
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.stream import Result, stream
 from gepc.images.decoder import DecoderProcess
 from gepc.images.sources import FileImages, file_stamp, image_files
 
@@ -36,8 +37,8 @@ class WatchedFile:
         if verdict is None:
             return (name, "", "", "", error, "", "", "", self.stamp, now)
         judged = (f"{verdict.p_value:.9g}", str(verdict.alarm).lower())
-        stream = (f"{verdict.alarm_rate:.6g}", f"{verdict.log10_capital:.6g}", str(verdict.drifted).lower())
-        return (name, repr(self.result.score), *judged, error, *stream, self.stamp, now)
+        drift = (f"{verdict.alarm_rate:.6g}", f"{verdict.log10_capital:.6g}", str(verdict.drifted).lower())
+        return (name, repr(self.result.score), *judged, error, *drift, self.stamp, now)
 
 
 class Watch:
@@ -49,11 +50,17 @@ class Watch:
     """
 
     def __init__(
-        self, folder: Path, detector: Detector, monitor: Monitor, log: Path, settle: float = 1.0, patience: float = 10.0
+        self,
+        folder: Path,
+        fitted: FittedDetector,
+        monitor: Monitor,
+        log: Path,
+        settle: float = 1.0,
+        patience: float = 10.0,
     ) -> None:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder")
-        self.folder, self.detector, self.monitor = folder, detector, monitor
+        self.folder, self.fitted, self.monitor = folder, fitted, monitor
         self.settle, self.patience = settle, patience
         self.log = RowLog(log, COLUMNS)
         self.log.recover()
@@ -68,10 +75,9 @@ class Watch:
     def step(self) -> Iterator[WatchedFile]:
         """Score every file that has appeared and settled since the last step, oldest first."""
         ready = self._ready()
-        for start in range(0, len(ready), self.detector.batch_size):
-            part = ready[start : start + self.detector.batch_size]
-            stamps = {str(path): file_stamp(str(path)) for path in part}
-            for result in self.detector.results(FileImages(part, self._decoder.read_file)):
+        stamps = {str(path): file_stamp(str(path)) for path in ready}
+        for scored in stream(self.fitted.without_groups(), FileImages(ready, self._decoder.read_file)):
+            for result in scored.results:
                 if result.error is not None and self._unchanged_for(Path(result.name)) < self.patience:
                     continue
                 verdict = None if result.error is not None else self.monitor.update(result.score)

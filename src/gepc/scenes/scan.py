@@ -12,14 +12,16 @@ import numpy as np
 
 from gepc.conformal.decision import Control
 from gepc.conformal.p_values import UNGROUPED
-from gepc.core.errors import NotFittedError, OptionError
+from gepc.core.errors import OptionError
 from gepc.core.files import StrPath, read_json
 from gepc.core.options import build, check_fields, one_of
 from gepc.core.run_folder import storage_errors
 from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import detector_digest
+from gepc.detector.stream import OnProgress
+from gepc.images.preprocessing import OWN_SIZE
 from gepc.methods.base import Cost
-from gepc.methods.extraction import OnProgress
 from gepc.scenes.reading import Scene, open_scene
 from gepc.scenes.scoring import ScanFolder, SceneScorer
 from gepc.scenes.tiling import Grid, Size
@@ -108,8 +110,9 @@ class SceneReport:
 def plan_scan(detector: Detector, path: StrPath, out: StrPath | None = None, **options: Any) -> ScanPlan:
     """What `scan` with the same arguments would do; `out` is to count the tiles that an interrupted scan finished."""
     settings = build(ScanOptions, options, "scan")
-    with _opened(detector, path, settings) as scene:
-        plan = _make_plan(detector, scene, settings)
+    fitted = detector.fitted
+    with _opened(fitted, path, settings) as scene:
+        plan = _make_plan(fitted, scene, settings)
     if out is None:
         return plan
     folder = ScanFolder(out)
@@ -143,8 +146,9 @@ def scan(
     options : those of `ScanOptions`.
     """
     settings = build(ScanOptions, options, "scan")
-    with _opened(detector, path, settings) as scene:
-        plan = _make_plan(detector, scene, settings)
+    fitted = detector.fitted
+    with _opened(fitted, path, settings) as scene:
+        plan = _make_plan(fitted, scene, settings)
         folder = ScanFolder(out)
         with folder.run.held(), storage_errors(folder.path):
             folder.run.begin(plan.identity)
@@ -153,30 +157,28 @@ def scan(
                 return SceneReport(folder.path, folder.summary(), plan.tiles)
             if plan.shortfall is not None:
                 warnings.warn(plan.shortfall, UserWarning, stacklevel=2)
-            resumed = SceneScorer(detector, scene, plan, folder).run(on_progress)
-            summary = SceneWriter(detector, scene, plan, folder).write()
+            resumed = SceneScorer(fitted, scene, plan, folder).run(on_progress)
+            summary = SceneWriter(fitted, scene, plan, folder).write()
             return SceneReport(folder.path, summary, resumed)
 
 
-def _opened(detector: Detector, path: StrPath, settings: ScanOptions) -> contextlib.closing[Scene]:
-    if not detector.is_fitted:
-        raise NotFittedError("this detector is not fitted yet; call fit(id_images) first")
-    return contextlib.closing(open_scene(path, settings.bands, settings.nodata, detector.backbone.channels))
+def _opened(fitted: FittedDetector, path: StrPath, settings: ScanOptions) -> contextlib.closing[Scene]:
+    return contextlib.closing(open_scene(path, settings.bands, settings.nodata, fitted.backbone.channels))
 
 
-def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanPlan:
+def _make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> ScanPlan:
     """The plan for an open scene; options that do not fit are refused here, before anything is written."""
-    tile = _tile(detector, settings)
+    tile = _tile(fitted, settings)
     stride = _pair(settings.stride)
     if stride is None:
         share = 1.0 - (OVERLAP if settings.overlap is None else settings.overlap)
         stride = (max(1, round(tile[0] * share)), max(1, round(tile[1] * share)))
     group = UNGROUPED if settings.group is None else settings.group
-    detector.reference_.check(None if settings.group is None else np.array([group]))
-    calibration = len(detector.reference_.by_group[group])
+    fitted.reference.check(None if settings.group is None else np.array([group]))
+    calibration = len(fitted.reference.by_group[group])
     control = Control(settings.control, settings.alpha)
     control.check(calibration)
-    with_map = detector.extractor.has_maps and detector.map_scale_ is not None
+    with_map = fitted.has_maps
     map_format = settings.map_format
     if map_format == "auto":
         map_format = "npy" if importlib.util.find_spec("rasterio") is None else "tif"
@@ -184,7 +186,7 @@ def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanP
     same = {"bytes": file.st_size, "modified": file.st_mtime_ns, "changed": file.st_ctime_ns}
     identity = {
         "scene": {**same, "height": scene.height, "width": scene.width, "type": scene.dtype, "bands": bands},
-        "detector": detector_digest(detector),
+        "detector": detector_digest(fitted),
         "tile": list(tile),
         "stride": list(stride),
         "nodata": None if settings.nodata is None else repr(settings.nodata),
@@ -195,13 +197,14 @@ def _make_plan(detector: Detector, scene: Scene, settings: ScanOptions) -> ScanP
         "map_format": map_format if with_map else None,
     }
     grid = Grid.over(scene.height, scene.width, tile, stride, str(scene.path))
-    cost = detector.cost()
+    cost = fitted.cost()
     return ScanPlan(grid, control, group, calibration, cost, with_map, map_format, settings.max_missing, identity)
 
 
-def _tile(detector: Detector, settings: ScanOptions) -> Size:
-    size, resize = detector.input_size, detector.preprocessing_.resize
-    tile = _pair(settings.tile) or size
+def _tile(fitted: FittedDetector, settings: ScanOptions) -> Size:
+    size, resize = fitted.input_size, fitted.preprocessing.resize
+    reduced = OWN_SIZE.get(resize, 1)
+    tile = _pair(settings.tile) or (size[0] * reduced, size[1] * reduced)
     if tile != size and resize in ("exact", "cut"):
         raise OptionError(f"this detector takes tiles of {size[0]}x{size[1]} pixels only; leave tile out")
     if tile[0] * size[1] != tile[1] * size[0] and resize == "crop":

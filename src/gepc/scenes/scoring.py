@@ -17,17 +17,15 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from gepc.conformal.p_values import UNGROUPED
+from gepc.conformal.p_values import UNGROUPED, Labels
 from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_json
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.core.tables import escape_cell
-from gepc.detector.detector import Detector
-from gepc.images.batches import OnBadImage, chunks
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.stream import OnProgress, stream
 from gepc.images.formats import Pixels
-from gepc.images.preprocessing import warn_about_range
-from gepc.maps.writing import resized
-from gepc.methods.extraction import OnProgress
+from gepc.maps.drawing import resized
 from gepc.methods.pooling import Map
 from gepc.scenes.reading import Scene, Valid
 from gepc.scenes.tiling import Stitcher, Tile, TileImages
@@ -166,8 +164,8 @@ class ScanFolder:
 class SceneScorer:
     """Scores the tiles of a scene and saves every finished block of rows."""
 
-    def __init__(self, detector: Detector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
-        self.detector, self.scene, self.plan, self.folder = detector, scene, plan, folder
+    def __init__(self, fitted: FittedDetector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
+        self.fitted, self.scene, self.plan, self.folder = fitted, scene, plan, folder
         self.grid, self.stitcher = plan.grid, Stitcher(plan.grid)
         self.pixels = READ_BYTES // (scene.pixel_bytes + 1)
 
@@ -182,22 +180,20 @@ class SceneScorer:
         resumed = state.rows * len(self.grid.lefts)
         advance = on_progress or (lambda _: None)
         advance(resumed)
-        for rows in self.grid.blocks(state.rows, self.detector.batch_size, self.pixels):
+        for rows in self.grid.blocks(state.rows, self.fitted.batch_size, self.pixels):
             state = self._block(rows, state, advance)
         return resumed
 
     def _block(self, rows: range, state: ScanState, advance: Callable[[int], None]) -> ScanState:
         top = self.grid.tops[rows[0]]
         valid = np.zeros((self.grid.tops[rows[-1]] + self.grid.tile[0] - top, self.grid.width), dtype=bool)
-        backbone = self.detector.backbone
+        backbone = self.fitted.backbone
         before = backbone.forward_count, backbone.jvp_count
         records, current = [], rows[0]
         # several rows are read together only where one segment holds their whole width
         segments = [range(len(self.grid.lefts))] if len(rows) > 1 else self.grid.segments(self.pixels)
         for columns in segments:
             images = self._tiles(rows, columns, valid, top)
-            if rows[0] == 0 and columns[0] == 0:
-                warn_about_range(images, self.detector.value_range)
             for result in self._results(images):
                 if result.tile.row != current:
                     self._finish_row(current, valid, top)
@@ -235,21 +231,20 @@ class SceneScorer:
         return TileImages(self.grid.tiles(rows, columns), cut, self.plan.max_missing)
 
     def _results(self, images: TileImages) -> Iterator[TileResult]:
-        detector = self.detector
-        for chunk in chunks(images, detector.preprocessing_, detector.batch_size, OnBadImage.ALL):
-            found = {}
-            for index, _, error in chunk.failures:
-                left_out = bool(images.left_out[index])
-                found[index] = TileResult(images.items[index], images.missing[index], left_out=left_out, error=error)
-            if chunk.indices:
-                scores, maps = detector.score_batch(chunk.images, with_maps=self.plan.with_map)
-                labels = None if self.plan.group == UNGROUPED else np.array([self.plan.group] * len(scores))
-                p_values = detector.reference_.p_values(scores, labels, None)
-                for place, index in enumerate(chunk.indices):
-                    field = None if maps is None else resized(maps[detector.map_part][place], self.grid.tile)
-                    numbers = (float(images.missing[index]), float(scores[place]), float(p_values[place]))
-                    found[index] = TileResult(images.items[index], *numbers, field=field)
-            yield from (found[index] for index in sorted(found))
+        fitted = self.fitted
+        labels: Labels | None = None
+        if self.plan.group != UNGROUPED:
+            labels = np.full(len(images), self.plan.group)
+        for scored in stream(fitted, images, maps=self.plan.with_map, labels=labels):
+            for result in scored.results:
+                tile, missing = images.items[result.index], float(images.missing[result.index])
+                if result.error is not None:
+                    left_out = bool(images.left_out[result.index])
+                    yield TileResult(tile, missing, left_out=left_out, error=result.error)
+                    continue
+                field = scored.map_of(result.index, fitted.map_part) if self.plan.with_map else None
+                field = None if field is None else resized(field, self.grid.tile)
+                yield TileResult(tile, missing, result.score, result.p_value, field=field)
 
     def _finish_row(self, row: int, valid: Valid, top: int) -> None:
         if not self.plan.with_map:

@@ -19,11 +19,11 @@ from gepc.core.errors import InputError
 from gepc.core.files import replacing, write_json, write_text
 from gepc.core.palette import DARK
 from gepc.core.tables import write_rows
-from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import versions
 from gepc.images.formats import Pixels
+from gepc.maps.drawing import overlay
 from gepc.maps.regions import Box, Region, numbered
-from gepc.maps.writing import overlay
 from gepc.methods.pooling import Map
 from gepc.scenes.reading import CACHE_BYTES, Georeference, Scene, Valid
 from gepc.scenes.scoring import MapFile, ScanFolder
@@ -54,8 +54,8 @@ Boxes = npt.NDArray[np.int64]
 class SceneWriter:
     """Writes the results of a scan whose tiles are all scored; if interrupted, it starts over."""
 
-    def __init__(self, detector: Detector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
-        self.detector, self.scene, self.plan, self.folder = detector, scene, plan, folder
+    def __init__(self, fitted: FittedDetector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
+        self.fitted, self.scene, self.plan, self.folder = fitted, scene, plan, folder
         shape = (len(plan.grid.tops), len(plan.grid.lefts))
         self.scores, self.p_values = np.full(shape, np.nan), np.full(shape, np.nan)
         self.flags = np.zeros(shape, dtype=bool)
@@ -67,7 +67,7 @@ class SceneWriter:
         path, place = self.folder.path, self.scene.place
         scored = ~np.isnan(self.p_values)
         self.flags[scored] = self.plan.control.flags(self.p_values[scored])
-        field, scale = (self.folder.map, self.detector.map_limit()) if self.plan.with_map else (None, None)
+        field, scale = (self.folder.map, self.fitted.map_limit()) if self.plan.with_map else (None, None)
         limit = scale or 1.0
         regions = find_regions(self.plan.grid, self.flags, self.scores, self.p_values, field, limit)
         write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
@@ -128,7 +128,7 @@ class SceneWriter:
             "schema": 1,
             "scene": {"path": str(self.scene.path), **plan.identity["scene"]},
             "georeference": None if place is None else dataclasses.asdict(place),
-            "detector": {"method": self.detector.extractor.name, "digest": plan.identity["detector"]},
+            "detector": {"method": self.fitted.method.name, "digest": plan.identity["detector"]},
             "options": {name: value for name, value in plan.identity.items() if name not in ("scene", "detector")},
             "counts": {**counts, "flagged": int(self.flags.sum()), "regions": regions},
             "grid": {"rows": len(plan.grid.tops), "columns": len(plan.grid.lefts)},
@@ -137,7 +137,7 @@ class SceneWriter:
             "smallest_p_value": 1.0 / (n + 1),
             "guarantee": plan.control.statement(scored, n),
             "warning": plan.control.shortfall(scored, n),
-            "map_scale": self.detector.map_limit() if plan.with_map else None,
+            "map_scale": self.fitted.map_limit() if plan.with_map else None,
             "files": files,
             "versions": versions("pillow", "scipy", "rasterio"),
         }

@@ -14,7 +14,7 @@ from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import NPY_START
 from gepc.images.preprocessing import Preprocessing, rgb_picture
 from gepc.images.sources import Image, Record
-from gepc.maps.writing import overlay
+from gepc.maps.drawing import overlay
 from gepc.methods.pooling import Map
 
 LARGE, STRENGTH, SHOWN_SIZE = 2_000_000, 0.75, 256

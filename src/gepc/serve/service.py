@@ -23,13 +23,14 @@ from gepc._version import __version__
 from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
-from gepc.detector.detector import Detector
-from gepc.detector.storage import DESCRIPTION, STATE, load_detector, read_description
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.storage import DESCRIPTION, STATE, load_fitted, read_description
+from gepc.detector.stream import score_chunk
+from gepc.images.batches import MAX_CHUNK_PIXELS, Chunk
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
 from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Image
-from gepc.maps.regions import map_regions
 from gepc.maps.statistics import Fields
 from gepc.serve import codec, messages
 from gepc.serve.batching import Capacity, FullError, MicroBatcher
@@ -82,7 +83,7 @@ class Service:
         self.metrics.detector.labels(self.model.identity).set(1)
         self.images, self.held_bytes = Capacity(settings.queue), Capacity(settings.max_held_bytes)
         self.metrics.in_service.set_function(lambda: self.images.taken)
-        max_batch = min(settings.max_batch, self.model.detector.batch_size)
+        max_batch = min(settings.max_batch, self.model.fitted.batch_size)
         self._batcher: MicroBatcher[Job, Finding] = MicroBatcher(
             self._run, lambda job: (id(job.model), job.image.shape), max_batch, settings.gap
         )
@@ -129,8 +130,8 @@ class Service:
         model = self.model
         alpha = model.alpha(options.alpha)
         model.check(alpha, options.group)
-        guarantee = str(model.detector.guarantee(alpha))
-        with_maps = options.map and model.detector.extractor.has_maps
+        guarantee = str(model.fitted.guarantee(alpha))
+        with_maps = options.map and model.fitted.method.has_maps
         findings = await self._findings(model, uploads, with_maps)
         decide = partial(_results, model, uploads, options, alpha, findings, self.settings.bands)
         results = await self._in_thread(decide)
@@ -143,14 +144,14 @@ class Service:
     async def map(self, uploads: Sequence[Upload], _: messages.MapOptions) -> tuple[bytes, float]:
         """The image under its map as PNG, and the common scale."""
         model, count = self.model, len(uploads)
-        if not model.detector.extractor.has_maps:
-            raise HTTPException(422, f"the method {model.detector.extractor.name!r} has no maps")
+        if not model.fitted.method.has_maps:
+            raise HTTPException(422, f"the method {model.fitted.method.name!r} has no maps")
         if count != 1:
             raise HTTPException(422, f"send exactly one image, got {count}; /v1/score returns the maps of several")
         (finding,) = await self._findings(model, uploads, with_maps=True)
         if isinstance(finding, str) or finding.maps is None:
             raise HTTPException(422, finding if isinstance(finding, str) else NOT_SCORED)
-        scale, field = model.detector.map_limit(), finding.maps[model.detector.map_part][0]
+        scale, field = model.fitted.map_limit(), finding.maps[model.fitted.map_part][0]
         draw = partial(codec.overlaid, finding.image, field, self.settings.bands, scale)
         return await self._in_thread(draw), scale
 
@@ -169,7 +170,7 @@ class Service:
             return "not base64"
         decoder = self._free_decoders.get()
         try:
-            return codec.network_input(upload.data, decoder, self.settings.max_pixels, model.detector.preprocessing_)
+            return codec.network_input(upload.data, decoder, self.settings.max_pixels, model.fitted.preprocessing)
         except InputError as error:
             return str(error)
         finally:
@@ -181,7 +182,7 @@ class Service:
             former = self.model
             try:
                 model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former, self.settings.device)
-                trial = self._batcher.submit([Job(model, model.blank(), with_map=model.detector.extractor.has_maps)])
+                trial = self._batcher.submit([Job(model, model.blank(), with_map=model.fitted.method.has_maps)])
                 if not math.isfinite((await asyncio.wrap_future(trial[0])).score):
                     raise InputError("the detector gives no finite score")
             except FullError:
@@ -202,21 +203,22 @@ class Service:
     async def describe(self, options: messages.DetectorOptions) -> messages.DetectorAnswer:
         """The detector, its guarantee and the limits on a request, without paths."""
         model, settings = self.model, self.settings
-        detector, (height, width) = model.detector, model.detector.input_size
-        prepared, calibration = detector.preprocessing_, detector.reference_
+        fitted = model.fitted
+        height, width = fitted.input_size
+        prepared, calibration = fitted.preprocessing, fitted.reference
         return messages.DetectorAnswer(
             detector=model.identity,
             version=__version__,
-            method=detector.extractor.name,
-            calibration=detector.calibration_name,
-            backbone=f"{detector.backbone.family}, {detector.backbone.n_steps} steps",
-            timesteps=detector.kept_.tolist(),
-            weights=detector.weights_.tolist(),
-            passes_per_image=str(detector.cost()),
-            fit_images=detector.n_fit_,
-            calibration_images=len(detector.calibration_scores_),
+            method=fitted.method.name,
+            calibration=fitted.options["calibration"],
+            backbone=f"{fitted.backbone.family}, {fitted.backbone.n_steps} steps",
+            timesteps=list(fitted.kept),
+            weights=fitted.weights.tolist(),
+            passes_per_image=str(fitted.cost()),
+            fit_images=fitted.fit_images,
+            calibration_images=len(calibration.scores),
             groups={name: len(scores) for name, scores in calibration.by_group.items()} if calibration.grouped else {},
-            maps=detector.extractor.has_maps,
+            maps=fitted.method.has_maps,
             map_scale=model.map_scale,
             smallest_alpha=model.smallest_alpha,
             guarantee=model.guarantee(model.alpha(options.alpha)),
@@ -249,7 +251,7 @@ def _results(
     findings: Sequence[Finding | str],
     bands: tuple[int, ...] | None,
 ) -> list[messages.ImageResult]:
-    detector = model.detector
+    fitted = model.fitted
     scores = [finding.score for finding in findings if isinstance(finding, Finding)]
     decided = zip(*model.decide(scores, alpha, options.group), strict=True)
     results = []
@@ -261,9 +263,9 @@ def _results(
             result.score = finding.score
             result.p_value, result.alarm = next(decided)
             if options.map and finding.maps is not None:
-                field, limit = finding.maps[detector.map_part][0], detector.map_limit()
+                field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
                 result.map = codec.data_uri(codec.heat(field, limit))
-                result.regions = [messages.MapRegion.of(one) for one in map_regions(detector, finding.maps, 0, alpha)]
+                result.regions = [messages.MapRegion.of(one) for one in fitted.regions(finding.maps, 0, alpha)]
             if options.seen:
                 result.seen = codec.data_uri(codec.png(rgb_picture(finding.image, bands)))
         results.append(result)
@@ -282,7 +284,7 @@ class Finding(NamedTuple):
 class Model:
     """A loaded detector and `identity`, the first digits of the SHA-256 of its files."""
 
-    detector: Detector
+    fitted: FittedDetector
     identity: str
 
     @classmethod
@@ -290,22 +292,32 @@ class Model:
         """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
         for _ in range(ATTEMPTS):
             before = _identity(folder)
-            detector = load_detector(folder, _known_backbone(folder, backbone, former), device)
+            fitted = load_fitted(folder, _known_backbone(folder, backbone, former), device)
             if _identity(folder) == before:
-                return cls(detector, before)
+                return cls(fitted, before)
         raise InputError("the detector's files change while they are read; try again")
 
     def score_batch(self, images: Sequence[Image], with_maps: bool) -> list[Finding]:
-        """Scores, and maps from the same network passes, of preprocessed images."""
-        scores, maps = self.detector.score_batch(images, with_maps)
-        return [
-            Finding(image, score, maps and {name: fields[[place]] for name, fields in maps.items()})
-            for place, (image, score) in enumerate(zip(images, scores.tolist(), strict=True))
-        ]
+        """Scores, and maps from the same network passes, of preprocessed images of one size.
+
+        Large images go through the network a few at a time, so that the memory is bounded by pixels.
+        """
+        pixels = images[0].shape[1] * images[0].shape[2]
+        at_once = max(1, MAX_CHUNK_PIXELS // pixels)
+        findings = []
+        for first in range(0, len(images), at_once):
+            part = images[first : first + at_once]
+            scored = score_chunk(self.fitted.without_groups(), Chunk.of(part), maps=with_maps, on_error="raise")
+            for row, (image, result) in enumerate(zip(part, scored.results, strict=True)):
+                maps = None
+                if scored.fields is not None:
+                    maps = {name: fields[[row]] for name, fields in scored.fields.items()}
+                findings.append(Finding(image, result.score, maps))
+        return findings
 
     def blank(self) -> Image:
         """A grey image."""
-        return np.zeros((self.detector.backbone.channels, *self.detector.input_size), dtype=np.float32)
+        return np.zeros((self.fitted.backbone.channels, *self.fitted.input_size), dtype=np.float32)
 
     def warm_up(self) -> None:
         """Score a grey image, so that setting up the network does not delay the first request."""
@@ -321,16 +333,16 @@ class Model:
     @property
     def map_scale(self) -> float | None:
         """The common scale of maps; None for a method without maps."""
-        return self.detector.map_limit() if self.detector.extractor.has_maps else None
+        return self.fitted.map_limit() if self.fitted.method.has_maps else None
 
     @property
     def smallest_alpha(self) -> float:
         """The smallest false-alarm rate possible with the calibration images (of the smallest group)."""
-        return 1.0 / (self.detector.reference_.smallest + 1)
+        return 1.0 / (self.fitted.reference.smallest + 1)
 
     def check(self, alpha: float, group: str | None) -> None:
         """Raise `OptionError` if the calibration images do not allow `alpha`, or if there is no such group."""
-        reference = self.detector.reference_
+        reference = self.fitted.reference
         if reference.grouped and group is None:
             names = ", ".join(reference.by_group)
             raise OptionError(f"this detector was fitted with groups; set group to one of {names}")
@@ -340,13 +352,13 @@ class Model:
 
     def decide(self, scores: Sequence[float], alpha: float, group: str | None) -> tuple[list[float], list[bool]]:
         """p-values and alarms at `alpha`."""
-        reference, labels = self.detector.reference_, None if group is None else np.full(len(scores), group)
+        reference, labels = self.fitted.reference, None if group is None else np.full(len(scores), group)
         p = reference.p_values(np.asarray(scores, dtype=np.float64), labels)
         return p.tolist(), DecisionRule(alpha).alarms(p, reference, labels).tolist()
 
     def guarantee(self, alpha: float) -> GuaranteeAt:
         """What the calibration images guarantee at `alpha`, and the p-value limit that applies to every group."""
-        reference, found = self.detector.reference_, self.detector.guarantee(alpha)
+        reference, found = self.fitted.reference, self.fitted.guarantee(alpha)
         labels = np.array(list(reference.by_group)) if reference.grouped else None
         limit = float(DecisionRule(alpha).limits(reference, labels).min())
         return GuaranteeAt(limit=limit, calibration_images=found.n, sentence=str(found), **vars(found))
@@ -368,6 +380,6 @@ def _known_backbone(folder: Path, given: str | None, former: Model | None) -> An
     """The network in memory if the folder names the same weights, else what was given."""
     if former is None:
         return given
-    known = former.detector.backbone
+    known = former.fitted.backbone
     wanted = read_description(folder)["backbone"].get("sha256")
     return known if given is not None or (wanted is not None and wanted == known.sha256) else given

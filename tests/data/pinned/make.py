@@ -71,7 +71,7 @@ def main() -> None:
             continue
         options = dict(options)
         preset = options.pop("preset", None)
-        detector = gepc.create_detector(method, backbone, preset=preset, **options)
+        detector = gepc.create_detector(backbone, method, preset=preset, **options)
         detector.fit(images(30, 0), images(20, 1), groups=groups_for(name, 20))
         detector.backbone.source = "net"
         detector.save(HERE / name)
@@ -97,7 +97,7 @@ def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
     for name, (method, options) in CASES.items():
         folder = Path(tempfile.mkdtemp())
         options = dict(options)
-        detector = gepc.create_detector(method, backbone, preset=options.pop("preset", None), **options)
+        detector = gepc.create_detector(backbone, method, preset=options.pop("preset", None), **options)
         spec = ExtractionSpec(detector.extractor, detector.extractor.timesteps(backbone))
         read = chunks(open_images(images(3, 4)), Preprocessing(size=(16, 16)), 64, OnBadImage.NONE)
         list(extract_chunks(backbone, spec, read, FeatureCache(folder)))

@@ -133,7 +133,7 @@ def test_the_backbones_features_of_more_images_than_fit_in_one_call(count: int, 
 def test_methods_count_the_passes_of_their_distance(
     name: str, options: dict[str, object], passes: int, unet: gepc.Backbone
 ) -> None:
-    detector = gepc.create_detector(name, unet, **options)
+    detector = gepc.create_detector(unet, name, **options)
     detector.features(RNG.uniform(-1, 1, (3, 3, 16, 16)).astype(np.float32))
     assert unet.forward_count == 3 * detector.cost().forward == 3 * passes
 

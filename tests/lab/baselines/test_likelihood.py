@@ -150,7 +150,7 @@ def test_cost_of_nll_vlb() -> None:
     assert passes(method("nll_vlb", steps=1000, strata=None), gaussian(), 1) == (1000, 0)
     assert passes(method("nll_vlb", strata=None), gaussian(SHORT), 1) == (60, 0)
     costs = {
-        preset: gepc.create_detector("nll_vlb", gaussian(), preset=preset).cost().forward
+        preset: gepc.create_detector(gaussian(), "nll_vlb", preset=preset).cost().forward
         for preset in ("paper", "light", "full")
     }
     assert costs == {"paper": 1000, "light": 33, "full": 4000}
@@ -237,7 +237,7 @@ def test_the_answer_belongs_to_the_image() -> None:
 
 def test_cost_of_nll_ode() -> None:
     assert passes(method("nll_ode"), gaussian()) == (32, 32)
-    assert gepc.create_detector("nll_ode", gaussian(), preset="paper").cost() == gepc.methods.base.Cost(500, 500)
+    assert gepc.create_detector(gaussian(), "nll_ode", preset="paper").cost() == gepc.methods.base.Cost(500, 500)
     assert batch_of(sample(1)).rows == 1
 
 

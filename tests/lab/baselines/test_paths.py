@@ -99,7 +99,7 @@ def test_the_second_version_weights_the_errors_of_the_score() -> None:
 
 
 def test_presets_of_the_second_version() -> None:
-    full, light = (gepc.create_detector("diffpath", gaussian(), preset=name) for name in ("v2", "v2_light"))
+    full, light = (gepc.create_detector(gaussian(), "diffpath", preset=name) for name in ("v2", "v2_light"))
     assert (full.extractor.label, light.extractor.label) == ("diffpath[errors 6-D]", "diffpath[errors norm]")
     assert full.extractor.builds_on() == light.extractor.builds_on() != method("diffpath").builds_on()
     assert passes(light.extractor, gaussian()) == (10, 0)
@@ -148,8 +148,8 @@ def test_direction_of_diffpath() -> None:
 
 
 def test_presets_and_the_published_bandwidth() -> None:
-    paper = gepc.create_detector("diffpath", gaussian(), preset="paper")
-    light = gepc.create_detector("diffpath", gaussian(), preset="light", calibration="kde:bandwidth=5")
+    paper = gepc.create_detector(gaussian(), "diffpath", preset="paper")
+    light = gepc.create_detector(gaussian(), "diffpath", preset="light", calibration="kde:bandwidth=5")
     assert (paper.calibration_name, paper.extractor.options()["dim"]) == ("gmm", 6)
     light.fit(as_given(30))
     assert (light.calibrator_.bandwidth_ == 5).all()  # type: ignore[attr-defined]
@@ -258,7 +258,7 @@ def test_bad_options() -> None:
     with pytest.raises(OptionError, match="unknown order '5'"):
         method("ddpm_ood", order=5)
     with pytest.raises(OptionError, match="exactly 3001 steps"):
-        gepc.create_detector("ddpm_ood", gaussian(ABAR), steps=3001)
+        gepc.create_detector(gaussian(ABAR), "ddpm_ood", steps=3001)
 
 
 # --- lmd -------------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_direction_of_lmd() -> None:
     wide, narrow = aurocs(extractor, "raw", count=80)
     assert wide > 0.95
     assert narrow < 0.2
-    detector = gepc.create_detector("lmd", gaussian(), blocks=4, steps=4).fit(as_given(24))
+    detector = gepc.create_detector(gaussian(), "lmd", blocks=4, steps=4).fit(as_given(24))
     assert detector.score(as_given(2, seed=3)).shape == (2,)
     with pytest.raises(OptionError, match="repetitions must be at least 1"):
         LMD(repetitions=0)

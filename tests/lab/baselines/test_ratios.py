@@ -140,7 +140,7 @@ def test_waic_over_an_ensemble(folders: tuple[str, str]) -> None:
 def test_a_detector_with_a_second_network_is_saved_with_it(folders: tuple[str, str], tmp_path: Path) -> None:
     backbone = gepc.load_backbone(folders[0])
     images = pictures(24, 16, seed=1)
-    detector = gepc.create_detector("waic", backbone, checkpoints=(folders[1],), strata=2, draws=1).fit(images)
+    detector = gepc.create_detector(backbone, "waic", checkpoints=(folders[1],), strata=2, draws=1).fit(images)
     detector.save(tmp_path / "det")
     np.testing.assert_allclose(gepc.load_detector(tmp_path / "det").score(IMAGES), detector.score(IMAGES), rtol=1e-5)
 

@@ -222,7 +222,7 @@ def test_a_vanishing_trace_is_held_off_and_counted() -> None:
 def test_cost_of_scoped() -> None:
     assert passes(method("scoped"), gaussian()) == (2, 2)
     assert passes(method("scoped", levels="rho:0.13", probes=3), gaussian()) == (3, 3)
-    light = gepc.create_detector("scoped", gaussian(), preset="light")
+    light = gepc.create_detector(gaussian(), "scoped", preset="light")
     assert (light.cost().forward, light.cost().jvp) == (1, 1)
 
 
@@ -346,7 +346,7 @@ def test_the_box_shrinks_at_the_border() -> None:
 def test_it_costs_three_passes_and_has_maps() -> None:
     assert passes(method("spr"), gaussian()) == (3, 0)
     images = as_given(30)
-    detector = gepc.create_detector("spr", gaussian()).fit(images)
+    detector = gepc.create_detector(gaussian(), "spr").fit(images)
     assert detector.score_map(images[:2]).shape == (2, 4, 4)
 
 

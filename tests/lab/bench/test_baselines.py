@@ -214,7 +214,7 @@ def test_every_method_scores_as_its_detector_does(name, data, protocol):
         open_dataset(f"npz:{place}.npz", data, split, limit, 0)
         for place, split, limit in (("set0", "train", 24), ("set0", "test", 20), ("set1", "test", 20))
     )
-    detector = gepc.create_detector(name, backbone, baseline.preset, seed=3, batch_size=16, **options)
+    detector = gepc.create_detector(backbone, name, baseline.preset, seed=3, batch_size=16, **options)
     detector.fit(train, calibration_images=test)
     assert scores.kept == tuple(detector.kept_)
     for ours, images in ((scores.inside, test), (scores.outside["set1"], other)):

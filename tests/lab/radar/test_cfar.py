@@ -125,7 +125,7 @@ def test_ships_are_detected_and_located_without_a_pass(name: str) -> None:
         return np.stack([simulate(64, 64, Sea(), ships, seed)[0].clip(0, 1) for seed in range(first, first + 9)])
 
     backbone = GaussianBackbone(0.0, 0.1, (1, 64, 64))
-    detector = gepc.create_detector(name, backbone, value_range=(0.0, 1.0)).fit(patches(0), patches(100))
+    detector = gepc.create_detector(backbone, name, value_range=(0.0, 1.0)).fit(patches(0), patches(100))
     ships = patches(500, (Target(40.0, 30.0, 20.0, 8.0, brightness=80.0),))
     assert backbone.forward_count == 0
     assert detector.score(ships).min() > detector.calibration_scores_.max()

@@ -10,7 +10,8 @@ from gepc.backbones.base import Backbone
 from gepc.calibration.scorer import Scorer
 from gepc.core.errors import OptionError, check_names
 from gepc.detector.detector import Detector
-from gepc.detector.registry import create_detector, extractor_options
+from gepc.detector.parameters import extractor_options
+from gepc.detector.registry import create_detector
 from gepc.lab.bench import published
 from gepc.lab.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores, Sizes
 from gepc.lab.bench.protocol import MethodChoice, Protocol, split_name
@@ -102,7 +103,7 @@ def _baseline(full_name: str, protocol: Protocol, backbone: Backbone) -> Baselin
     method = find_method(name)
     preset = preset or choice.preset or ("light" if "light" in method.presets else None)
     check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
-    detector = create_detector(name, backbone, preset, size=protocol.size, **choice.options)
+    detector = create_detector(backbone, name, preset, size=protocol.size, **choice.options)
     train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images
     return Baseline(detector, preset, min(train, protocol.train_images), min(test, protocol.test_images))
 

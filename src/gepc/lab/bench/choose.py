@@ -5,7 +5,7 @@ for real ones, so the default detector is recommended, and what speaks for anoth
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from scipy.stats import spearmanr
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError
 from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.registry import create_detector
-from gepc.images.batches import OnBadImage, chunks
+from gepc.detector.stream import score_chunk
+from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.sources import Image, Images, open_images
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.lab.bench.comparison import advantage
@@ -42,7 +44,7 @@ class Candidate:
     def detector(self, backbone: Backbone, **common: Any) -> Detector:
         """An unfitted detector."""
         name, preset = split_name(self.method)
-        return create_detector(name, backbone, preset, **{**common, **self.options})
+        return create_detector(backbone, name, preset, **{**common, **self.options})
 
     def __str__(self) -> str:
         return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
@@ -143,17 +145,20 @@ def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], s
     detector = candidate.detector(backbone, seed=seed, size=size, maps="raw").fit(halves[0])
     read = chunks(halves[1], detector.preprocessing_, detector.batch_size, OnBadImage.UNREADABLE)
     held_out = [image for chunk in read for image in chunk.images]
-    inside = _scores(detector, held_out)
-    outside = {kind: _scores(detector, [synthetic_outlier(one, kind, seed) for one in held_out]) for kind in KINDS}
-    detector.seed = seed + 1
-    again = _scores(detector, held_out)
+    fitted = detector.fitted
+    inside = _scores(fitted, held_out)
+    outside = {kind: _scores(fitted, [synthetic_outlier(image, kind, seed) for image in held_out]) for kind in KINDS}
+    again = _scores(replace(fitted, seed=seed + 1), held_out)
     stability = float(spearmanr(inside, again).statistic) if np.ptp(inside) and np.ptp(again) else 1.0
     return Trial(candidate, detector.cost(), Scores(inside, outside, (), detector.scorer_.selection_), stability)
 
 
-def _scores(detector: Detector, images: Sequence[Image]) -> Array:
-    step = detector.batch_size
-    return np.concatenate([detector.score_batch(images[at : at + step])[0] for at in range(0, len(images), step)])
+def _scores(fitted: FittedDetector, images: Sequence[Image]) -> Array:
+    """The scores of preprocessed images."""
+    step = fitted.batch_size
+    parts = [Chunk.of(images[start : start + step]) for start in range(0, len(images), step)]
+    scored = [score_chunk(fitted, part, on_error="raise") for part in parts]
+    return np.array([result.score for chunk in scored for result in chunk.results])
 
 
 def clear_leader(trials: Sequence[Trial]) -> tuple[Trial, float, float] | None:

@@ -23,11 +23,11 @@ from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
+from gepc.detector.stream import OnProgress, stream
 from gepc.images.formats import read_file
 from gepc.images.sources import FileImages, image_files
 from gepc.lab.metrics import auroc, auroc_interval, bootstrap_intervals, localisation
-from gepc.maps.writing import resized
-from gepc.methods.extraction import OnProgress
+from gepc.maps.drawing import resized
 from gepc.methods.pooling import Map
 
 Mask = npt.NDArray[np.bool_]
@@ -136,7 +136,7 @@ class MaskBenchmark:
 
     def _row(self, kind: str) -> tuple[Cell, ...]:
         good, bad = ([one.score for one in images] for images in (self.good, self.defective[kind]))
-        maps, masks = _maps(self.defective[kind], self.detector.map_part)
+        maps, masks = _maps(self.defective[kind], self.detector.fitted.map_part)
         found = localisation(maps, masks)
         detected = (auroc(good, bad), interval_text(*auroc_interval(good, bad)))
         alone = [str(place) for place in range(len(maps))]  # images are independent
@@ -163,20 +163,20 @@ def run_masks(
     """Fit on good images, then score and map the others."""
     fitting, testing = protocol.divide(data)
     defective = protocol.defective(data)
-    detector = create_detector(protocol.method, backbone, protocol.preset, **protocol.options)
-    detector.fit(FileImages(fitting), on_progress=on_progress)
+    detector = create_detector(backbone, protocol.method, protocol.preset, **protocol.options)
+    fitted = detector.fit(FileImages(fitting), on_progress=on_progress).fitted
 
     def inspect(path: Path, mask: Path | None = None) -> Inspected:
         pixels = read_file(path)
-        scores, fields = detector.score_batch([detector.preprocessing_(pixels, str(path))], with_maps=True)
-        on_progress(1)
-        maps = {name: field[0] for name, field in (fields or {}).items()}
+        (scored,) = stream(fitted, FileImages([path]), maps=True, on_error="raise", on_progress=on_progress)
+        score = scored.results[0].score
+        maps = {name: field[0] for name, field in (scored.fields or {}).items()}
         if mask is None:
-            return Inspected(float(scores[0]), maps)
-        top, left, height, width = detector.preprocessing_.window((pixels.shape[0], pixels.shape[1]))
+            return Inspected(score, maps)
+        top, left, height, width = fitted.preprocessing.window((pixels.shape[0], pixels.shape[1]))
         inside = _read_mask(mask, pixels.shape)[top : top + height, left : left + width]
         maps = {name: resized(field, (height, width)) for name, field in maps.items()}
-        return Inspected(float(scores[0]), maps, inside)
+        return Inspected(score, maps, inside)
 
     good = [inspect(path) for path in testing]
     found = {kind: [inspect(*pair) for pair in pairs] for kind, pairs in defective.items()}

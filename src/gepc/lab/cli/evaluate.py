@@ -81,7 +81,7 @@ def demo(
         result = demonstration.run(detector, data, advance)
     note("drawing the report")
     html = render_demo(result, _demo_command(out, quick, backbone))
-    found = {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, "detector": describe(result.detector), **result.as_dict()}
+    found = {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, "detector": describe(result.detector.fitted), **result.as_dict()}
     write_json(out / DEMO_RESULTS, found)  # first, because it marks the folder as one of a demo
     write_text(out / "report.html", html)
     say(_demo_results(result))

@@ -15,8 +15,9 @@ from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.options import check_fields, one_of
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.registry import create_detector
-from gepc.images.batches import OnBadImage, chunks
+from gepc.detector.stream import stream
 from gepc.lab.metrics import auroc, bootstrap_intervals, fpr_at_tpr, localisation
 from gepc.lab.radar.annotations import detect_layout, divide, open_scenes
 from gepc.lab.radar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
@@ -63,7 +64,7 @@ def radar_detector(
         del given["pool"]
     if method == "gepc":
         given |= {"levels": "0.99", "keep": None, "group": ["id", "rot180"], "calibration": "z"}
-    return create_detector(name, backbone, preset=preset or None, **{**given, **options})
+    return create_detector(backbone, name, preset=preset or None, **{**given, **options})
 
 
 def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
@@ -151,18 +152,17 @@ def gather(
 
 
 def score_patches(
-    detector: Detector, patches: Sequence[Patch], on_progress: OnProgress = lambda _: None
+    fitted: FittedDetector, patches: Sequence[Patch], on_progress: OnProgress = lambda _: None
 ) -> tuple[Array, Map]:
     """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from."""
     scores, maps = [], []
-    window = getattr(detector.extractor, "window", 1)
-    for chunk in chunks(PatchImages(patches), detector.preprocessing_, detector.batch_size, OnBadImage.NONE):
-        found, fields = detector.score_batch(chunk.images, with_maps=True, raw=True)
-        assert fields is not None
-        scores.append(found)
-        maps.append(box_filter(torch.from_numpy(fields[detector.map_part]), window).numpy())
-        on_progress(len(chunk))
-    return np.concatenate(scores), np.concatenate(maps)
+    window = getattr(fitted.method, "window", 1)
+    scored = stream(fitted, PatchImages(patches), maps=True, raw=True, on_error="raise", on_progress=on_progress)
+    for chunk in scored:
+        assert chunk.fields is not None
+        scores += [result.score for result in chunk.results]
+        maps.append(box_filter(torch.from_numpy(chunk.fields[fitted.map_part]), window).numpy())
+    return np.array(scores), np.concatenate(maps)
 
 
 def measure(
@@ -178,7 +178,7 @@ def measure(
         results = detector.results(PatchImages(sets.clutter), "raise", on_progress=on_progress)
         clutter = np.array([result.score for result in results])
         for name, patches in sets.ships.items():
-            ships, maps = score_patches(detector, patches, on_progress)
+            ships, maps = score_patches(detector.fitted, patches, on_progress)
             groups = [[patch.scene.source for patch in part] for part in (sets.clutter, patches)]
             spans = bootstrap_intervals(_auroc_and_fpr95, (clutter, ships), groups, protocol.draws)
             found = _auroc_and_fpr95(clutter, ships)

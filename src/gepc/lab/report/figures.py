@@ -19,7 +19,7 @@ from gepc.core.errors import GepcError, InputError, raising
 from gepc.core.files import replacing
 from gepc.core.palette import LIGHT, line_style
 from gepc.lab.metrics import auroc
-from gepc.maps.writing import overlay
+from gepc.maps.drawing import overlay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

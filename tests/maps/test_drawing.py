@@ -17,7 +17,8 @@ from gepc.core.errors import OptionError
 from gepc.core.palette import LIGHT
 from gepc.images.sources import open_images
 from gepc.maps.regions import Region, map_regions
-from gepc.maps.writing import MapOptions, colour_bar, drawn, overlay, resized, with_map_part, write_maps
+from gepc.maps.drawing import colour_bar, drawn, overlay, resized
+from gepc.runs.maps import MapOptions, write_maps
 from gepc.methods.extraction import ImageSample
 from gepc.methods.groups import Group
 from gepc.methods.pooling import combine
@@ -149,7 +150,7 @@ def test_pictures_share_one_scale_or_have_each_their_own(tmp_path: Path) -> None
 
 def test_a_fitted_detector_shows_its_parts_apart() -> None:
     """Raw parts add up to their sum on one scale; calibrated ones are those of one call; the score stays."""
-    detector = gepc.create_detector("gepc+", toy_backbone(), levels=LEVELS).fit(ID)
+    detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS).fit(ID)
     images = pictures(5, seed=1)
     parts = {part: with_map_part(detector, part) for part in ("sum", "residual", "error")}
     raw = {part: shown.score_map(images, raw=True) for part, shown in parts.items()}

@@ -1,0 +1,200 @@
+"""The fitted state of a detector: everything that scoring needs, and nothing that changes.
+
+`fit` builds it, `load_detector` reads it, and scoring, saving, exporting, the service and the cluster take it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.backbones.base import Backbone
+from gepc.calibration.scorer import Scorer
+from gepc.conformal.p_values import CalibrationScores, Guarantee
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.images.noise import image_key
+from gepc.images.preprocessing import Preprocessing
+from gepc.images.sources import Image
+from gepc.maps.regions import MapRegion, map_regions
+from gepc.maps.statistics import TOGETHER, Fields, MapStatistics, map_scores
+from gepc.methods.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
+from gepc.methods.pooling import Map, combine
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class FittedDetector:
+    """What a detector has learnt, with all that it takes to score an image.
+
+    Attributes
+    ----------
+    method : the method with its parameters.
+    options : all parameters of the method and the detector as JSON values.
+    backbone : the network.
+    preprocessing : how pixels become the network's input.
+    levels : the candidate timesteps.
+    scorer : the selected levels and the calibrator.
+    reference : the calibration scores, by group.
+    maps : the statistics of calibrated maps; None without them.
+    map_scale : v_global, the common scale of raw maps; None for a method without maps.
+    fit_images : how many images the scorer was fitted on.
+    input_size : (H, W) of the first image as the network saw it.
+    seed : the noise of an image is a function of this number and of the image's content.
+    batch_size : the largest number of images per network call; it does not change a score.
+    score_from : `features`, or `map` for the mean of the highest 0.3 % of the calibrated map.
+    """
+
+    method: Extractor
+    options: Mapping[str, Any]
+    backbone: Backbone
+    preprocessing: Preprocessing
+    levels: tuple[int, ...]
+    scorer: Scorer
+    reference: CalibrationScores
+    maps: MapStatistics | None
+    map_scale: float | None
+    fit_images: int
+    input_size: tuple[int, int]
+    seed: int
+    batch_size: int
+    score_from: str
+
+    # --- scoring -------------------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The timesteps that selection kept."""
+        return tuple(self.levels[position] for position in self.scorer.selection_.kept)
+
+    @property
+    def weights(self) -> Array:
+        """The weights of the kept timesteps."""
+        return self.scorer.selection_.weights
+
+    def evaluate(
+        self, images: Sequence[Image], keys: Sequence[bytes] | None = None, maps: bool = False, raw: bool = False
+    ) -> tuple[Array, Fields | None]:
+        """Evaluate preprocessed images of one size with one set of network passes.
+
+        Parameters
+        ----------
+        images : arrays (C, H, W).
+        keys : the keys of their noise; by default those of their content.
+        maps : whether to return maps, too.
+        raw : return maps before calibration.
+
+        Returns
+        -------
+        The scores (N,), and the maps (N, H, W) of each part by name, or None.
+        """
+        batch = self._batch(images, keys)
+        if not maps and self.score_from == "features":
+            table = extract_table(self.method, self.backbone, batch, self.kept)
+            return self._score(table), None
+        table, parts, levels = self._map_passes(batch)
+        calibrated = None
+        if self.maps is not None and (self.score_from == "map" or not raw):
+            calibrated = self.maps.z(parts, batch.size)
+        scores = self._score(table)
+        if self.score_from == "map" and calibrated is not None:
+            scores = map_scores(calibrated[TOGETHER])
+        if not maps:
+            return scores, None
+        if raw or calibrated is None:
+            return scores, {self.map_part: combine(levels, self.weights)}
+        return scores, calibrated
+
+    def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map]:
+        """The parts of the maps of preprocessed images, and their raw maps; what map statistics are learnt from."""
+        _, parts, levels = self._map_passes(self._batch(images))
+        return parts, combine(levels, self.weights)
+
+    def _map_passes(self, batch: Batch) -> tuple[Table, MapParts, Map]:
+        return extract_map_parts(self.method, self.backbone, batch, self.kept)
+
+    def _score(self, table: Table) -> Array:
+        return self.scorer.score_kept(self.method.columns(table))
+
+    def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
+        self.backbone.check_size(*images[0].shape[1:])
+        keys = [image_key(image) for image in images] if keys is None else keys
+        return Batch(np.stack(images), keys, self.seed, self.batch_size)
+
+    def without_groups(self) -> FittedDetector:
+        """The same detector with one group of calibration images; scores and maps do not depend on groups."""
+        return replace(self, reference=CalibrationScores.of(self.reference.scores, None))
+
+    def cost(self) -> Cost:
+        """Network passes per image."""
+        return cost_of(self.method, self.backbone, self.input_size, len(self.kept))
+
+    def guarantee(self, alpha: float = 0.05) -> Guarantee:
+        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
+        return Guarantee.at(alpha, self.reference.smallest)
+
+    # --- maps ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether there are maps."""
+        return self.method.has_maps and self.map_scale is not None
+
+    @property
+    def map_part(self) -> str:
+        """The part of the maps that is shown: `sum`, all of them together, unless the method's options differ."""
+        return str(getattr(self.method, "map_part", TOGETHER))
+
+    def showing(self, part: str) -> FittedDetector:
+        """The same detector with maps of one part alone. Raw maps keep the scale that they were fitted with."""
+        if not hasattr(self.method, "map_part"):
+            raise OptionError(f"the maps of {self.method.name!r} have no parts; only those of gepc+ do")
+        method: Any = self.method
+        shown = replace(method, map_part=part)
+        if self.maps is not None:
+            check_choice("map_part", part, self.maps.names)
+        return replace(self, method=shown, options={**self.options, "map_part": part})
+
+    def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
+        """The end of the colour scale of maps, the same for all images.
+
+        For calibrated maps it is the value above which a pixel has a family-wise p-value of at most `alpha`, see
+        `gepc.maps.statistics`. For raw maps it is `map_scale`.
+        """
+        if raw or self.maps is None:
+            return self.map_scale or 1.0
+        return self.maps.limit(self.map_part, alpha)
+
+    def regions(self, fields: Fields, row: int, alpha: float = 0.05, raw: bool = False) -> list[MapRegion]:
+        """The regions of the map in that row of `fields`; see `gepc.maps.regions.map_regions`.
+
+        With probability at least 1 - alpha a usual image has none. A rate that the calibration maps are too few for
+        gives no region. For raw maps, regions are the pixels above `map_scale`, without p-values.
+        """
+        statistics = None if raw else self.maps
+        if statistics is not None and not statistics.allows(alpha):
+            return []
+        own = {name: np.asarray(field[row]) for name, field in fields.items()}
+        return map_regions(own, self.map_part, self.map_limit(alpha, raw), statistics)
+
+    def check_maps(self) -> None:
+        """Raise `OptionError` for a method without maps."""
+        if not self.method.has_maps:
+            names = ", ".join(self.method.column_names)
+            raise OptionError(f"the method {self.method.name!r} has no maps of {names}")
+
+    def check_image(self, shape: tuple[int, int], name: str) -> None:
+        """Raise `InputError` for an image (H, W) that would take too much memory in a network pass."""
+        pixels = shape[0] * shape[1]
+        if pixels > MAX_IMAGE_PIXELS:
+            raise InputError(
+                f"{name} would be {shape[1]}x{shape[0]} pixels (width x height) in the network, and at most "
+                f"{MAX_IMAGE_PIXELS:,} fit into a bounded memory; set `size`, or use `gepc scene` for large images"
+            )
+
+
+MAX_IMAGE_PIXELS = 1 << 22  # a network pass takes one to two kilobytes for each pixel

@@ -1,0 +1,290 @@
+"""Fitting: from in-distribution images to a `FittedDetector`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.conformal.p_values import CalibrationScores, group_labels
+from gepc.core.errors import InputError
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.parameters import Parameters
+from gepc.detector.stream import OnProgress, stream
+from gepc.images.batches import OnBadImage, chunks
+from gepc.images.noise import generator
+from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
+from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
+from gepc.methods.base import Batch, MapParts, Table, extract_table
+from gepc.methods.extraction import Engine, ExtractionSpec, FeatureTable, concatenate, extract_all
+from gepc.methods.pooling import Map, v_global
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+Groups = Sequence[str] | str | None
+MINIMUM_FIT = 8
+SAMPLE_IMAGES = 600  # images of a stream that are kept for maps, since a stream cannot be read again
+MAP_WINDOW = 9
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The calibration images: where they come from, their feature table, and the columns that scoring would see."""
+
+    images: Images
+    table: FeatureTable
+    columns: Array
+
+
+def fit_detector(
+    parameters: Parameters,
+    images: Any,
+    calibration_images: Any = None,
+    groups: Groups = None,
+    on_progress: OnProgress | None = None,
+    engine: Engine | None = None,
+) -> FittedDetector:
+    """Select levels, fit the calibrator and the maps, and score the calibration images.
+
+    The parameters are those of `Detector.fit`. Nothing of `parameters` is changed.
+
+    Returns
+    -------
+    FittedDetector
+    """
+    method = parameters.extractor
+    levels = method.timesteps(parameters.backbone)
+    spec = ExtractionSpec(method.for_fitting(), levels, parameters.seed, parameters.batch_size)
+    source = open_images(images)
+    hold_out = calibration_images is None
+    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, engine, calibrating=hold_out)
+    share = parameters.calibration_share if hold_out else 0.0
+    fit_rows, held_out_rows = split(table.keys, parameters.seed, share)
+    _check_enough(len(fit_rows), table.keys)
+    _warn_about_copies(table.keys)
+    scorer = parameters.scorer().fit(table.rows(fit_rows))
+    kept = list(scorer.selection_.kept)
+    if hold_out:
+        held_out = table.rows(held_out_rows)
+        columns = method.as_scored(held_out.columns[:, kept], held_out.keys, parameters.seed)
+        calibration = Calibration(source, held_out, columns)
+    else:
+        spec = replace(spec, extractor=method, timesteps=tuple(levels[position] for position in kept))
+        calibration = _separate(parameters, calibration_images, table, spec, on_progress, engine)
+    draft = FittedDetector(
+        method=method,
+        options=parameters.options(),
+        backbone=parameters.backbone,
+        preprocessing=table.preprocessing,
+        levels=tuple(levels),
+        scorer=scorer,
+        reference=CalibrationScores({}),
+        maps=None,
+        map_scale=None,
+        fit_images=len(fit_rows),
+        input_size=table.first_size,
+        seed=parameters.seed,
+        batch_size=parameters.batch_size,
+        score_from=parameters.score_from,
+    )
+    if method.has_maps:
+        fitting = SomeImages.smallest(source, table.rows(fit_rows), FIT_IMAGES)
+        calibrating = SomeImages.smallest(calibration.images, calibration.table, CALIBRATION_IMAGES)
+        draft = _with_maps(draft, parameters, fitting, calibrating)
+    scores = scorer.score_kept(calibration.columns)
+    if parameters.score_from == "map":
+        scores = _map_scores(draft, calibration)
+    labels = group_labels(groups, calibration.images, calibration.table.indices)
+    return replace(draft, reference=CalibrationScores.of(scores, labels))
+
+
+def _separate(
+    parameters: Parameters,
+    calibration_images: Any,
+    fitted_on: FeatureTable,
+    spec: ExtractionSpec,
+    on_progress: OnProgress | None,
+    engine: Engine | None,
+) -> Calibration:
+    """The calibration images that are given apart from those to fit on, each counted once."""
+    source = open_images(calibration_images)
+    table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, engine, calibrating=True)
+    _warn_about_copies(table.keys)
+    distinct, _ = split(table.keys, parameters.seed, 0.0)
+    table = table.rows(distinct)
+    _warn_about_shared(fitted_on.keys, table.keys)
+    return Calibration(source, table, table.columns)
+
+
+def _extract(
+    parameters: Parameters,
+    images: Images,
+    preprocessing: Preprocessing,
+    spec: ExtractionSpec,
+    on_progress: OnProgress | None,
+    engine: Engine | None,
+    calibrating: bool,
+) -> FeatureTable:
+    """The features of a collection; a warning names images that are left out or that the network was trained on."""
+    if next(images.first(1), None) is None:
+        raise InputError("there are no in-distribution images to fit on")
+    trained_on = parameters.backbone.trained_on if calibrating else None
+    hashes: dict[int, int] = {}
+    observed = images
+    if trained_on is not None:
+        observed = ObservedImages(images, Record.content_hash)
+        hashes = observed.seen
+    kept = SAMPLE_IMAGES if parameters.extractor.has_maps and isinstance(images, StreamImages) else 0
+    table = extract_all(
+        observed, preprocessing, parameters.backbone, spec, engine=engine, on_progress=on_progress, sample_size=kept
+    )
+    table.warn_about_skipped()
+    if trained_on is not None:
+        _warn_about_trained_on([hashes[index] for index in table.indices.tolist()], trained_on)
+    return table
+
+
+def split(keys: Sequence[bytes], seed: int, share: float) -> tuple[Rows, Rows]:
+    """Rows to fit on and a share of rows to hold out, at least one if the share is positive.
+
+    Images are ranked by a hash of their content, so that shuffling them changes nothing. Equal images count once.
+    """
+    first = {key: row for row, key in reversed(list(enumerate(keys)))}
+    rank = sorted((generator(seed, key, "split").random(), key) for key in first)
+    order = [first[key] for _, key in rank]
+    held_out = max(1, round(len(order) * share)) if share > 0.0 else 0
+    return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class SomeImages(Sequence[Image]):
+    """Some images of a table, preprocessed when they are asked for: read again, or kept if they were a stream."""
+
+    images: Images
+    table: FeatureTable
+
+    @classmethod
+    def smallest(cls, images: Images, table: FeatureTable, most: int) -> SomeImages:
+        """At most `most` of the images, those with the smallest keys: their order in the collection does not count."""
+        keys = sorted(set(table.keys))
+        if isinstance(images, StreamImages):
+            keys = [key for key in keys if key in table.sample.images]
+        return cls(images, table.of(keys[:most]))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return SomeImages(self.images, self.table.rows(np.arange(len(self))[item]))
+        if isinstance(self.images, StreamImages):
+            return self.table.sample.images[self.table.keys[item]]
+        return self.table.preprocessing.prepare(self.images[int(self.table.indices[item])])
+
+    def __iter__(self) -> Iterator[Image]:
+        return (self[row] for row in range(len(self)))
+
+
+def _with_maps(
+    draft: FittedDetector, parameters: Parameters, fitting: SomeImages, calibrating: SomeImages
+) -> FittedDetector:
+    """The detector with the statistics of calibrated maps, and the common scale of raw ones."""
+    if not calibrating or (parameters.maps != "raw" and len(fitting) < 2):
+        raise InputError("the images of this stream are too large to keep for maps; give a folder, or set `size`")
+    raw: list[Map] = []
+
+    def read(images: Sequence[Image]) -> MapParts:
+        parts, maps = draft.map_parts(images)
+        raw.extend(maps)
+        return parts
+
+    if parameters.maps == "raw":
+        for _ in read_parts(read, calibrating):
+            pass  # `read` collects the raw maps
+        return replace(draft, map_scale=v_global(raw))
+    aligned = parameters.maps == "aligned"
+    window = map_window(draft.method)
+    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, aligned)
+    return replace(draft, maps=statistics, map_scale=v_global(raw))
+
+
+def map_window(method: object) -> int:
+    """The side of the box filter of calibrated maps: the method's `window` if it has one."""
+    return int(getattr(method, "window", None) or MAP_WINDOW)
+
+
+def _map_scores(draft: FittedDetector, calibration: Calibration) -> Array:
+    """The scores of all calibration images by their maps."""
+    images = calibration.images
+    if isinstance(images, StreamImages):
+        raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
+    # a reference that every image can be compared with, since the true one is what is computed here
+    draft = replace(draft, reference=CalibrationScores.of(np.zeros(1), None))
+    indices = calibration.table.indices.tolist()
+    scored = stream(draft, images, on_error="raise", indices=indices)
+    return np.array([result.score for chunk in scored for result in chunk.results])
+
+
+def _check_enough(count: int, keys: Sequence[bytes]) -> None:
+    if len(keys) > 1 and len(set(keys)) == 1:
+        raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
+    if count < MINIMUM_FIT:
+        raise InputError(
+            f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
+            "(some hundreds for a useful false-alarm rate)"
+        )
+
+
+def _warn_about_copies(keys: Sequence[bytes]) -> None:
+    """Copies are not exchangeable with other images, so they must not count several times."""
+    copies = len(keys) - len(set(keys))
+    if copies:
+        message = f"{copies} of {len(keys)} images are copies of others; equal images count once"
+        warnings.warn(message, stacklevel=4)
+
+
+def _warn_about_shared(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:
+    """The false-alarm guarantee needs calibration images that fitting has not seen."""
+    shared = len(set(fitted) & set(reference))
+    if shared:
+        message = f"{shared} calibration images are among the images fitted on, so p-values are not guaranteed"
+        warnings.warn(f"{message}; calibrate with other images", stacklevel=5)
+
+
+def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uint64]) -> None:
+    """A network denoises the images of its training better than new ones, so they are not exchangeable."""
+    count = int(np.isin(np.asarray(hashes, dtype=np.uint64), trained_on).sum())
+    if count:
+        warnings.warn(
+            f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not hold "
+            "for them; calibrate with unseen images (`calibration_images`)",
+            stacklevel=5,
+        )
+
+
+def feature_table(
+    parameters: Parameters, preprocessing: Preprocessing, images: Images, noise: npt.ArrayLike | None = None
+) -> Table:
+    """The features of all images at every candidate level; `noise` (levels, N, C, H, W) replaces the drawn noise."""
+    method, backbone = parameters.extractor, parameters.backbone
+    levels = method.timesteps(backbone)
+    if next(images.first(1), None) is None:
+        raise InputError("there are no images")
+    given = None if noise is None else np.asarray(noise)
+    if given is not None and (given.ndim != 5 or given.shape[:2] != (len(levels), len(images))):
+        raise InputError(f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(images)}, ...), got {given.shape}")
+    warn_about_range(images, parameters.value_range)
+    tables = []
+    for chunk in chunks(images, preprocessing, parameters.batch_size, OnBadImage.NONE):
+        backbone.check_size(*chunk.images[0].shape[1:])
+        batch = Batch(chunk.stacked(), chunk.keys, parameters.seed, parameters.batch_size)
+        if given is not None:
+            own = given[:, chunk.indices]
+            batch.fixed_noise = {(t, 0): own[position] for position, t in enumerate(levels)}
+        tables.append(extract_table(method, backbone, batch, levels))
+    return concatenate(tables)

@@ -1,0 +1,185 @@
+"""The scoring stream: images in, results out. Every entrance that scores images takes its results from here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gepc.conformal.p_values import Labels
+from gepc.core.errors import GepcError, InputError, check_choice
+from gepc.detector.fitted import FittedDetector
+from gepc.images.batches import Chunk, OnBadImage, chunks
+from gepc.images.noise import generator
+from gepc.images.preprocessing import warn_about_range
+from gepc.images.sources import Images
+from gepc.maps.statistics import Fields
+from gepc.methods.pooling import Map
+
+Array = npt.NDArray[np.float64]
+OnProgress = Callable[[int], None]
+ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
+TIES = ("conservative", "random")
+NOT_FINITE = "cannot be scored: the network's answer is not finite"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result for one image.
+
+    Attributes
+    ----------
+    index : position of the image in the collection.
+    name : its path, or its number.
+    score : higher = more out of distribution; NaN where the image could not be scored.
+    p_value : the conformal p-value of the score; NaN where the image could not be scored.
+    error : why the image could not be scored, or None.
+    """
+
+    index: int
+    name: str
+    score: float
+    p_value: float
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, index: int, name: str, error: str) -> Result:
+        """The result for an image that could not be scored; the error does not repeat the name."""
+        return cls(index, name, np.nan, np.nan, error.removeprefix(f"{name} "))
+
+
+@dataclass(frozen=True)
+class ScoredChunk:
+    """Some consecutive images with their results.
+
+    Attributes
+    ----------
+    results : one for every image, in order.
+    chunk : the images that were read.
+    fields : the maps (N, H, W) of the images in `chunk.images`, by part; None if they were not asked for, or if the
+        images could not be scored.
+    """
+
+    results: tuple[Result, ...]
+    chunk: Chunk
+    fields: Fields | None = None
+
+    def map_of(self, index: int, part: str) -> Map | None:
+        """The map of one part for the image at `index` of the collection; None if it has none."""
+        if self.fields is None or index not in self.chunk.indices:
+            return None
+        maps = self.fields[part]
+        return np.asarray(maps[self.chunk.indices.index(index)])
+
+
+def stream(
+    fitted: FittedDetector,
+    images: Images,
+    *,
+    maps: bool = False,
+    raw: bool = False,
+    labels: Labels | None = None,
+    ties: str = "conservative",
+    on_error: str = "row",
+    indices: Iterable[int] | None = None,
+    batch_size: int | None = None,
+    workers: int = 0,
+    threads: int = 1,
+    keep_pixels: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Iterator[ScoredChunk]:
+    """Score a collection of images in order, in bounded memory, while the next images are read.
+
+    Parameters
+    ----------
+    fitted : the fitted detector.
+    images : the collection.
+    maps : also compute maps, from the same network passes.
+    raw : compute maps before calibration.
+    labels : the group of every image of the collection; required by a detector that was fitted with groups.
+    ties : `conservative`, or `random` to order equal scores by a number drawn from the image's content.
+    on_error : `row` gives a result with an error for an image that cannot be scored; `raise` raises `InputError`.
+    indices : positions of the images to score, in that order; None scores all of them.
+    batch_size : the largest number of images per network call; None takes that of the detector.
+    workers, threads : how many processes, or threads of this process, read ahead; see `gepc.images.batches.chunks`.
+    keep_pixels : keep the pixels as they were read.
+    on_progress : called with the number of images of every finished chunk.
+
+    Returns
+    -------
+    An iterator of `ScoredChunk`. Wrong arguments are refused at once, before the first image is read.
+    """
+    check_choice("ties", ties, TIES)
+    check_choice("on_error", on_error, ON_ERROR)
+    fitted.reference.check(labels)
+    if maps:
+        fitted.check_maps()
+    warn_about_range(images, fitted.preprocessing.value_range)
+    if batch_size is not None:
+        fitted = replace(fitted, batch_size=batch_size)
+    read = chunks(
+        images,
+        fitted.preprocessing,
+        fitted.batch_size,
+        ON_ERROR[on_error],
+        indices=indices,
+        workers=workers,
+        threads=threads,
+        keep_pixels=keep_pixels,
+    )
+
+    def scored() -> Iterator[ScoredChunk]:
+        for chunk in read:
+            own = None if labels is None else labels[chunk.indices]
+            found = score_chunk(fitted, chunk, own, ties, maps=maps, raw=raw, on_error=on_error)
+            yield found
+            if on_progress is not None:
+                on_progress(len(chunk))
+
+    return scored()
+
+
+def score_chunk(
+    fitted: FittedDetector,
+    chunk: Chunk,
+    labels: Labels | None = None,
+    ties: str = "conservative",
+    *,
+    maps: bool = False,
+    raw: bool = False,
+    on_error: str = "row",
+) -> ScoredChunk:
+    """Score the images of one chunk: the step that `stream` repeats.
+
+    `labels` are the groups of the images in `chunk.images`. The other parameters are those of `stream`.
+    """
+    failed = [Result.failed(*failure) for failure in chunk.failures]
+    if not chunk.indices:
+        return ScoredChunk(tuple(failed), chunk)
+    try:
+        fitted.check_image(chunk.images[0].shape[1:], chunk.names[0])
+        scores, fields = fitted.evaluate(chunk.images, chunk.keys, maps, raw)
+    except GepcError as error:
+        if on_error == "raise":
+            raise
+        failed += [Result.failed(i, name, str(error)) for i, name in zip(chunk.indices, chunk.names, strict=True)]
+        return ScoredChunk(_in_order(failed), chunk)
+    uniform = None
+    if ties == "random":
+        uniform = np.array([generator(fitted.seed, key, "ties").random() for key in chunk.keys])
+    p_values = fitted.reference.p_values(scores, labels, uniform)
+    results = []
+    for index, name, score, p_value in zip(chunk.indices, chunk.names, scores.tolist(), p_values.tolist(), strict=True):
+        if np.isfinite(score):
+            results.append(Result(index, name, score, p_value))
+        elif on_error == "raise":
+            raise InputError(f"{name} {NOT_FINITE}")
+        else:
+            results.append(Result.failed(index, name, NOT_FINITE))
+    return ScoredChunk(_in_order(failed + results), chunk, fields)
+
+
+def _in_order(results: list[Result]) -> tuple[Result, ...]:
+    return tuple(sorted(results, key=lambda result: result.index))
