@@ -27,6 +27,7 @@ from gepc.calibration.scorer import Scorer, Selection
 from gepc.conformal.p_values import CalibrationScores
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, first_line, raising
 from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
+from gepc.core.known_networks import find_network, remember_network
 from gepc.core.options import build
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import map_window
@@ -65,6 +66,9 @@ def save_detector(fitted: FittedDetector, folder: StrPath) -> None:
     with replacing_folder(final) as draft:
         write_arrays(draft / STATE, state_of(fitted))
         write_json(draft / DESCRIPTION, describe(fitted))
+    source, sha256 = fitted.backbone.source, fitted.backbone.sha256
+    if source is not None and sha256 is not None and Path(source).exists():
+        remember_network(sha256, Path(source))
 
 
 def describe(fitted: FittedDetector) -> Facts:
@@ -77,7 +81,7 @@ def describe(fitted: FittedDetector) -> Facts:
         "method": fitted.method.name,
         "options": dict(fitted.options),
         "preprocessing": dataclasses.asdict(fitted.preprocessing),
-        "backbone": fitted.backbone.describe(),
+        "backbone": _network_facts(fitted.backbone),
         "fitted": {
             "timesteps": list(fitted.levels),
             "cv": fitted.scorer.selection_.cv.tolist(),
@@ -94,6 +98,15 @@ def describe(fitted: FittedDetector) -> Facts:
         "guarantee": guarantee,
         "versions": versions(),
     }
+
+
+def _network_facts(backbone: Backbone) -> Facts:
+    """The description of a backbone, with an absolute path: a detector may be loaded from another folder."""
+    facts = backbone.describe()
+    source = facts.get("source")
+    if source is not None and source not in list_backbones() and Path(source).exists():
+        facts["source"] = str(Path(source).resolve())
+    return facts
 
 
 def versions(*more: str) -> dict[str, str]:
@@ -129,6 +142,7 @@ def load_fitted(
     trust = os.environ.get("GEPC_TRUST") == "1" if trust is None else trust
     try:
         if not trust:
+            backbone = backbone or _known_network(description["backbone"])
             _check_sources(description, backbone is None, folder)
         arrays, stored = _read_state(folder / STATE), description["backbone"]
         embeddings = under("conditioning", arrays)
@@ -225,6 +239,14 @@ def _check_sources(description: Facts, follow: bool, folder: Path) -> None:
                 f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
                 "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)"
             )
+
+
+def _known_network(stored: Facts) -> str | None:
+    """Where this user's own network with the stored weights lies; None if it is embedded or not known."""
+    if stored["source"] is None or stored["source"] in list_backbones() or stored["sha256"] is None:
+        return None
+    path = find_network(stored["sha256"])
+    return None if path is None else str(path)
 
 
 def _find_backbone(stored: Facts, given: Backbone | str | None, options: Facts, folder: Path) -> Backbone:
