@@ -23,13 +23,13 @@ class OnnxBackbone(Backbone):
 
     family = "onnx"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         with raising(OptionError, f"{path} needs onnxruntime: pip install 'gepc[onnx]'", ImportError):
             import onnxruntime
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         try:
-            net = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            net = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             about = json.loads(net.get_modelmeta().custom_metadata_map[KEY])
         except KeyError as error:
             raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
@@ -37,7 +37,10 @@ class OnnxBackbone(Backbone):
             raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
         super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
         self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
-        self.parameters, self.sha256, self.source = about["parameters"], sha256(path), str(path)
+        self.parameters, self.sha256, self.source = about["parameters"], sha256(Path(path)), str(path)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return OnnxBackbone, (self.source,)
 
     def _answers(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if x.requires_grad:

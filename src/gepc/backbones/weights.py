@@ -209,7 +209,7 @@ def read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
     return {current(name): tensor for path in files for name, tensor in read_tensors(path).items()}
 
 
-def digest_of(*nets: torch.nn.Module) -> str:
+def digest_as_saved(*nets: torch.nn.Module) -> str:
     """SHA-256 of the files that `save_pretrained` would write: objects and their saved folders have the same."""
     digest = hashlib.sha256()
     for net in nets:
