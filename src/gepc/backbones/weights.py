@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from diffusers import UNet2DModel
 from diffusers.models.attention_processor import Attention
@@ -21,12 +23,14 @@ from diffusers.models.downsampling import Downsample2D
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file, save
 
 from gepc.core.errors import BackboneError, InputError, first_line, raising
 from gepc.core.files import open_regular, read_json
 
 Shape = tuple[int, ...]
+TRAINED_ON = "trained_on.safetensors"
 MAX_PICKLE = 4 << 20  # names and shapes of a checkpoint; a thousand tensors take some 200 kB
 WRAPPERS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict", "model", "model_state_dict", "net")
 
@@ -207,6 +211,16 @@ def read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
         return re.sub(old, lambda found: f"{found[1]}{_OLD_NAMES[found[2]]}.", name)
 
     return {current(name): tensor for path in files for name, tensor in read_tensors(path).items()}
+
+
+def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
+    """The hashes of the images that the network in `folder` was trained on; None if the folder does not list them."""
+    path = folder / TRAINED_ON
+    if not path.is_file():
+        return None
+    damaged = f"{path} is damaged ({{error}}); restore it, or delete it to load the backbone"
+    with raising(InputError, damaged, SafetensorError, OSError, KeyError):
+        return load_arrays(path)["hashes"]
 
 
 def digest_as_saved(*nets: torch.nn.Module) -> str:
