@@ -23,7 +23,7 @@ from gepc.core.errors import BackboneError, InputError, OptionError, check_choic
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Encoder = Callable[[torch.Tensor], torch.Tensor]
 ACT_ON = ("latents", "pixels")
-ENCODED_PIXELS = 2**18  # of one call of an encoder: its activations are as large as the images, times 100
+ENCODED_PIXELS = 2**18  # the pixels in one call of an encoder, whose activations are 100 times as large as the images
 
 
 def from_callable(
@@ -104,7 +104,7 @@ def from_flow(
 
 
 def check_timesteps(t: int | torch.Tensor, x: torch.Tensor, n_steps: int) -> torch.Tensor:
-    """One index into a schedule of `n_steps` for each image of `x`; `InputError` if one lies outside the schedule."""
+    """Return an index into a schedule for each image of `x`; raise `InputError` unless it lies below `n_steps`."""
     if not isinstance(t, torch.Tensor) or t.ndim == 0:
         ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
     elif t.shape != (len(x),) or t.is_floating_point():
@@ -248,7 +248,7 @@ class Backbone(Identity, ABC):
             return self._run(lambda images, steps: (self._predict(images, steps),), x, t)[0]
 
     def one_pass(self, x: torch.Tensor) -> torch.Tensor:
-        """What the network answers to `x`, at the first timestep: one pass, to be timed."""
+        """Return the answer of the network to `x` at the first timestep. Commands time this pass."""
         return self.eps(x, 0)
 
     def score(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
@@ -313,9 +313,9 @@ class Backbone(Identity, ABC):
         *more: torch.Tensor,
         shape: tuple[int, ...] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Call `network` on at most `rows` images at a time, join its answers, count the images, check the first.
+        """Call `network` on at most `rows` images at a time, join its answers, and count the images.
 
-        Its `shape` is that of `x` unless given.
+        The first answer must be finite and have the given `shape`, by default that of `x`.
         """
         inputs = (x, check_timesteps(t, x, self.n_steps), *more)
         while True:
@@ -351,11 +351,11 @@ class Backbone(Identity, ABC):
         return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
 
     def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """`table[t]`, one number per timestep, for one index or one per image, shaped to multiply a batch like `x`."""
+        """Look up `table`, which has a number for each timestep, at `t`; the result multiplies a batch like `x`."""
         return look_up(table, x, check_timesteps(t, x, self.n_steps))
 
     def check_size(self, height: int, width: int, what: str = "images") -> None:
-        """Raise `InputError`, which calls the images `what`, unless the network accepts images of this size."""
+        """Raise `InputError` unless the network accepts images of this size. `what` names the images in the message."""
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
@@ -372,6 +372,7 @@ class Backbone(Identity, ABC):
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what the backbone is: a saved detector stores them. The device is not among them."""
+        unchecked = self.unchecked
         return {
             "family": self.family,
             "source": self.source,
@@ -385,7 +386,7 @@ class Backbone(Identity, ABC):
             "first_abar": float(self.alphas_cumprod[0]),
             "last_abar": float(self.alphas_cumprod[-1]),
             "precision": str(self.dtype).removeprefix("torch."),
-            **({"unchecked": self.unchecked} if self.unchecked else {}),
+            **({"unchecked": unchecked} if unchecked else {}),
             **self.identity(),
         }
 
@@ -535,8 +536,9 @@ class LatentBackbone(Backbone):
     @property
     def unchecked(self) -> list[str]:
         """The parts whose weights cannot be compared when a saved detector is loaded."""
-        known = self._sha256 or self.identity().get("encoder_sha256")
-        return super().unchecked if known else [*super().unchecked, "encoder"]
+        if self._sha256 is not None:
+            return []
+        return self.inner.unchecked + ([] if modules_in(self.encoder) else ["encoder"])
 
     def identity(self) -> dict[str, Any]:
         """The identity of the inner backbone and that of the encoder."""

@@ -131,7 +131,7 @@ class DiffusersBackbone(Backbone):
 
     @contextmanager
     def _as_it_is(self) -> Iterator[None]:
-        """The network without compilation: hooks that are added later are not seen by compiled code."""
+        """Use the network without compilation in the block: compiled code does not see hooks that are added later."""
         compiled, self._compiled = self._compiled, None
         try:
             yield
@@ -180,7 +180,7 @@ class DiffusersBackbone(Backbone):
         return eps, (large if kind in ("fixed_large", "fixed_large_log") else small).expand_as(x)
 
     def settings(self) -> dict[str, Any]:
-        """The choices that change a prediction beside weights and schedule."""
+        """The choices that change a prediction in addition to weights and schedule."""
         kind, mixed = type(self.net).__name__, "" if self.autocast is None else "mixed_"
         return {
             **({} if kind == "UNet2DModel" else {"network": kind}),
@@ -201,7 +201,7 @@ class DiffusersBackbone(Backbone):
 
 
 def _fixed_size(net: Any) -> tuple[int, int] | None:
-    """The size a net with attention was made for; a fully convolutional one takes any."""
+    """The size that a network with attention was made for; None for a fully convolutional network, which takes any."""
     size = net.config.get("sample_size")
     is_unet = hasattr(net, "down_blocks")
     if size is None or (is_unet and not any(isinstance(module, Attention) for module in net.modules())):
@@ -237,7 +237,7 @@ def _check_label(net: Any, label: int | None) -> int | None:
 
 
 def _time_table(net: Any, times: FloatArray | None) -> torch.Tensor:
-    """What the network is called with at each index; whole numbers where it looks its embedding up in a table."""
+    """The time that the network is called with at each index: whole numbers if its embedding is a table."""
     assert times is not None
     if net.config.get("time_embedding_type") != "learned":
         return torch.from_numpy(times).to(torch.float32)

@@ -58,7 +58,7 @@ class Identity:
     @property
     def unchecked(self) -> list[str]:
         """The parts whose weights cannot be compared when a saved detector is loaded."""
-        return ["network"] if self.sha256 is None else []
+        return [] if self._sha256 or modules_in(vars(self)) else ["network"]
 
     def settings(self) -> dict[str, Any]:
         """The choices that change a prediction in addition to weights and schedule (class label, precision, ...)."""

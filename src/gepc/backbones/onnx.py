@@ -14,8 +14,8 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
 from gepc.core.files import sha256
 
-KEY = "gepc"  # of the metadata in the file
-MOST_IMAGES = 32  # of one call; some networks of diffusers take another path from 64 on
+KEY = "gepc"  # the name of our metadata in the file
+MOST_IMAGES = 32  # in a call; some networks of diffusers take another path from 64 images on
 
 
 class OnnxBackbone(Backbone):
@@ -55,7 +55,7 @@ class OnnxBackbone(Backbone):
         raise BackboneError("an exported network predicts no variance, which this method needs; use the original")
 
     def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refused: the file holds no derivative."""
+        """Raise `BackboneError`: the file does not contain the derivative."""
         return self.eps(x.detach().requires_grad_(), t), v
 
     def eps_and_activations(
@@ -69,7 +69,7 @@ class OnnxBackbone(Backbone):
 
 
 class _Traced(torch.nn.Module):
-    """eps(x, t) and the feature maps of layers as the answers of one module."""
+    """A module that answers eps(x, t) and the feature maps of layers."""
 
     def __init__(self, backbone: Backbone, layers: Sequence[str] | None) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def read_folder(folder: Path, options: LoadOptions) -> Network:
         net: Any = weights.build_net(values, patches)
         tensors = weights.read_all(files)
         check_shapes(" and ".join(map(str, files)), tensors, {n: tuple(p.shape) for n, p in net.state_dict().items()})
-        net = weights.place(net, tensors)
+        net = weights.assign_weights(net, tensors)
     else:
         net = _pretrained(model, kind, options)
     encoder_folder = _autoencoder_folder(pipeline)
