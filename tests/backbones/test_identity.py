@@ -196,3 +196,30 @@ def test_an_encoder_goes_before_a_noise_predictor(tmp_path: Path) -> None:
     energy_net(tmp_path)
     with pytest.raises(OptionError, match="predicts noise, and this one gives energies"):
         gepc.load_backbone(tmp_path, device="cpu").with_encoder(lambda x: x, 1)
+
+
+def test_an_offloaded_encoder_changes_places_with_the_network() -> None:
+    """The one that does not run stays in main memory."""
+    moves: list[tuple[str, str]] = []
+
+    class Moving:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def to(self, device: object) -> None:
+            moves.append((self.name, str(device)))
+
+    class Encoder:
+        net = Moving("encoder")
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            moves.append(("encoder", "runs"))
+            return torch.nn.functional.avg_pool2d(x, 2)
+
+    inner = toy_backbone(3, 4)
+    inner.net, inner.device = Moving("network"), torch.device("cuda")
+    latent = LatentBackbone(inner, Encoder(), 2, offload=True)
+    assert moves == [("encoder", "cpu")]
+    latent.encode(torch.zeros(1, 3, 8, 8))
+    swapped = [("network", "cpu"), ("encoder", "cuda"), ("encoder", "runs"), ("encoder", "cpu"), ("network", "cuda")]
+    assert moves[1:] == swapped

@@ -406,7 +406,7 @@ class LatentBackbone(Backbone):
     ----------
     inner : the backbone that predicts the noise in latents.
     encoder, factor, channels, act_on : see `Backbone.with_encoder`. The encoder may have an attribute `settings` with
-        plain values that describe it; its weights then belong to `sha256`, which whoever built it must set.
+        plain values that describe it. If `sha256` is set, it must cover the weights of the encoder too.
     offload : keep the encoder, a module `encoder.net`, in main memory while the network runs, and vice versa.
     """
 
@@ -439,7 +439,7 @@ class LatentBackbone(Backbone):
         self.device, self.dtype = inner.device, inner.dtype
         self.conditioning, self.trained_on = inner.conditioning, inner.trained_on
         if offload:
-            encoder.net.to("cpu")  # type: ignore[attr-defined]
+            self._encoder_net.to("cpu")
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes."""
@@ -453,19 +453,22 @@ class LatentBackbone(Backbone):
             raise BackboneError(f"the encoder answered latents of shape {tuple(latents.shape)}, expected {expected}")
         return latents
 
+    @property
+    def _encoder_net(self) -> Any:
+        return getattr(self.encoder, "net", None)
+
     @contextmanager
     def _encoder_on_device(self) -> Iterator[None]:
         """With `offload`, exchange the network on the device for the encoder."""
         if not self.offload:
             yield
             return
-        encoder: Any = self.encoder
         self.net.to("cpu")
-        encoder.net.to(self.device)
+        self._encoder_net.to(self.device)
         try:
             yield
         finally:
-            encoder.net.to("cpu")
+            self._encoder_net.to("cpu")
             self.net.to(self.device)
 
     def network_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
@@ -542,12 +545,11 @@ class LatentBackbone(Backbone):
 
     def identity(self) -> dict[str, Any]:
         """The identity of the inner backbone and that of the encoder."""
-        facts = {**self.inner.identity(), "act_on": self.act_on}
-        settings = getattr(self.encoder, "settings", None)
-        if settings is not None:
-            return {**facts, "encoder": settings}
-        about = {"factor": self.factor, "channels": self.inner.channels}
-        return {**facts, "encoder": about, "encoder_sha256": digest_of(modules_in(self.encoder))}
+        about = getattr(self.encoder, "settings", {"factor": self.factor, "channels": self.inner.channels})
+        facts = {**self.inner.identity(), "encoder": about, "act_on": self.act_on}
+        if self._sha256 is None:  # otherwise it covers the encoder
+            facts["encoder_sha256"] = digest_of(modules_in(self.encoder))
+        return facts
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what the backbone is."""
