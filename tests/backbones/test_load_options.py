@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,10 @@ from families import energy_net
 from toys import toy_backbone
 
 import gepc
-from gepc.backbones import load
+from gepc.backbones import load, sources
 from gepc.backbones.load_options import LoadOptions
 from gepc.backbones.onnx import export_onnx
-from gepc.core.errors import OptionError
+from gepc.core.errors import BackboneError, OptionError
 
 VALUES: dict[str, Any] = {
     "scheduler": object(),
@@ -97,6 +100,32 @@ def test_an_energy_network_takes_a_device_only(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=f"EnergyNet has its options in it; leave out `{name}`"):
             gepc.load_backbone(tmp_path, **{name: value})
     assert gepc.load_backbone(tmp_path, device="cpu").source == str(tmp_path)
+
+
+def test_a_package_registers_a_class_of_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loader gets the folder, the checked config and the device."""
+    given: list[Any] = []
+
+    def loader(*arguments: Any) -> gepc.Backbone:
+        given.extend(arguments)
+        return toy_backbone()
+
+    config = {"_class_name": "MyNet", "width": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BackboneError, match="describes a MyNet; gepc loads"):
+        gepc.load_backbone(tmp_path)
+    monkeypatch.setattr(sources, "plugins", lambda group: {"MyNet": loader} if group == "gepc.networks" else {})
+    assert gepc.load_backbone(tmp_path, device="cpu").source == str(tmp_path)
+    assert given == [tmp_path, config, torch.device("cpu")]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "width": 10**9}))
+    with pytest.raises(BackboneError, match="width is 1000000000, beyond any network"):
+        gepc.load_backbone(tmp_path)
+
+
+def test_loading_a_network_does_not_import_the_laboratory() -> None:
+    code = "import sys, gepc; gepc.load_backbone('photos-tiny'); print([m for m in sys.modules if 'gepc.lab' in m])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
 
 
 def test_a_checkpoint_has_neither_text_nor_an_encoder(tmp_path: Path) -> None:
