@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from gepc import load_backbone
-from gepc.backbones.diffusers import CPU_ROWS, DiffusersBackbone, choose_device, choose_dtype
+from gepc.backbones.devices import choose_device, choose_dtype
+from gepc.backbones.diffusers import CPU_ROWS, DiffusersBackbone
 from gepc.backbones.schedule import Scheduler, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError
 

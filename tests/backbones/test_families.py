@@ -376,6 +376,7 @@ def test_half_precision_variants(tmp_path: Path) -> None:
 
 
 def test_an_encoder_that_overflows_in_half_precision_stays_in_single(load: Load) -> None:
+    from gepc.backbones.base import LatentBackbone
     from gepc.backbones.diffusers import DiffusersBackbone
 
     backbone = load("Stable Diffusion XL")
@@ -384,7 +385,8 @@ def test_an_encoder_that_overflows_in_half_precision_stays_in_single(load: Load)
         half = gepc.load_backbone(str(backbone.source), **options)
     except OptionError:
         pytest.skip("this processor does not compute in float16")
-    assert isinstance(half, DiffusersBackbone)
+    assert isinstance(half, LatentBackbone)
+    assert isinstance(half.inner, DiffusersBackbone)
     assert (half.describe()["precision"], half.describe()["encoder"]["precision"]) == ("float16", "float32")
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import gepc
+from gepc.core.errors import BackboneError
 from gepc.detector.registry import create_detector
 from tests.families import SIDE, TOKENS, WIDTH, make, text_encoder
 
@@ -125,3 +127,37 @@ def test_a_prompt_is_encoded_by_all_text_encoders_and_stored(family: str, tmp_pa
             shutil.rmtree(part)
     again = gepc.load_detector(tmp_path / "detector", trust=True)
     np.testing.assert_allclose(again.score(images[:3]), detector.score(images[:3]), rtol=1e-6)
+
+
+def test_loading_prints_no_progress_bars(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The bars of diffusers and transformers are off while a pipeline is loaded, and on again after it."""
+    import diffusers
+    import transformers
+
+    loggers = diffusers.utils.logging, transformers.utils.logging
+    for logger in loggers:
+        logger.enable_progress_bar()
+    stable_diffusion_xl(tmp_path).save_pretrained(tmp_path / "whole")
+    capfd.readouterr()
+    gepc.load_backbone(tmp_path / "whole", prompt="ab", device="cpu")
+    assert capfd.readouterr().err == ""
+    assert all(logger.is_progress_bar_enabled() for logger in loggers)
+
+
+def test_a_tokenizer_without_a_length_takes_that_of_its_text_encoder(tmp_path: Path) -> None:
+    pipeline = stable_diffusion_xl(tmp_path)
+    expected = gepc.load_backbone(pipeline, prompt="ab", device="cpu").fingerprint
+    unlimited = int(1e30)
+    pipeline.tokenizer.model_max_length = pipeline.tokenizer_2.model_max_length = unlimited
+    pipeline.save_pretrained(tmp_path / "whole")
+    assert gepc.load_backbone(pipeline, prompt="ab", device="cpu").fingerprint == expected
+    assert gepc.load_backbone(tmp_path / "whole", prompt="ab", device="cpu").fingerprint == expected
+    assert pipeline.tokenizer.model_max_length == unlimited
+
+
+def test_a_tokenizer_without_any_length_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    pipeline = stable_diffusion_xl(tmp_path)
+    pipeline.tokenizer.model_max_length = int(1e30)
+    pipeline.text_encoder.config = SimpleNamespace()
+    with pytest.raises(BackboneError, match="has no `model_max_length`; set it, or give `embeddings`"):
+        gepc.load_backbone(pipeline, prompt="ab", device="cpu")

@@ -57,7 +57,7 @@ def test_one_sided_and_two_sided_scores(tmp_path: Path) -> None:
 
 def test_damaged_folders_and_options(tmp_path: Path) -> None:
     energy_net(tmp_path)
-    with pytest.raises(OptionError, match="an energy network has its options in it; leave out `dtype`"):
+    with pytest.raises(OptionError, match="a network of the class EnergyNet has its options in it; leave out `dtype`"):
         gepc.load_backbone(tmp_path, dtype="bfloat16")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "channels": [4, 4]}))

@@ -1,1 +1,1 @@
-"""What predicts noise: the families of diffusion backbones, one small class each."""
+"""Backbones: networks that predict noise, from any source."""

@@ -69,10 +69,11 @@ def feature_map(output: Any, size: tuple[int, int]) -> torch.Tensor:
     """A layer's output as (N, C, h, w).
 
     The tokens of a transformer, (N, h w, C), are arranged as a grid with the aspect ratio of the input's `size`; tokens
-    that form none become (N, C, tokens, 1). Of several outputs the largest counts: the image's tokens rather than the
-    text's.
+    that form none become (N, C, tokens, 1). If a layer has several outputs, the largest is taken: the tokens of the
+    image rather than those of the text.
     """
-    tensors = [output] if isinstance(output, torch.Tensor) else [one for one in output if isinstance(one, torch.Tensor)]
+    outputs = [output] if isinstance(output, torch.Tensor) else output
+    tensors = [item for item in outputs if isinstance(item, torch.Tensor)]
     field = max(tensors, key=torch.Tensor.numel)
     if field.ndim == 4:
         return field

@@ -1,11 +1,10 @@
-"""The contract of a backbone: the noise predicted in x_t at timestep t of a schedule; and backbones from functions."""
+"""The contract of a backbone: it predicts the noise in x_t at timestep t of a schedule. Latents and plain functions."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pickle import PicklingError
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
+from gepc.backbones.identity import Identity, digest_of, modules_in
 from gepc.backbones.path import GaussianPath, look_up
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
@@ -23,15 +23,105 @@ from gepc.core.errors import BackboneError, InputError, OptionError, check_choic
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Encoder = Callable[[torch.Tensor], torch.Tensor]
 ACT_ON = ("latents", "pixels")
-ENCODED_PIXELS = 2**18  # of one call of an encoder: its activations are as large as the images, times 100
+ENCODED_PIXELS = 2**18  # the pixels in one call of an encoder, whose activations are 100 times as large as the images
 
 
-class Backbone(ABC):
+def from_callable(
+    eps: Denoiser,
+    alphas_cumprod: npt.ArrayLike,
+    channels: int = 3,
+    image_size: int | tuple[int, int] | None = None,
+    size_multiple: int = 1,
+    device: str | torch.device | None = None,
+) -> Backbone:
+    """Make a backbone of a function that predicts noise.
+
+    Parameters
+    ----------
+    eps : eps(x, t) for images x (N, C, H, W) in [-1, 1] and indices t (N,) into `alphas_cumprod`. A
+        `torch.nn.Module` is put in eval mode.
+    alphas_cumprod : the noise schedule, see `Backbone`.
+    channels : image channels; any positive number.
+    image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
+    size_multiple : height and width must be multiples of this number.
+    device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
+    """
+    path = GaussianPath(check_alphas_cumprod(alphas_cumprod))
+    return CallableBackbone("callable", eps, path, channels, image_size, size_multiple, device)
+
+
+def from_denoiser(
+    denoiser: Denoiser,
+    sigmas: npt.ArrayLike,
+    channels: int = 3,
+    image_size: int | tuple[int, int] | None = None,
+    size_multiple: int = 1,
+    device: str | torch.device | None = None,
+) -> Backbone:
+    """Make a backbone of D(y, sigma), an estimate of x_0 from y = x_0 + sigma noise (EDM, VE, blind denoisers).
+
+    Parameters
+    ----------
+    denoiser : D(y, sigma) for images y (N, C, H, W) and one noise level per image, sigma (N,). One that does not
+        know the level is `lambda y, sigma: net(y)`.
+    sigmas : the noise levels to offer, ascending, in units where images lie in [-1, 1].
+    channels, image_size, size_multiple, device : see `from_callable`.
+    """
+    path = GaussianPath.of_denoiser(sigmas)
+    return CallableBackbone("denoiser", denoiser, path, channels, image_size, size_multiple, device)
+
+
+def from_flow(
+    velocity: Denoiser,
+    channels: int = 3,
+    image_size: int | tuple[int, int] | None = None,
+    size_multiple: int = 1,
+    device: str | torch.device | None = None,
+    *,
+    data_time: float = 0.0,
+    noise_time: float = 1.0,
+    levels: npt.ArrayLike | None = None,
+) -> Backbone:
+    """Make a backbone of a flow-matching network (rectified flow, conditional flow matching).
+
+    The path is straight, y = (1-s) x_0 + s n, and eps = y + (1-s) (n - x_0). The network predicts n - x_0 if time
+    runs from data to noise, and x_0 - n if it runs from noise to data.
+
+    Parameters
+    ----------
+    velocity : v(y, time) for y (N, C, H, W) and one time per image, (N,).
+    channels, image_size, size_multiple, device : see `from_callable`.
+    data_time : the time at which y is an image: 0, or 1 in torchcfm and flow_matching.
+    noise_time : the time at which y is noise: 1, or 0 in torchcfm and flow_matching, or 1000 in diffusers.
+    levels : the shares of noise s to offer, ascending in (0, 1]; None is 1000 levels, even in log s/(1-s), with
+        s/(1-s) from 0.002 to 80.
+    """
+    if levels is None:
+        rho = np.geomspace(0.002, 80.0, 1000)
+        levels = rho / (1.0 + rho)
+    path = GaussianPath.of_flow(levels, data_time, noise_time)
+    return CallableBackbone("flow", velocity, path, channels, image_size, size_multiple, device)
+
+
+def check_timesteps(t: int | torch.Tensor, x: torch.Tensor, n_steps: int) -> torch.Tensor:
+    """Return an index into a schedule for each image of `x`; raise `InputError` unless it lies below `n_steps`."""
+    if not isinstance(t, torch.Tensor) or t.ndim == 0:
+        ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
+    elif t.shape != (len(x),) or t.is_floating_point():
+        raise InputError(f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}")
+    else:
+        ends = [int(t.min()), int(t.max())] if len(t) else []
+        steps = t.to(device=x.device, dtype=torch.int64)
+    for index in ends:
+        if not 0 <= index < n_steps:
+            raise InputError(f"timestep {index} is outside the schedule, 0 to {n_steps - 1}")
+    return steps
+
+
+class Backbone(Identity, ABC):
     """A network, or any function, that predicts noise.
 
-    A subclass implements `_predict(x, t)`: eps for images x (N, C, H, W) at schedule indices t (N,). With an encoder
-    (`with_encoder`), the network sees the latents `encode(images)` instead: x and eps are latents, and `channels`,
-    `image_size` and `size_multiple` are those of the images.
+    A subclass implements `_predict(x, t)`, which gives eps for images x (N, C, H, W) at schedule indices t (N,).
 
     Parameters
     ----------
@@ -48,7 +138,7 @@ class Backbone(ABC):
     forward_count : images passed forward since the last `reset_counts` (F in the cost of a method).
     jvp_count : images differentiated in forward mode since the last `reset_counts` (J in the cost of a method).
     encoder_count : images encoded since the last `reset_counts` (E in the cost of a method).
-    encoder : images -> latents; None where the network sees the images themselves.
+    encoder : images -> latents; None unless this is a `LatentBackbone`.
     factor : pixels per side of a latent's cell; 1 without an encoder.
     act_on : what a group acts on behind an encoder: `latents`, or `pixels`, see `with_encoder`.
     conditioning : the embeddings that a text-conditional network is given, by name; a saved detector stores them.
@@ -57,16 +147,24 @@ class Backbone(ABC):
     learned_variance : whether the network also predicts the variance of the reverse step.
     parameters : the number of weights; None if unknown.
     source : the name or path given to `load_backbone`; None for an object made in Python.
-    sha256 : hash of the weights; None for a function.
+    sha256 : hash of the weights; None if they cannot be found, as in a plain function.
     trained_on : sorted 64-bit hashes of the images the network was trained on (`Record.content_hash`); None if unknown.
     load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
     net : the network whose layers `eps_and_activations` records; None for a plain function.
     gives : what the network answers, which a method may need: `noise predictions` or `energies`.
     """
 
-    family = "custom"
     gives = "noise predictions"
     learned_variance = False
+    encoder: Encoder | None = None
+    factor = 1
+    act_on = "latents"
+    net: Any = None
+    rows: int | None = None
+    forward_count = jvp_count = encoder_count = 0
+    from_callable = staticmethod(from_callable)
+    from_denoiser = staticmethod(from_denoiser)
+    from_flow = staticmethod(from_flow)
 
     def __init__(
         self,
@@ -75,6 +173,7 @@ class Backbone(ABC):
         image_size: int | tuple[int, int] | None = None,
         size_multiple: int = 1,
     ) -> None:
+        super().__init__()
         if not isinstance(channels, (int, np.integer)) or channels < 1:
             raise OptionError(f"channels must be a positive whole number, got {channels!r}")
         self.alphas_cumprod: FloatArray = check_alphas_cumprod(alphas_cumprod)
@@ -83,19 +182,7 @@ class Backbone(ABC):
         self.size_multiple = size_multiple
         self.device = torch.device("cpu")
         self.dtype: torch.dtype = torch.float32
-        self.source: str | None = None
-        self.sha256: str | None = None
         self.parameters: int | None = None
-        self.trained_on: npt.NDArray[np.uint64] | None = None
-        self.load_options: dict[str, Any] = {}
-        self.net: Any = None
-        self.rows: int | None = None
-        self.encoder: Encoder | None = None
-        self.factor = 1
-        self.act_on = "latents"
-        self.network_channels = self.channels
-        self.conditioning: dict[str, npt.NDArray[np.float32]] = {}
-        self.reset_counts()
 
     @abstractmethod
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -123,7 +210,7 @@ class Backbone(ABC):
         self.forward_count, self.jvp_count, self.encoder_count = counts
 
     def with_encoder(self, encoder: Encoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
-        """A latent backbone: this one, which sees the latents of images.
+        """Put an encoder in front of this backbone, which then sees the latents of images.
 
         Parameters
         ----------
@@ -134,38 +221,20 @@ class Backbone(ABC):
         act_on : what the elements of a group act on. `latents` moves the latents by whole cells. `pixels` moves the
             image (shifts by `factor` pixels), encodes it and moves the prediction back by whole cells: this adds how
             far the encoder itself is from equivariance, and costs an encoder pass per element.
+
+        Returns
+        -------
+        A `LatentBackbone` that calls this backbone.
         """
-        check_choice("act_on", act_on, ACT_ON)
-        if self.encoder is not None:
-            raise OptionError("this backbone has an encoder already")
-        if factor < 1 or channels < 1:
-            raise OptionError(f"factor and channels must be positive whole numbers, got {factor} and {channels}")
-        latent = object.__new__(type(self))  # not copy.copy, which would load the weights again
-        latent.__dict__ |= self.__dict__
-        latent.encoder, latent.factor, latent.channels = encoder, factor, channels
-        latent.network_channels, latent.act_on = self.channels, act_on
-        latent.size_multiple = self.size_multiple * factor
-        if self.image_size is not None:
-            latent.image_size = (self.image_size[0] * factor, self.image_size[1] * factor)
-        latent.reset_counts()
-        return latent
+        return LatentBackbone(self, encoder, factor, channels, act_on)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes; none without an encoder."""
-        if self.encoder is None:
-            return images
-        rows = max(1, ENCODED_PIXELS // (images.shape[-2] * images.shape[-1]))
-        with torch.no_grad():
-            latents = torch.cat([self.encoder(part) for part in torch.split(images, rows)]).to(images)
-        self.encoder_count += len(images)
-        expected = (len(images), *self.network_shape((images.shape[-2], images.shape[-1])))
-        if latents.shape != expected:
-            raise BackboneError(f"the encoder answered latents of shape {tuple(latents.shape)}, expected {expected}")
-        return latents
+        """The latents of images (N, C, H, W) in [-1, 1]: the images themselves without an encoder, at no cost."""
+        return images
 
     def network_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         """(C, H, W) of the network's input for images of `size` (H, W)."""
-        return self.network_channels, size[0] // self.factor, size[1] // self.factor
+        return self.channels, *size
 
     def eps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         """Predict the noise in `x`. Costs N forward passes.
@@ -179,7 +248,7 @@ class Backbone(ABC):
             return self._run(lambda images, steps: (self._predict(images, steps),), x, t)[0]
 
     def one_pass(self, x: torch.Tensor) -> torch.Tensor:
-        """What the network answers to `x`, at the first timestep: one pass, to be timed."""
+        """Return the answer of the network to `x` at the first timestep. Commands time this pass."""
         return self.eps(x, 0)
 
     def score(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
@@ -244,11 +313,11 @@ class Backbone(ABC):
         *more: torch.Tensor,
         shape: tuple[int, ...] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Call `network` on at most `rows` images at a time, join its answers, count the images, check the first.
+        """Call `network` on at most `rows` images at a time, join its answers, and count the images.
 
-        Its `shape` is that of `x` unless given.
+        The first answer must be finite and have the given `shape`, by default that of `x`.
         """
-        inputs = (x, self._timesteps(x, t), *more)
+        inputs = (x, check_timesteps(t, x, self.n_steps), *more)
         while True:
             try:
                 if self.rows is None or len(x) <= self.rows:
@@ -282,24 +351,11 @@ class Backbone(ABC):
         return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
 
     def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """`table[t]`, one number per timestep, for one index or one per image, shaped to multiply a batch like `x`."""
-        return look_up(table, x, self._timesteps(x, t))
-
-    def _timesteps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        if not isinstance(t, torch.Tensor) or t.ndim == 0:
-            ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
-        elif t.shape != (len(x),) or t.is_floating_point():
-            raise InputError(f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}")
-        else:
-            ends = [int(t.min()), int(t.max())] if len(t) else []
-            steps = t.to(device=x.device, dtype=torch.int64)
-        for index in ends:
-            if not 0 <= index < self.n_steps:
-                raise InputError(f"timestep {index} is outside the schedule, 0 to {self.n_steps - 1}")
-        return steps
+        """Look up `table`, which has a number for each timestep, at `t`; the result multiplies a batch like `x`."""
+        return look_up(table, x, check_timesteps(t, x, self.n_steps))
 
     def check_size(self, height: int, width: int, what: str = "images") -> None:
-        """Raise `InputError`, which calls the images `what`, unless the network accepts images of this size."""
+        """Raise `InputError` unless the network accepts images of this size. `what` names the images in the message."""
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
@@ -311,47 +367,12 @@ class Backbone(ABC):
                 f"{what} of {height}x{width} do not fit this backbone: both sides must be multiples of {multiple}"
             )
 
-    def identity(self) -> dict[str, Any]:
-        """`settings`, with what the encoder and the conditioning add to them."""
-        found = self.settings()
-        if self.encoder is not None:
-            about = getattr(self.encoder, "settings", {"factor": self.factor, "channels": self.network_channels})
-            found |= {"encoder": about, "act_on": self.act_on}
-        if self.conditioning:
-            digests = {name: hashlib.sha256(values.tobytes()) for name, values in self.conditioning.items()}
-            found["conditioning"] = {name: digest.hexdigest()[:16] for name, digest in digests.items()}
-        return found
-
-    def settings(self) -> dict[str, Any]:
-        """The choices that change a prediction beside weights and schedule (class label, precision, ...)."""
-        return {}
-
-    @property
-    def fingerprint(self) -> str | None:
-        """SHA-256 of weights, schedule and settings, the precision included and the device not; None for a function."""
-        if self.sha256 is None:
-            return None
-        digest = hashlib.sha256(self.alphas_cumprod.tobytes())
-        digest.update(json.dumps([self.family, self.sha256, self.identity()], sort_keys=True).encode())
-        return digest.hexdigest()
-
-    def options_with_embeddings(self) -> dict[str, Any]:
-        """`load_options` with the embeddings, which need no text encoder then."""
-        return {**self.load_options, **({"embeddings": self.conditioning} if self.conditioning else {})}
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # a pickle names the weights instead of holding them, and loading checks that they are the same
-        if self.source is None:
-            return super().__reduce_ex__(protocol)
-        from gepc.backbones.load import load_again
-
-        return load_again, (self.source, self.options_with_embeddings(), self.sha256)
-
     def __deepcopy__(self, memo: object) -> Backbone:
         return self  # copies of a detector, and clones of an estimator, share the network
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what the backbone is: a saved detector stores them. The device is not among them."""
+        unchecked = self.unchecked
         return {
             "family": self.family,
             "source": self.source,
@@ -365,6 +386,7 @@ class Backbone(ABC):
             "first_abar": float(self.alphas_cumprod[0]),
             "last_abar": float(self.alphas_cumprod[-1]),
             "precision": str(self.dtype).removeprefix("torch."),
+            **({"unchecked": unchecked} if unchecked else {}),
             **self.identity(),
         }
 
@@ -373,82 +395,165 @@ class Backbone(ABC):
         name = f"{type(self).__name__} {self.source or self.family}"
         return f"<{name}: {self.channels} channels, {size}, {self.n_steps} steps>"
 
-    @staticmethod
-    def from_callable(
-        eps: Denoiser,
-        alphas_cumprod: npt.ArrayLike,
+
+class LatentBackbone(Backbone):
+    """A backbone that sees the latents z of images, behind an encoder; see `Backbone.with_encoder`.
+
+    `channels`, `image_size` and `size_multiple` are those of the images. `eps` and the other passes take latents and
+    are those of the inner backbone, which also counts them.
+
+    Parameters
+    ----------
+    inner : the backbone that predicts the noise in latents.
+    encoder, factor, channels, act_on : see `Backbone.with_encoder`. The encoder may have an attribute `settings` with
+        plain values that describe it. If `sha256` is set, it must cover the weights of the encoder too.
+    offload : keep the encoder, a module `encoder.net`, in main memory while the network runs, and vice versa.
+    """
+
+    def __init__(
+        self,
+        inner: Backbone,
+        encoder: Encoder,
+        factor: int,
         channels: int = 3,
-        image_size: int | tuple[int, int] | None = None,
-        size_multiple: int = 1,
-        device: str | torch.device | None = None,
-    ) -> Backbone:
-        """Make a backbone of a function that predicts noise.
+        act_on: str = "latents",
+        offload: bool = False,
+    ) -> None:
+        check_choice("act_on", act_on, ACT_ON)
+        if inner.encoder is not None:
+            raise OptionError("this backbone has an encoder already")
+        if inner.gives != Backbone.gives:
+            raise OptionError(f"an encoder goes before a network that predicts noise, and this one gives {inner.gives}")
+        if factor < 1 or channels < 1:
+            raise OptionError(f"factor and channels must be positive whole numbers, got {factor} and {channels}")
+        size = inner.image_size
+        self.inner = inner
+        super().__init__(
+            inner.alphas_cumprod,
+            channels,
+            None if size is None else (size[0] * factor, size[1] * factor),
+            inner.size_multiple * factor,
+        )
+        self.encoder, self.factor, self.act_on, self.offload = encoder, factor, act_on, offload
+        self.family, self.learned_variance, self.parameters = inner.family, inner.learned_variance, inner.parameters
+        self.device, self.dtype = inner.device, inner.dtype
+        self.conditioning, self.trained_on = inner.conditioning, inner.trained_on
+        if offload:
+            self._encoder_net.to("cpu")
 
-        Parameters
-        ----------
-        eps : eps(x, t) for images x (N, C, H, W) in [-1, 1] and indices t (N,) into `alphas_cumprod`. A
-            `torch.nn.Module` is put in eval mode.
-        alphas_cumprod : the noise schedule, see `Backbone`.
-        channels : image channels; any positive number.
-        image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
-        size_multiple : height and width must be multiples of this number.
-        device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
-        """
-        path = GaussianPath(check_alphas_cumprod(alphas_cumprod))
-        return CallableBackbone("callable", eps, path, channels, image_size, size_multiple, device)
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes."""
+        assert self.encoder is not None
+        rows = max(1, ENCODED_PIXELS // (images.shape[-2] * images.shape[-1]))
+        with torch.no_grad(), self._encoder_on_device():
+            latents = torch.cat([self.encoder(part) for part in torch.split(images, rows)]).to(images)
+        self.encoder_count += len(images)
+        expected = (len(images), *self.network_shape((images.shape[-2], images.shape[-1])))
+        if latents.shape != expected:
+            raise BackboneError(f"the encoder answered latents of shape {tuple(latents.shape)}, expected {expected}")
+        return latents
 
-    @staticmethod
-    def from_denoiser(
-        denoiser: Denoiser,
-        sigmas: npt.ArrayLike,
-        channels: int = 3,
-        image_size: int | tuple[int, int] | None = None,
-        size_multiple: int = 1,
-        device: str | torch.device | None = None,
-    ) -> Backbone:
-        """Make a backbone of D(y, sigma), an estimate of x_0 from y = x_0 + sigma noise (EDM, VE, blind denoisers).
+    @property
+    def _encoder_net(self) -> Any:
+        return getattr(self.encoder, "net", None)
 
-        Parameters
-        ----------
-        denoiser : D(y, sigma) for images y (N, C, H, W) and one noise level per image, sigma (N,). One that does not
-            know the level is `lambda y, sigma: net(y)`.
-        sigmas : the noise levels to offer, ascending, in units where images lie in [-1, 1].
-        channels, image_size, size_multiple, device : see `from_callable`.
-        """
-        path = GaussianPath.of_denoiser(sigmas)
-        return CallableBackbone("denoiser", denoiser, path, channels, image_size, size_multiple, device)
+    @contextmanager
+    def _encoder_on_device(self) -> Iterator[None]:
+        """With `offload`, exchange the network on the device for the encoder."""
+        if not self.offload:
+            yield
+            return
+        self.net.to("cpu")
+        self._encoder_net.to(self.device)
+        try:
+            yield
+        finally:
+            self._encoder_net.to("cpu")
+            self.net.to(self.device)
 
-    @staticmethod
-    def from_flow(
-        velocity: Denoiser,
-        channels: int = 3,
-        image_size: int | tuple[int, int] | None = None,
-        size_multiple: int = 1,
-        device: str | torch.device | None = None,
-        *,
-        data_time: float = 0.0,
-        noise_time: float = 1.0,
-        levels: npt.ArrayLike | None = None,
-    ) -> Backbone:
-        """Make a backbone of a flow-matching network (rectified flow, conditional flow matching).
+    def network_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """(C, H, W) of the latents of images of `size` (H, W)."""
+        return self.inner.channels, size[0] // self.factor, size[1] // self.factor
 
-        The path is straight, y = (1-s) x_0 + s n, and eps = y + (1-s) (n - x_0). The network predicts n - x_0 if time
-        runs from data to noise, and x_0 - n if it runs from noise to data.
+    def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return self.inner._predict(x, t)
 
-        Parameters
-        ----------
-        velocity : v(y, time) for y (N, C, H, W) and one time per image, (N,).
-        channels, image_size, size_multiple, device : see `from_callable`.
-        data_time : the time at which y is an image: 0, or 1 in torchcfm and flow_matching.
-        noise_time : the time at which y is noise: 1, or 0 in torchcfm and flow_matching, or 1000 in diffusers.
-        levels : the shares of noise s to offer, ascending in (0, 1]; None is 1000 levels, even in log s/(1-s), with
-            s/(1-s) from 0.002 to 80.
-        """
-        if levels is None:
-            rho = np.geomspace(0.002, 80.0, 1000)
-            levels = rho / (1.0 + rho)
-        path = GaussianPath.of_flow(levels, data_time, noise_time)
-        return CallableBackbone("flow", velocity, path, channels, image_size, size_multiple, device)
+    def eps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """Predict the noise in latents, see `Backbone.eps`."""
+        return self.inner.eps(x, t)
+
+    def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """eps(x, t) of latents and its Jacobian times `v`, see `Backbone.jvp`."""
+        return self.inner.jvp(x, t, v)
+
+    def eps_and_log_variance(self, x: torch.Tensor, t: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """eps(x, t) of latents and a log-variance, see `Backbone.eps_and_log_variance`."""
+        return self.inner.eps_and_log_variance(x, t)
+
+    def eps_and_activations(
+        self, x: torch.Tensor, t: int | torch.Tensor, layers: Sequence[str] | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """eps(x, t) of latents and the outputs of inner layers, see `Backbone.eps_and_activations`."""
+        return self.inner.eps_and_activations(x, t, layers)
+
+    @property
+    def net(self) -> Any:
+        """The network of the inner backbone."""
+        return self.inner.net
+
+    @net.setter
+    def net(self, net: Any) -> None:
+        if net is not None:
+            self.inner.net = net
+
+    @property
+    def rows(self) -> int | None:
+        """The largest number of latents handed to the network at once."""
+        return self.inner.rows
+
+    @rows.setter
+    def rows(self, rows: int | None) -> None:
+        self.inner.rows = rows
+
+    @property
+    def forward_count(self) -> int:
+        """Latents passed forward by the inner backbone."""
+        return self.inner.forward_count
+
+    @forward_count.setter
+    def forward_count(self, count: int) -> None:
+        self.inner.forward_count = count
+
+    @property
+    def jvp_count(self) -> int:
+        """Latents differentiated by the inner backbone."""
+        return self.inner.jvp_count
+
+    @jvp_count.setter
+    def jvp_count(self, count: int) -> None:
+        self.inner.jvp_count = count
+
+    def _digest(self) -> str | None:
+        return self.inner.sha256
+
+    @property
+    def unchecked(self) -> list[str]:
+        """The parts whose weights cannot be compared when a saved detector is loaded."""
+        if self._sha256 is not None:
+            return []
+        return self.inner.unchecked + ([] if modules_in(self.encoder) else ["encoder"])
+
+    def identity(self) -> dict[str, Any]:
+        """The identity of the inner backbone and that of the encoder."""
+        about = getattr(self.encoder, "settings", {"factor": self.factor, "channels": self.inner.channels})
+        facts = {**self.inner.identity(), "encoder": about, "act_on": self.act_on}
+        if self._sha256 is None:  # otherwise it covers the encoder
+            facts["encoder_sha256"] = digest_of(modules_in(self.encoder))
+        return facts
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that say what the backbone is."""
+        return {**self.inner.describe(), **super().describe()}
 
 
 class CallableBackbone(Backbone):

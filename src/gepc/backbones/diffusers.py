@@ -1,4 +1,4 @@
-"""Diffusers' networks as backbones, and where they run in which precision."""
+"""Networks of diffusers as backbones."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ import numpy as np
 import torch
 from diffusers.models.attention_processor import Attention
 
-from gepc.backbones.base import Backbone
-from gepc.backbones.latent import AutoencoderEncoder
-from gepc.backbones.networks import CLASSES, DTYPES, Conditions, check_embeddings, null_class
+from gepc.backbones.base import Backbone, Encoder
+from gepc.backbones.calling import CLASSES, Conditions, check_embeddings, null_class
+from gepc.backbones.devices import choose_device, choose_dtype
 from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
-from gepc.core.errors import BackboneError, OptionError, check_choice, first_line
+from gepc.core.errors import BackboneError, OptionError
 
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
-MIXED = ("mixed_bfloat16", "mixed_float16")
 COMPILED_GAP = 0.01
 
 
 class DiffusersBackbone(Backbone):
     """eps from a network of diffusers on the Gaussian path of its scheduler; see `gepc.backbones.path`.
 
-    Of a net with learned variance (2C output channels) the first C are the prediction. The network is moved to `device`
-    and `dtype` in place, channels last, and put in eval mode. Inputs are float32 whatever the network's own precision,
-    and predictions have the dtype of the input. Its class is one of `gepc.backbones.networks.CLASSES`, `patches` are
-    the changes that were made when it was built, and the other parameters are those of `gepc.load_backbone`.
+    If the network has 2C output channels, it predicts a variance too, and the first C channels are the prediction. The
+    network is moved to `device` and `dtype` in place, channels last, and put in eval mode. Inputs are float32 whatever
+    the precision of the network, and predictions have the dtype of the input.
+
+    Parameters
+    ----------
+    net : a network whose class is in `gepc.backbones.calling.CLASSES`.
+    scheduler : the noise schedule, and what the network predicts.
+    class_label, embeddings, device, dtype : see `gepc.load_backbone`.
+    patches : the changes that were made when the network was built.
     """
 
     family = "diffusers"
@@ -72,40 +77,15 @@ class DiffusersBackbone(Backbone):
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
         if self.device.type == "cpu":
             self.rows = CPU_ROWS if self.parameters < LARGE else LARGE_ROWS
-        self.offload = False
+        self.pixels_per_cell = 1  # some networks are conditioned on the size of the image in pixels
         self._compiled: Any = None
         self._times = _time_table(net, self.path.times).to(self.device)
 
-    def with_autoencoder(self, autoencoder: Any, act_on: str = "latents", offload: bool = False) -> DiffusersBackbone:
-        """The backbone behind the encoder of a diffusers autoencoder, which is changed in place.
-
-        With `offload`, the network or the encoder stays in main memory while the other one runs on the device.
-        """
-        encoder = AutoencoderEncoder(autoencoder, self.device, self.precision)
-        if encoder.latent_channels != self.channels:
-            raise BackboneError(
-                f"the {type(autoencoder).__name__} has {encoder.latent_channels} latent channels and the network takes "
-                f"{self.channels}; they do not belong together"
-            )
-        latent = self.with_encoder(encoder, encoder.factor, encoder.channels, act_on)
-        assert isinstance(latent, DiffusersBackbone)
-        latent.offload = offload and self.device.type != "cpu"
-        if latent.offload:
-            encoder.net.to("cpu")
+    def with_encoder(self, encoder: Encoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
+        """Put an encoder in front of the network, see `Backbone.with_encoder`."""
+        latent = super().with_encoder(encoder, factor, channels, act_on)
+        self.pixels_per_cell = factor
         return latent
-
-    def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """The latents of images, see `Backbone.encode`."""
-        if not self.offload:
-            return super().encode(images)
-        encoder: Any = self.encoder
-        self.net.to("cpu")
-        encoder.net.to(self.device)
-        try:
-            return super().encode(images)
-        finally:
-            encoder.net.to("cpu")
-            self.net.to(self.device)
 
     def _network(self, given: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The network's whole answer: C channels, or 2C with a learned variance."""
@@ -115,7 +95,7 @@ class DiffusersBackbone(Backbone):
         y = given.to(self.precision).contiguous(memory_format=torch.channels_last)
         tensors = {name: torch.from_numpy(values).to(y) for name, values in self.conditioning.items()}
         embeddings = {name: values.expand(y.shape[0], *values.shape[1:]) for name, values in tensors.items()}
-        size = (y.shape[-2] * self.factor, y.shape[-1] * self.factor)
+        size = (y.shape[-2] * self.pixels_per_cell, y.shape[-1] * self.pixels_per_cell)
         call = CLASSES[type(self.net).__name__].call
         with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
             net = self.net if self._compiled is None else self._compiled
@@ -151,7 +131,7 @@ class DiffusersBackbone(Backbone):
 
     @contextmanager
     def _as_it_is(self) -> Iterator[None]:
-        """The network without compilation: hooks that are added later are not seen by compiled code."""
+        """Use the network without compilation in the block: compiled code does not see hooks that are added later."""
         compiled, self._compiled = self._compiled, None
         try:
             yield
@@ -170,8 +150,7 @@ class DiffusersBackbone(Backbone):
         table_at = partial(look_up, x=x, t=t)
         y, given = self.path.network_input(x, table_at)
         answer = self._network(given, t)
-        count = self.network_channels
-        return self.path.eps(answer[:, :count], y, table_at), answer[:, count:]
+        return self.path.eps(answer[:, : self.channels], y, table_at), answer[:, self.channels :]
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return self._eps_and_rest(x, t)[0]
@@ -201,7 +180,7 @@ class DiffusersBackbone(Backbone):
         return eps, (large if kind in ("fixed_large", "fixed_large_log") else small).expand_as(x)
 
     def settings(self) -> dict[str, Any]:
-        """The choices that change a prediction beside weights and schedule."""
+        """The choices that change a prediction in addition to weights and schedule."""
         kind, mixed = type(self.net).__name__, "" if self.autocast is None else "mixed_"
         return {
             **({} if kind == "UNet2DModel" else {"network": kind}),
@@ -221,37 +200,8 @@ class DiffusersBackbone(Backbone):
         }
 
 
-def choose_device(device: str | torch.device) -> torch.device:
-    """`device` if it exists here; "auto" is CUDA, otherwise MPS, otherwise the CPU."""
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = first_line(error)
-        raise OptionError(f"device {str(device)!r} cannot be used here ({reason}); try device='auto'") from error
-    return chosen
-
-
-def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:
-    """The precision of weights and that of autocast, if any, after a convolution in it has run on `device`."""
-    name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, (*DTYPES, *MIXED))
-    chosen = DTYPES[name.removeprefix("mixed_")]
-    if chosen != torch.float32:
-        probe = torch.ones(1, 1, 3, 3, device=device)
-        try:
-            torch.nn.functional.conv2d(probe.to(chosen), probe.to(chosen))
-        except (RuntimeError, TypeError) as error:
-            raise OptionError(f"{device} cannot compute in {name}; leave dtype at float32") from error
-    return (torch.float32, chosen) if name in MIXED else (chosen, None)
-
-
 def _fixed_size(net: Any) -> tuple[int, int] | None:
-    """The size a net with attention was made for; a fully convolutional one takes any."""
+    """The size that a network with attention was made for; None for a fully convolutional network, which takes any."""
     size = net.config.get("sample_size")
     is_unet = hasattr(net, "down_blocks")
     if size is None or (is_unet and not any(isinstance(module, Attention) for module in net.modules())):
@@ -287,7 +237,7 @@ def _check_label(net: Any, label: int | None) -> int | None:
 
 
 def _time_table(net: Any, times: FloatArray | None) -> torch.Tensor:
-    """What the network is called with at each index; whole numbers where it looks its embedding up in a table."""
+    """The time that the network is called with at each index: whole numbers if its embedding is a table."""
     assert times is not None
     if net.config.get("time_embedding_type") != "learned":
         return torch.from_numpy(times).to(torch.float32)

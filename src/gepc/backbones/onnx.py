@@ -14,8 +14,8 @@ from gepc.backbones.base import Backbone
 from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
 from gepc.core.files import sha256
 
-KEY = "gepc"  # of the metadata in the file
-MOST_IMAGES = 32  # of one call; some networks of diffusers take another path from 64 on
+KEY = "gepc"  # the name of our metadata in the file
+MOST_IMAGES = 32  # in a call; some networks of diffusers take another path from 64 images on
 
 
 class OnnxBackbone(Backbone):
@@ -23,13 +23,13 @@ class OnnxBackbone(Backbone):
 
     family = "onnx"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         with raising(OptionError, f"{path} needs onnxruntime: pip install 'gepc[onnx]'", ImportError):
             import onnxruntime
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         try:
-            net = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            net = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             about = json.loads(net.get_modelmeta().custom_metadata_map[KEY])
         except KeyError as error:
             raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
@@ -37,7 +37,10 @@ class OnnxBackbone(Backbone):
             raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
         super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
         self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
-        self.parameters, self.sha256, self.source = about["parameters"], sha256(path), str(path)
+        self.parameters, self.sha256, self.source = about["parameters"], sha256(Path(path)), str(path)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return OnnxBackbone, (self.source,)
 
     def _answers(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if x.requires_grad:
@@ -52,7 +55,7 @@ class OnnxBackbone(Backbone):
         raise BackboneError("an exported network predicts no variance, which this method needs; use the original")
 
     def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refused: the file holds no derivative."""
+        """Raise `BackboneError`: the file does not contain the derivative."""
         return self.eps(x.detach().requires_grad_(), t), v
 
     def eps_and_activations(
@@ -66,7 +69,7 @@ class OnnxBackbone(Backbone):
 
 
 class _Traced(torch.nn.Module):
-    """eps(x, t) and the feature maps of layers as the answers of one module."""
+    """A module that answers eps(x, t) and the feature maps of layers."""
 
     def __init__(self, backbone: Backbone, layers: Sequence[str] | None) -> None:
         super().__init__()

@@ -178,7 +178,7 @@ class SigmaScheduler:
         )
 
     def settings(self) -> dict[str, Any]:
-        """What changes a prediction beside weights and schedule."""
+        """The values that change a prediction in addition to weights and schedule."""
         if self.kind == "flow":
             return {"prediction_type": "velocity"}
         if self.kind == "ve":
@@ -186,7 +186,7 @@ class SigmaScheduler:
         return {"prediction_type": f"{self.kind}, {self.prediction_type}", "sigma_data": self.sigma_data}
 
     def facts(self) -> dict[str, Any]:
-        """What a description says about the schedule."""
+        """The values that describe the schedule to a reader."""
         return {"schedule": {"edm": "EDM", "ve": "variance exploding", "flow": "flow"}.get(self.kind, self.kind)}
 
 
@@ -198,7 +198,7 @@ def read_scheduler(config: Mapping[str, Any], where: str) -> Scheduler | SigmaSc
     if kind is None:
         return Scheduler.from_config(config, where)
     unused = {"kind", "variance_type", *(("sigma_data", "prediction_type") if kind == "flow" else ())}
-    found = {name: value for name, value in config.items() if name not in unused and value is not None}
+    fields = {name: value for name, value in config.items() if name not in unused and value is not None}
     if kind == "ve":
-        found = {"sigma_min": 0.01, "sigma_max": 1348.0, "num_train_timesteps": 2000, **found}
-    return build_scheduler(SigmaScheduler, {**found, "kind": kind}, where)
+        fields = {"sigma_min": 0.01, "sigma_max": 1348.0, "num_train_timesteps": 2000, **fields}
+    return build_scheduler(SigmaScheduler, {**fields, "kind": kind}, where)

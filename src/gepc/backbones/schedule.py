@@ -1,4 +1,4 @@
-"""Noise schedules and noise levels. All arithmetic is float64: a float32 product is 0.3 % off at the first step."""
+"""Noise schedules and noise levels. All arithmetic is in float64: a float32 product is 0.3 % off at the first step."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Scheduler:
         return np.asarray(kept, dtype=np.int64)
 
     def network_times(self) -> FloatArray:
-        """What the network is called with at each index: the original timestep, times 1000/T if rescaled."""
+        """The time that the network is called with at each index: the original timestep, times 1000/T if rescaled."""
         scale = 1000.0 / self.n_train if self.rescale_timesteps else 1.0
         return self.kept_timesteps().astype(np.float64) * scale
 
@@ -224,7 +224,7 @@ class Scheduler:
         return check_alphas_cumprod(abar[self.kept_timesteps()])
 
     def settings(self) -> dict[str, Any]:
-        """What changes a prediction beside weights and schedule."""
+        """The values that change a prediction in addition to weights and schedule."""
         return {
             "prediction_type": self.prediction_type,
             "rescale_timesteps": self.rescale_timesteps,
@@ -232,7 +232,7 @@ class Scheduler:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What a description says about the schedule."""
+        """The values that describe the schedule to a reader."""
         return {
             "schedule": self.beta_schedule if self.trained_betas is None else "trained_betas",
             "zero_terminal_snr": self.rescale_betas_zero_snr,
@@ -245,7 +245,7 @@ class Scheduler:
 
 
 def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
-    """The dataclass `cls` from the fields of a diffusers config that it has; an error is about the file `where`."""
+    """Build the dataclass `cls` from the fields of a diffusers config that it has. `where` names the file in errors."""
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     with raising(BackboneError, f"{where}: {{error}}", OptionError):
         return build(cls, {name: value for name, value in config.items() if name in names}, where)

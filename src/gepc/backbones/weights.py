@@ -1,4 +1,4 @@
-"""Weights from files of any origin: no code is run, no second copy is held, errors name the file and the tensor."""
+"""Read weights from files of any origin. No code in them is run, and errors name the file and the tensor."""
 
 import contextlib
 import dataclasses
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from diffusers import UNet2DModel
 from diffusers.models.attention_processor import Attention
@@ -21,18 +23,20 @@ from diffusers.models.downsampling import Downsample2D
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file, save
 
 from gepc.core.errors import BackboneError, InputError, first_line, raising
 from gepc.core.files import open_regular, read_json
 
 Shape = tuple[int, ...]
+TRAINED_ON = "trained_on.safetensors"
 MAX_PICKLE = 4 << 20  # names and shapes of a checkpoint; a thousand tensors take some 200 kB
 WRAPPERS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict", "model", "model_state_dict", "net")
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """What a `.safetensors` or PyTorch file holds, mapped into memory rather than read.
+    """Map the content of a `.safetensors` or PyTorch file into memory.
 
     PyTorch files are opened with `weights_only=True`: one that carries code is refused before anything runs.
     """
@@ -46,7 +50,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that is no checkpoint, or whose reading takes more memory or time than its size allows."""
+    """Raise an error for a file that is not a checkpoint, or that takes more memory or time than its size allows."""
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     with open_regular(path) as handle:
@@ -66,7 +70,7 @@ def check_file(path: Path) -> None:
 
 
 def _check_pickles(path: Path, handle: IO[bytes]) -> None:
-    """The five pickles at the start of a file of torch before 1.6 may not be long; what follows them is raw data."""
+    """Check the length of the five pickles at the start of a file of torch before 1.6; raw data follow them."""
     with contextlib.suppress(Exception):  # what is damaged, torch will say
         for _ in range(5):
             for _ in pickletools.genops(handle):
@@ -77,7 +81,7 @@ def _check_pickles(path: Path, handle: IO[bytes]) -> None:
 
 
 def _check_sizes(content: Any, path: Path, most: int, depth: int = 0) -> None:
-    """A tensor cannot hold more than the file: a view repeats elements, and takes memory when it is copied."""
+    """Refuse tensors that are larger than the file: a view repeats elements, and takes memory when it is copied."""
     for name, value in content.items() if isinstance(content, Mapping) and depth < 4 else ():
         if isinstance(value, torch.Tensor) and value.numel() * value.element_size() > most:
             raise BackboneError(f"{path}: tensor {name} of shape {tuple(value.shape)} is larger than the file")
@@ -110,14 +114,14 @@ def _check_archive(path: Path) -> None:
 
 
 def _refusal(path: Path, message: str) -> str:
-    found = re.search(r"GLOBAL (\S+)", message)
-    if found is None:
+    code = re.search(r"GLOBAL (\S+)", message)
+    if code is None:
         return (
             f"{path} is a pickle, but not one that torch.save wrote. Load it with its own code, as EDM's networks are, "
             "and pass the network to Backbone.from_denoiser or from_callable"
         )
     return (
-        f"{path} was refused before anything ran: it is a pickle that carries code ({found[1].rstrip('.')}), not only "
+        f"{path} was refused before anything ran: it is a pickle that carries code ({code[1].rstrip('.')}), not only "
         "tensors. Ask its author for torch.save(model.state_dict(), ...) or a safetensors file"
     )
 
@@ -143,27 +147,27 @@ def unwrap(content: Mapping[str, Any], landmarks: Sequence[str], path: Path) -> 
 
 def check_shapes(path: Path | str, given: Mapping[str, torch.Tensor], expected: Mapping[str, Shape]) -> None:
     """Raise `BackboneError` unless `given` holds every expected tensor, in its shape, and no other."""
-    found = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
     problems = {
-        "has shape {found}, expected {expected}": [n for n in found if found[n] != expected.get(n, found[n])],
-        "is missing, expected shape {expected}": [n for n in expected if n not in found],
-        "of shape {found} has no place in this network": [n for n in found if n not in expected],
+        "has shape {found}, expected {expected}": [n for n in shapes if shapes[n] != expected.get(n, shapes[n])],
+        "is missing, expected shape {expected}": [n for n in expected if n not in shapes],
+        "of shape {found} has no place in this network": [n for n in shapes if n not in expected],
     }
     for problem, names in problems.items():
         if names:
-            text = problem.format(found=found.get(names[0]), expected=expected.get(names[0]))
+            text = problem.format(found=shapes.get(names[0]), expected=expected.get(names[0]))
             others = f" (and {len(names) - 1} more of that kind)" if len(names) > 1 else ""
             raise BackboneError(f"{path}: tensor {names[0]} {text}{others}")
 
 
-def place(net: UNet2DModel, tensors: Mapping[str, torch.Tensor]) -> UNet2DModel:
-    """The network, built on the meta device, with `tensors` as its parameters: assigned, not copied."""
+def assign_weights(net: UNet2DModel, tensors: Mapping[str, torch.Tensor]) -> UNet2DModel:
+    """Make `tensors` the parameters of a network that was built on the meta device, without copying them."""
     net.load_state_dict(dict(tensors), strict=True, assign=True)
     return net.requires_grad_(False)
 
 
 def settle(net: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    """Give each weight in turn memory of its own: on the device, channels last, independent of a file mapped so far."""
+    """Copy the weights, one after the other, from the mapped file to the device, channels last."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
@@ -204,12 +208,22 @@ def read_all(files: Sequence[Path]) -> dict[str, torch.Tensor]:
 
     def current(name: str) -> str:
         old = r"(attentions\.\d+\.)(query|key|value|proj_attn)\."
-        return re.sub(old, lambda found: f"{found[1]}{_OLD_NAMES[found[2]]}.", name)
+        return re.sub(old, lambda match: f"{match[1]}{_OLD_NAMES[match[2]]}.", name)
 
     return {current(name): tensor for path in files for name, tensor in read_tensors(path).items()}
 
 
-def digest_of(*nets: torch.nn.Module) -> str:
+def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
+    """The hashes of the images that the network in `folder` was trained on; None if the folder does not list them."""
+    path = folder / TRAINED_ON
+    if not path.is_file():
+        return None
+    damaged = f"{path} is damaged ({{error}}); restore it, or delete it to load the backbone"
+    with raising(InputError, damaged, SafetensorError, OSError, KeyError):
+        return load_arrays(path)["hashes"]
+
+
+def digest_as_saved(*nets: torch.nn.Module) -> str:
     """SHA-256 of the files that `save_pretrained` would write: objects and their saved folders have the same."""
     digest = hashlib.sha256()
     for net in nets:

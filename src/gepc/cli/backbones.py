@@ -178,13 +178,14 @@ def shape_text(sides: Iterable[object]) -> str:
 
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
-    from gepc.lab.energy.method import Energy
     from gepc.methods.base import cost_of
+    from gepc.methods.base import methods as known_methods
     from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
     from gepc.methods.gepc_plus import GepcPlus
 
     gives_noise = backbone.gives == GepcPlus.needs
-    method = GepcPlus() if gives_noise else Energy()
+    kinds = [GepcPlus] if gives_noise else [kind for kind in known_methods().values() if kind.needs == backbone.gives]
+    method = kinds[0]()
     multiple = backbone.size_multiple
     size = backbone.image_size or (-(-32 // multiple) * multiple,) * 2
     cost = cost_of(method, backbone, size)

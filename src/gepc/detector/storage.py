@@ -50,7 +50,7 @@ _PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dic
 _LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
 _LOAD_OPTIONS |= {"act_on", "offload"}
 # of a backbone's description: where it lies and runs, and what is compared by itself
-_MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family"}
+_MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family", "unchecked"}
 
 
 def is_detector(folder: StrPath) -> bool:

@@ -12,7 +12,8 @@ import torch
 from diffusers import DDPMScheduler, UNet2DModel
 from safetensors.torch import load_file
 
-from gepc.backbones.load import TRAINED_ON, load_backbone
+from gepc.backbones.load import load_backbone
+from gepc.backbones.weights import TRAINED_ON
 from gepc.core.errors import InputError, OptionError
 from gepc.lab.training import checkpoint
 from gepc.lab.training.choices import recipe_for

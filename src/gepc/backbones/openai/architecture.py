@@ -101,8 +101,8 @@ def blocks_of(net: Architecture) -> Iterator[UNetBlock]:
             if net.attention[level]:
                 yield UNetBlock(f"output_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
             if level and layer == net.res_blocks:
-                place = 2 if net.attention[level] else 1
-                yield from _resample(net, f"output_blocks.{index}.{place}", f"{home}.upsamplers.0", UP, out)
+                position = 2 if net.attention[level] else 1
+                yield from _resample(net, f"output_blocks.{index}.{position}", f"{home}.upsamplers.0", UP, out)
             index += 1
 
 
@@ -140,12 +140,12 @@ def _layer(name: str, *shape: int) -> dict[str, Shape]:
 
 
 def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
-    """Read the architecture. Every number is put to the vote, so that one missing or misshapen tensor does no harm."""
+    """Read the architecture. Most tensors must agree on a number, so that a single wrong tensor does not decide it."""
     if not any(name.startswith("output_blocks.") for name in shapes):
         raise BackboneError(f"{path} has no output_blocks: it is an encoder (a classifier), not a noise predictor")
     shapes = {name: shape for name, shape in shapes.items() if shape}
     matches = (re.match(r"((?:input_blocks|output_blocks)\.\d+\.\d+)\.(\w+)", name) for name in shapes)
-    kinds = {found[1]: _KINDS.get(found[2], "other") for found in matches if found}
+    kinds = {match[1]: _KINDS.get(match[2], "other") for match in matches if match}
     levels, res_blocks, resampling = _levels(kinds, path)
     widths, attention = [], []
     for level in range(levels):
@@ -182,13 +182,13 @@ def _vote(values: Iterable[T], what: str, path: Path) -> T:
 
 
 def _levels(kinds: Mapping[str, str], path: Path) -> tuple[int, int, str]:
-    """How many levels, residual blocks per level, and how sizes change."""
+    """The number of levels, the residual blocks per level, and how sizes change."""
     numbers: dict[str, set[int]] = {"input_blocks": set(), "output_blocks": set()}
     ups: dict[int, str] = {}
     for name, kind in kinds.items():
-        section, index, place = name.split(".")
+        section, index, position = name.split(".")
         numbers[section].add(int(index))
-        if section == "output_blocks" and place != "0" and kind in (UP, RESBLOCK):
+        if section == "output_blocks" and position != "0" and kind in (UP, RESBLOCK):
             ups[int(index)] = kind
     ends, resampling = sorted(ups), "resblock" if RESBLOCK in ups.values() else "conv"
     if not ups:
@@ -211,8 +211,8 @@ def _image_channels(shapes: Mapping[str, Shape], path: Path) -> tuple[int, int]:
         raise BackboneError(f"{path}: tensor out.2.weight is missing, expected shape (C or 2C, {width}, 3, 3)")
     if first is None or len(first) != 4:
         width = shapes.get("input_blocks.0.0.bias", ("M",))[0]
-        found = "is missing" if first is None else f"has shape {first}"
-        raise BackboneError(f"{path}: tensor input_blocks.0.0.weight {found}, expected shape ({width}, C, 3, 3)")
+        problem = "is missing" if first is None else f"has shape {first}"
+        raise BackboneError(f"{path}: tensor input_blocks.0.0.weight {problem}, expected shape ({width}, C, 3, 3)")
     if first[1] == last[0] == 6 or last[0] not in (first[1], 2 * first[1]):
         raise BackboneError(
             f"{path}: input_blocks.0.0.weight takes {first[1]} channels and out.2.weight answers {last[0]}; a noise "

@@ -15,7 +15,7 @@ from gepc.backbones.openai import architecture as unet
 from gepc.backbones.openai.architecture import ATTENTION, DOWN, GROUPS, RESBLOCK, UP, Architecture, UNetBlock
 from gepc.backbones.openai.options import PRESETS, Options, read_options
 from gepc.backbones.schedule import Scheduler
-from gepc.backbones.weights import EXTRAS, MARK, Patches, build_net, check_shapes, place, read_tensors, unwrap
+from gepc.backbones.weights import EXTRAS, MARK, Patches, assign_weights, build_net, check_shapes, read_tensors, unwrap
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError, raising
 from gepc.core.files import replacing, replacing_folder, sha256, write_json
 
@@ -36,11 +36,11 @@ class Converted:
 
     def build(self) -> diffusers.UNet2DModel:
         """The network; its parameters are the converted tensors themselves."""
-        return place(build_net(self.config, self.patches), self.tensors)
+        return assign_weights(build_net(self.config, self.patches), self.tensors)
 
     @property
     def caveats(self) -> list[str]:
-        """What users of plain diffusers must know about the converted folder; often empty."""
+        """Notes for users of plain diffusers about the converted folder; often empty."""
         notes = []
         if self.patches.reasons:
             notes.append(
@@ -131,7 +131,7 @@ def split_qkv(qkv: torch.Tensor, heads: int, new_order: bool) -> tuple[torch.Ten
 
 
 def find_patches(net: Architecture, options: Options) -> Patches:
-    """What this net needs beyond a `UNet2DModel`'s config."""
+    """The changes that this network needs in addition to the config of a `UNet2DModel`."""
     heads, sizes = _heads(net, options)
     fixed = len(sizes) > 1 and heads != {1}
     patches = Patches(
@@ -187,7 +187,7 @@ def unet_config(net: Architecture, options: Options, patches: Patches) -> dict[s
 
 
 def save_folder(converted: Converted, out: Path) -> None:
-    """Write `config.json`, `scheduler_config.json`, the weights in float32 and `gepc.json`; all of them or nothing.
+    """Write `config.json`, `scheduler_config.json`, the weights in float32 and `gepc.json`; all of them or none.
 
     If plain diffusers computes the same function there is a `model_index.json` too, and `DDPMPipeline` can load it.
     """
@@ -212,7 +212,7 @@ def save_folder(converted: Converted, out: Path) -> None:
 
 
 def _extras(converted: Converted) -> dict[str, Any]:
-    """What gepc needs beyond diffusers' files: patches, OpenAI's timesteps, and the origin of the weights."""
+    """The values that only gepc reads: patches, OpenAI's timesteps, and the origin of the weights."""
     scheduler, options = converted.scheduler, converted.options
     defaults = dataclasses.asdict(Options())
     said = {name: value for name, value in dataclasses.asdict(options).items() if value != defaults[name]}

@@ -1,4 +1,4 @@
-"""Energy networks: E(x), low for images like those they were trained on; a backbone of their own kind."""
+"""Energy networks E(x), which are low for images like those they were trained on, and their backbone."""
 
 import json
 from itertools import pairwise
@@ -26,7 +26,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, C, H, W), with the new number of channels."""
+        """Return (N, C, H, W) with the new number of channels."""
         return self.shortcut(x) + self.convolutions(x)  # type: ignore[no-any-return]
 
 
@@ -78,15 +78,15 @@ class EnergyNet(nn.Module):
         self.vae = None if latent is None else VAE(image_channels, image_size, channels, latent)
 
     def correction(self, x: torch.Tensor) -> torch.Tensor:
-        """E(x) without the VAE, (N,)."""
+        """Return E(x) without the part of the VAE, (N,)."""
         return self.head(self.features(x).mean((2, 3)))[:, 0]  # type: ignore[no-any-return]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N,)."""
+        """Return the energies (N,) of images (N, C, H, W)."""
         return self.correction(x) if self.vae is None else self.correction(x) + self.vae.negative_bound(x)
 
     def to_json_string(self) -> str:
-        """The config."""
+        """Return the config as the text of `config.json`."""
         return json.dumps(self.config, indent=2) + "\n"
 
 
@@ -111,12 +111,12 @@ class EnergyBackbone(Backbone):
             return self._run(lambda images, _: (self.net(images),), x, 0, shape=(len(x),))[0]
 
     def one_pass(self, x: torch.Tensor) -> torch.Tensor:
-        """E(x)."""
+        """Return E(x), the pass that commands time."""
         return self.energy(x)
 
 
 def load_energy(folder: Path, config: dict[str, Any], device: Any) -> EnergyBackbone:
-    """The network that training wrote to `folder`."""
+    """Load the network that training wrote to `folder`; the entry point `gepc.networks` names this function."""
     files = weight_files(folder)
     try:
         size, channels = tuple(config["image_size"]), config["image_channels"]

@@ -19,8 +19,7 @@ from diffusers import UNet2DModel
 from diffusers.training_utils import EMAModel
 
 from gepc.backbones.diffusers import DiffusersBackbone
-from gepc.backbones.load import TRAINED_ON
-from gepc.backbones.weights import Patches
+from gepc.backbones.weights import TRAINED_ON, Patches
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
 from gepc.images.sources import Image

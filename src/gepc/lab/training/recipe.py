@@ -288,10 +288,9 @@ def load_init(init: str) -> DiffusersBackbone:
     from gepc.backbones.diffusers import DiffusersBackbone
 
     backbone = load_backbone(init, device="cpu")
-    assert isinstance(backbone, DiffusersBackbone)
-    scheduler = backbone.scheduler
-    if backbone.encoder is not None or type(backbone.net).__name__ != "UNet2DModel":
+    if not isinstance(backbone, DiffusersBackbone) or type(backbone.net).__name__ != "UNet2DModel":
         raise cannot_start_from(init, "it is not a pixel-space UNet2DModel")
+    scheduler = backbone.scheduler
     if not isinstance(scheduler, Scheduler) or scheduler.prediction_type != "epsilon" or backbone.learned_variance:
         raise cannot_start_from(init, "it does not predict noise alone")
     if scheduler.rescale_timesteps or scheduler.timestep_respacing:

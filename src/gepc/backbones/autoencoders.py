@@ -13,7 +13,7 @@ PROBE = 64  # side of an image that shows how an autoencoder changes sizes
 class AutoencoderEncoder:
     """z = ((mode of encode(x)) - shift) * scaling_factor, of `AutoencoderKL`, `VQModel`, `AutoencoderDC` and the like.
 
-    Of a `VQModel` the latents are those before quantisation. With `latents_mean` and `latents_std` in its config, z is
+    For a `VQModel`, the latents before quantisation are used. With `latents_mean` and `latents_std` in its config, z is
     (mode - mean) * scaling_factor / std, per channel. The autoencoder is changed in place: its decoder is dropped. It
     runs in float32 instead of float16 where its config says `force_upcast`.
     """
