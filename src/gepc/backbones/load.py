@@ -117,7 +117,9 @@ def load_backbone(
     if network.autoencoder is not None:
         backbone = backbone.with_autoencoder(network.autoencoder, act_on, offload)
     elif act_on != "latents":
-        raise OptionError("`act_on` is for latent backbones, and this network sees the pixels themselves")
+        raise OptionError(
+            "`act_on` is for latent backbones, and this network sees the pixels themselves", options=("act_on",)
+        )
     backbone.family, backbone.sha256 = network.family, network.sha256
     backbone.source = str(source) if isinstance(source, (str, os.PathLike)) else None
     backbone.trained_on = network.trained_on

@@ -22,7 +22,7 @@ from gepc.backbones.openai.convert import convert
 from gepc.backbones.path import SigmaScheduler, read_scheduler
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, Patches, check_shapes, weight_files
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, raising
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build
 
@@ -33,6 +33,7 @@ MAX_LAYERS, MAX_WIDTH = 200, 1_000_000
 TEXT_PARTS = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
 _UNUSED = ("scheduler", "safety_checker", "feature_extractor", "image_encoder")
 PROMPT, POOLED, MASK = "prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask"
+EMBEDDINGS = ("embeddings",)  # the option that messages name
 Embeddings = Mapping[str, torch.Tensor]
 
 
@@ -151,7 +152,8 @@ def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
     if missing:
         raise OptionError(
             f"this {type(net).__name__} is conditioned on text: load a whole pipeline with its text encoder, or give "
-            f"`embeddings` with {', '.join(missing)}"
+            f"`embeddings` with {', '.join(missing)}",
+            options=EMBEDDINGS,
         )
     for name, values in embeddings.items():
         if len(values) != 1 or values.ndim != {PROMPT: 3}.get(name, 2):
@@ -170,7 +172,9 @@ def encoded_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Ten
     encode = getattr(pipeline, "encode_prompt", None)
     places = CLASSES[kind].prompt
     if encode is None or places is None:
-        raise OptionError(f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`")
+        raise OptionError(
+            f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`", options=EMBEDDINGS
+        )
     takes = inspect.signature(encode).parameters
     options: dict[str, Any] = {name: None for name, one in takes.items() if one.default is one.empty}
     options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}
@@ -219,7 +223,7 @@ def read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[str
     if given is None or isinstance(given, Mapping):
         return given
     if Path(given).suffix != ".safetensors":
-        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}")
+        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}", options=EMBEDDINGS)
     return weights.read_tensors(Path(given))
 
 
@@ -274,7 +278,7 @@ def _from_folder(folder: Path, wanted: Wanted) -> Network:
     elif lost := sorted(components & set(AUTOENCODERS)):
         raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {lost[0]}/ too")
     if wanted.prompt is not None and not needs:
-        raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text")
+        raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text", options=("prompt",))
     encode = needs and wanted.embeddings is None
     embeddings = _encode_prompt(pipeline, kind, wanted) if encode else wanted.embeddings or {}
     trained_on, family = read_trained_on(folder), extras.get("family", "diffusers")
@@ -326,12 +330,16 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
     missing = [name for name in texts if not (pipeline / name).is_dir()]
     if not texts or missing:
         what = f"{', '.join(missing)} missing in {pipeline}" if missing else f"no text encoder in {pipeline}"
-        raise InputError(f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`")
+        raise InputError(
+            f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`", options=EMBEDDINGS
+        )
     if any(listed[name][0] != "transformers" for name in texts):
-        raise BackboneError(f"{index} names code of its own, which is not run; give `embeddings`")
+        raise BackboneError(f"{index} names code of its own, which is not run; give `embeddings`", options=EMBEDDINGS)
     needed = "a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`"
-    with raising(OptionError, needed, ImportError):
+    try:
         import transformers  # noqa: F401
+    except ImportError as error:
+        raise OptionError(needed, options=EMBEDDINGS) from error
     others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
     try:
         encoders = diffusers.DiffusionPipeline.from_pretrained(
@@ -343,7 +351,7 @@ def _encode_prompt(pipeline: Path, kind: str, wanted: Wanted) -> dict[str, Any]:
         )
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         reason = f"its text encoders cannot be loaded: {first_line(error)}"
-        raise BackboneError(f"{pipeline}: {reason}; give `embeddings`") from error
+        raise BackboneError(f"{pipeline}: {reason}; give `embeddings`", options=EMBEDDINGS) from error
     return encoded_prompt(encoders, wanted.prompt or "", kind)
 
 
@@ -373,7 +381,7 @@ def from_object(source: Any, scheduler: Any, vae: Any, wanted: Wanted) -> Networ
     if embeddings is None and needs and isinstance(source, diffusers.DiffusionPipeline):
         embeddings = encoded_prompt(source, wanted.prompt or "", type(net).__name__)
     elif wanted.prompt is not None and embeddings is None:
-        raise OptionError("`prompt` needs a pipeline with a text encoder")
+        raise OptionError("`prompt` needs a pipeline with a text encoder", options=("prompt",))
     digest = weights.digest_of(net) if vae is None else weights.digest_of(net, vae)
     copies = [None if part is None else deepcopy(part).requires_grad_(False) for part in (net, vae)]
     return Network(copies[0], meaning, digest, autoencoder=copies[1], embeddings=embeddings or {})

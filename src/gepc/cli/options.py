@@ -100,9 +100,10 @@ class Loading:
     @staticmethod
     def refuse(settings: Mapping[str, Any]) -> None:
         """An error for options of the backbone among those of the method: they are not given with `--set`."""
-        for one in fields(Loading):
-            if one.name in settings:
-                raise OptionError(f"`{one.name}` is an option of the backbone, not of the method")
+        for option in fields(Loading):
+            if option.name in settings:
+                message = f"`{option.name}` is an option of the backbone, not of the method"
+                raise OptionError(message, options=(option.name,))
 
 
 DEFAULT_LOADING = Loading()

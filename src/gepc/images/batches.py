@@ -260,5 +260,5 @@ def load_all(images: Images, preprocessing: Preprocessing) -> Image:
     read = chunks(images, preprocessing, len(images), OnBadImage.NONE)
     stacked = [chunk.stacked() for chunk in read]
     if len({part.shape[1:] for part in stacked}) > 1:
-        raise InputError("the images have several sizes; set `size` to bring them to one")
+        raise InputError("the images have several sizes; set `size` to bring them to one", options=("size",))
     return np.concatenate(stacked)
