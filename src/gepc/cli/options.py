@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +38,6 @@ Groups = Annotated[
     str | None, Option(help="Groups to calibrate separately: `folder`, or a text file with one label per image.")
 ]
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
-Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]
-DEFAULT_CACHE = Path(".gepc-cache")
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
@@ -137,13 +135,12 @@ class Compute:
 
 
 DEFAULT_COMPUTE = Compute()
-GROUPS: tuple[type[Any], ...] = (Loading, Compute)  # options that several commands have in common
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: a parameter of the command whose type is one of `GROUPS` becomes the options of that group."""
+    """Decorator: a parameter of the command whose type is a dataclass, such as `Loading`, becomes its fields."""
     own = inspect.signature(command, eval_str=True).parameters
-    kinds = {name: one.annotation for name, one in own.items() if one.annotation in GROUPS}
+    kinds: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
     groups = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
 
     @functools.wraps(command)

@@ -37,7 +37,7 @@ class BenchmarkDataset:
 class MethodChoice:
     """How one of the compared methods is run."""
 
-    preset: str | None = None  # a preset of the method; by default `light` where the method has it
+    preset: str | None = None  # a preset of the method; the command's default if left out
     train_images: int | None = None  # at most, of ID-train, for a costly method; by default the protocol's
     test_images: int | None = None  # at most, of each test set; by default the protocol's
     options: dict[str, Any] = field(default_factory=dict)  # its own, and those of `SCORING_OPTIONS`
