@@ -150,7 +150,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     spread = [one for name in own for one in (groups[name].values() if name in groups else [own[name]])]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in spread]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 

@@ -18,6 +18,7 @@ from gepc.lab.bench.masks import MaskProtocol
 from gepc.lab.datasets import open_dataset
 from gepc.methods.base import find_method
 from gepc.methods.gepc import PAPER_LEVELS, GepcExtractor
+from gepc.methods.groups import Group
 
 LEAST_IMAGES = 20
 Place = tuple[str, str]  # the short name of a data set, and a split of it
@@ -62,9 +63,11 @@ class Protocol:
     size: int = 32  # images are resized to this height and width
     # short name of the ID set -> candidate levels; `default` for the others
     levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
-    train_images: int = 2000  # the number of ID-train images, drawn with `subset_seed`
-    test_images: int = 1000  # the number of images of each test set, drawn with `subset_seed`
-    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; all but `s` are for the ablations
+    train_images: int = 2000  # the number of ID-train images, selected by `subset_seed`
+    test_images: int = 1000  # the number of images of each test set, selected by `subset_seed`
+    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; those not in `main_features` are for the ablations
+    main_features: tuple[str, ...] = ("s",)  # those of the main detector, fused by their mean
+    mc_samples: int = 1  # noise samples per image and level
     pool: str = "topk"  # how residuals are pooled over pixels
     topk: float = 0.3  # the share of pixels that `topk` pooling averages
     group: str = "paper"  # the transforms, by the name of a group
@@ -72,7 +75,7 @@ class Protocol:
     weights: str = "inv_cv"  # the weights of the kept levels, `inv_cv` or `uniform`
     calibration: str = "kde"  # the calibrator of the main detector
     seeds: tuple[int, ...] = (0,)  # noise seeds; the main table gives the mean and the standard deviation over them
-    subset_seed: int = 0  # seed of the draw of images
+    subset_seed: int | None = 0  # seed of the draw of images; None takes the first ones
     batch_size: int = 64  # images per network call
     methods: dict[str, MethodChoice] = field(default_factory=dict)  # `method` or `method:preset` -> how it is run
 
@@ -80,6 +83,8 @@ class Protocol:
         self._check_pairs()
         if "s" not in self.features:
             raise OptionError("protocol: features must include 's'")
+        for name in self.main_features:
+            check_choice("main_features", name, self.features)
         if min(self.train_images, self.test_images) < LEAST_IMAGES:
             raise OptionError(f"protocol: train_images and test_images must be at least {LEAST_IMAGES}")
         if min(self.size, self.batch_size) < 1:
@@ -125,7 +130,13 @@ class Protocol:
 
     def extractor(self) -> GepcExtractor:
         """The extractor of all features; its own levels are not used."""
-        return GepcExtractor(features=self.features, pool=self.pool, topk=self.topk, group=self.group)  # type: ignore[arg-type]
+        return GepcExtractor(
+            features=self.features,
+            pool=self.pool,
+            topk=self.topk,
+            group=Group.of(self.group),
+            mc_samples=self.mc_samples,
+        )
 
     def levels_for(self, name: str) -> Levels:
         """Candidate levels when `name` is in-distribution."""
