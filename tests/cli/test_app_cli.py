@@ -14,6 +14,7 @@ import typer
 import gepc
 from gepc.cli.app import _flags as flags
 from gepc.cli.app import app, run, text_table
+from gepc.core.errors import AdviceWarning, InputError, OptionError, raising
 
 Captured = pytest.CaptureFixture[str]
 
@@ -44,7 +45,7 @@ def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
     assert listed[:9] == ["demo", "choose", "selfcheck", "fit", "score", "map", "scene", "watch", "serve"]
-    assert listed[9:] == ["info", "convert", "train", "export", "bench", "ablate", "reproduce", "data", "sar"]
+    assert listed[9:] == ["info", "convert", "export", "train", "bench", "ablate", "reproduce", "data", "sar"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -107,20 +108,33 @@ def test_an_option_of_the_library_is_named_as_the_command_line_spells_it(
 
 
 @pytest.mark.parametrize(
-    ("message", "arguments", "added"),
+    ("message", "options", "arguments", "added"),
     [
-        ("give the `groups`", ["score", "det", "x"], " (on the command line: --groups)"),
-        ("set `alpha` or `size`", ["fit", "x"], " (on the command line: --set size=...)"),
-        ("choose a class with `class_label`", ["score", "x"], ""),
-        ("choose a class with `class_label`", ["info", "x"], " (on the command line: --class-label)"),
-        ("the `images` are bad", ["fit", "images"], ""),
-        ("the `ships` are missing", ["sar", "simulate"], " (on the command line: --ships)"),
-        ("use --alpha for `alpha`", ["score"], ""),
-        ("no option is named", ["score"], ""),
+        ("give the `groups`", ("groups",), ["score", "det", "x"], " (on the command line: --groups)"),
+        ("set `size`", ("size",), ["fit", "x"], " (on the command line: --set size=...)"),
+        ("set `size`", ("size", "resize"), ["choose", "x"], " (on the command line: --size)"),
+        ("choose a class with `class_label`", ("class_label",), ["score", "x"], ""),
+        ("choose a class", ("class_label",), ["info", "x"], " (on the command line: --class-label)"),
+        ("the `images` are bad", ("images",), ["fit", "images"], ""),
+        ("the `ships` are missing", ("ships",), ["sar", "simulate"], " (on the command line: --ships)"),
+        ("use --alpha for `alpha`", ("alpha",), ["score"], ""),
+        ("`alpha` is only a word here", (), ["score"], ""),
     ],
 )
-def test_only_options_of_the_command_are_named(message: str, arguments: list[str], added: str) -> None:
-    assert flags(message, arguments) == added
+def test_only_options_of_the_command_are_named(
+    message: str, options: tuple[str, ...], arguments: list[str], added: str
+) -> None:
+    assert flags(OptionError(message, options=options), arguments) == added
+    assert flags(AdviceWarning(message, options=options), arguments) == added
+
+
+def test_an_error_that_is_raised_for_another_one_names_the_same_options() -> None:
+    with (
+        pytest.raises(InputError, match="photos: set `size`") as caught,
+        raising(InputError, "photos: {error}", OptionError),
+    ):
+        raise OptionError("set `size`", options=("size",))
+    assert caught.value.options == ("size",)
 
 
 def test_tables_are_aligned() -> None:

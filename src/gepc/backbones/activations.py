@@ -41,7 +41,8 @@ def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Lay
     if not convolutions:
         raise BackboneError(
             f"no residual block, transformer block or convolution is found in {type(net).__name__}; name the modules "
-            "to record with `layers`"
+            "to record with `layers`",
+            options=("layers",),
         )
     return convolutions
 

@@ -359,7 +359,8 @@ class Backbone(Identity, ABC):
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
-                f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; set `size`"
+                f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; set `size`",
+                options=("size",),
             )
         multiple = self.size_multiple
         if height % multiple or width % multiple:

@@ -230,7 +230,9 @@ def _check_label(net: Any, label: int | None) -> int | None:
         if null is not None:
             return null
         count = f" ({classes} classes)" if classes else ""
-        raise OptionError(f"this net is class-conditional{count}: choose a class with `class_label`")
+        raise OptionError(
+            f"this net is class-conditional{count}: choose a class with `class_label`", options=("class_label",)
+        )
     if label < 0 or (classes and label >= classes + (null is not None)):
         raise OptionError(f"class_label {label} does not exist: this net knows 0 to {classes - 1}")
     return int(label)

@@ -15,11 +15,13 @@ PANELS = {
     "Detect": (fit, score, map_, scene, watch, serve),
     "Backbones": (info, convert, export),
 }
+PANEL_ORDER = ("Get started", "Detect", "Backbones", "Evaluate")
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(name=command.__name__.rstrip("_"), rich_help_panel=panel)(command)
 for add_commands in plugins("gepc.commands").values():
     add_commands(app)
+app.registered_commands.sort(key=lambda command: PANEL_ORDER.index(command.rich_help_panel or "Evaluate"))
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import os
-import re
 import shlex
 import sys
 import time
@@ -76,7 +75,7 @@ def note(text: str) -> None:
 
 def show_warning(arguments: Sequence[str], message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning of the command `arguments` as one line, without the line of source code that Python adds."""
-    note(f"warning: {message}{_flags(str(message), arguments)}")
+    note(f"warning: {message}{_flags(message, arguments)}")
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -110,7 +109,7 @@ def _run(arguments: list[str]) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except GepcError as error:
-        note(f"error: {_installable(str(error))}{_flags(str(error), arguments)}")
+        note(f"error: {_installable(str(error))}{_flags(error, arguments)}")
         return 2
     except typer.Exit as stop:
         return stop.exit_code
@@ -146,28 +145,19 @@ def _installable(message: str) -> str:
     return message
 
 
-def _flags(message: str, arguments: Sequence[str]) -> str:
-    """How the command line spells the options that a message of the library names in backticks."""
+def _flags(message: Exception | str, arguments: Sequence[str]) -> str:
+    """Say how the command spells the `options` that an error or a warning of the library names.
+
+    An option without a flag of its own is given with `--set`, if the command has it.
+    """
+    options: tuple[str, ...] = getattr(message, "options", ())
     command: Any = typer.main.get_command(app)
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
-    spelt = {parameter.name: parameter.opts[0] for parameter in command.params}
-    named = dict.fromkeys(re.findall(r"`([a-z_]+)`", message))
-    if "settings" in spelt and not named.keys() <= spelt.keys():
-        spelt = {name: f"--set {name}=..." for name in _settable() if name in named} | spelt
-    found = [spelt[name] for name in named if spelt.get(name, "").startswith("--") and spelt[name] not in message]
-    return f" (on the command line: {', '.join(found)})" if found else ""
-
-
-def _settable() -> set[str]:
-    """Names of the options that `--set` takes, in any command."""
-    from gepc.detector.parameters import detector_options, extractor_options
-    from gepc.lab.bench.protocol import Protocol
-    from gepc.lab.training.recipe import Recipe
-    from gepc.methods.base import methods
-
-    names = {name for method in methods().values() for name in extractor_options(method)}
-    return names.union(detector_options(), Protocol.__annotations__, Recipe.__annotations__)
+    flags = {parameter.name: parameter.opts[0] for parameter in command.params}
+    spelt = [flags.get(name, f"--set {name}=..." if "settings" in flags else "") for name in options]
+    shown = [flag for flag in spelt if flag.startswith("--") and flag not in str(message)]
+    return f" (on the command line: {', '.join(shown)})" if shown else ""
 
 
 def typed_command() -> str:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +38,6 @@ Groups = Annotated[
     str | None, Option(help="Groups to calibrate separately: `folder`, or a text file with one label per image.")
 ]
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
-Cache = Annotated[Path, Option(help="Folder for features that are reused between runs.")]
-DEFAULT_CACHE = Path(".gepc-cache")
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
@@ -100,9 +98,10 @@ class Loading:
     @staticmethod
     def refuse(settings: Mapping[str, Any]) -> None:
         """An error for options of the backbone among those of the method: they are not given with `--set`."""
-        for one in fields(Loading):
-            if one.name in settings:
-                raise OptionError(f"`{one.name}` is an option of the backbone, not of the method")
+        for option in fields(Loading):
+            if option.name in settings:
+                message = f"`{option.name}` is an option of the backbone, not of the method"
+                raise OptionError(message, options=(option.name,))
 
 
 DEFAULT_LOADING = Loading()
@@ -136,13 +135,12 @@ class Compute:
 
 
 DEFAULT_COMPUTE = Compute()
-GROUPS: tuple[type[Any], ...] = (Loading, Compute)  # options that several commands have in common
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: a parameter of the command whose type is one of `GROUPS` becomes the options of that group."""
+    """Decorator: a parameter of the command whose type is a dataclass, such as `Loading`, becomes its fields."""
     own = inspect.signature(command, eval_str=True).parameters
-    kinds = {name: one.annotation for name, one in own.items() if one.annotation in GROUPS}
+    kinds: dict[str, Any] = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
     groups = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in kinds.items()}
 
     @functools.wraps(command)
@@ -152,7 +150,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     spread = [one for name in own for one in (groups[name].values() if name in groups else [own[name]])]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in spread]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 

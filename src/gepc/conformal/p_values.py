@@ -154,7 +154,10 @@ class CalibrationScores:
     def of(cls, scores: Array, labels: Labels | None) -> CalibrationScores:
         """Scores of calibration images, with a label each for group-conditional (Mondrian) p-values."""
         if len(scores) == 0:
-            raise InputError("there are no calibration images; give more images, or separate `calibration_images`")
+            raise InputError(
+                "there are no calibration images; give more images, or separate `calibration_images`",
+                options=("calibration_images",),
+            )
         if not np.isfinite(scores).all():
             raise InputError("a calibration score is not finite; check the calibration images")
         if labels is None:
@@ -180,10 +183,13 @@ class CalibrationScores:
         """Refuse labels that this reference cannot serve."""
         if self.grouped and labels is None:
             raise OptionError(
-                f"this detector was fitted with groups ({', '.join(self.by_group)}); give the `groups` of the images"
+                f"this detector was fitted with groups ({', '.join(self.by_group)}); give the `groups` of the images",
+                options=("groups",),
             )
         if not self.grouped and labels is not None:
-            raise OptionError("this detector was fitted without groups; leave `groups` out, or fit with them")
+            raise OptionError(
+                "this detector was fitted without groups; leave `groups` out, or fit with them", options=("groups",)
+            )
         for label in () if labels is None else np.unique(labels):
             if str(label) not in self.by_group:
                 hint = nearest(label, self.by_group)
@@ -209,7 +215,7 @@ def group_labels(groups: Sequence[str] | str | None, images: Images, indices: Ro
         if groups != "folder":
             raise OptionError(f"groups is a label for every image, or 'folder'; got {groups!r}")
         if not isinstance(images, FileImages):
-            raise OptionError("`groups` can be 'folder' only for images from files")
+            raise OptionError("`groups` can be 'folder' only for images from files", options=("groups",))
         labels = [path.parent.name for path in images.paths]
     else:
         labels = [str(label) for label in groups]

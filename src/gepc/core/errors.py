@@ -8,7 +8,15 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 class GepcError(Exception):
-    """Base of every error this library raises on purpose; the command line prints it without a traceback."""
+    """Base of every error this library raises on purpose; the command line prints it without a traceback.
+
+    `options` has the names of the parameters that the message asks the user to change. The command line adds how it
+    spells them.
+    """
+
+    def __init__(self, *arguments: object, options: Iterable[str] = ()) -> None:
+        super().__init__(*arguments)
+        self.options = tuple(options)
 
 
 class InputError(GepcError, ValueError):
@@ -31,19 +39,30 @@ class StorageError(GepcError, OSError):
     """A file could not be written; the previous file, if any, is unchanged."""
 
 
-class ValueRangeWarning(UserWarning):
+class AdviceWarning(UserWarning):
+    """A warning with advice; `options` has the names of the parameters that it asks the user to change."""
+
+    def __init__(self, message: str, options: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.options = tuple(options)
+
+
+class ValueRangeWarning(AdviceWarning):
     """A float array looks as if it were not in [-1, 1]."""
 
 
 @contextmanager
 def raising(kind: type[GepcError], message: str, *causes: type[Exception], passing: Errors = ()) -> Iterator[None]:
-    """Turn the errors `causes` of the block, except `passing`, into one of that kind; `{error}` is the cause's text."""
+    """Turn the errors `causes` of the block, except `passing`, into one of that kind; `{error}` is the cause's text.
+
+    The new error names the same options as its cause.
+    """
     try:
         yield
     except passing:
         raise
     except causes as error:
-        raise kind(message.replace("{error}", str(error))) from error
+        raise kind(message.replace("{error}", str(error)), options=getattr(error, "options", ())) from error
 
 
 def first_line(error: Exception) -> str:

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gepc.core.errors import InputError, OptionError, check_choice, check_least, check_names
+from gepc.core.errors import InputError, OptionError, check_choice, check_names
 
 T = TypeVar("T")
 DEFAULT_BACKBONE = "photos-tiny"
@@ -77,9 +78,29 @@ def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
+def checked(default: Any, is_valid: Callable[[Any], bool], wanted: str) -> Any:
+    """A field of a dataclass that `check_fields` checks unless it is None; the error says that it must be `wanted`."""
+    return dataclasses.field(default=default, metadata={"check": (is_valid, wanted)})
+
+
 def at_least(least: int, default: int | None) -> Any:
-    """A field of a dataclass that is a whole number from `least` on, or None; `check_fields` checks it."""
-    return dataclasses.field(default=default, metadata={"least": least})
+    """A field of a dataclass that is a whole number from `least` on, or None."""
+    return checked(default, lambda value: bool(value >= least), f"at least {least}")
+
+
+def positive(default: float | None) -> Any:
+    """A field of a dataclass that is a finite number above 0, or None."""
+    return checked(default, lambda value: 0 < value < math.inf, "positive")
+
+
+def not_negative(default: float | None) -> Any:
+    """A field of a dataclass that is a finite number from 0 on, or None."""
+    return checked(default, lambda value: 0 <= value < math.inf, "0 or more")
+
+
+def share(default: float) -> Any:
+    """A field of a dataclass that is a number from 0 to 1."""
+    return checked(default, lambda value: 0 <= value <= 1, "between 0 and 1")
 
 
 def one_of(default: str, *others: str) -> Any:
@@ -87,13 +108,15 @@ def one_of(default: str, *others: str) -> Any:
     return dataclasses.field(default=default, metadata={"words": (default, *others)})
 
 
-def check_fields(values: Any) -> None:
-    """Raise `OptionError` for a field of the dataclass that is not what `at_least` or `one_of` declares."""
-    for one in dataclasses.fields(values):
-        if "least" in one.metadata:
-            check_least(one.metadata["least"], **{one.name: getattr(values, one.name)})
-        if "words" in one.metadata:
-            check_choice(one.name, getattr(values, one.name), one.metadata["words"])
+def check_fields(values: Any, what: str = "") -> None:
+    """Raise `OptionError`, which begins with `what`, for a field of the dataclass that is not what it declares."""
+    for field in dataclasses.fields(values):
+        value = getattr(values, field.name, None)  # a field that fitting sets has no value yet
+        is_valid, wanted = field.metadata.get("check", (None, ""))
+        if is_valid is not None and value is not None and not is_valid(value):
+            raise OptionError(f"{what}{field.name} must be {wanted}, got {value}")
+        if "words" in field.metadata:
+            check_choice(field.name, value, field.metadata["words"])
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -193,7 +193,8 @@ class FittedDetector:
         if pixels > MAX_IMAGE_PIXELS:
             raise InputError(
                 f"{name} would be {shape[1]}x{shape[0]} pixels (width x height) in the network, and at most "
-                f"{MAX_IMAGE_PIXELS:,} fit into a bounded memory; set `size`, or use `gepc scene` for large images"
+                f"{MAX_IMAGE_PIXELS:,} fit into a bounded memory; set `size`, or use `gepc scene` for large images",
+                options=("size",),
             )
 
 

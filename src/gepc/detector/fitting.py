@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.conformal.p_values import CalibrationScores, group_labels
-from gepc.core.errors import InputError
+from gepc.core.errors import AdviceWarning, InputError
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import Parameters
 from gepc.detector.stream import OnProgress, stream
@@ -195,7 +195,9 @@ def _with_maps(
 ) -> FittedDetector:
     """The detector with the statistics of calibrated maps, and the common scale of raw ones."""
     if not calibrating or (parameters.maps != "raw" and len(fitting) < 2):
-        raise InputError("the images of this stream are too large to keep for maps; give a folder, or set `size`")
+        raise InputError(
+            "the images of this stream are too large to keep for maps; give a folder, or set `size`", options=("size",)
+        )
     raw: list[Map] = []
 
     def read(images: Sequence[Image]) -> MapParts:
@@ -261,8 +263,11 @@ def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uin
     count = int(np.isin(np.asarray(hashes, dtype=np.uint64), trained_on).sum())
     if count:
         warnings.warn(
-            f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not hold "
-            "for them; calibrate with unseen images (`calibration_images`)",
+            AdviceWarning(
+                f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not "
+                "hold for them; calibrate with unseen images (`calibration_images`)",
+                options=("calibration_images",),
+            ),
             stacklevel=5,
         )
 

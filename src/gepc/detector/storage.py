@@ -237,7 +237,8 @@ def _check_sources(description: Facts, follow: bool, folder: Path) -> None:
         if source is not None and source not in list_backbones():
             raise BackboneError(
                 f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
-                "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)"
+                "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)",
+                options=("backbone",),
             )
 
 

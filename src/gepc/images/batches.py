@@ -36,6 +36,7 @@ class ReadImage:
     unreadable: bool = False  # whether there are no pixels at all, as in a damaged file
     shape: tuple[int, int] = (0, 0)  # (H, W) of the pixels as they were read
     pixels: Pixels | None = None  # the pixels as they were read, if they were asked for
+    options: tuple[str, ...] = ()  # that the error names
 
     @property
     def weight(self) -> int:
@@ -123,7 +124,8 @@ class Reader:
         try:
             image = self.preprocessing.prepare(record)
         except InputError as error:
-            return ReadImage(index, record.name, error=str(error), unreadable=record.pixels is None)
+            unreadable = record.pixels is None
+            return ReadImage(index, record.name, error=str(error), unreadable=unreadable, options=error.options)
         pixels = record.pixels_for(self.preprocessing.channels)
         shape = (pixels.shape[0], pixels.shape[1])
         return ReadImage(index, record.name, image, shape=shape, pixels=pixels if self.keep_pixels else None)
@@ -164,7 +166,7 @@ def chunks(
     read = _read(images, preprocessing, 2 * size, indices, workers, threads, keep_pixels)
     for item in read:
         if item.image is None and not on_bad_image.accepts(item):
-            raise InputError(item.error)
+            raise InputError(item.error, options=item.options)
         if not chunk.has_room_for(item, size):
             yield chunk
             chunk = Chunk()
@@ -260,5 +262,5 @@ def load_all(images: Images, preprocessing: Preprocessing) -> Image:
     read = chunks(images, preprocessing, len(images), OnBadImage.NONE)
     stacked = [chunk.stacked() for chunk in read]
     if len({part.shape[1:] for part in stacked}) > 1:
-        raise InputError("the images have several sizes; set `size` to bring them to one")
+        raise InputError("the images have several sizes; set `size` to bring them to one", options=("size",))
     return np.concatenate(stacked)

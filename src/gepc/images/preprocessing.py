@@ -68,7 +68,9 @@ class Preprocessing:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.magnitude == "linear" and self.normalise != "fixed":
-            raise OptionError("`normalise` can be 'patch' only if `magnitude` is 'log'")
+            raise OptionError(
+                "`normalise` can be 'patch' only if `magnitude` is 'log'", options=("normalise", "magnitude")
+            )
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise OptionError(f"channels must be a positive whole number, got {self.channels!r}")
         if self.value_range is not None:
@@ -78,7 +80,8 @@ class Preprocessing:
             object.__setattr__(self, "value_range", (low, high))
         if self.resize in OWN_SIZE and (self.size is not None or self.multiple < 1):
             raise OptionError(
-                f"resize={self.resize!r} keeps the size of every image; leave `size` out, and use such a network"
+                f"resize={self.resize!r} keeps the size of every image; leave `size` out, and use such a network",
+                options=("size",),
             )
         if self.size is not None:
             object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
@@ -119,7 +122,9 @@ class Preprocessing:
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
         _check_numbers(pixels, name)
         if np.iscomplexobj(pixels):
-            raise InputError(f"{name} is complex; give its magnitude, or set `magnitude` to 'log' for radar")
+            raise InputError(
+                f"{name} is complex; give its magnitude, or set `magnitude` to 'log' for radar", options=("magnitude",)
+            )
         if self.value_range is None and pixels.dtype.kind == "f":
             low, high = -1.0, 1.0
         else:
@@ -129,7 +134,8 @@ class Preprocessing:
         if max(float(unit.max()) - 1.0, -1.0 - float(unit.min())) > 1e-3:
             raise InputError(
                 f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
-                "set `value_range` to the values of black and white"
+                "set `value_range` to the values of black and white",
+                options=("value_range",),
             )
         return unit.clip(-1.0, 1.0).astype(np.float32)
 
@@ -142,7 +148,8 @@ class Preprocessing:
             if self.resize == "exact":
                 raise InputError(
                     f"{name} is {given} but {wanted} is expected; "
-                    "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size"
+                    "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size",
+                    options=("size", "resize"),
                 )
             if self.resize == "cut" and (image.shape[0] < self.size[0] or image.shape[1] < self.size[1]):
                 raise InputError(f"{name} is {given}, too small to cut {wanted} out of it")
@@ -197,7 +204,8 @@ def log_magnitude(pixels: Pixels, value_range: tuple[float, float] | None = None
     if float(share.min()) < -1e-3:
         raise InputError(
             f"{name} has magnitudes down to {magnitude.min():g}, below {black:g}; magnitudes are not negative. "
-            "For pixels in decibels set `magnitude` to 'linear' and `value_range` to (low, high)"
+            "For pixels in decibels set `magnitude` to 'linear' and `value_range` to (low, high)",
+            options=("magnitude", "value_range"),
         )
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
@@ -240,7 +248,10 @@ def _check_numbers(pixels: Pixels, name: str) -> None:
 def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
     known = VALUE_RANGES.get(pixels.dtype.name)
     if known is None:
-        raise InputError(f"{name} has {pixels.dtype} pixels, whose range is not known; set `value_range` to {example}")
+        raise InputError(
+            f"{name} has {pixels.dtype} pixels, whose range is not known; set `value_range` to {example}",
+            options=("value_range",),
+        )
     return known
 
 
@@ -265,9 +276,11 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
         suspicious = True
     if suspicious:
         warnings.warn(
-            "float images without a negative value are read as [-1, 1]; "
-            "if they are in [0, 1], set `value_range` to (0, 1)",
-            ValueRangeWarning,
+            ValueRangeWarning(
+                "float images without a negative value are read as [-1, 1]; "
+                "if they are in [0, 1], set `value_range` to (0, 1)",
+                options=("value_range",),
+            ),
             stacklevel=3,
         )
 

@@ -114,7 +114,10 @@ class MapStatistics:
     def _learn(self, fields: Sequence[Fields], aligned: bool) -> None:
         """mu and sigma, from u of every batch."""
         if aligned and len({field.shape[1:] for batch in fields for field in batch.values()}) > 1:
-            raise InputError("maps by position need images of one size; set `size`, or `maps` to 'calibrated'")
+            raise InputError(
+                "maps by position need images of one size; set `size`, or `maps` to 'calibrated'",
+                options=("size", "maps"),
+            )
         moments = _by_position if aligned else _by_band
         centres = [np.concatenate([_centre(batch[name]).ravel() for batch in fields]) for name in self.parts]
         self.offsets = np.array([[c.mean(), max(c.std(), LEAST_SPREAD)] for c in centres], dtype=np.float64)

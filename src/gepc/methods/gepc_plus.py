@@ -143,7 +143,10 @@ class GepcPlus(GepcExtractor):
         if self.map_part == "residual" and not self.compares:
             raise OptionError("map_part='residual' needs a feature that compares group elements, such as s")
         if self.elements == "each" and self.group_samples is not None:
-            raise OptionError("`group_samples` leaves elements out at random, so `elements` must be 'mean'")
+            raise OptionError(
+                "`group_samples` leaves elements out at random, so `elements` must be 'mean'",
+                options=("group_samples", "elements"),
+            )
 
     def acting(self, size: tuple[int, int]) -> Group:
         """The group on images of that size; rot180 where none of its elements acts on images that are not square."""

@@ -131,6 +131,27 @@ def test_every_row_of_the_paper_that_we_measure_is_there():
     assert set(published.MAIN_ROW) <= {"gepc", *METHODS}
 
 
+def test_published_values_are_those_of_the_tables():
+    averages = {row: np.mean(values) for row, (values, _) in published.MAIN.items() if None not in values}
+    printed = {"GEPC": 0.908, "DoS (ID-trained)": 0.928, "MSMA": 0.928, "LMD": 0.868, "DiffPath": 0.918, "NLL": 0.652}
+    for row, average in printed.items():
+        assert averages[row] == pytest.approx(average, abs=5.1e-4), row
+    assert averages["SCOPED"] == pytest.approx(0.8931, abs=5e-5)  # the paper prints 0.892
+    assert published.SAR == {"HRSID": (0.853, 0.0, 0.619), "SSDD": (1.0, 0.0, 1.0)}
+    assert published.RUNTIME_MS["mvn"] == (69.86, 69.69)
+    assert [published.KEPT[name].weights["C100"] for name in ("C10", "SVHN", "CelebA")] == [
+        (0.522, 0.478),
+        (0.428, 0.572),
+        (0.502, 0.498),
+    ]
+    for kept in published.KEPT.values():
+        assert set(kept.timesteps) < set(kept.candidates)
+        assert all(sum(weights) == pytest.approx(1.0) for weights in kept.weights.values())
+    candidates, text = detector_tables._published_timesteps("SVHN")
+    assert candidates == "5, 15, 136, 172"
+    assert text == "5 (0.429), 15 (0.571) against C10, CelebA; 5 (0.428), 15 (0.572) against C100"
+
+
 def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
     choices = {
         "scoped": MethodChoice(preset="paper"),

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import yaml
 from pages import ReadPage, outside_references
 from toys import as_uint8, pictures
 
+from gepc.backbones.openai.architecture import Architecture, expected_shapes
 from gepc.cli.app import run
 from gepc.core.errors import InputError
 
@@ -125,10 +128,77 @@ def test_a_dry_run_needs_no_data(place, monkeypatch, capsys):
     assert run(["reproduce", "paper32", *dry, "--set", "size=16"]) == 0
     told = capsys.readouterr().out
     assert "| GEPC, all features and levels | 28F+0J |" in told
-    assert "| scoped | 1F+1J |" in told
+    assert "| scoped paper | 2F+2J |" in told
     assert "to download: 0.6 GB" in told  # CIFAR-10, CIFAR-100 and SVHN; CelebA has no address
     assert not (place / "none").exists()
     assert not (place / "never").exists()
+    assert run(["reproduce", "paper32", *dry, "--set", "size=16", "--light"]) == 0
+    assert "| scoped | 1F+1J |" in capsys.readouterr().out
+    assert run(["bench", "protocol.yaml", "--dry-run", "--out", "never", "--methods", "scoped"]) == 0
+    assert "| scoped | 1F+1J |" in capsys.readouterr().out
+
+
+OPENAI = {
+    "image_size": 16,
+    "num_heads": 4,
+    "noise_schedule": "cosine",
+    "diffusion_steps": 40,
+    "rescale_timesteps": True,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(place) -> str:
+    """A checkpoint of OpenAI's layout with random tensors."""
+    net = Architecture(3, 6, 32, (32, 64), 1, (False, True), True, "conv", None)
+    random = torch.Generator().manual_seed(0)
+    tensors = {name: 0.02 * torch.randn(shape, generator=random) for name, shape in expected_shapes(net).items()}
+    torch.save(tensors, place / "ema.pt")
+    (place / "ema.yaml").write_text(yaml.safe_dump(OPENAI))
+    return "ema.pt"
+
+
+def test_an_openai_checkpoint_is_evaluated_in_one_command(place, checkpoint, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    command = ["reproduce", "protocol.yaml", "--data", ".", "--cache", "cache", "--backbone", checkpoint]
+    command += ["--methods", "score_norm"]
+    assert run([*command, "--out", "by-file", "--config", "ema.yaml"]) == 0
+    settings = [word for name, value in OPENAI.items() for word in ("--set", f"{name}={value}")]
+    assert run([*command, "--out", "by-set", *settings, "--set", "seeds=[0]"]) == 0
+    assert "0 passes made" in capsys.readouterr().err  # the same network
+    rows = [(place / out / "tables" / "methods.csv").read_text() for out in ("by-file", "by-set")]
+    assert rows[0] == rows[1]
+    assert run(["bench", *command[1:], "--out", "none", "--dry-run", "--config", "ema.yaml"]) == 0
+    assert "score_norm" in capsys.readouterr().out
+
+
+def test_what_a_checkpoint_does_not_show_must_be_said(place, checkpoint, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    command = ["reproduce", "protocol.yaml", "--data", ".", "--out", "never", "--backbone", checkpoint]
+    assert run(command) == 2
+    assert "noise_schedule" in capsys.readouterr().err
+    assert run([*command, "--architecture", "diffpath-celeba32"]) == 2
+    assert "num_channels" in capsys.readouterr().err  # the checkpoint is smaller
+    assert run([*command, "--architecture", "diffpath-celeba32", "--config", "ema.yaml"]) == 2
+    assert "either --architecture or --config" in capsys.readouterr().err
+
+
+def test_features_are_kept_in_the_cache_of_the_user(place, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    assert run(["ablate", "protocol.yaml", "--data", ".", "--out", "ablated"]) == 0
+    assert f"from the cache in {tmp_path / 'gepc' / 'features'}\n" in capsys.readouterr().err
+    assert any((tmp_path / "gepc" / "features").rglob("*.safetensors"))
+    assert not list(place.glob(".gepc*"))
+
+
+def test_the_estimate_names_the_preset_of_every_method(bench, capsys):
+    assert bench("--out", "never", "--methods", "msma,scoped:paper", "--budget-minutes", "0") == 2
+    lines = [line.split()[:3] for line in capsys.readouterr().err.splitlines()]
+    assert ["msma", "light", "24"] in lines
+    assert ["scoped", "paper", "paper"] in lines
 
 
 def test_missing_data_are_fetched_first(place, monkeypatch, capsys):

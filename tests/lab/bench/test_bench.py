@@ -16,7 +16,7 @@ from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
 from gepc.lab.bench import detector_tables, plots
 from gepc.lab.bench.cost import passes_needed
-from gepc.lab.bench.evaluate import Benchmark, Collection, GepcBench
+from gepc.lab.bench.evaluate import Benchmark, Collection, GepcBench, Variant
 from gepc.lab.bench.protocol import BenchmarkDataset, Protocol, builtin_protocols, load_protocol
 from gepc.lab.bench.run import run, write
 from gepc.lab.datasets import open_dataset
@@ -289,6 +289,8 @@ def test_bad_protocols_are_refused(tmp_path):
         ({"pairs": {"celeba": []}}, "one or more different sets"),
         ({"pairs": {"celeba": ["svhn", "svhn"]}}, "one or more different sets"),
         ({"batch_size": 0}, "at least 1"),
+        ({"main_features": ["x0"]}, "unknown main_features 'x0'"),
+        ({"mc_samples": 0}, "mc_samples must be at least 1"),
         ({"levels": {"celebA": [0.9, 0.8]}}, "did you mean 'celeba'"),
     ],
 )
@@ -311,6 +313,26 @@ def test_what_is_wrong_with_backbone_or_data_is_said_before_the_first_pass(data,
     with pytest.raises(OptionError, match="are 1 timesteps of this backbone"):
         opened(replace(protocol, levels={"default": (0.9, 0.9000001)}), data, None, backbone)
     assert backbone.forward_count == 0
+
+
+def test_images_are_the_first_ones_without_a_seed(data, protocol):
+    images = replace(protocol, subset_seed=None).open(data, ("set0", "test"))
+    assert [images[index].name for index in range(3)] == ["test/0", "test/1", "test/2"]
+    drawn = protocol.open(data, ("set0", "test"))
+    assert [drawn[index].name for index in range(3)] != ["test/0", "test/1", "test/2"]
+
+
+def test_the_main_detector_has_the_features_and_the_noise_samples_of_the_protocol(data, protocol):
+    backbone = kept_backbone()
+    small = replace(protocol, main_features=("s", "cos"), mc_samples=2, seeds=(0,), pairs={"set0": ("set1",)})
+    benchmark = opened(small, data, None, backbone)
+    made = GepcBench(benchmark, benchmark.collect())
+    assert passes_needed(small, backbone, benchmark.sizes) == backbone.forward_count
+    assert backbone.forward_count == 2 * passes_needed(replace(small, mc_samples=1), backbone, benchmark.sizes)
+    fused = made.variant_aurocs(Variant(("s", "cos")))
+    assert made.aurocs == fused
+    assert fused != made.variant_aurocs(Variant(("s",)))
+    assert made.raw(None, None).features == ("s",)
 
 
 def test_a_table_says_the_same_in_every_format():

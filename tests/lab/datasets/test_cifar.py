@@ -178,12 +178,14 @@ def test_an_archive_without_the_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        ({b"labels": [1]}, "holds no 'data' but labels"),
-        ({b"data": np.zeros((2, 5), np.uint8)}, r"shape \(2, 5\) instead of \(N, 3072\)"),
+        ({b"labels": [1]}, r"does not hold an array of bytes of shape \(N, 3072\)"),
+        ({b"data": np.zeros((2, 5), np.uint8)}, "does not hold an array of bytes"),
+        ({b"data": np.zeros((3072, 2), np.uint8)}, "does not hold an array of bytes"),
         ({b"data": np.zeros((2, 3072))}, "does not hold an array of bytes"),
         ({b"data": [0] * 3072}, "does not hold an array of bytes"),
+        ({b"data": b"\0" * 3072}, "does not hold an array of bytes"),
         ({b"data": np.zeros((0, 3072), np.uint8)}, "it holds no image"),
-        ([1, 2], "holds a list"),
+        ([1, 2], "does not hold an array of bytes"),
     ],
 )
 def test_another_pickle_is_not_taken_for_a_batch(tmp_path: Path, batch: object, reason: str) -> None:

@@ -1,9 +1,10 @@
+"""Batches of the Python version are read instruction by instruction; nothing that they ask for is run."""
+
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gepc.core.errors import InputError
-from gepc.lab.datasets import cifar
-from gepc.lab.datasets.cifar import byte_array, read_plain_pickle
+from gepc.lab.datasets.cifar import decode_pickle
 
-PIXELS = np.arange(12, dtype=np.uint8).reshape(3, 4)
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
+
+
+def decode(content: bytes) -> np.ndarray:
+    return decode_pickle(np.frombuffer(content, np.uint8))
 
 
 class Runs:
@@ -33,77 +37,52 @@ class Runs:
 @pytest.mark.parametrize("key", ["data", b"data"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_array_comes_back_whole(protocol: int, key: str | bytes, order: Any) -> None:
-    content = pickle.dumps({key: np.asarray(PIXELS, order=order), b"labels": [1, 2]}, protocol=protocol)
-    found = read_plain_pickle(content)
-    assert found["labels"] == [1, 2]
-    np.testing.assert_array_equal(byte_array(found["data"]), PIXELS)
+    before, after = {b"labels": [1, 2, 1000], b"x": True}, {b"filenames": ["a" * 5000, "b"], b"y": [False, True]}
+    batch = {**before, key: np.asarray(PIXELS, order=order), **after}
+    np.testing.assert_array_equal(decode(pickle.dumps(batch, protocol=protocol)), PIXELS)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("protocol", [2, 3])
 def test_code_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
     victim = tmp_path / "victim"
     victim.touch()
     content = pickle.dumps({b"data": PIXELS, b"labels": Runs(os.remove, str(victim))}, protocol=protocol)
     with pytest.raises(InputError, match=r"asks to run (posix|nt)\.remove, .* do not trust this file"):
-        read_plain_pickle(content)
+        decode(content)
     assert victim.exists()
     pickle.loads(content)
     assert not victim.exists()  # the attack is a real one
 
 
-@pytest.mark.parametrize("function", [eval, exec, getattr, print, bytes, np.load, np.frombuffer, OrderedDict])
-def test_every_name_that_an_array_does_not_need_is_refused(function: Any) -> None:
-    with pytest.raises(InputError, match="asks to run"):
-        read_plain_pickle(pickle.dumps({"data": Runs(function, "1")}, protocol=2))
-
-
-def test_a_class_by_its_dotted_way_is_refused() -> None:
-    dotted = b"\x80\x04\x8c\x05numpy\x8c\x0endarray.tofile\x93."
-    with pytest.raises(InputError, match=r"asks to run numpy\.ndarray\.tofile"):
-        read_plain_pickle(dotted)
-
-
-def test_the_allowed_names_stand_for_nothing_that_acts() -> None:
-    for module, name in cifar._ALLOWED_NAMES:
-        made = pickle.dumps({}, protocol=2)[:2] + b"}U\x01xc" + f"{module}\n{name}\n".encode() + b"U\x03abc\x85Rs."
-        value = read_plain_pickle(made)["x"]
-        assert value.arguments == (b"abc",)
-        assert not callable(value)
-
-
-def test_a_pickle_cannot_change_what_the_next_one_meets() -> None:
-    writes = b"\x80\x02}U\x01xcnumpy\ndtype\n(N}U\x09argumentsU\x04evilstbs."
-    with pytest.raises(InputError):
-        read_plain_pickle(writes)
-    np.testing.assert_array_equal(byte_array(read_plain_pickle(pickle.dumps({"d": PIXELS}, 2))["d"]), PIXELS)
+def test_code_is_not_run_in_the_protocol_that_hides_its_name(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.touch()
+    content = pickle.dumps({b"labels": Runs(os.remove, str(victim)), b"data": PIXELS}, protocol=4)
+    np.testing.assert_array_equal(decode(content), PIXELS)
+    assert victim.exists()
 
 
 @pytest.mark.parametrize(
-    "value", [3, None, [1, 2], b"bytes", PIXELS.astype(np.int32), PIXELS.astype("O"), np.array(["a"]), np.uint8]
+    "other", [PIXELS.astype(np.int32), PIXELS.astype("O"), PIXELS[:, :5], PIXELS.ravel(), [1], None]
 )
-def test_other_values_are_no_byte_arrays(value: Any) -> None:
-    with pytest.raises(InputError):
-        byte_array(read_plain_pickle(pickle.dumps({"data": value}, protocol=2))["data"])
+def test_other_values_are_no_batch(other: Any) -> None:
+    with pytest.raises(InputError, match="does not hold an array of bytes"):
+        decode(pickle.dumps({"data": other}, protocol=2))
 
 
 def test_a_shape_that_does_not_fit_the_bytes() -> None:
-    content = pickle.dumps({"data": PIXELS}, protocol=2).replace(b"K\x03K\x04\x86", b"K\x03K\x05\x86")
+    content = pickle.dumps({"data": PIXELS}, protocol=2).replace(b"K\x03M\x00\x0c\x86", b"K\x04M\x00\x0c\x86")
     with pytest.raises(InputError, match="does not hold an array of bytes"):
-        byte_array(read_plain_pickle(content)["data"])
+        decode(content)
 
 
-def test_only_a_dictionary_will_do() -> None:
-    with pytest.raises(InputError, match="holds a list, not a dictionary"):
-        read_plain_pickle(pickle.dumps([1]))
+@pytest.mark.parametrize("protocol", [0, 5])
+def test_protocols_that_no_data_set_uses_are_refused(protocol: int) -> None:
+    with pytest.raises(InputError):
+        decode(pickle.dumps({"data": PIXELS}, protocol=protocol))
 
 
 WHOLE = pickle.dumps({b"data": PIXELS, b"labels": [1, 2, 3]}, protocol=2)
-
-
-@pytest.mark.parametrize("protocol", [0, 1, 5])
-def test_other_protocols_are_refused(protocol: int) -> None:
-    with pytest.raises(InputError, match="uses the operation"):
-        read_plain_pickle(pickle.dumps({"data": PIXELS}, protocol=protocol))
 
 
 @pytest.mark.parametrize(
@@ -118,16 +97,19 @@ def test_other_protocols_are_refused(protocol: int) -> None:
 )
 def test_no_number_in_a_pickle_makes_it_take_memory(content: bytes) -> None:
     with pytest.raises(InputError):
-        read_plain_pickle(content)
+        decode(content)
 
 
 @given(end=st.integers(0, len(WHOLE) - 1))
 def test_a_cut_pickle_is_one_sentence(end: int) -> None:
     with pytest.raises(InputError, match="damaged or cut short"):
-        read_plain_pickle(WHOLE[:end])
+        decode(WHOLE[:end])
 
 
-@given(noise=st.binary(max_size=200), prefix=st.sampled_from([b"", b"\x80\x02}", b"\x80\x04}("]))
+@given(
+    noise=st.binary(max_size=200),
+    prefix=st.sampled_from([b"", b"\x80\x02}", b"\x80\x04}(", b"\x80\x02K\x02K\x03U\x02u1"]),
+)
 def test_no_noise_raises_anything_else(noise: bytes, prefix: bytes) -> None:
     with contextlib.suppress(InputError):
-        byte_array(read_plain_pickle(prefix + noise).get("data"))
+        decode(prefix + noise)

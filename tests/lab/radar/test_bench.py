@@ -11,7 +11,7 @@ from toys import toy_backbone
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.tables import ResultTable
-from gepc.lab.metrics import auroc
+from gepc.lab.metrics import aupr, auroc
 from gepc.lab.radar.bench import PatchSets, SarProtocol, gather, measure, score_patches
 from gepc.lab.radar.patches import PatchImages, PatchRules
 from gepc.lab.radar.simulate import Sea, write_simulation
@@ -44,7 +44,7 @@ def test_the_table_has_a_row_for_every_method_and_set(table: ResultTable) -> Non
         (f"{name} ships", method) for name in ("HRSID", "SSDD") for method in METHODS
     ]
     assert [row[3] for row in table.rows[:3]] == [1, 0, 0]
-    for heading in ("AUROC", "FPR95", "pixel AUROC", "pointing game", "PRO"):
+    for heading in ("AUROC", "FPR95", "AUPR", "pixel AUROC", "pointing game", "PRO"):
         assert all(0.0 <= value <= 1.0 for value in table.numbers(heading))
     assert "Fitted on 16 clutter patches, tested on 6" in table.note
     found = dict(zip([row[2] for row in table.rows], table.numbers("AUROC"), strict=True))
@@ -55,7 +55,8 @@ def test_the_figures_are_those_of_the_detector(sets: PatchSets, table: ResultTab
     detector = PROTOCOL.detector("gepc+:radar", toy_backbone(1, None)).fit(PatchImages(sets.fit))
     inside, outside = (detector.score(PatchImages(patches)) for patches in (sets.clutter, sets.ships["HRSID"]))
     assert table.numbers("AUROC")[0] == pytest.approx(auroc(inside, outside))
-    scores, maps = score_patches(detector, sets.clutter)
+    assert table.numbers("AUPR")[0] == pytest.approx(aupr(inside, outside))
+    scores, maps = score_patches(detector.fitted_, sets.clutter)
     assert np.allclose(scores, inside, rtol=1e-4)
     assert maps.shape == (len(sets.clutter), 16, 16)
 

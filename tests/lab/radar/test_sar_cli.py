@@ -96,9 +96,12 @@ def test_simulated_scenes_can_be_cut(place: Path, call: Callable[..., tuple[int,
 def test_bench_writes_one_table(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     options = ["--size", 16, "--limit", 4, "--fit-limit", 16, "--hold-out", 0.5, "--draws", 10, "--target-pixels", 9]
     methods = "gepc+:radar,ca_cfar"
-    code, told, error = call(
-        *("bench", "HRSID", "--ood", "SSDD", "--out", "out", "--backbone", "net", "--methods", methods), *options
-    )
+    command = ["bench", "HRSID", "--ood", "SSDD", "--out", "out", "--backbone", "net", "--methods", methods, *options]
+    code, told, error = call(*command, "--dry-run")
+    assert (code, told) == (0, "")
+    assert "network passes, about" in error
+    assert not (place / "out").exists()
+    code, told, error = call(*command)
     assert code == 0, error
     assert "network passes" in error
     assert "### Ships against sea clutter, net, fixed scale" in told

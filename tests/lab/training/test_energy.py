@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 import gepc
 from gepc.cli.app import app
 from gepc.core.errors import InputError, OptionError
-from gepc.lab.energy.losses import LOSSES, augment, igebm, improved_cd, langevin, vaebm
 from gepc.lab.energy.network import EnergyBackbone, EnergyNet
 from gepc.lab.training import checkpoint
 from gepc.lab.training.choices import recipe_for
+from gepc.lab.training.energy_losses import LOSSES, augment, igebm, improved_cd, langevin, vaebm
 from gepc.lab.training.loop import Tick, train
 from gepc.lab.training.recipe import ENERGIES, Recipe, load_recipe
 
@@ -116,7 +116,7 @@ def test_the_gradient_of_the_contrast_on_a_linear_energy() -> None:
 @pytest.mark.parametrize("through", [1, 3])
 def test_the_kl_term_passes_through_the_last_steps(through: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """E_fixed(x') with x' = ... - step w for each of the last steps: d/dw = -through step w. The entropy is fixed."""
-    monkeypatch.setattr("gepc.lab.energy.losses.augment", lambda x, _: x)
+    monkeypatch.setattr("gepc.lab.training.energy_losses.augment", lambda x, _: x)
     net, images = linear()
     w = net.weight.detach().clone()
     without, _ = linear()

@@ -87,21 +87,27 @@ def _names_of(word: str) -> list[str]:
     return found
 
 
-def choose_baselines(names: Iterable[str], protocol: Protocol, backbone: Backbone) -> list[Baseline]:
-    """The methods with the presets, options and numbers of images that the protocol gives them; none twice."""
+def choose_baselines(
+    names: Iterable[str], protocol: Protocol, backbone: Backbone, usual: str = "light"
+) -> list[Baseline]:
+    """The methods with the presets, options and numbers of images that the protocol gives them; none twice.
+
+    A method without a preset of its own, here or in the protocol, gets the preset `usual`, or `light` if it has none.
+    """
     found: dict[tuple[str, str | None], Baseline] = {}
     for name in names:
-        baseline = _baseline(name, protocol, backbone)
+        baseline = _baseline(name, protocol, backbone, usual)
         found.setdefault((baseline.extractor.name, baseline.preset), baseline)
     return list(found.values())
 
 
-def _baseline(full_name: str, protocol: Protocol, backbone: Backbone) -> Baseline:
+def _baseline(full_name: str, protocol: Protocol, backbone: Backbone, usual: str) -> Baseline:
     """The protocol's entry for `method:preset`, or else for the method."""
     name, preset = split_name(full_name)
     choice = protocol.methods.get(full_name, protocol.methods.get(name, MethodChoice()))
     method = find_method(name)
-    preset = preset or choice.preset or ("light" if "light" in method.presets else None)
+    default = next((one for one in (usual, "light") if one in method.presets), None)
+    preset = preset or choice.preset or default
     check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
     detector = create_detector(backbone, name, preset, size=protocol.size, **choice.options)
     train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images

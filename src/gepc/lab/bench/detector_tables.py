@@ -18,6 +18,7 @@ KEEPS = (1, 2, 3, 4)
 WEIGHTINGS = ("uniform", "inv_cv")
 CALIBRATIONS = ("kde", "zscore", "raw", "mvn")
 ALPHAS = (0.01, 0.05, 0.1, 0.2)
+KEPT_IN_THE_PAPER = ("candidates in the paper", "kept in the paper (weight)")
 PUBLISHED_NOTE = "Published values were measured with the paper's own, much larger CelebA-32 backbone."
 
 
@@ -66,11 +67,22 @@ def kept_table(bench: GepcBench) -> ResultTable:
         scores, label = bench.scores(name, bench.protocol.seeds[0]), bench.protocol.label(name)
         candidates = _with_values(bench.candidates(name), scores.selection.cv)
         kept = _with_values(scores.kept, scores.selection.weights)
-        paper = _with_values(*published.KEPT.get(label, ((), ())))
-        rows.append((label, candidates, kept, paper or None))
-    header = ("ID set", "candidate timesteps (CV)", "kept (weight)", "kept in the paper (weight)")
+        rows.append((label, candidates, kept, *_published_timesteps(label)))
+    header = ("ID set", "candidate timesteps (CV)", "kept (weight)", *KEPT_IN_THE_PAPER)
     title = "Timesteps: candidates, kept ones and weights"
     return ResultTable("kept", title, header, tuple(rows), published_note(bench.protocol))
+
+
+def _published_timesteps(label: str) -> tuple[str | None, str | None]:
+    """The paper's candidates for an ID set, and its kept timesteps with the weights for each OOD set that differ."""
+    paper = published.KEPT.get(label)
+    if paper is None:
+        return None, None
+    pairs: dict[str, list[str]] = {}
+    for other, weights in paper.weights.items():
+        pairs.setdefault(_with_values(paper.timesteps, weights), []).append(other)
+    kept = "; ".join(f"{text} against {', '.join(others)}" for text, others in pairs.items())
+    return ", ".join(map(str, paper.candidates)), kept
 
 
 def _with_values(timesteps: tuple[int, ...], values: npt.ArrayLike) -> str:

@@ -270,9 +270,9 @@ class GepcBench(MethodBench):
     def __init__(self, benchmark: Benchmark, collection: Collection) -> None:
         super().__init__(benchmark, collection)
         protocol = benchmark.protocol
-        self.main = Variant(("s",), protocol.keep, protocol.weights, protocol.calibration)
+        self.main = Variant(protocol.main_features, protocol.keep, protocol.weights, protocol.calibration)
         self.calibration, self.extractor = protocol.calibration, protocol.extractor()
-        self.scoring_extractor = replace(self.extractor, features=("s",))
+        self.scoring_extractor = replace(self.extractor, features=self.main.features)
 
     def candidates(self, name: str) -> tuple[int, ...]:
         """Candidate timesteps when `name` is in-distribution."""
@@ -320,5 +320,5 @@ class GepcBench(MethodBench):
 
     def raw(self, elements: tuple[str, ...] | None, timesteps: tuple[int, ...] | None) -> Variant:
         """The raw transported gap at all of some timesteps: no calibration, uniform weights."""
-        uncalibrated = replace(self.main, calibration="raw", keep=None, weights="uniform")
+        uncalibrated = replace(self.main, features=("s",), calibration="raw", keep=None, weights="uniform")
         return replace(uncalibrated, elements=elements, timesteps=timesteps)

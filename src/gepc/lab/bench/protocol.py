@@ -11,13 +11,14 @@ from gepc.backbones.schedule import Levels
 from gepc.calibration import create_calibrator
 from gepc.calibration.scorer import WEIGHTINGS
 from gepc.core.errors import InputError, OptionError, check_choice, nearest
-from gepc.core.options import build, read_yaml
+from gepc.core.options import at_least, build, check_fields, one_of, read_yaml
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Images
 from gepc.lab.bench.masks import MaskProtocol
 from gepc.lab.datasets import open_dataset
 from gepc.methods.base import find_method
 from gepc.methods.gepc import PAPER_LEVELS, GepcExtractor
+from gepc.methods.groups import Group
 
 LEAST_IMAGES = 20
 Place = tuple[str, str]  # the short name of a data set, and a split of it
@@ -37,10 +38,14 @@ class BenchmarkDataset:
 class MethodChoice:
     """How one of the compared methods is run."""
 
-    preset: str | None = None  # a preset of the method; by default `light` where the method has it
-    train_images: int | None = None  # at most, of ID-train, for a costly method; by default the protocol's
-    test_images: int | None = None  # at most, of each test set; by default the protocol's
+    preset: str | None = None  # a preset of the method; the command's default if left out
+    # at most that many of ID-train and of each test set, for a costly method; by default the protocol's
+    train_images: int | None = at_least(LEAST_IMAGES, None)
+    test_images: int | None = at_least(LEAST_IMAGES, None)
     options: dict[str, Any] = field(default_factory=dict)  # its own, and those of `SCORING_OPTIONS`
+
+    def __post_init__(self) -> None:
+        check_fields(self, "protocol: ")
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -59,34 +64,34 @@ class Protocol:
     datasets: dict[str, BenchmarkDataset]  # short name -> data set
     pairs: dict[str, tuple[str, ...]]  # short name of the ID set -> short names of its OOD sets
     backbone: str = "celeba32-tiny"  # what `gepc.load_backbone` takes
-    size: int = 32  # images are resized to this height and width
+    size: int = at_least(1, 32)  # images are resized to this height and width
     # short name of the ID set -> candidate levels; `default` for the others
     levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
-    train_images: int = 2000  # the number of ID-train images, drawn with `subset_seed`
-    test_images: int = 1000  # the number of images of each test set, drawn with `subset_seed`
-    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; all but `s` are for the ablations
+    train_images: int = at_least(LEAST_IMAGES, 2000)  # the number of ID-train images, selected by `subset_seed`
+    test_images: int = at_least(LEAST_IMAGES, 1000)  # the number of images of each test set, selected by `subset_seed`
+    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; those not in `main_features` are for the ablations
+    main_features: tuple[str, ...] = ("s",)  # those of the main detector, fused by their mean
+    mc_samples: int = 1  # noise samples per image and level
     pool: str = "topk"  # how residuals are pooled over pixels
     topk: float = 0.3  # the share of pixels that `topk` pooling averages
     group: str = "paper"  # the transforms, by the name of a group
     keep: int = 2  # how many levels the main detector keeps
-    weights: str = "inv_cv"  # the weights of the kept levels, `inv_cv` or `uniform`
+    weights: str = one_of(*WEIGHTINGS)  # the weights of the kept levels, `inv_cv` or `uniform`
     calibration: str = "kde"  # the calibrator of the main detector
     seeds: tuple[int, ...] = (0,)  # noise seeds; the main table gives the mean and the standard deviation over them
-    subset_seed: int = 0  # seed of the draw of images
-    batch_size: int = 64  # images per network call
+    subset_seed: int | None = 0  # seed of the draw of images; None takes the first ones
+    batch_size: int = at_least(1, 64)  # images per network call
     methods: dict[str, MethodChoice] = field(default_factory=dict)  # `method` or `method:preset` -> how it is run
 
     def __post_init__(self) -> None:
+        check_fields(self, "protocol: ")
         self._check_pairs()
         if "s" not in self.features:
             raise OptionError("protocol: features must include 's'")
-        if min(self.train_images, self.test_images) < LEAST_IMAGES:
-            raise OptionError(f"protocol: train_images and test_images must be at least {LEAST_IMAGES}")
-        if min(self.size, self.batch_size) < 1:
-            raise OptionError("protocol: size and batch_size must be at least 1")
+        for name in self.main_features:
+            check_choice("main_features", name, self.features)
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise OptionError(f"protocol: seeds must be different whole numbers from 0, got {list(self.seeds)}")
-        check_choice("weights", self.weights, WEIGHTINGS)
         create_calibrator(self.calibration)
         self._check_levels()
         self._check_methods()
@@ -116,16 +121,18 @@ class Protocol:
                 )
 
     def _check_methods(self) -> None:
-        for full_name, choice in self.methods.items():
-            name, _ = split_name(full_name)
-            if name == GepcExtractor.name:
-                raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
-            if any(count is not None and count < LEAST_IMAGES for count in (choice.train_images, choice.test_images)):
-                raise OptionError(f"protocol: methods.{name}: numbers of images must be at least {LEAST_IMAGES}")
+        if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):
+            raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
 
     def extractor(self) -> GepcExtractor:
         """The extractor of all features; its own levels are not used."""
-        return GepcExtractor(features=self.features, pool=self.pool, topk=self.topk, group=self.group)  # type: ignore[arg-type]
+        return GepcExtractor(
+            features=self.features,
+            pool=self.pool,
+            topk=self.topk,
+            group=Group.of(self.group),
+            mc_samples=self.mc_samples,
+        )
 
     def levels_for(self, name: str) -> Levels:
         """Candidate levels when `name` is in-distribution."""

@@ -1,10 +1,22 @@
 """Values from the tables of the paper, in `published.yaml`, to compare with. Pairs are in the names of the paper."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from gepc.core.options import read_yaml
+from gepc.core.options import build, read_yaml
 
 _A = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The timesteps of an ID set: candidates, kept ones, and for each OOD set the weights of the kept ones."""
+
+    candidates: tuple[int, ...]
+    timesteps: tuple[int, ...]
+    weights: dict[str, tuple[float, ...]]
+
+
 _FILE = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 PAIRS = tuple((name, other) for name, others in _FILE["pairs"].items() for other in others)
@@ -20,7 +32,7 @@ SWEEP: dict[tuple[int, str], _A] = {
 ABLATIONS: dict[str, dict[str, _A]] = {
     table: {variant: tuple(values) for variant, values in rows.items()} for table, rows in _FILE["ablations"].items()
 }
-KEPT: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
-    name: (tuple(timesteps), tuple(weights)) for name, (timesteps, weights) in _FILE["kept"].items()
-}
-RUNTIME_MS: dict[str, float] = _FILE["runtime_ms"]
+KEPT: dict[str, Kept] = {name: build(Kept, values, f"kept.{name}") for name, values in _FILE["kept"].items()}
+RUNTIME_MS: dict[str, tuple[float, float]] = {name: tuple(pair) for name, pair in _FILE["runtime_ms"].items()}
+SAR: dict[str, tuple[float, float, float]] = {name: tuple(row) for name, row in _FILE["sar"].items()}
+"""Data set with ships -> AUROC, FPR95 and AUPR of GEPC."""

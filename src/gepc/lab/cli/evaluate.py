@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +21,14 @@ from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import check_free, read_json, write_json, write_text
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
+from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.lab.bench.baselines import Baseline
     from gepc.lab.bench.evaluate import Benchmark
     from gepc.lab.bench.masks import MaskProtocol
+    from gepc.lab.bench.protocol import Protocol
     from gepc.lab.bench.run import BenchmarkResult
     from gepc.lab.report.demo import Demo
     from gepc.methods.extraction import Engine
@@ -41,8 +43,9 @@ ProtocolArgument = Annotated[
 ]
 DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
 ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
-ProtocolSettings = Annotated[list[str] | None, opt.setting("Option of the protocol, for example `--set seeds=[0,1,2]`")]
-NoCache = Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Run every method on two random images, print the estimated time, and exit.")
+]
 
 
 @opt.with_groups
@@ -191,12 +194,12 @@ def bench(
     config: ProtocolArgument,
     out: ResultsOut,
     data: DataFolder = None,
-    settings: ProtocolSettings = None,
+    setup: Setup = DEFAULT_SETUP,
     methods: Annotated[
         str | None,
         Option(
             help="Methods to compare with GEPC: all, training-free, or names such as msma,scoped,gepc+:fast "
-            "(method:preset; `gepc info --methods` lists them)."
+            "(method:preset; `gepc info --methods` lists them). The preset is light where none is named."
         ),
     ] = None,
     budget_minutes: Annotated[
@@ -207,8 +210,7 @@ def bench(
             "and exits.",
         ),
     ] = None,
-    cache: opt.Cache = opt.DEFAULT_CACHE,
-    no_cache: NoCache = False,
+    dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
     compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
@@ -225,8 +227,13 @@ def bench(
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
     """
-    engine, kept = compute.feature_engine(), None if no_cache else cache
-    _run(loading, config, out, data, opt.parse_settings(settings), kept, methods, budget_minutes, engine)
+    from gepc.lab.bench.baselines import method_names
+
+    names = [] if methods is None else method_names(methods)
+    if dry_run:
+        _try(config, setup, loading, names)
+    else:
+        _run(config, out, data, setup, loading, names, budget=budget_minutes, engine=compute.feature_engine())
 
 
 @opt.with_groups
@@ -234,17 +241,14 @@ def ablate(
     config: ProtocolArgument,
     out: ResultsOut,
     data: DataFolder = None,
-    settings: ProtocolSettings = None,
-    cache: opt.Cache = opt.DEFAULT_CACHE,
-    no_cache: NoCache = False,
+    setup: Setup = DEFAULT_SETUP,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Run only the ablations: number of timesteps, weights, transforms, calibrations, features, single timesteps.
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    kept = None if no_cache else cache
-    _run(loading, config, out, data, opt.parse_settings(settings), kept, only_ablations=True)
+    _run(config, out, data, setup, loading, only_ablations=True)
 
 
 @opt.with_groups
@@ -252,68 +256,88 @@ def reproduce(
     out: ResultsOut,
     data: Annotated[Path, Option(help="Folder with the data sets; missing ones are downloaded into it.")],
     config: ProtocolArgument = "paper32",
-    settings: ProtocolSettings = None,
-    backbone: Annotated[
-        str | None, Option(help="Backbone instead of the protocol's, such as the paper's kind of checkpoint.")
-    ] = None,
+    setup: Setup = DEFAULT_SETUP,
     methods: Annotated[str, Option(help="Methods to compare with GEPC, as for `gepc bench`.")] = "all",
-    mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Run every method on two random images, print the estimated time, and exit.")
+    light: Annotated[
+        bool, Option("--light", help="Run other methods with their preset light, instead of that of their paper.")
     ] = False,
-    cache: opt.Cache = opt.DEFAULT_CACHE,
+    mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
+    dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
     compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
     """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
 
-    What is there is not downloaded or computed again: to resume, give the same command.
+    What is there is not downloaded or computed again: to resume, give the same command. Other methods have the settings
+    of their own papers, which takes long; `--light` is much faster.
 
     `radar` stands for the paper's radar experiment: ships of HRSID and SSDD, which must lie in the folder.
 
-    Example: `gepc reproduce paper32 --data data --out results --backbone celeba_ema.pt`
+    Example: `gepc reproduce paper32 --data data --out results --backbone celeba_ema.pt --architecture
+    diffpath-celeba32`
 
     What it takes on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
     """
-    from gepc.lab.bench.baselines import choose_baselines, method_names
-    from gepc.lab.bench.cost import trial_table
+    from gepc.lab.bench.baselines import method_names
     from gepc.lab.bench.protocol import load_protocol
     from gepc.lab.cli.data import fetch_all
     from gepc.lab.cli.radar import reproduce_radar
     from gepc.lab.datasets.download import FILES, MANUAL, missing_files
 
     if config == "radar":
-        reproduce_radar(data, out, backbone or "sar-tiny", loading, dry_run, opt.parse_settings(settings))
+        reproduce_radar(data, out, setup.load(loading, setup.backbone or "sar-tiny"), dry_run, setup.values())
         return
-    overrides = {**opt.parse_settings(settings), **({} if backbone is None else {"backbone": backbone})}
-    protocol = load_protocol(config, overrides)
+    protocol, names, usual = (
+        load_protocol(config, setup.overrides()),
+        method_names(methods),
+        "light" if light else "paper",
+    )
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
     if dry_run:
-        net = loading.load(protocol.backbone)
-        table = trial_table(protocol, net, choose_baselines(method_names(methods), protocol, net))
-        say(table.markdown())
+        _try(config, setup, loading, names, usual)
         size = sum(one.size for name in wanted for one in missing_files(name, data))
         say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {_peak_megabytes():,.0f} MiB")
         return
     fetch_all(wanted, data, mirror)
-    _run(loading, config, out, data, overrides, cache, methods, None, compute.feature_engine())
+    _run(config, out, data, setup, loading, names, usual, engine=compute.feature_engine())
+
+
+def _protocols(config: str, setup: Setup, loading: opt.Loading) -> Iterator[tuple[str, Protocol, Backbone]]:
+    """The protocol with its network, under an empty name, or those of all suites."""
+    from gepc.lab.bench.protocol import load_protocol, load_suites
+
+    networks: dict[str, Backbone] = {}  # most suites have the same
+    for name, source in (load_suites(config) or {"": config}).items():
+        protocol = load_protocol(source, setup.overrides())
+        if protocol.backbone not in networks:
+            networks[protocol.backbone] = setup.load(loading, protocol.backbone)
+        yield name, protocol, networks[protocol.backbone]
+
+
+def _try(config: str, setup: Setup, loading: opt.Loading, methods: Sequence[str], usual: str = "light") -> None:
+    """Run every method on two random images, and print what the protocols take; no data set is needed."""
+    from gepc.lab.bench.baselines import choose_baselines
+    from gepc.lab.bench.cost import trial_table
+
+    for _, protocol, backbone in _protocols(config, setup, loading):
+        say(trial_table(protocol, backbone, choose_baselines(methods, protocol, backbone, usual)).markdown())
 
 
 def _run(
-    loading: opt.Loading,
     config: str,
     out: Path,
     data: Path | None,
-    overrides: dict[str, Any],
-    cache_folder: Path | None,
-    methods: str | None = None,
+    setup: Setup,
+    loading: opt.Loading,
+    methods: Sequence[str] = (),
+    usual: str = "light",
     budget: float | None = None,
     engine: Engine | None = None,
     only_ablations: bool = False,
 ) -> None:
-    from gepc.lab.bench.baselines import choose_baselines, method_names
+    from gepc.lab.bench.baselines import choose_baselines
     from gepc.lab.bench.evaluate import Benchmark
-    from gepc.lab.bench.protocol import load_mask_protocol, load_protocol, load_suites
+    from gepc.lab.bench.protocol import load_mask_protocol
     from gepc.lab.bench.run import run, write
     from gepc.methods.extraction import FeatureCache
 
@@ -321,38 +345,32 @@ def _run(
         raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
     if not data.is_dir():
         raise InputError(f"{data} is not a folder")
-    suites = load_suites(config)
-    if suites is None and (with_masks := load_mask_protocol(config, overrides)) is not None:
+    if (with_masks := load_mask_protocol(config, setup.overrides())) is not None:
         check_free(out, "results.json", "benchmark")
-        _run_masks(with_masks, loading, data, out)
+        _run_masks(with_masks, setup.load(loading, with_masks.backbone), data, out)
         return
-    work, minutes = [], 0.0
-    networks: dict[str, Backbone] = {}  # most suites have the same
-    for name, one in (suites or {"": config}).items():
+    work, minutes, cache = [], 0.0, setup.cache_folder()
+    for name, protocol, backbone in _protocols(config, setup, loading):
         check_free(out / name, "results.json", "benchmark")
-        protocol = load_protocol(one, overrides)
-        if protocol.backbone not in networks:
-            networks[protocol.backbone] = loading.load(protocol.backbone)
-        backbone = networks[protocol.backbone]
-        baselines = choose_baselines([] if methods is None else method_names(methods), protocol, backbone)
-        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache_folder), engine)
-        if suites is not None:
+        baselines = choose_baselines(methods, protocol, backbone, usual)
+        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache), engine)
+        if name:
             note(f"{name}:")
         passes, own = _estimate(benchmark, baselines)
-        work.append((out / name, benchmark, baselines, passes))
+        work.append((name, benchmark, baselines, passes))
         minutes += own
     if budget is not None and minutes > budget:
         raise OptionError(
             f"the estimated time is {minutes:.0f} minutes, --budget-minutes allows {budget:g}; raise it, name fewer "
             "methods, or set fewer images for the expensive ones with the protocol's key methods"
         )
-    for folder, benchmark, baselines, passes in work:
+    for name, benchmark, baselines, passes in work:
         with progress("features", passes) as advance:
             result = run(benchmark, typed_command(), baselines, only_ablations, advance)
-        write(result, folder)
-        _report(result, folder)
-    if suites is not None:
-        _rank(out, list(suites))
+        write(result, out / name)
+        _report(result, out / name)
+    if len(work) > 1 or work[0][0]:
+        _rank(out, [name for name, *_ in work])
 
 
 def _rank(out: Path, names: Sequence[str]) -> None:
@@ -368,10 +386,9 @@ def _rank(out: Path, names: Sequence[str]) -> None:
     save(diagram(ranking), out / "ranks")
 
 
-def _run_masks(protocol: MaskProtocol, loading: opt.Loading, data: Path, out: Path) -> None:
+def _run_masks(protocol: MaskProtocol, backbone: Backbone, data: Path, out: Path) -> None:
     from gepc.lab.bench.masks import run_masks, write_masks
 
-    backbone = loading.load(protocol.backbone)
     fitting, testing = map(len, protocol.divide(data))
     defective = sum(map(len, protocol.defective(data).values()))
     note(f"{fitting} good images to fit on, {testing} to test with, {defective} with defects")
@@ -399,17 +416,22 @@ def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int,
         own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
         minutes += own
         made = f"{total.forward + total.jvp:,} passes"
-        rows.append((one.baseline.label, images, one.per_image, made, f"{own:.1f}", "yes" if one.shared else ""))
+        shared = "yes" if one.shared else ""
+        rows.append((one.baseline.label, one.baseline.preset or "", images, one.per_image, made, f"{own:.1f}", shared))
         # the progress bar advances for every method, shared or not
         passes += (one.per_image.forward + one.per_image.jvp) * one.images
     if rows:
-        note(text_table(rows, ("method", "train / test images", "per image", "in all", "minutes", "shared")))
+        header = ("method", "preset", "train / test images", "per image", "in all", "minutes", "shared")
+        note(text_table(rows, header))
         note(f"about {minutes:.0f} minutes in total with an empty cache")
     return passes, minutes
 
 
 def _report(result: BenchmarkResult, out: Path) -> None:
-    note(f"{result.passes:,} passes made, {result.cached} tables from the cache")
+    cache = result.bench.benchmark.cache.folder
+    note(
+        f"{result.passes:,} passes made, {result.cached} tables from the cache{'' if cache is None else f' in {cache}'}"
+    )
     if result.skipped:
         note(f"{len(result.skipped)} images could not be read and are left out; the first:")
     for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:

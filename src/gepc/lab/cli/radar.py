@@ -13,6 +13,7 @@ from gepc.cli.app import new_app, note, progress, say, typed_command
 from gepc.cli.options import duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import check_free, write_text
+from gepc.lab.cli.setup import DEFAULT_CHECKPOINT, Checkpoint
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -176,6 +177,8 @@ def bench(
     normalise: Normalise = "fixed",
     draws: Annotated[int, Option(min=10, help="Number of bootstrap samples per confidence interval.")] = 300,
     seed: Annotated[int, Option(help="Random seed for the noise and the selection of patches.")] = 0,
+    dry_run: Annotated[bool, Option("--dry-run", help="Cut the patches, print the estimated time, and exit.")] = False,
+    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Measure how well detectors distinguish ships from sea clutter, and where their maps point.
@@ -191,19 +194,17 @@ def bench(
     check_free(out, "radar.json", "benchmark")
     rules, names = PatchRules(size, stride, ship_share), tuple(methods.split(","))
     protocol = SarProtocol(rules, hold_out, fit_limit, limit, names, target_pixels, normalise, draws, seed)
-    _measure([protocol], data, ood or [], loading.load(backbone), out)
+    _measure([protocol], data, ood or [], checkpoint.load(loading, backbone), out, dry_run)
 
 
-def reproduce_radar(
-    data: Path, out: Path, backbone: str, loading: opt.Loading, dry_run: bool, settings: dict[str, Any]
-) -> None:
+def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, settings: dict[str, Any]) -> None:
     """The paper's radar experiment on every patch, with either normalisation, for GEPC, gepc+, CFAR and RX.
 
     Parameters
     ----------
     data : folder that holds HRSID and SSDD in their original layouts.
     out : folder for the tables.
-    backbone, loading : the network, and how it is loaded.
+    backbone : the network.
     dry_run : stop after the estimate.
     settings : further options of `gepc.lab.radar.bench.SarProtocol`, and `size`, the side of a patch.
     """
@@ -219,7 +220,7 @@ def reproduce_radar(
         check_choice("--set", name, ("size", "hold_out", "fit_limit", "limit", "target_pixels", "draws", "seed"))
     rules = PatchRules(settings.pop("size", 256))
     protocols = [SarProtocol(rules, methods=METHODS, normalise=how, **settings) for how in ("patch", "fixed")]
-    _measure(protocols, places[0], places[1:], loading.load(backbone), out, dry_run)
+    _measure(protocols, places[0], places[1:], backbone, out, dry_run)
 
 
 def _measure(

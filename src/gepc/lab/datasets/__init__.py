@@ -1,4 +1,7 @@
-"""Data sets in the form in which they are distributed, read from a local folder. Nothing is ever downloaded.
+"""Data sets in the form in which their owners distribute them, read from a local folder.
+
+`open_dataset` reads what is there and never downloads. `gepc data get` and `gepc reproduce` download missing data sets
+with `gepc.lab.datasets.download`.
 
 from gepc.lab.datasets import list_datasets, open_dataset
 

@@ -3,15 +3,13 @@
 Both versions hold the same images in the same order, each image as 1024 red, 1024 green and 1024 blue bytes.
 """
 
-import io
 import math
-import pickle
 import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,10 @@ from gepc.lab.datasets.registry import PixelImages, first_of, register
 Bytes = npt.NDArray[np.uint8]
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _PIXELS = 3 * 32 * 32
+_ALLOWED_NAMES = (
+    *("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"),
+    "_codecs encode",  # how Python 3 writes bytes for Python 2
+)
 
 
 class _Version(NamedTuple):
@@ -33,14 +35,34 @@ class _Version(NamedTuple):
     decode: Callable[[Bytes], Bytes]
 
 
-def _decode_pickle(content: Bytes) -> Bytes:
-    """The (N, 3072) array `data` of a batch of the Python version."""
-    batch = read_plain_pickle(content.tobytes())
-    if "data" not in batch:
-        raise InputError(f"it holds no 'data' but {', '.join(sorted(batch)) or 'nothing'}")
-    pixels = byte_array(batch["data"])
-    if pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise InputError(f"its data has shape {pixels.shape} instead of (N, {_PIXELS})")
+def decode_pickle(content: Bytes) -> Bytes:
+    """The (N, 3072) array of bytes in a batch of the Python version, without unpickling it.
+
+    A pickle is a program that names functions and has them called. Here its instructions are read and not run: those
+    of an array of bytes are its shape, the type `u1`, whether it is stored by columns, and its content.
+    """
+    numbers: list[int] = []
+    shape: tuple[int, ...] | None = None
+    order: Literal["C", "F"] = "C"
+    pixels: Bytes | None = None
+    reason = "it is damaged or cut short: {error}"
+    with raising(InputError, reason, ValueError, LookupError, EOFError, passing=InputError):
+        for operation, argument, _ in pickletools.genops(content.tobytes()):
+            if operation.name == "GLOBAL" and argument not in _ALLOWED_NAMES:
+                name = str(argument).replace(" ", ".")
+                raise InputError(f"it asks to run {name}, which no data set needs: do not trust this file")
+            if isinstance(argument, int) and operation.name in ("BININT", "BININT1", "BININT2"):
+                numbers.append(argument)
+            elif operation.name in ("NEWTRUE", "NEWFALSE"):
+                order = "F" if operation.name == "NEWTRUE" else "C"
+            elif argument in ("u1", b"u1"):
+                shape = tuple(numbers[-2:])
+            elif shape is not None and isinstance(argument, (str, bytes)) and len(argument) == math.prod(shape):
+                # Python 2 wrote bytes as text, and Python 3 does so for Python 2
+                written = argument.encode("latin1") if isinstance(argument, str) else argument
+                pixels = np.frombuffer(written, np.uint8).reshape(shape, order=order)
+    if pixels is None or pixels.shape[1:] != (_PIXELS,):
+        raise InputError(f"it does not hold an array of bytes of shape (N, {_PIXELS})")
     return pixels
 
 
@@ -102,11 +124,11 @@ def _unpack(archive: Path, folder: str, names: Sequence[str]) -> list[Bytes]:
 
 
 _CIFAR10 = (
-    _Version("cifar-10-batches-py", "cifar-10-python.tar.gz", "", _decode_pickle),
+    _Version("cifar-10-batches-py", "cifar-10-python.tar.gz", "", decode_pickle),
     _Version("cifar-10-batches-bin", "cifar-10-binary.tar.gz", ".bin", _decode_records(labels=1)),
 )
 _CIFAR100 = (
-    _Version("cifar-100-python", "cifar-100-python.tar.gz", "", _decode_pickle),
+    _Version("cifar-100-python", "cifar-100-python.tar.gz", "", decode_pickle),
     _Version("cifar-100-binary", "cifar-100-binary.tar.gz", ".bin", _decode_records(labels=2)),
 )
 
@@ -132,88 +154,3 @@ def cifar10(root: Path, split: str) -> PixelImages:
 def cifar100(root: Path, split: str) -> PixelImages:
     """50,000 training images, 10,000 test images, 32x32."""
     return _read(root, split, _CIFAR100, [split])
-
-
-# --- pickled batches --------------------------------------------------------------------------------------------------
-
-_ALLOWED_NAMES = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),  # how Python 3 writes bytes for Python 2
-}
-_ALLOWED_OPERATIONS = {  # what protocols 2 to 4 need for such a dictionary
-    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
-    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINUNICODE", "SHORT_BINUNICODE"),
-    *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
-    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
-    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
-}
-# what a damaged pickle makes the unpickler raise
-_DAMAGED_PICKLE = (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
-
-
-class _Call:
-    """A call that the pickle asks for: recorded, not made."""
-
-    arguments: tuple[Any, ...] = ()
-    state: Any = None
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type[_Call]:
-        if (module, name) not in _ALLOWED_NAMES:
-            raise InputError(f"it asks to run {module}.{name}, which no data set needs: do not trust this file")
-        return type(name, (_Call,), {})  # a new class each time: a pickle may modify it
-
-
-def _check_operations(content: bytes) -> None:
-    """Refuse operations that are not needed, and numbers that would make the unpickler allocate at will."""
-    for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if operation.name not in _ALLOWED_OPERATIONS:
-            raise InputError(f"it uses the operation {operation.name}, which no data set needs, or is damaged")
-        if operation.name == "LONG_BINPUT" and int(argument or 0) > count:
-            raise ValueError("it refers to more objects than it holds")
-
-
-def read_plain_pickle(content: bytes) -> dict[str, Any]:
-    """Read a pickled dictionary of numbers, text and byte arrays without running anything that it asks for.
-
-    A pickle is a program: it names functions and has them called. Here the few names that an array needs are replaced
-    by a class that records its arguments, and any other name or operation is an `InputError`. The keys of the result
-    are text; its arrays are read with `byte_array`.
-    """
-    with raising(InputError, "it is damaged or cut short: {error}", *_DAMAGED_PICKLE, passing=InputError):
-        _check_operations(content)
-        found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        if not isinstance(found, dict):
-            raise InputError(f"it holds a {type(found).__name__}, not a dictionary")
-        return {str(_bytes(key), "latin1") if not isinstance(key, str) else key: value for key, value in found.items()}
-
-
-def _bytes(value: Any) -> Any:
-    """`value`, or the bytes that it encodes where Python 3 wrote them for Python 2."""
-    if isinstance(value, _Call) and type(value).__name__ == "encode":
-        return value.arguments[0].encode("latin1")
-    return value
-
-
-def byte_array(value: Any) -> npt.NDArray[np.uint8]:
-    """The pixels of a pickled array of unsigned bytes; any other type is an `InputError`."""
-    try:
-        shape, dtype, by_columns, content = value.state[-4:]
-        content = _bytes(content)
-        plain = dtype.arguments[0] in ("u1", b"u1") and isinstance(content, bytes)
-        if plain and all(isinstance(n, int) and n >= 0 for n in shape) and math.prod(shape) == len(content):
-            return np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
-    except (AttributeError, TypeError, ValueError, LookupError):
-        pass
-    raise InputError("it does not hold an array of bytes where the pixels should be")

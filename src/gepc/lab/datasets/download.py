@@ -92,11 +92,13 @@ def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) 
     try:
         pooch.retrieve(url, f"md5:{one.md5}", one.name, place, downloader=resume)
     except requests.RequestException as error:
-        raise InputError(f"{url} cannot be downloaded: {error}; try again to continue, or give a `mirror`") from error
+        message = f"{url} cannot be downloaded: {error}; try again to continue, or give a `mirror`"
+        raise InputError(message, options=("mirror",)) from error
     except ValueError as error:  # what pooch raises for a wrong checksum
         raise InputError(
             f"{url} is not the expected file, its MD5 is not {one.md5}; it was removed: try again or give another "
-            "`mirror`"
+            "`mirror`",
+            options=("mirror",),
         ) from error
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ from gepc.methods.base import Batch, Cost, Features, WholeImage, register
 class Energy(WholeImage):
     """Energy: E(x) of a network that was trained on the in-distribution set itself, without a diffusion model.
 
-    The network is one of `gepc.lab.energy.losses`: IGEBM (Du & Mordatch, NeurIPS 2019), Improved CD (Du, Li,
+    The network is one of `gepc.lab.training.energy_losses`: IGEBM (Du & Mordatch, NeurIPS 2019), Improved CD (Du, Li,
     Tenenbaum & Mordatch, ICML 2021) or VAEBM (Xiao, Kreis, Kautz & Vahdat, ICLR 2021).
     As published the score is one-sided. The preset `two_sided` takes the density of E over ID images, since energies
     may also be too low.

@@ -279,7 +279,8 @@ def _coco(path: Path) -> dict[str, list[dict[str, Any]]]:
             raise InputError(f"{path} is not a COCO file: {part!r} must be a list of entries with {sorted(keys)}")
         if any(not isinstance(entry[name], (int, str)) for entry in entries for name in keys & _NAMES):
             raise InputError(f"{path} is not a COCO file: {', '.join(sorted(keys & _NAMES))} must be numbers or text")
-    return content  # type: ignore[no-any-return]
+    checked: dict[str, list[dict[str, Any]]] = content
+    return checked
 
 
 def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:

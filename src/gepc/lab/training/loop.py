@@ -23,12 +23,12 @@ from gepc.backbones.weights import TRAINED_ON, Patches
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
 from gepc.images.sources import Image
-from gepc.lab.energy.losses import LOSSES
 from gepc.lab.training import checkpoint
 from gepc.lab.training import recipe as recipes
 from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
 from gepc.lab.training.choices import saved_recipe
 from gepc.lab.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
+from gepc.lab.training.energy_losses import LOSSES
 from gepc.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -17,7 +17,17 @@ from gepc.backbones.load import list_backbones, load_backbone
 from gepc.backbones.schedule import Scheduler, cosine_alphas_cumprod, linear_alphas_cumprod
 from gepc.core.errors import InputError, OptionError, nearest
 from gepc.core.files import write_text
-from gepc.core.options import build, check_fields, one_of, read_yaml
+from gepc.core.options import (
+    at_least,
+    build,
+    check_fields,
+    checked,
+    not_negative,
+    one_of,
+    positive,
+    read_yaml,
+    share,
+)
 from gepc.lab.training.checkpoint import write_tensors
 
 if TYPE_CHECKING:
@@ -65,8 +75,8 @@ class Recipe:
     seed : seed of the weights, the batches and the held-out images.
     value_range : values of black and white in float images; None is (-1, 1).
     init : backbone whose weights training starts from: an embedded name or a folder. None starts from random weights.
-    objective : `noise`, or an energy network: `igebm`, `improved_cd` or `vaebm`, see `gepc.lab.energy.losses`. The
-        other fields below are for energy networks.
+    objective : `noise`, or an energy network: `igebm`, `improved_cd` or `vaebm`, which
+        `gepc.lab.training.energy_losses` describes. The other fields below are for energy networks.
     latent : dimensions of the latent of `vaebm`.
     langevin_steps : Langevin steps of a chain in each training step.
     langevin_step : step size of the gradient of the energy.
@@ -80,85 +90,59 @@ class Recipe:
     """
 
     channels: tuple[int, ...] = (32, 64, 96)
-    layers_per_block: int = 1
-    norm_groups: int = 8
+    layers_per_block: int = at_least(1, 1)
+    norm_groups: int = at_least(1, 8)
     attention: bool = False
-    image_channels: int | None = None
-    image_size: int | None = None
+    image_channels: int | None = at_least(1, None)
+    image_size: int | None = at_least(1, None)
     crop: bool = False
-    diffusion_steps: int = 1000
+    diffusion_steps: int = at_least(2, 1000)
     schedule: str = one_of("cosine", "linear")
-    batch_size: int = 32
-    steps: int = 5000
-    learning_rate: float = 8e-4
-    final_learning_rate: float = 1e-6
-    warmup_steps: int = 250
-    weight_decay: float = 0.0
-    gradient_clip: float = 1.0
-    ema_decay: float = 0.9995
-    low_noise_share: float = 0.7
-    rho_range: tuple[float, float] = (0.0075, 2.0)
+    batch_size: int = at_least(1, 32)
+    steps: int = at_least(1, 5000)
+    learning_rate: float = positive(8e-4)
+    final_learning_rate: float = not_negative(1e-6)
+    warmup_steps: int = not_negative(250)
+    weight_decay: float = not_negative(0.0)
+    gradient_clip: float = checked(1.0, lambda value: value > 0, "positive")  # infinity does not clip
+    ema_decay: float = checked(0.9995, lambda value: 0 <= value < 1, "at least 0 and below 1")
+    low_noise_share: float = share(0.7)
+    rho_range: tuple[float, float] = checked(
+        (0.0075, 2.0), lambda pair: 0 < pair[0] < pair[1] < math.inf, "two positive numbers, the smaller first"
+    )
     flips: str = one_of("horizontal", "none", "vertical", "both")
     mixed_precision: str = one_of("no", "auto", "fp16", "bf16")
-    checkpoint_every: int = 250
-    held_out: int = 512
-    seed: int = 0
+    checkpoint_every: int = at_least(1, 250)
+    held_out: int = not_negative(512)
+    seed: int = not_negative(0)
     value_range: tuple[float, float] | None = None
     init: str | None = None
     objective: str = one_of("noise", "igebm", "improved_cd", "vaebm")
-    latent: int | None = None
-    langevin_steps: int = 20
-    langevin_step: float = 10.0
-    langevin_noise: float | None = 0.01
-    langevin_clip: float | None = 0.03
-    replay: int = 2000
-    restart_share: float = 0.05
-    energy_penalty: float = 0.1
-    kl_weight: float = 0.3
-    kl_steps: int = 1
+    latent: int | None = at_least(1, None)
+    langevin_steps: int = at_least(1, 20)
+    langevin_step: float = not_negative(10.0)
+    langevin_noise: float | None = not_negative(0.01)
+    langevin_clip: float | None = positive(0.03)
+    replay: int = at_least(1, 2000)
+    restart_share: float = share(0.05)
+    energy_penalty: float = not_negative(0.1)
+    kl_weight: float = not_negative(0.3)
+    kl_steps: int = at_least(1, 1)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name, (valid, wanted) in self._requirements().items():
-            if not valid:
-                raise OptionError(f"recipe: {name} must be {wanted}, got {getattr(self, name)}")
-
-    def _requirements(self) -> dict[str, tuple[bool, str]]:
-        """For each field, whether its value is valid and what is; NaN is never valid."""
-        groups = max(1, self.norm_groups)
-        low, high = self.rho_range
-        positive = ["norm_groups", "layers_per_block", "batch_size", "steps", "checkpoint_every"]
-        positive += ["langevin_steps", "replay", "kl_steps"]
-        not_negative = ["final_learning_rate", "warmup_steps", "weight_decay", "held_out", "seed"]
-        not_negative += ["langevin_step", "energy_penalty", "kl_weight"]
-        return {
-            **{name: (getattr(self, name) >= 1, "at least 1") for name in positive},
-            **{name: (0 <= getattr(self, name) < math.inf, "0 or more") for name in not_negative},
-            "channels": (
-                bool(self.channels) and all(width > 0 and width % groups == 0 for width in self.channels),
-                f"a list of widths that are multiples of norm_groups={self.norm_groups}",
-            ),
-            "image_channels": (self.image_channels is None or self.image_channels >= 1, "at least 1"),
-            "image_size": (
-                self.image_size is None or (self.image_size > 0 and self.image_size % self.stride == 0),
-                f"a multiple of {self.stride}, the stride of the network",
-            ),
-            "crop": (not self.crop or self.image_size is not None, "false unless image_size, the crop's side, is set"),
-            "diffusion_steps": (self.diffusion_steps >= 2, "at least 2"),
-            "learning_rate": (0 < self.learning_rate < math.inf, "positive"),
-            "gradient_clip": (self.gradient_clip > 0, "positive"),
-            "ema_decay": (0 <= self.ema_decay < 1, "at least 0 and below 1"),
-            "low_noise_share": (0 <= self.low_noise_share <= 1, "between 0 and 1"),
-            "init": (self.init is None or self.objective == "noise", f"left out for the objective {self.objective}"),
-            "latent": (
-                (self.latent or 0) >= 1 if self.objective == "vaebm" else self.latent is None,
-                "at least 1 for vaebm, and left out otherwise",
-            ),
-            "langevin_noise": (self.langevin_noise is None or self.langevin_noise >= 0, "0 or more"),
-            "langevin_clip": (self.langevin_clip is None or self.langevin_clip > 0, "positive"),
-            "restart_share": (0 <= self.restart_share <= 1, "between 0 and 1"),
-            "rho_range": (0 < low < high < math.inf, "two positive numbers, the smaller first"),
-        }
+        check_fields(self, "recipe: ")
+        widths = f"channels must be a list of widths that are multiples of norm_groups={self.norm_groups}"
+        if not self.channels or any(width < 1 or width % self.norm_groups for width in self.channels):
+            raise OptionError(f"recipe: {widths}, got {self.channels}")
+        if self.image_size is not None and self.image_size % self.stride:
+            multiple = f"a multiple of {self.stride}, the stride of the network"
+            raise OptionError(f"recipe: image_size must be {multiple}, got {self.image_size}")
+        if self.crop and self.image_size is None:
+            raise OptionError("recipe: crop must be false unless image_size, the crop's side, is set")
+        if self.init is not None and self.objective != "noise":
+            raise OptionError(f"recipe: init must be left out for the objective {self.objective}")
+        if (self.latent is not None) != (self.objective == "vaebm"):
+            raise OptionError(f"recipe: latent must be at least 1 for vaebm, and left out otherwise, got {self.latent}")
 
     @property
     def stride(self) -> int:

@@ -1,0 +1,76 @@
+"""Options that the commands of the laboratory share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from gepc.backbones.openai.options import Options as CheckpointOptions
+from gepc.cli import options as opt
+from gepc.cli.backbones import Architecture, checkpoint_options
+
+if TYPE_CHECKING:
+    from gepc.backbones.base import Backbone
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the tensors of an OpenAI checkpoint do not show."""
+
+    architecture: Architecture = None
+    checkpoint_config: Annotated[
+        Path | None, Option("--config", help="YAML or JSON file with the options of an OpenAI checkpoint.")
+    ] = None
+
+    def load(self, loading: opt.Loading, source: str) -> Backbone:
+        """Load the backbone at `source` with the options of its checkpoint, if any are given."""
+        return loading.load(source, config=checkpoint_options(self.architecture, self.checkpoint_config, None))
+
+
+DEFAULT_CHECKPOINT = Checkpoint()
+
+
+@dataclass(frozen=True)
+class Setup(Checkpoint):
+    """How a command changes a protocol, loads its network and keeps features."""
+
+    backbone: Annotated[str | None, Option(help="Backbone instead of the protocol's: a name, folder or file.")] = None
+    settings: Annotated[
+        list[str] | None,
+        opt.setting("Option of the protocol, for example `--set seeds=[0,1,2]`, or of an OpenAI checkpoint"),
+    ] = None
+    cache: Annotated[
+        Path | None,
+        Option(
+            help="Folder for features that are reused between runs; `gepc/features` in the user's cache by default."
+        ),
+    ] = None
+    no_cache: Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")] = False
+
+    def values(self) -> dict[str, Any]:
+        """The values of `--set` that are not options of a checkpoint."""
+        given = opt.parse_settings(self.settings)
+        return {name: value for name, value in given.items() if name not in CheckpointOptions.__annotations__}
+
+    def overrides(self) -> dict[str, Any]:
+        """The values that replace those of the protocol."""
+        return {**self.values(), **({} if self.backbone is None else {"backbone": self.backbone})}
+
+    def load(self, loading: opt.Loading, source: str) -> Backbone:
+        """Load the backbone at `source` with the options of its checkpoint, if any are given."""
+        mine = [one for one in self.settings or () if one.partition("=")[0].strip() not in self.values()]
+        return loading.load(source, config=checkpoint_options(self.architecture, self.checkpoint_config, mine))
+
+    def cache_folder(self) -> Path | None:
+        """The folder of known features; None with `--no-cache`."""
+        if self.no_cache:
+            return None
+        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return self.cache or user / "gepc" / "features"
+
+
+DEFAULT_SETUP = Setup()
