@@ -91,7 +91,7 @@ def test_pyod_conventions(digits: Any) -> None:
     np.testing.assert_array_equal(theirs.labels_, theirs.decision_scores_ > theirs.threshold_)
     np.testing.assert_array_equal(theirs.fit_predict(normal[60:]), theirs.labels_)
     assert set(clone(theirs).get_params()) == {
-        "backbone", "method", "preset", "contamination", "image_shape", "options",
+        "backbone", "method", "preset", "contamination", "size", "image_shape", "options",
     }  # fmt: skip
     assert theirs.set_params(contamination=0.2).fit(normal[60:]).labels_.mean() > 0.05
 

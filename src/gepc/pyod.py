@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
-from gepc.core.options import DEFAULT_BACKBONE
-from gepc.sklearn import OODDetector as _Estimator
+from gepc.sklearn import ImageEstimator
 
 
-class OODDetector(_Estimator):
+@dataclass(eq=False, repr=False)
+class OODDetector(ImageEstimator):
     """Out-of-distribution detector with the interface of PyOD's detectors; PyOD itself is not needed.
 
     Parameters
     ----------
-    backbone, method, preset, image_shape, options : as in `gepc.sklearn.OODDetector`.
+    backbone, method, preset, size, image_shape, options : as in `gepc.sklearn.OODDetector`.
     contamination : the false-alarm rate. The threshold comes from calibration images that fitting does not use, so the
         images of `fit` should be in-distribution; PyOD's detectors assume that this share of them is not.
 
@@ -28,22 +29,13 @@ class OODDetector(_Estimator):
     labels_ : 1 for the images of `fit` that are alarms, 0 for the others.
     """
 
-    _rate = "contamination"
+    contamination: float = 0.05
 
-    def __init__(
-        self,
-        backbone: Any = DEFAULT_BACKBONE,
-        method: str | None = None,
-        preset: str | None = None,
-        contamination: float = 0.05,
-        image_shape: tuple[int, ...] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(backbone, method, preset, image_shape=image_shape, options=options)
-        del self.alpha
-        self.contamination = contamination
+    @property
+    def _false_alarm_rate(self) -> float:
+        return self.contamination
 
-    def fit(self, X: Any, y: Any = None) -> OODDetector:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Fit on in-distribution images and score them; `y` is ignored. A stream that is read once cannot be scored."""
         super().fit(X)
         self.threshold_ = -self.offset_

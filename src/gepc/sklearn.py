@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, OutlierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
+from typing_extensions import Self
 
 import gepc
 from gepc.conformal.p_values import threshold
@@ -21,56 +23,36 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(eq=False, repr=False)
-class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
-    """Out-of-distribution detector as a scikit-learn estimator, for pipelines, grid searches and cross-validation.
-
-    X may be anything that `gepc.Detector.fit` takes (a folder, an array, a Dataset ...), or a 2-D array with one
-    flattened image per row.
-
-    Parameters
-    ----------
-    backbone : a `gepc.Backbone`, which clones share, or what `gepc.load_backbone` takes.
-    method : name of the method; None takes the default of `gepc.create_detector`.
-    preset : a named set of options of the method.
-    alpha : false-alarm rate of `predict`.
-    image_shape : shape of a flattened image; None takes (channels, height, width) of the backbone.
-    options : further options of `gepc.create_detector`, such as {"size": 32}.
-
-    Attributes
-    ----------
-    detector_ : the fitted `gepc.Detector`.
-    offset_ : `decision_function` is `score_samples` minus this number, so that it is negative for alarms.
-    """
+class ImageEstimator(OutlierMixin, BaseEstimator, ABC):  # type: ignore[misc]
+    """What the estimators for scikit-learn and PyOD share: parameters, fitting, and rows of a table as images."""
 
     backbone: Any = DEFAULT_BACKBONE
     method: str | None = None
     preset: str | None = None
-    alpha: float = 0.05
+    size: int | tuple[int, int] | None = None
     image_shape: tuple[int, ...] | None = None
     options: Mapping[str, Any] | None = None
 
-    _rate = "alpha"
+    @property
+    @abstractmethod
+    def _false_alarm_rate(self) -> float:
+        """The rate of `predict`."""
 
-    def fit(self, X: Any, y: Any = None) -> OODDetector:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Fit on in-distribution images; `y` is ignored."""
         backbone = gepc.load_backbone(self.backbone)
         images = self._images(X, backbone, reset=True)
-        self.detector_ = gepc.create_detector(backbone, self.method, self.preset, **(self.options or {})).fit(images)
-        self.offset_ = -threshold(self.detector_.calibration_scores_, getattr(self, self._rate))
+        options = {**(self.options or {})}
+        if self.size is not None:
+            options["size"] = self.size
+        self.detector_ = gepc.create_detector(backbone, self.method, self.preset, **options).fit(images)
+        self.offset_ = -threshold(self.detector_.calibration_scores_, self._false_alarm_rate)
         return self
 
     def score_samples(self, X: Any) -> Array:
         """One number per image, higher = more in-distribution: the detector's score times -1."""
         check_is_fitted(self)
         return -self.detector_.score(self._images(X, self.detector_.backbone, reset=False))
-
-    def decision_function(self, X: Any) -> Array:
-        """`score_samples` minus `offset_`: negative for images whose p-value is at most `alpha`."""
-        return self.score_samples(X) - self.offset_
-
-    def predict(self, X: Any) -> npt.NDArray[np.int64]:
-        """-1 for out-of-distribution images at false-alarm rate `alpha`, +1 for all others."""
-        return np.where(self.decision_function(X) < 0, -1, 1)
 
     def _images(self, X: Any, backbone: gepc.Backbone, reset: bool) -> Any:
         """X as images: rows of a 2-D array, also of nested lists, in their shape; anything else as it is."""
@@ -85,3 +67,41 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         if shape is None or np.prod(shape) != rows.shape[1]:
             raise InputError(f"rows of {rows.shape[1]} features are not images of shape {shape}; set `image_shape`")
         return rows.reshape(-1, *shape)
+
+
+@dataclass(eq=False, repr=False)
+class OODDetector(ImageEstimator):
+    """Out-of-distribution detector as a scikit-learn estimator, for pipelines, grid searches and cross-validation.
+
+    X may be anything that `gepc.Detector.fit` takes (a folder, an array, a Dataset ...), or a 2-D array with one
+    flattened image per row.
+
+    Parameters
+    ----------
+    backbone : a `gepc.Backbone`, which clones share, or what `gepc.load_backbone` takes.
+    method : name of the method; None takes the default of `gepc.create_detector`.
+    preset : a named set of options of the method.
+    size : size of the images that the network sees; see `gepc.Detector`.
+    image_shape : shape of a flattened image; None takes (channels, height, width) of the backbone.
+    options : further options of `gepc.create_detector`, such as {"keep": 2}.
+    alpha : false-alarm rate of `predict`.
+
+    Attributes
+    ----------
+    detector_ : the fitted `gepc.Detector`.
+    offset_ : `decision_function` is `score_samples` minus this number, so that it is negative for alarms.
+    """
+
+    alpha: float = 0.05
+
+    @property
+    def _false_alarm_rate(self) -> float:
+        return self.alpha
+
+    def decision_function(self, X: Any) -> Array:
+        """`score_samples` minus `offset_`: negative for images whose p-value is at most `alpha`."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> npt.NDArray[np.int64]:
+        """-1 for out-of-distribution images at false-alarm rate `alpha`, +1 for all others."""
+        return np.where(self.decision_function(X) < 0, -1, 1)

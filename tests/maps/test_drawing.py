@@ -16,12 +16,12 @@ from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.core.palette import LIGHT
 from gepc.images.sources import open_images
-from gepc.maps.regions import Region, map_regions
 from gepc.maps.drawing import colour_bar, drawn, overlay, resized
-from gepc.runs.maps import MapOptions, write_maps
+from gepc.maps.regions import Region, map_regions
 from gepc.methods.extraction import ImageSample
 from gepc.methods.groups import Group
 from gepc.methods.pooling import combine
+from gepc.runs.maps import MapOptions, write_maps
 
 ID = pictures(24)
 

@@ -130,7 +130,8 @@ def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
     if missing:
         raise OptionError(
             f"this {type(net).__name__} is conditioned on text: load a whole pipeline with its text encoder, or give "
-            f"`embeddings` with {', '.join(missing)}"
+            f"`embeddings` with {', '.join(missing)}",
+            options=("embeddings",),
         )
     for name, values in embeddings.items():
         if len(values) != 1 or values.ndim != {PROMPT: 3}.get(name, 2):

@@ -43,7 +43,7 @@ class LoadOptions:
         """Raise `OptionError` if an option is given that is not among the `usable` ones."""
         for name in self.given():
             if name not in usable:
-                raise OptionError(f"{reason}; leave out `{name}`")
+                raise OptionError(f"{reason}; leave out `{name}`", options=(name,))
 
     def stored(self) -> dict[str, Any]:
         """The plain values with which a saved detector loads the same backbone again."""

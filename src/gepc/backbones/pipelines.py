@@ -74,7 +74,7 @@ def read_folder(folder: Path, options: LoadOptions) -> Network:
         autoencoder = _pretrained(encoder_folder, encoder_kind, options)
         files = [*files, *weight_files(encoder_folder, options.variant)]
     if options.prompt is not None and not needs:
-        raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text")
+        raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text", options=("prompt",))
     embeddings = read_embeddings(options.embeddings)
     if embeddings is None:
         embeddings = encode_in_folder(pipeline, kind, options) if needs else {}
@@ -164,7 +164,7 @@ def read_object(source: Any, options: LoadOptions) -> Network:
     if embeddings is None and needs and is_pipeline:
         embeddings = encode_prompt(source, options.prompt or "", kind)
     elif options.prompt is not None and embeddings is None:
-        raise OptionError("`prompt` needs a pipeline with a text encoder")
+        raise OptionError("`prompt` needs a pipeline with a text encoder", options=("prompt",))
     parts = [net] if vae is None else [net, vae]
     copies = [deepcopy(part).requires_grad_(False) for part in parts]
     return Network(

@@ -28,7 +28,7 @@ def read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[str
     if given is None or isinstance(given, Mapping):
         return given
     if Path(given).suffix != ".safetensors":
-        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}")
+        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}", options=("embeddings",))
     return read_tensors(Path(given))
 
 
@@ -43,9 +43,13 @@ def encode_in_folder(folder: Path, kind: str, options: LoadOptions) -> dict[str,
     missing = [name for name in texts if not (folder / name).is_dir()]
     if not texts or missing:
         what = f"{', '.join(missing)} missing in {folder}" if missing else f"no text encoder in {folder}"
-        raise InputError(f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`")
+        raise InputError(
+            f"a {kind} is conditioned on text: {what}; download it too, or give `embeddings`", options=("embeddings",)
+        )
     if any(listed[name][0] != "transformers" for name in texts):
-        raise BackboneError(f"{index} names code of its own, which is not run; give `embeddings`")
+        raise BackboneError(
+            f"{index} names code of its own, which is not run; give `embeddings`", options=("embeddings",)
+        )
     needed = "a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`"
     with raising(OptionError, needed, ImportError):
         import transformers
@@ -61,7 +65,7 @@ def encode_in_folder(folder: Path, kind: str, options: LoadOptions) -> dict[str,
             )
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         reason = f"its text encoders cannot be loaded: {first_line(error)}"
-        raise BackboneError(f"{folder}: {reason}; give `embeddings`") from error
+        raise BackboneError(f"{folder}: {reason}; give `embeddings`", options=("embeddings",)) from error
     return encode_prompt(pipeline, options.prompt or "", kind)
 
 
@@ -70,7 +74,9 @@ def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tens
     encode = getattr(pipeline, "encode_prompt", None)
     positions = CLASSES[kind].prompt
     if encode is None or positions is None:
-        raise OptionError(f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`")
+        raise OptionError(
+            f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`", options=("embeddings",)
+        )
     parameters = inspect.signature(encode).parameters
     options: dict[str, Any] = {name: None for name, value in parameters.items() if value.default is value.empty}
     options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}

@@ -137,7 +137,9 @@ def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
         backbone.compile()
     if network.autoencoder is None:
         for name in sorted({"act_on", "offload"} & set(options.given())):
-            raise OptionError(f"`{name}` is for latent backbones, and this network sees the pixels themselves")
+            raise OptionError(
+                f"`{name}` is for latent backbones, and this network sees the pixels themselves", options=(name,)
+            )
         return backbone
     encoder = AutoencoderEncoder(network.autoencoder, backbone.device, backbone.precision)
     if encoder.latent_channels != backbone.channels:
