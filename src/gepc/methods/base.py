@@ -84,6 +84,11 @@ class Batch:
         """x_0 on the backbone's device and in its precision."""
         return to_tensor(self.images, backbone)
 
+    def scaled(self, backbone: Backbone, t: int) -> torch.Tensor:
+        """sqrt(abar_t) x_0: the noised image without its noise."""
+        root: float = float(backbone.alphas_cumprod[t]) ** 0.5
+        return self.clean(backbone) * root
+
     def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
         """The noise of every image at timestep `t`."""
         if self.fixed_noise is None:
@@ -97,9 +102,42 @@ class Batch:
 
     def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
-        abar = float(backbone.alphas_cumprod[t])
         field = self.noise(backbone, t, draw)
-        return self.clean(backbone) * abar**0.5 + field * (1.0 - abar) ** 0.5, field
+        return noised(self.clean(backbone), field, float(backbone.alphas_cumprod[t])), field
+
+
+def noised(x0: torch.Tensor, noise: torch.Tensor, abar: float) -> torch.Tensor:
+    """sqrt(abar) x_0 + sqrt(1 - abar) noise."""
+    scaled: torch.Tensor = x0 * abar**0.5 + noise * (1.0 - abar) ** 0.5
+    return scaled
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of options of a method.
+
+    Parameters
+    ----------
+    method : parameters of the method itself.
+    preprocessing : how images are read, such as `resize`.
+    calibration : how features become a score, such as `calibration` and `fuse`.
+    """
+
+    method: Mapping[str, Any] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options together.
+
+        >>> Preset({"steps": 10}, calibration={"calibration": "kde"}).options
+        {'steps': 10, 'calibration': 'kde'}
+        """
+        return {**self.method, **self.preprocessing, **self.calibration}
+
+
+Presets = Mapping[str, Preset]
 
 
 class Extractor(ABC):
@@ -118,7 +156,7 @@ class Extractor(ABC):
     keep: ClassVar[int | None] = None
     weights: ClassVar[str] = "uniform"
     aggregate: ClassVar[str] = "wmean"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of options
+    presets: ClassVar[Presets] = {}
     pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
     needs: ClassVar[str | None] = Backbone.gives  # what the backbone must give; None if it is not called
     revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
@@ -230,26 +268,26 @@ class HasMaps(ABC):
 
 
 class Derived(Extractor):
-    """A method that computes its table from those of `builds_on`; without any, from those of the class that follows."""
+    """A method that computes its table from those of `builds_on`."""
 
     by_level = False
+
+    @abstractmethod
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """The methods whose tables this one is computed from, at least one."""
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
         """One entry, for the whole image."""
         return (0,)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """The table, with the passes of all parts."""
-        parts = self.builds_on()
-        if not parts:
-            return super().extract(backbone, batch, timesteps)  # type: ignore[safe-super]
-        return self.complete([part.extract(backbone, batch, part.timesteps(backbone)) for part in parts], batch)
+        """The table, with the passes of all methods that this one builds on."""
+        tables = [method.extract(backbone, batch, method.timesteps(backbone)) for method in self.builds_on()]
+        return self.complete(tables, batch)
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """The passes of all parts."""
-        costs = [part.cost(backbone, size) for part in self.builds_on()]
-        if not costs:
-            return super().cost(backbone, size, levels)  # type: ignore[safe-super]
+        """The passes of all methods that this one builds on."""
+        costs = [method.cost(backbone, size) for method in self.builds_on()]
         return Cost(sum(cost.forward for cost in costs), sum(cost.jvp for cost in costs))
 
 
@@ -293,7 +331,8 @@ def register(name: str) -> Callable[[E_], E_]:
 
 def methods() -> dict[str, type[Extractor]]:
     """Every registered method. Modules register their methods when they are imported, those of other packages too."""
-    import_module("gepc.methods.gepc_plus")  # and gepc
+    for module in ("gepc_plus", "baselines", "diffpath"):
+        import_module(f"gepc.methods.{module}")
     plugins("gepc.methods")
     return dict(sorted(_EXTRACTORS.items()))
 
