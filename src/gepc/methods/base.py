@@ -162,13 +162,13 @@ class Extractor(ABC):
     revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if isinstance(one.default, (Levels, Group)):
-                value = type(one.default).of(value)
-            elif isinstance(one.default, tuple) and value is not None:
+        for parameter in _parameters(self):
+            value = getattr(self, parameter.name)
+            if isinstance(parameter.default, (Levels, Group)):
+                value = type(parameter.default).of(value)
+            elif isinstance(parameter.default, tuple) and value is not None:
                 value = (value,) if isinstance(value, str) else tuple(value)
-            object.__setattr__(self, one.name, value)
+            object.__setattr__(self, parameter.name, value)
         check_fields(self)
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Extractor(ABC):
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
         features = [table[name] for name in self.column_names]
-        return np.concatenate([one if one.ndim == 3 else one[:, :, None] for one in features], axis=2)
+        return np.concatenate([values.reshape(*values.shape[:2], -1) for values in features], axis=2)
 
     def parts(self, table: Table) -> dict[str, int]:
         """Name -> number of columns that are calibrated together, in the order of the columns; empty: all of them."""
@@ -247,7 +247,12 @@ class Extractor(ABC):
 
     def options(self) -> dict[str, Any]:
         """The parameters as plain values, enough to build the same extractor again."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {parameter.name: getattr(self, parameter.name) for parameter in _parameters(self)}
+
+
+def _parameters(extractor: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of an extractor; every subclass that has any is a dataclass."""
+    return dataclasses.fields(extractor)
 
 
 class HasMaps(ABC):
@@ -369,8 +374,9 @@ class PerLevel(Extractor):
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
         """The cost of one level, times the number of levels."""
-        count, one = len(self.timesteps(backbone)) if levels is None else levels, self.level_cost(size)
-        return Cost(count * one.forward, count * one.jvp)
+        count = len(self.timesteps(backbone)) if levels is None else levels
+        each = self.level_cost(size)
+        return Cost(count * each.forward, count * each.jvp)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """name -> (N, levels)."""

@@ -37,7 +37,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ from gepc.methods.passes import ElementAnswers, LevelAnswers
 from gepc.methods.pooling import log_contrast
 
 Array = npt.NDArray[np.float64]
+Per = Literal["image", "element", "group"]
 Compute = Callable[..., torch.Tensor | None]
 Tensors = dict[str, torch.Tensor]
 F_ = TypeVar("F_", bound=Compute)
@@ -140,7 +141,7 @@ class Feature:
     """
 
     name: str
-    per: Literal["image", "element", "group"]
+    per: Per
     compute: Compute
     average: Callable[[Array], Array]
     transform: Callable[[Array], Array] = logarithm
@@ -180,50 +181,47 @@ class Feature:
 
 @dataclass(frozen=True)
 class MapPart:
-    """A field over the image at one noise level; `per` is as for a feature, fields of elements are averaged over g."""
+    """A field over the image at one noise level; fields of group elements are averaged over g.
+
+    Parameters are as for a `Feature`, and `compute` returns (n, H, W), or vectors of each position of a grid,
+    (n, C, h, w).
+    """
 
     name: str
-    per: Literal["image", "element"]
+    per: Per
     compute: Compute
+    layers: bool = False
 
 
 _FEATURES: dict[str, Feature] = {}
 _MAP_PARTS: dict[str, MapPart] = {}
 
 
-def feature(
-    name: str,
-    per: Literal["image", "element", "group"] = "image",
-    average: Callable[[Array], Array] | None = None,
-    transform: Callable[[Array], Array] = logarithm,
-    *,
-    layers: bool = False,
-    log_variance: bool = False,
-    fresh_noise: bool = False,
-    least_elements: int | None = 1,
-) -> Callable[[F_], F_]:
-    """Function decorator: register a feature. The parameters are those of `Feature`.
+def feature(name: str, per: Per = "image", **declared: Any) -> Callable[[F_], F_]:
+    """Function decorator: register a feature.
 
-    `average` is by default the mean over the group for a feature per element, and nothing for a feature per image.
+    Parameters
+    ----------
+    name, per : as in `Feature`.
+    **declared : the other fields of `Feature`. `average` is by default the mean over the group for a feature per
+        element, and nothing for a feature per image.
     """
 
     def add(compute: F_) -> F_:
         if name in _FEATURES:
             raise OptionError(f"a feature named {name!r} exists already")
-        over = average or (mean_over_group if per == "element" else unchanged)
-        _FEATURES[name] = Feature(
-            name, per, compute, over, transform, layers, log_variance, fresh_noise, least_elements
-        )
+        declared.setdefault("average", mean_over_group if per == "element" else unchanged)
+        _FEATURES[name] = Feature(name, per, compute, **declared)
         return compute
 
     return add
 
 
-def map_part(name: str, per: Literal["image", "element"] = "image") -> Callable[[F_], F_]:
+def map_part(name: str, per: Per = "image", layers: bool = False) -> Callable[[F_], F_]:
     """Function decorator: register a part of a map. The parameters are those of `MapPart`."""
 
     def add(compute: F_) -> F_:
-        _MAP_PARTS[name] = MapPart(name, per, compute)
+        _MAP_PARTS[name] = MapPart(name, per, compute, layers)
         return compute
 
     return add
@@ -322,13 +320,13 @@ def activation_statistics(level: LevelAnswers) -> torch.Tensor | None:
     return channel_statistics(level.activations) if level.activations else None
 
 
-@map_part("activations")
+@map_part("activations", layers=True)
 def activation_vectors(level: LevelAnswers) -> torch.Tensor | None:
     """The activations at every position of a grid, (n, C, h, w), for a model of usual ones."""
     return position_vectors(level.grids, level.size) if level.grids else None
 
 
-@map_part("target")
+@map_part("target", layers=True)
 def target_map(level: LevelAnswers) -> torch.Tensor:
     """The squared log-contrast of the image, plus d^2/C of the activations in the first half of the layers."""
     contrast = log_contrast(level.images.float().mean(1), level.pooling.window).square()
@@ -396,7 +394,7 @@ def inner_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor | Non
     return torch.cat(ratios, 1) if ratios else None
 
 
-@map_part("inner", per="element")
+@map_part("inner", per="element", layers=True)
 def inner_map(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor | None:
     """(A - P_g^-1 A_g)^2 / mean_p A^2 at the size of the image, averaged over channels and over layers."""
     fields = []
@@ -498,10 +496,10 @@ def _present(values: Mapping[str, torch.Tensor | None]) -> Tensors:
 
 def _add_values(row: Tensors, kind: Feature, group: Group, level: LevelAnswers, g: ElementAnswers) -> None:
     """Write a feature under g into its table (n, elements, ...), which begins with 0 for the identity and NaN else."""
-    values = kind.compute(level, g)
+    names = kind.elements(group)
+    values = kind.compute(level, g) if g.action.name in names else None
     if values is None:
         return
-    names = kind.elements(group)
     if kind.name not in row:
         row[kind.name] = values.new_full((len(level.eps), len(names), *values.shape[1:]), torch.nan, dtype=kind.dtype)
         if names[0] == "id":

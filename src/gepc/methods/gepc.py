@@ -21,7 +21,7 @@ from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import at_least
 from gepc.images import noise
 from gepc.methods.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Preset, Presets, Table, register
-from gepc.methods.features import Feature, compute_row, find_feature, find_map_part, nanmean
+from gepc.methods.features import Feature, MapPart, compute_row, find_feature, find_map_part, nanmean
 from gepc.methods.groups import Group
 from gepc.methods.passes import Passes
 from gepc.methods.pooling import Pooling
@@ -216,7 +216,7 @@ class GepcExtractor(HasMaps, Extractor):
             dropped = sorted(set(self.group.names) - set(group.names))
             log.info("images of %dx%d are not square: %s left out", *batch.size, ", ".join(dropped))
         parts = [find_map_part(name) for name in self.shown_parts] if with_maps else []
-        passes = self._passes(backbone, batch, group, with_maps)
+        passes = self._passes(backbone, batch, group, parts)
         used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
         maps: list[MapParts] = []
@@ -230,7 +230,7 @@ class GepcExtractor(HasMaps, Extractor):
             maps.append(_mean_over_draws([fields for _, fields in draws], used[:, position]))
         return _by_level(rows), _by_level(maps)
 
-    def _passes(self, backbone: Backbone, batch: Batch, group: Group, with_maps: bool) -> Passes:
+    def _passes(self, backbone: Backbone, batch: Batch, group: Group, parts: list[MapPart]) -> Passes:
         kinds = self.kinds
         if any(kind.log_variance for kind in kinds) and not backbone.learned_variance:
             raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
@@ -240,7 +240,7 @@ class GepcExtractor(HasMaps, Extractor):
             group,
             self.pooling,
             self.layers,
-            record=any(kind.layers for kind in kinds) or (with_maps and "target" in self.shown_parts),
+            record=any(kind.layers for kind in kinds) or any(part.layers for part in parts),
             record_moved=any(kind.layers and kind.per != "image" for kind in kinds),
             log_variance=any(kind.log_variance for kind in kinds),
             fresh_noise=any(kind.fresh_noise for kind in kinds),
