@@ -21,6 +21,7 @@ from gepc.core.options import check_fields
 from gepc.core.plugins import plugins
 from gepc.images import noise
 from gepc.methods.groups import Action, Group
+from gepc.methods.presets import Presets
 
 Table = dict[str, npt.NDArray[np.float64]]
 Features = Mapping[str, torch.Tensor]
@@ -110,34 +111,6 @@ def noised(x0: torch.Tensor, noise: torch.Tensor, abar: float) -> torch.Tensor:
     """sqrt(abar) x_0 + sqrt(1 - abar) noise."""
     scaled: torch.Tensor = x0 * abar**0.5 + noise * (1.0 - abar) ** 0.5
     return scaled
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named set of options of a method.
-
-    Parameters
-    ----------
-    method : parameters of the method itself.
-    preprocessing : how images are read, such as `resize`.
-    calibration : how features become a score, such as `calibration` and `fuse`.
-    """
-
-    method: Mapping[str, Any] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    calibration: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All options together.
-
-        >>> Preset({"steps": 10}, calibration={"calibration": "kde"}).options
-        {'steps': 10, 'calibration': 'kde'}
-        """
-        return {**self.method, **self.preprocessing, **self.calibration}
-
-
-Presets = Mapping[str, Preset]
 
 
 class Extractor(ABC):

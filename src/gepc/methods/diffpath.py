@@ -19,8 +19,9 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import rho_of
 from gepc.core.errors import OptionError
 from gepc.core.options import at_least, one_of
-from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Preset, Presets, Table, WholeImage, register
+from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.methods.pooling import total
+from gepc.methods.presets import Preset, Presets
 
 MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
 SSIM_WINDOW = 7

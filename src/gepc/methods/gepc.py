@@ -20,11 +20,12 @@ from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import at_least
 from gepc.images import noise
-from gepc.methods.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Preset, Presets, Table, register
+from gepc.methods.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Table, register
 from gepc.methods.features import Feature, MapPart, compute_row, find_feature, find_map_part, nanmean
 from gepc.methods.groups import Group
 from gepc.methods.passes import Passes
 from gepc.methods.pooling import Pooling
+from gepc.methods.presets import Preset, Presets
 
 FEATURES = ("s", "residual", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_g")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)

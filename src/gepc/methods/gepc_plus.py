@@ -32,10 +32,11 @@ import numpy as np
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
 from gepc.core.options import one_of
-from gepc.methods.base import MapParts, Maps, Preset, Presets, register
+from gepc.methods.base import MapParts, Maps, register
 from gepc.methods.features import Feature, find_feature
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group
+from gepc.methods.presets import Preset, Presets
 
 CORRELATIONS = ("ax", "ay", "ad", "ax2", "ay2", "ac")
 FAST_LEVELS = (0.99,)

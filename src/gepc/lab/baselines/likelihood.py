@@ -20,20 +20,9 @@ from gepc.core.options import at_least, one_of
 from gepc.images import noise
 from gepc.lab.baselines.paths import HIGHEST_RHO, even_in
 from gepc.lab.baselines.score import ScoreNorm, eps_and_trace, signs
-from gepc.methods.base import (
-    Batch,
-    Columns,
-    Cost,
-    Derived,
-    Features,
-    PerLevel,
-    Preset,
-    Presets,
-    Table,
-    WholeImage,
-    register,
-)
+from gepc.methods.base import Batch, Columns, Cost, Derived, Features, PerLevel, Table, WholeImage, register
 from gepc.methods.pooling import energy
+from gepc.methods.presets import Preset, Presets
 
 Steps = npt.NDArray[np.int64]
 HALF_BIN = 1.0 / 255.0

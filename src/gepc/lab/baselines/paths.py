@@ -18,20 +18,9 @@ from gepc.backbones.schedule import FloatArray, Levels, rho_of
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.options import at_least
 from gepc.lab.baselines.distances import check_distance, distance_of
-from gepc.methods.base import (
-    Batch,
-    Cost,
-    Derived,
-    Extractor,
-    Features,
-    Preset,
-    Presets,
-    Table,
-    WholeImage,
-    register,
-    to_numpy,
-)
+from gepc.methods.base import Batch, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
 from gepc.methods.diffpath import PathMoments, ddim_grid, denoise, unit
+from gepc.methods.presets import Preset, Presets
 
 HIGHEST_RHO = 80.0
 STARTS = tuple(range(10, 1000, 160))  # of DDPM-OOD

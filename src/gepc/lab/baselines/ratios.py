@@ -18,8 +18,9 @@ from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice, check_least
 from gepc.core.options import at_least
 from gepc.lab.baselines.likelihood import BoundOptions, NllVlb
-from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Preset, Presets, Table, WholeImage, register
+from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.methods.pooling import energy
+from gepc.methods.presets import Preset, Presets
 
 BOUND = NllVlb(strata=32)
 _SAVE: dict[str, dict[str, Any]] = {

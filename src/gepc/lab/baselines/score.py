@@ -13,10 +13,11 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.options import at_least, one_of
 from gepc.images import noise
-from gepc.methods.base import Batch, Cost, Features, PerLevel, Preset, Presets, register, to_tensor
+from gepc.methods.base import Batch, Cost, Features, PerLevel, register, to_tensor
 from gepc.methods.baselines import ErrorMap
 from gepc.methods.groups import Group, Transform
 from gepc.methods.pooling import energy, total
+from gepc.methods.presets import Preset, Presets
 
 
 @register("score_norm")

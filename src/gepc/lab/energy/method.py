@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from gepc.backbones.base import Backbone
 from gepc.lab.energy.network import EnergyBackbone
-from gepc.methods.base import Batch, Cost, Features, Preset, Presets, WholeImage, register
+from gepc.methods.base import Batch, Cost, Features, WholeImage, register
+from gepc.methods.presets import Preset, Presets
 
 
 @register("energy")
