@@ -10,8 +10,7 @@ from gaussians import ABAR
 
 import gepc
 from gepc.core.errors import OptionError
-from gepc.detector.detector import detector_options
-from gepc.detector.registry import extractor_options
+from gepc.detector.parameters import detector_options, extractor_options
 from gepc.images.preprocessing import Preprocessing
 from gepc.methods.base import find_method
 

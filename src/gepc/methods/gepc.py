@@ -40,8 +40,21 @@ log = logging.getLogger(__name__)
 class GepcExtractor(HasMaps, Extractor):
     """Group-equivariant posterior consistency, the method of the paper.
 
-    The table keeps every (level, group element), so that ablations are arithmetic on it. The parameters are those of
-    `gepc.GEPC`. On a backbone that is a plain function, without layers, the feature `inner` is left out.
+    The table keeps every (level, group element), so that ablations are arithmetic on it. On a backbone that is a plain
+    function, without layers, the feature `inner` is left out.
+
+    Parameters
+    ----------
+    levels : candidate noise levels.
+    features : any of s, residual, cos, pair, walk, x0, b, d, inner, cycle, var, var_g of `gepc.methods.features`.
+    pool : pooling over pixels: `mean`, `topk` or `local`.
+    topk : the share of the largest pixels, for `topk` and `local`.
+    window : side of the box filter, for `local`.
+    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
+    mc_samples : noise draws to average.
+    group_samples : a random subset of this many elements per image and level; None uses all.
+    level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.
+    layers : names of the layers that `inner` compares, with wildcards; None chooses them.
     """
 
     keep: ClassVar[int | None] = 2

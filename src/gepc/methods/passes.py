@@ -122,9 +122,19 @@ class Passes:
         abar = float(self.backbone.alphas_cumprod[t])
         x_t = noised(images, noise, abar)
         answer = self._network(x_t, t, self.record)
-        fresh = fields[2] if self.fresh_noise else None
-        found = (answer.eps, self.pooling, answer.activations, answer.log_variance, fresh)
-        return LevelAnswers(rows, t, abar, images, noise, x_t, *found)
+        return LevelAnswers(
+            rows,
+            t,
+            abar,
+            images,
+            noise,
+            x_t,
+            answer.eps,
+            self.pooling,
+            answer.activations,
+            answer.log_variance,
+            fresh_noise=fields[2] if self.fresh_noise else None,
+        )
 
     def transported(self, level: LevelAnswers, chosen: npt.NDArray[np.bool_]) -> Iterator[ElementAnswers]:
         """The passes for P_g x_t, one element after another, so that they need not be in memory together.
