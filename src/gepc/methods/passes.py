@@ -122,18 +122,9 @@ class Passes:
         abar = float(self.backbone.alphas_cumprod[t])
         x_t = noised(images, noise, abar)
         answer = self._network(x_t, t, self.record)
+        fresh, pool = fields[2] if self.fresh_noise else None, self.pooling
         return LevelAnswers(
-            rows,
-            t,
-            abar,
-            images,
-            noise,
-            x_t,
-            answer.eps,
-            self.pooling,
-            answer.activations,
-            answer.log_variance,
-            fresh_noise=fields[2] if self.fresh_noise else None,
+            rows, t, abar, images, noise, x_t, answer.eps, pool, answer.activations, answer.log_variance, fresh
         )
 
     def transported(self, level: LevelAnswers, chosen: npt.NDArray[np.bool_]) -> Iterator[ElementAnswers]:
