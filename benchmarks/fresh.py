@@ -157,7 +157,7 @@ def shown() -> list[Design]:
     return [
         full("gepc+ full"),
         fast("gepc+ fast"),
-        fast("gepc+ single", **GepcPlus.presets["single"]),
+        fast("gepc+ single", **GepcPlus.presets["single"].method),
         full("full without inner layers", features=OUTPUT),
         fast("fast without inner layers", features=OUTPUT),
         fast("fast with b", features=(*OUTPUT, "b", "inner", "h")),

@@ -22,17 +22,17 @@ from gepc.lab.bench.evaluate import Benchmark, Scores, SeedScores, pair_aurocs, 
 from gepc.lab.bench.protocol import Protocol
 from gepc.methods.base import Table
 from gepc.methods.extraction import FeatureTable
+from gepc.methods.features import find_feature
 from gepc.methods.gepc import GepcExtractor
-from gepc.methods.gepc_plus import FULL_LEVELS, GepcPlus
+from gepc.methods.gepc_plus import CORRELATIONS, FULL_LEVELS, GepcPlus
 from gepc.methods.groups import SQUARE_SYMMETRIES, Group
-from gepc.methods.residuals import ACTIVATIONS, CORRELATIONS, LAGS, PER_ELEMENT
 
 Array = npt.NDArray[np.float64]
 
 OUTPUT = ("s", "d", *CORRELATIONS)
-TERMS = ("s", "cos", "b", "d", *CORRELATIONS, *ACTIVATIONS)
+TERMS = ("s", "cos", "b", "d", *CORRELATIONS, "inner", "h")
 WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
-LEAN = replace(WIDE, group=GepcPlus.presets["full"]["group"])
+LEAN = replace(WIDE, group=GepcPlus.presets["full"].method["group"])
 OUTPUT_CALIBRATIONS = (GepcPlus.calibration, "level_mahalanobis", "mahalanobis", "gmm", "knn", "kde")
 LEVEL_CALIBRATIONS = (GepcPlus.calibration, "level_mahalanobis", "kde")
 RANKS = (16, 64, 96, 256)
@@ -59,7 +59,7 @@ class Design:
         """The method's table, from one that was extracted with `group`."""
         table = {name: values for name, values in found.at(timesteps).table.items() if name in self.method.features}
         places = [0, *(group.names.index(action.name) for action in self.method.group.moving)]
-        table.update({name: table[name][:, :, places] for name in PER_ELEMENT if name in table})
+        table.update({name: table[name][:, :, places] for name in table if find_feature(name).by_element})
         if "inner" in table:
             turning = [name for name in group.names if name in SQUARE_SYMMETRIES]
             kept = [turning.index(name) for name in self.method.group.names if name in turning]
@@ -84,7 +84,7 @@ def fast(label: str, calibration: str | None = None, **options: object) -> Desig
 
 def full(label: str, **options: object) -> Design:
     """A design of `gepc+` that differs from the preset `full` in these options alone."""
-    return fast(label, **{**GepcPlus.presets["full"], **options})
+    return fast(label, **{**GepcPlus.presets["full"].method, **options})
 
 
 def plain_gepc(label: str) -> Design:
@@ -100,7 +100,7 @@ def designs() -> dict[str, list[Design]]:
         "gepc+ and GEPC": [
             full("gepc+ full *"),
             fast("gepc+ fast *"),
-            fast("gepc+ single *", **GepcPlus.presets["single"]),
+            fast("gepc+ single *", **GepcPlus.presets["single"].method),
             full("full without inner layers", features=OUTPUT),
             fast("fast without inner layers", features=OUTPUT),
             Design("GEPC with inner, 0.998", GepcExtractor(Levels((0.998,)), ("inner",), group=LEAN.group), "parts"),
@@ -119,7 +119,7 @@ def designs() -> dict[str, list[Design]]:
                 ("s", *CORRELATIONS),
                 ("d", *CORRELATIONS),
                 ("s", "d", "ac"),
-                ("s", "d", *LAGS),
+                ("s", "d", *CORRELATIONS[:-1]),
                 OUTPUT,
                 ("s", "b", "d", *CORRELATIONS),
                 ("s", "cos", "b", "d", *CORRELATIONS),

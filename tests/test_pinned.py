@@ -1,13 +1,12 @@
-"""What must not change: scores, p-values and maps of detectors saved by version 0.1, and the names of cached features.
+"""What must not change: scores, p-values and maps of detectors saved by version 0.1.
 
-The saved folders, their expected answers and the keys were written by `tests/data/pinned/make.py`. The backbone
+The saved folders and their expected answers were written by `tests/data/pinned/make.py`. The backbone
 computes in float64, so that the answers are the same on every machine to far below the tolerance.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,6 @@ def test_fitting_again_gives_the_same_detector(name: str, backbone: gepc.Backbon
     expected = np.load(FOLDER / name / "expected.npz")["score"]
     results = detector.results(images, groups=make.groups_for(name, len(images)))
     np.testing.assert_allclose([result.score for result in results], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_the_cache_finds_features_under_the_same_names(backbone: gepc.Backbone) -> None:
-    assert make.cache_keys(backbone) == json.loads((FOLDER / "cache_keys.json").read_text())
 
 
 def test_a_detector_with_sequential_scoring_says_that_it_must_be_fitted_again(backbone: gepc.Backbone) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from gepc.backbones.schedule import Levels
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
-from gepc.methods.base import Table, find_method
+from gepc.methods.base import Batch, Derived, Extractor, Table, find_method
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all, extract_chunks
 
 AHEAD = 3
@@ -83,6 +85,28 @@ def test_an_engine_gives_the_same_tables_in_the_same_order(method: str, tmp_path
     assert engine.sent == 9  # the first chunk has no image that can be read
     for name, values in here.items():
         np.testing.assert_allclose(there[name], values, rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Steepest(Derived):
+    """The largest step between the levels of MSMA: a method of the whole image, from one at other timesteps."""
+
+    name: ClassVar[str] = "steepest"
+
+    def builds_on(self) -> tuple[Extractor]:
+        return (find_method("msma")(),)
+
+    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
+        return {"steepest": np.abs(np.diff(tables[0]["msma"], axis=1)).max(axis=1, keepdims=True)}
+
+
+def test_an_engine_evaluates_a_method_at_its_own_timesteps() -> None:
+    """Not at the single entry that stands for the whole image in a method built on it."""
+    what = ExtractionSpec(Steepest(), (0,), rows=4)
+    here, _ = together(extract(FeatureCache(None), what, read()))
+    there, _ = together(extract(FeatureCache(None), what, read(), engine=ReadsAhead()))
+    assert here["steepest"].shape == (40, 1)
+    np.testing.assert_allclose(there["steepest"], here["steepest"], rtol=1e-6)
 
 
 def test_what_is_known_is_not_sent(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.methods.base import Batch
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
+from gepc.methods.features import find_feature
 from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 
 WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "walk": 7, "b": None, "d": None, "cycle": None, "var_g": 7}
@@ -379,38 +380,38 @@ def test_the_defaults_are_the_papers() -> None:
 def test_an_average_over_the_group_counts_the_identity(feature: str) -> None:
     """Its residual is zero and is not evaluated: the mean over G is (|G| - 1)/|G| times the mean over the others."""
     values = np.concatenate([np.zeros((2, 3, 1)), np.random.default_rng(0).random((2, 3, 6))], axis=2)
-    np.testing.assert_allclose(GepcExtractor().reduce(feature, values), values.mean(axis=2), rtol=1e-12)
+    np.testing.assert_allclose(find_feature(feature).average(values), values.mean(axis=2), rtol=1e-12)
     sampled = values.copy()
     sampled[:, :, [2, 5]] = np.nan  # elements that were not drawn
     others = np.nanmean(sampled[:, :, 1:], axis=2)
-    np.testing.assert_allclose(GepcExtractor().reduce(feature, sampled), others * 6 / 7, rtol=1e-12)
+    np.testing.assert_allclose(find_feature(feature).average(sampled), others * 6 / 7, rtol=1e-12)
 
 
 def test_the_dispersion_is_the_mean_over_all_pairs() -> None:
     """7 elements have 21 pairs; two have one, which is with the identity."""
     for count in (21, 1):
         values = np.random.default_rng(0).random((2, 3, count))
-        np.testing.assert_allclose(GepcExtractor().reduce("pair", values), values.mean(axis=2), rtol=1e-12)
+        np.testing.assert_allclose(find_feature("pair").average(values), values.mean(axis=2), rtol=1e-12)
 
 
 def test_a_single_evaluated_element_is_its_own_mean_and_none_is_nan() -> None:
     values = np.full((1, 2, 7), np.nan)
     values[:, :, 0] = 0.0
     values[0, 0, 3] = 5.0
-    found = GepcExtractor().reduce("s", values)
+    found = find_feature("s").average(values)
     assert found[0, 0] == pytest.approx(5.0 * 6 / 7)
     assert np.isnan(found[0, 1])
 
 
 def test_the_walk_is_averaged_over_its_steps() -> None:
     values = np.random.default_rng(0).random((2, 3, 7))
-    np.testing.assert_allclose(GepcExtractor().reduce("walk", values), values.mean(axis=2), rtol=1e-12)
+    np.testing.assert_allclose(find_feature("walk").average(values), values.mean(axis=2), rtol=1e-12)
 
 
 def test_pairs_of_a_subset_are_averaged_apart_from_those_with_the_identity() -> None:
     """Of 4 elements 3 pairs are with the identity and 3 are not: (2 mean(with) + 2 mean(others))/4."""
     values = np.array([[[1.0, np.nan, 3.0, np.nan, 7.0, np.nan]]])
-    assert GepcExtractor().reduce("pair", values).tolist() == [[(2 * 2.0 + 2 * 7.0) / 4]]
+    assert find_feature("pair").average(values).tolist() == [[(2 * 2.0 + 2 * 7.0) / 4]]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +15,14 @@ from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.images.noise import image_key
 from gepc.lab.radar.cfar import RX, OrderStatisticCFAR
+from gepc.methods.activations import activation_distance, position_vectors
 from gepc.methods.base import Batch, extract_map_parts
+from gepc.methods.features import target_map
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.gepc_plus import GepcPlus
 from gepc.methods.groups import find_action
-from gepc.methods.pooling import log_contrast, position_distance
-from gepc.methods.residuals import Answer, LevelPass, activation_distance, position_vectors
+from gepc.methods.passes import LevelAnswers
+from gepc.methods.pooling import Pooling, log_contrast, position_distance
 
 IMAGES = pictures(6)
 RNG = np.random.default_rng(12)
@@ -260,10 +261,7 @@ def test_var_compares_the_learned_variance_under_the_group() -> None:
 
 
 def local(**options: object) -> GepcPlus:
-    preset = {**GepcPlus.presets["radar"], "window": 3, "topk": 0.05, "layers": LAYERS, **options}
-    return GepcPlus(
-        **{name: value for name, value in preset.items() if name not in ("calibration", "fuse", "magnitude")}
-    )
+    return GepcPlus(**{**GepcPlus.presets["radar"].method, "window": 3, "topk": 0.05, "layers": LAYERS, **options})
 
 
 def test_local_features_are_pooled_from_the_literal_maps() -> None:
@@ -309,25 +307,24 @@ def test_a_plain_function_needs_no_layers_for_targets() -> None:
 # --- which layers count, and where ------------------------------------------------------------------------------------
 
 
-def looking_at(maps: dict[str, torch.Tensor], size: tuple[int, int] = (8, 8)) -> LevelPass:
-    """A pass whose network has answered with these activations."""
-    found = object.__new__(LevelPass)
-    found.answer, found.batch = Answer(torch.zeros(1), maps=maps), SimpleNamespace(size=size)  # type: ignore[assignment]
-    return found
+def looking_at(maps: dict[str, torch.Tensor]) -> LevelAnswers:
+    """Answers with these activations, for two images of zeros."""
+    field = torch.zeros(2, 3, 8, 8)
+    return LevelAnswers(np.arange(2), 0, 0.9, field, field, field, field, Pooling(window=3), maps)
 
 
 def test_tokens_that_form_no_grid_are_left_out() -> None:
     """A sequence is recorded as a column; a single position is a grid of one."""
     shapes = {"grid": (4, 4), "line": (1, 6), "tokens": (16, 1), "single": (1, 1), "narrow": (3, 2)}
     found = looking_at({name: torch.ones(2, 5, *shape) for name, shape in shapes.items()})
-    assert list(found._grids) == ["grid", "line", "single", "narrow"]
+    assert list(found.grids) == ["grid", "line", "single", "narrow"]
 
 
 @pytest.mark.parametrize(("count", "used"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_targets_are_sought_in_the_first_half_of_the_layers(count: int, used: int) -> None:
     maps = {str(place): torch.from_numpy(RNG.normal(size=(2, 3, 4, 4))) for place in range(count)}
     expected = activation_distance(dict(list(maps.items())[:used]), (8, 8))
-    assert torch.equal(looking_at(maps)._distance, expected)
+    assert torch.equal(target_map(looking_at(maps)), expected)  # black images have no contrast
 
 
 def test_the_distance_of_activations_is_that_of_the_vectors_of_all_layers_on_one_grid() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -9,6 +10,8 @@ from gaussians import ABAR
 
 import gepc
 from gepc.core.errors import OptionError
+from gepc.detector.parameters import detector_options, extractor_options
+from gepc.images.preprocessing import Preprocessing
 from gepc.methods.base import find_method
 
 OURS = ("gepc", "gepc+")
@@ -92,3 +95,15 @@ def test_labels_name_what_the_figures_depend_on() -> None:
     assert labels["ic"] == "ic[png]"
     assert labels["waic"] == "waic[heuristic]"
     assert labels["msma"] == "msma"
+
+
+@pytest.mark.parametrize("name", gepc.list_detectors())
+def test_the_parts_of_a_preset_hold_their_own_options(name: str) -> None:
+    """Parameters of the method, of preprocessing, and of scoring; none in two parts."""
+    own = extractor_options(find_method(name))
+    reading = {field.name for field in dataclasses.fields(Preprocessing)}
+    for preset in find_method(name).presets.values():
+        assert set(preset.method) <= own
+        assert set(preset.preprocessing) <= reading
+        assert set(preset.calibration) <= set(detector_options()) - reading - own
+        assert preset.options == {**preset.method, **preset.preprocessing, **preset.calibration}

@@ -1,8 +1,9 @@
 """What other packages add by entry points.
 
-The groups are `gepc.methods` (methods), `gepc.backbones` (functions that give a backbone or the path of one),
-`gepc.networks` (classes of networks: the `_class_name` in a folder's config.json, and a function
-(folder, config, device) -> Backbone that loads such a folder) and `gepc.commands` (commands).
+The groups are `gepc.methods` (methods), `gepc.features` (modules that register features of `gepc` and `gepc+`),
+`gepc.backbones` (functions that give a backbone or the path of one), `gepc.networks` (classes of networks: the
+`_class_name` in a folder's config.json, and a function (folder, config, device) -> Backbone that loads such a folder)
+and `gepc.commands` (commands).
 """
 
 import warnings

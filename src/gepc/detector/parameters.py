@@ -171,7 +171,7 @@ def with_preset(extractor_class: type[Extractor], preset: str | None, options: O
     if preset not in extractor_class.presets:
         name = extractor_class.name
         raise OptionError(f"method {name!r} has no preset {preset!r}; {nearest(preset, extractor_class.presets)}")
-    return {**extractor_class.presets[preset], **options}
+    return {**extractor_class.presets[preset].options, **options}
 
 
 def without_unused(options: Options) -> Options:

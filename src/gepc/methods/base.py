@@ -21,6 +21,7 @@ from gepc.core.options import check_fields
 from gepc.core.plugins import plugins
 from gepc.images import noise
 from gepc.methods.groups import Action, Group
+from gepc.methods.presets import Presets
 
 Table = dict[str, npt.NDArray[np.float64]]
 Features = Mapping[str, torch.Tensor]
@@ -84,6 +85,11 @@ class Batch:
         """x_0 on the backbone's device and in its precision."""
         return to_tensor(self.images, backbone)
 
+    def scaled(self, backbone: Backbone, t: int) -> torch.Tensor:
+        """sqrt(abar_t) x_0: the noised image without its noise."""
+        root: float = float(backbone.alphas_cumprod[t]) ** 0.5
+        return self.clean(backbone) * root
+
     def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
         """The noise of every image at timestep `t`."""
         if self.fixed_noise is None:
@@ -97,9 +103,14 @@ class Batch:
 
     def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
-        abar = float(backbone.alphas_cumprod[t])
         field = self.noise(backbone, t, draw)
-        return self.clean(backbone) * abar**0.5 + field * (1.0 - abar) ** 0.5, field
+        return noised(self.clean(backbone), field, float(backbone.alphas_cumprod[t])), field
+
+
+def noised(x0: torch.Tensor, noise: torch.Tensor, abar: float) -> torch.Tensor:
+    """sqrt(abar) x_0 + sqrt(1 - abar) noise."""
+    scaled: torch.Tensor = x0 * abar**0.5 + noise * (1.0 - abar) ** 0.5
+    return scaled
 
 
 class Extractor(ABC):
@@ -118,19 +129,19 @@ class Extractor(ABC):
     keep: ClassVar[int | None] = None
     weights: ClassVar[str] = "uniform"
     aggregate: ClassVar[str] = "wmean"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # named sets of options
+    presets: ClassVar[Presets] = {}
     pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
     needs: ClassVar[str | None] = Backbone.gives  # what the backbone must give; None if it is not called
     revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if isinstance(one.default, (Levels, Group)):
-                value = type(one.default).of(value)
-            elif isinstance(one.default, tuple) and value is not None:
+        for parameter in _parameters(self):
+            value = getattr(self, parameter.name)
+            if isinstance(parameter.default, (Levels, Group)):
+                value = type(parameter.default).of(value)
+            elif isinstance(parameter.default, tuple) and value is not None:
                 value = (value,) if isinstance(value, str) else tuple(value)
-            object.__setattr__(self, one.name, value)
+            object.__setattr__(self, parameter.name, value)
         check_fields(self)
 
     @abstractmethod
@@ -157,7 +168,7 @@ class Extractor(ABC):
     def columns(self, table: Table) -> Columns:
         """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
         features = [table[name] for name in self.column_names]
-        return np.concatenate([one if one.ndim == 3 else one[:, :, None] for one in features], axis=2)
+        return np.concatenate([values.reshape(*values.shape[:2], -1) for values in features], axis=2)
 
     def parts(self, table: Table) -> dict[str, int]:
         """Name -> number of columns that are calibrated together, in the order of the columns; empty: all of them."""
@@ -209,7 +220,12 @@ class Extractor(ABC):
 
     def options(self) -> dict[str, Any]:
         """The parameters as plain values, enough to build the same extractor again."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {parameter.name: getattr(self, parameter.name) for parameter in _parameters(self)}
+
+
+def _parameters(extractor: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of an extractor; every subclass that has any is a dataclass."""
+    return dataclasses.fields(extractor)
 
 
 class HasMaps(ABC):
@@ -230,26 +246,26 @@ class HasMaps(ABC):
 
 
 class Derived(Extractor):
-    """A method that computes its table from those of `builds_on`; without any, from those of the class that follows."""
+    """A method that computes its table from those of `builds_on`."""
 
     by_level = False
+
+    @abstractmethod
+    def builds_on(self) -> tuple[Extractor, ...]:
+        """The methods whose tables this one is computed from, at least one."""
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
         """One entry, for the whole image."""
         return (0,)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """The table, with the passes of all parts."""
-        parts = self.builds_on()
-        if not parts:
-            return super().extract(backbone, batch, timesteps)  # type: ignore[safe-super]
-        return self.complete([part.extract(backbone, batch, part.timesteps(backbone)) for part in parts], batch)
+        """The table, with the passes of all methods that this one builds on."""
+        tables = [method.extract(backbone, batch, method.timesteps(backbone)) for method in self.builds_on()]
+        return self.complete(tables, batch)
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """The passes of all parts."""
-        costs = [part.cost(backbone, size) for part in self.builds_on()]
-        if not costs:
-            return super().cost(backbone, size, levels)  # type: ignore[safe-super]
+        """The passes of all methods that this one builds on."""
+        costs = [method.cost(backbone, size) for method in self.builds_on()]
         return Cost(sum(cost.forward for cost in costs), sum(cost.jvp for cost in costs))
 
 
@@ -293,7 +309,8 @@ def register(name: str) -> Callable[[E_], E_]:
 
 def methods() -> dict[str, type[Extractor]]:
     """Every registered method. Modules register their methods when they are imported, those of other packages too."""
-    import_module("gepc.methods.gepc_plus")  # and gepc
+    for module in ("gepc_plus", "baselines", "diffpath"):
+        import_module(f"gepc.methods.{module}")
     plugins("gepc.methods")
     return dict(sorted(_EXTRACTORS.items()))
 
@@ -330,8 +347,9 @@ class PerLevel(Extractor):
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
         """The cost of one level, times the number of levels."""
-        count, one = len(self.timesteps(backbone)) if levels is None else levels, self.level_cost(size)
-        return Cost(count * one.forward, count * one.jvp)
+        count = len(self.timesteps(backbone)) if levels is None else levels
+        each = self.level_cost(size)
+        return Cost(count * each.forward, count * each.jvp)
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """name -> (N, levels)."""

@@ -26,7 +26,7 @@ from gepc.methods.base import Batch, Columns, Extractor, Table, extract_table
 from gepc.methods.groups import Group
 
 OnProgress = Callable[[int], None]
-_ADDED = {"layers": None, "errors": False}  # options since 0.2: their defaults leave the names of older files valid
+CACHE_VERSION = 3  # increased when the meaning of cached files changes: older ones are then not found
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class FeatureTable:
 
     def of(self, keys: Sequence[bytes]) -> FeatureTable:
         """The rows of the images with those keys, in that order; equal images have equal rows."""
-        place = {key: row for row, key in enumerate(self.keys)}
-        return self.rows(np.array([place[key] for key in keys], dtype=np.int64))
+        row_of = {key: row for row, key in enumerate(self.keys)}
+        return self.rows(np.array([row_of[key] for key in keys], dtype=np.int64))
 
 
 class ImageSample:
@@ -174,22 +174,24 @@ def extract_all(
     sample = ImageSample(sample_size)
     first_size: tuple[int, int] | None = None
     read = chunks(images, preprocessing, spec.rows, on_bad_image)
-    for chunk, found in extract_chunks(backbone, spec, read, cache, engine):
+    for chunk, table in extract_chunks(backbone, spec, read, cache, engine):
         skipped |= {name: error for _, name, error in chunk.failures}
         if on_progress is not None:
             on_progress(len(chunk))
-        if found is None:
+        if table is None:
             continue
         preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
-        tables.append(found)
+        tables.append(table)
         first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         for key, image in zip(chunk.keys, chunk.images, strict=True):
             sample.add(key, image)
         keys += chunk.keys
         indices += chunk.indices
     if first_size is None:
-        reasons = [f"none of the {len(skipped)} images can be read; the first error: {one}" for one in skipped.values()]
-        raise InputError(reasons[0] if reasons else "there are no images")
+        if not skipped:
+            raise InputError("there are no images")
+        first = next(iter(skipped.values()))
+        raise InputError(f"none of the {len(skipped)} images can be read; the first error: {first}")
     return FeatureTable(
         spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, first_size, sample, skipped
     )
@@ -216,14 +218,14 @@ class FeatureCache:
 
     def extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
         """The features of a batch: read where known, else computed and written."""
-        parts = spec.extractor.builds_on()
-        if parts:
-            specs = [replace(spec, extractor=part, timesteps=part.timesteps(backbone)) for part in parts]
-            return spec.extractor.complete([self.extract(backbone, part, batch) for part in specs], batch)
+        others = spec.extractor.builds_on()
+        if others:
+            tables = [self.extract(backbone, _spec_of(spec, other, backbone), batch) for other in others]
+            return spec.extractor.complete(tables, batch)
         if not self._keeps(backbone, spec.extractor):
             self.misses += len(spec.timesteps)
             return spec.extract(backbone, batch)
-        return concatenate([self._read_or_extract(backbone, part, batch) for part in _files(spec)], axis=1)
+        return concatenate([self._read_or_extract(backbone, single, batch) for single in _files(spec)], axis=1)
 
     def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
         path = self._path(backbone, spec, batch)
@@ -232,86 +234,99 @@ class FeatureCache:
             self.hits += 1
             return known
         self.misses += 1
-        found = spec.extract(backbone, batch)
-        write_arrays(path, found)
-        return found
+        table = spec.extract(backbone, batch)
+        write_arrays(path, table)
+        return table
 
     def extract_with(
         self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]
     ) -> Iterator[tuple[Chunk, Table | None]]:
-        """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn."""
-        line: deque[tuple[Chunk, Table | None]] = deque()
-        parts = spec.extractor.builds_on()
-        base = replace(spec, extractor=parts[0]) if len(parts) == 1 else spec
+        """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn.
 
-        def unknown() -> Iterator[Chunk]:
-            for chunk in read:
-                known = self._known(backbone, base, chunk) if chunk.indices else None
-                line.append((chunk, known))
-                if chunk.indices and known is None:
-                    yield chunk
+        A method that builds on one other is completed here, from the features of the other.
+        """
+        others = spec.extractor.builds_on()
+        if len(others) == 1:
+            base = _spec_of(spec, others[0], backbone)
+            for chunk, table in self.extract_with(engine, backbone, base, read):
+                yield chunk, None if table is None else spec.extractor.complete([table], spec.batch(chunk))
+            return
+        waiting: deque[_Waiting] = deque()
+        for chunk, table in engine(backbone, spec, self._unknown(backbone, spec, read, waiting)):
+            while not waiting[0].sent:
+                yield waiting[0].chunk, waiting.popleft().table
+            waiting.popleft()
+            assert table is not None
+            self._keep(backbone, spec, chunk, table)
+            yield chunk, table
+        for last in waiting:
+            yield last.chunk, last.table
 
-        def completed(chunk: Chunk, found: Table | None) -> tuple[Chunk, Table | None]:
-            if found is None or base is spec:
-                return chunk, found
-            return chunk, spec.extractor.complete([found], base.batch(chunk))
-
-        def settled() -> Iterator[tuple[Chunk, Table | None]]:
-            while line and (line[0][1] is not None or not line[0][0].indices):
-                yield completed(*line.popleft())
-
-        for chunk, found in engine(backbone, base, unknown()):
-            yield from settled()
-            line.popleft()
-            assert found is not None
-            self._keep(backbone, base, chunk, found)
-            yield completed(chunk, found)
-        yield from settled()
+    def _unknown(
+        self, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk], waiting: deque[_Waiting]
+    ) -> Iterator[Chunk]:
+        """The chunks to send to an engine; every chunk that is read is appended to `waiting`."""
+        for chunk in read:
+            table = self._known(backbone, spec, chunk) if chunk.indices else None
+            sent = table is None and bool(chunk.indices)
+            waiting.append(_Waiting(chunk, table, sent))
+            if sent:
+                yield chunk
 
     def _known(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Table | None:
         if not self._keeps(backbone, spec.extractor):
             return None
         batch = spec.batch(chunk)
-        found = [_read(self._path(backbone, part, batch)) for part in _files(spec)]
-        known = [part for part in found if part is not None]
-        if len(known) < len(found):
+        tables = [_read(self._path(backbone, single, batch)) for single in _files(spec)]
+        known = [table for table in tables if table is not None]
+        if len(known) < len(tables):
             return None
         self.hits += len(known)
         return concatenate(known, axis=1)
 
-    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, found: Table) -> None:
+    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, table: Table) -> None:
         """Write features that an engine computed, as `extract` would have."""
         batch, files = spec.batch(chunk), _files(spec)
         self.misses += len(files)
-        if self._keeps(backbone, spec.extractor):
-            for place, part in enumerate(files):
-                level = {name: values[:, [place]] for name, values in found.items()}
-                write_arrays(self._path(backbone, part, batch), found if len(files) == 1 else level)
+        if not self._keeps(backbone, spec.extractor):
+            return
+        for position, single in enumerate(files):
+            level = {name: values[:, [position]] for name, values in table.items()}
+            write_arrays(self._path(backbone, single, batch), table if len(files) == 1 else level)
 
     def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
-        return self.folder is not None and all(one.fingerprint for one in (backbone, *extractor.other_backbones()))
+        networks = (backbone, *extractor.other_backbones())
+        return self.folder is not None and all(network.fingerprint for network in networks)
 
     def _path(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Path:
         assert self.folder is not None
-        extractor, where = spec.extractor, list(spec.timesteps)
+        extractor = spec.extractor
         options = plain_options(extractor.options())
         if extractor.by_level:
             options.pop("levels", None)  # the timestep says it
-        for name, default in _ADDED.items():
-            if options.get(name, default) == default:
-                options.pop(name, None)
-        levels: Any = where[0] if extractor.by_level else where
-        facts: list[Any] = [backbone.fingerprint, extractor.name, options, spec.seed, levels, list(batch.size)]
+        facts: list[Any] = [CACHE_VERSION, extractor.name, extractor.revision, options]
+        facts += [spec.seed, list(spec.timesteps), list(batch.size), backbone.fingerprint]
         facts += [other.fingerprint for other in extractor.other_backbones()]
-        if extractor.revision > 1:  # the first has no mark, so that files from before there were revisions stay valid
-            facts.append({"revision": extractor.revision})
-        if "cycle" in options.get("features", ()):  # before 0.2 the name of what is now `walk`
-            facts.append({"cycle": 2})
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A chunk in the order of reading: with its features where they are known, or sent to an engine."""
+
+    chunk: Chunk
+    table: Table | None
+    sent: bool
+
+
+def _spec_of(spec: ExtractionSpec, extractor: Extractor, backbone: Backbone) -> ExtractionSpec:
+    """The same for another method, at its own timesteps."""
+    return replace(spec, extractor=extractor, timesteps=extractor.timesteps(backbone))
+
+
 def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
+    """What each file holds: one timestep, or all where a method cannot take them one by one."""
     return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
 
 

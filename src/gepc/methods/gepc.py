@@ -1,39 +1,19 @@
 """GEPC: how far the score disagrees with itself when the noisy image is flipped, rotated or shifted.
 
-With r_g = P_g^-1 s(P_g x_t) - s(x_t), the transported scores s_g = s + r_g and b = pool(s(x_t)^2):
-
-    s     mean_g       pool(r_g^2) / b                        residual energy (the paper's default)
-    cos   mean_g       1 - <s_g, s> / (|s_g| |s|)             over channels and pixels together
-    pair  mean_{g<g'}  pool((s_g - s_g')^2) / b               dispersion of the transported scores
-    walk  mean_i       pool((s_{g_i} - s_{g_{i+1}})^2) / b    once around the group in its order, closed
-    x0    mean_g       pool((x0_g - x0)^2) / pool(x0^2)       the same as s for x0 = (x_t - sigma eps)/sqrt(abar)
-    b     pool(s^2)                                           score energy
-    d     pool((eps - noise)^2)                               denoising error, known because we drew the noise
-    inner mean_g       mean_p (A - P_g^-1 A_g)^2 / mean_p A^2 the residual of inner layers, for each of their channels
-
-and as the authors' code defines them, with x_t' the estimate x0 under fresh noise of the same level, and v the log of
-the learned variance:
-
-    cycle pool((x_t' - x_t)^2 / (x_t^2 + 1e-8))               does the image survive denoising and noising again?
-    var   mean_g       |pool(v_g) - pool(v)|                  the same as s for the learned variance
-    var_g var_g        pool(r_g^2) / b                        variance over the group
-
-The means include the identity, whose residual is zero and is never evaluated: |G| passes per level, not 1 + |G|.
-In `inner` A are the activations for x_t and A_g those for P_g x_t; the mean is over flips, rotations and
-transpositions without the identity.
+The features and their formulas are in `gepc.methods.features`. Averages over the group include the identity, whose
+residual is zero and is never evaluated: |G| passes per level, not 1 + |G|.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
@@ -41,16 +21,16 @@ from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import at_least
 from gepc.images import noise
 from gepc.methods.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Table, register
-from gepc.methods.groups import SQUARE_SYMMETRIES, Group
+from gepc.methods.features import Feature, MapPart, compute_row, find_feature, find_map_part, nanmean
+from gepc.methods.groups import Group
+from gepc.methods.passes import Passes
 from gepc.methods.pooling import Pooling
-from gepc.methods.residuals import ACTIVATIONS, PER_ELEMENT, WITHOUT_GROUP, LevelPass
+from gepc.methods.presets import Preset, Presets
 
-FEATURES = ("s", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_g")
+FEATURES = ("s", "residual", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_g")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
 PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
 DEFAULT_LEVELS = (0.9999, 0.998, 0.99, 0.97, 0.9)  # a wider range than the paper's; selection keeps the most stable
-
-TINY = 1e-30  # an exactly equivariant network has residuals of 0: constant columns, which calibration reports
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +40,31 @@ log = logging.getLogger(__name__)
 class GepcExtractor(HasMaps, Extractor):
     """Group-equivariant posterior consistency, the method of the paper.
 
-    The table keeps every (level, group element), so that ablations are arithmetic on it. The parameters are those of
-    `gepc.GEPC`. On a backbone that is a plain function, without layers, the feature `inner` is left out.
+    The table keeps every (level, group element), so that ablations are arithmetic on it. On a backbone that is a plain
+    function, without layers, the feature `inner` is left out.
+
+    Parameters
+    ----------
+    levels : candidate noise levels.
+    features : any of s, residual, cos, pair, walk, x0, b, d, inner, cycle, var, var_g of `gepc.methods.features`.
+    pool : pooling over pixels: `mean`, `topk` or `local`.
+    topk : the share of the largest pixels, for `topk` and `local`.
+    window : side of the box filter, for `local`.
+    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
+    mc_samples : noise draws to average.
+    group_samples : a random subset of this many elements per image and level; None uses all.
+    level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.
+    layers : names of the layers that `inner` compares, with wildcards; None chooses them.
     """
 
     keep: ClassVar[int | None] = 2
-    known_features: ClassVar[tuple[str, ...]] = FEATURES
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"levels": Levels(PAPER_LEVELS)},
-        "paper-celeba": {"levels": Levels(PAPER_LEVELS_CELEBA)},
-        "inner": {"features": ("inner",)},
+    presets: ClassVar[Presets] = {
+        "paper": Preset({"levels": Levels(PAPER_LEVELS)}),
+        "paper-celeba": Preset({"levels": Levels(PAPER_LEVELS_CELEBA)}),
+        "inner": Preset({"features": ("inner",)}),
     }
-    level_pass: ClassVar[type[LevelPass]] = LevelPass
+
+    transformed: ClassVar[bool] = False  # whether columns of the network's output are transformed, mostly by logarithms
 
     levels: Levels = Levels(DEFAULT_LEVELS)
     features: tuple[str, ...] = ("s",)
@@ -90,15 +83,18 @@ class GepcExtractor(HasMaps, Extractor):
             object.__setattr__(self, "layers", (self.layers,))
         Pooling(self.pool, self.topk, self.window)
         if not self.features:
-            raise OptionError(f"name at least one feature ({', '.join(self.known_features)})")
-        for name in self.features:
-            check_choice("feature", name, self.known_features)
+            raise OptionError("name at least one feature, such as s")
         if len(set(self.features)) != len(self.features):
             raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
-        if "inner" in self.features and not set(self.group.names) & set(SQUARE_SYMMETRIES):
-            raise OptionError("the feature 'inner' needs a group with a flip or a rotation")
-        if "var" in self.features and set(self.features) & set(ACTIVATIONS):
-            raise OptionError("the feature 'var' cannot be combined with inner and h; leave one of them out")
+        kinds = self.kinds
+        layers = [kind.name for kind in kinds if kind.layers]
+        for kind in kinds:
+            if kind.log_variance and layers:
+                raise OptionError(
+                    f"the feature {kind.name!r} cannot be combined with {layers[0]}; leave one of them out"
+                )
+            if kind.per == "element" and not set(kind.elements(self.group)) - {"id"}:
+                raise OptionError(f"the feature {kind.name!r} needs a group with a flip or a rotation")
         if self.group_samples is not None:
             self._check_group_samples(self.group_samples)
 
@@ -106,10 +102,11 @@ class GepcExtractor(HasMaps, Extractor):
         moving = len(self.group.moving)
         if not 1 <= count <= moving:
             raise OptionError(f"group_samples must be between 1 and {moving}, got {count}")
-        if "walk" in self.features:
-            raise OptionError("the feature 'walk' needs the whole group; leave group_samples out")
-        if "pair" in self.features and count < 2:
-            raise OptionError("the feature 'pair' needs group_samples of at least 2")
+        for kind in self.kinds:
+            if kind.least_elements is None:
+                raise OptionError(f"the feature {kind.name!r} needs the whole group; leave group_samples out")
+            if count < kind.least_elements:
+                raise OptionError(f"the feature {kind.name!r} needs group_samples of at least {kind.least_elements}")
 
     @property
     def pooling(self) -> Pooling:
@@ -117,33 +114,47 @@ class GepcExtractor(HasMaps, Extractor):
         return Pooling(self.pool, self.topk, self.window)
 
     @property
-    def calibration_name(self) -> str:
-        """The default calibrator: parts calibrated apart and added up, if one of the features has many columns."""
-        return f"parts:narrow={self.calibration}" if set(self.features) & set(ACTIVATIONS) else self.calibration
+    def kinds(self) -> list[Feature]:
+        """The features in the order of the columns: as asked, those of inner layers last."""
+        return sorted(map(self.find_feature, self.features), key=lambda kind: kind.layers)
+
+    def find_feature(self, name: str) -> Feature:
+        """The feature of that name: one of the paper and its code."""
+        check_choice("feature", name, FEATURES)
+        return find_feature(name)
 
     @property
-    def _ordered(self) -> tuple[str, ...]:
-        """The features in the order of the columns: as asked, those of inner layers last."""
-        return tuple(sorted(self.features, key=ACTIVATIONS.__contains__))
+    def each_element(self) -> bool:
+        """Whether a feature has a column for every group element, or one for all of them."""
+        return False
+
+    @property
+    def calibration_name(self) -> str:
+        """The default calibrator: parts calibrated apart and added up, if one of the features has many columns."""
+        return f"parts:narrow={self.calibration}" if self.kinds[-1].layers else self.calibration
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        return self._ordered
+        """Features with a column for each element as `s:rot90`; for square images and several channels."""
+        names: list[str] = []
+        for kind in self.kinds:
+            each = self.each_element and kind.by_element
+            names += [f"{kind.name}:{action.name}" for action in self.group.moving] if each else [kind.name]
+        return tuple(names)
 
-    def _present(self, table: Table) -> list[str]:
+    def _present(self, table: Table) -> list[Feature]:
         """The features in the order of the columns, without those that this backbone does not have."""
-        present = [name for name in self._ordered if name in table]
+        present = [kind for kind in self.kinds if kind.name in table]
         if not present:
             raise OptionError(f"this backbone has no feature {', '.join(self.features)}; name another feature")
         return present
 
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
-        """The paper's u_t: s where it is computed, otherwise the first feature; a mean over the channels of `inner`."""
+        """The paper's u_t: s where it is computed, otherwise the first feature; a mean over the channels of layers."""
         present = self._present(table)
-        name = "s" if "s" in present else present[0]
-        if name in ACTIVATIONS:
-            return _nanmean(table[name].reshape(*table[name].shape[:2], -1))
-        return self.reduce(name, table[name])
+        kind = next((kind for kind in present if kind.name == "s"), present[0])
+        values = table[kind.name]
+        return nanmean(values.reshape(*values.shape[:2], -1)) if kind.layers else kind.average(values)
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
         return self.levels.timesteps(backbone.alphas_cumprod)
@@ -181,7 +192,12 @@ class GepcExtractor(HasMaps, Extractor):
     @property
     def compares(self) -> bool:
         """Whether any feature compares group elements."""
-        return not set(self.features) <= set(WITHOUT_GROUP)
+        return any(kind.per != "image" for kind in self.kinds)
+
+    @property
+    def shown_parts(self) -> list[str]:
+        """Names of the parts of the map: `residual`, mean_g mean_c r_g^2 / b, and that of the inner layers."""
+        return [*(["residual"] if self.compares else []), *(["inner"] if "inner" in self.features else [])]
 
     @property
     def by_level(self) -> bool:
@@ -194,82 +210,88 @@ class GepcExtractor(HasMaps, Extractor):
         return np.where(self._level_masks(keys, seed, columns.shape[1])[:, :, None], columns, np.nan)
 
     def columns(self, table: Table) -> Columns:
-        return np.concatenate([self._columns_of(name, table[name]) for name in self._present(table)], axis=2)
+        return np.concatenate([self._columns_of(kind, table) for kind in self._present(table)], axis=2)
 
     def parts(self, table: Table) -> dict[str, int]:
         """Columns that are calibrated together: those of the network's output, and those of its inner layers."""
         widths = {"output": 0, "layers": 0}
-        for name in self._present(table):
-            part = "layers" if name in ACTIVATIONS else "output"
-            widths[part] += self._columns_of(name, table[name][:1]).shape[2]
+        for kind in self._present(table):
+            widths["layers" if kind.layers else "output"] += self._columns_of(kind, table).shape[2]
         return {part: width for part, width in widths.items() if width}
 
-    def _columns_of(self, feature: str, values: npt.NDArray[np.float64]) -> Columns:
-        if feature == "h":  # means, and standard deviations, which are positive with a long tail
-            means, deviations = np.split(values, 2, axis=2)
-            return np.concatenate([means, np.log(np.maximum(deviations, TINY))], axis=2)
-        if feature == "inner":
-            return np.log(np.maximum(_nanmean(np.moveaxis(values, 2, 3)), TINY))
-        return self.reduce(feature, values)[:, :, None]
-
-    def reduce(self, feature: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The paper's scalar from table values: the mean over g (or over pairs), identity included.
-
-        With a random subset of elements the estimate is unbiased: pairs with the identity are averaged apart.
-        """
-        if feature in WITHOUT_GROUP:
-            return values
-        if feature == "var_g":
-            return _nanmean((values - _nanmean(values)[..., None]) ** 2)
-        if feature in PER_ELEMENT:
-            size = values.shape[2]
-            return np.asarray(_nanmean(values[:, :, 1:]) * ((size - 1) / size))
-        if feature == "pair":
-            size = (1 + math.isqrt(1 + 8 * values.shape[2])) // 2  # |G| from the number of pairs
-            with_identity, others = values[:, :, : size - 1], values[:, :, size - 1 :]
-            if others.shape[2] == 0:
-                return _nanmean(with_identity)
-            return (2.0 * _nanmean(with_identity) + (size - 2) * _nanmean(others)) / size
-        return np.asarray(values.mean(axis=2))
+    def _columns_of(self, kind: Feature, table: Table) -> Columns:
+        return kind.columns(table[kind.name], self.each_element, self.transformed)
 
     def _run(
         self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
     ) -> tuple[Table, MapParts]:
-        if "var" in self.features and not backbone.learned_variance:
-            raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
         group = self.acting(batch.size)
         if len(group) < len(self.group):
             dropped = sorted(set(self.group.names) - set(group.names))
             log.info("images of %dx%d are not square: %s left out", *batch.size, ", ".join(dropped))
+        parts = [find_map_part(name) for name in self.shown_parts] if with_maps else []
+        passes = self._passes(backbone, batch, group, parts)
         used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
         maps: list[MapParts] = []
         for position, t in enumerate(timesteps):
-            one_pass = partial(self.level_pass, self, backbone, batch, group, t)
-            draws = [one_pass(draw, used[:, position], with_maps).run() for draw in range(self.mc_samples)]
-            rows.append({name: np.mean([row[name] for row, _ in draws], axis=0) for name in draws[0][0]})
-            parts = [found for _, found in draws]
-            maps.append({name: np.mean([part[name] for part in parts], axis=0, dtype=np.float32) for name in parts[0]})
+            draws = []
+            for draw in range(self.mc_samples if used[:, position].any() else 0):
+                level = passes.at(t, draw, used[:, position])
+                chosen = self._chosen_elements(batch, level.rows, len(group.moving), t)
+                draws.append(compute_row(self.kinds, parts, group, level, passes.transported(level, chosen)))
+            rows.append(_mean_over_draws([row for row, _ in draws], used[:, position]))
+            maps.append(_mean_over_draws([fields for _, fields in draws], used[:, position]))
         return _by_level(rows), _by_level(maps)
+
+    def _passes(self, backbone: Backbone, batch: Batch, group: Group, parts: list[MapPart]) -> Passes:
+        kinds = self.kinds
+        if any(kind.log_variance for kind in kinds) and not backbone.learned_variance:
+            raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
+        return Passes(
+            backbone,
+            batch,
+            group,
+            self.pooling,
+            self.layers,
+            record=any(kind.layers for kind in kinds) or any(part.layers for part in parts),
+            record_moved=any(kind.layers and kind.per != "image" for kind in kinds),
+            log_variance=any(kind.log_variance for kind in kinds),
+            fresh_noise=any(kind.fresh_noise for kind in kinds),
+        )
 
     def acting(self, size: tuple[int, int]) -> Group:
         """The group on images of that size: rotations by a quarter turn need square ones."""
         return self.group.for_size(*size)
 
     def _level_masks(self, keys: Sequence[bytes], seed: int, count: int) -> npt.NDArray[np.bool_]:
+        """Which levels (columns) each image (row) is evaluated at."""
         if self.level_samples is None or self.level_samples >= count:
             return np.ones((len(keys), count), dtype=bool)
         return noise.subsets(seed, keys, count, self.level_samples, "levels")
 
+    def _chosen_elements(self, batch: Batch, rows: npt.NDArray[np.int64], moving: int, t: int) -> npt.NDArray[np.bool_]:
+        """The non-identity elements (columns) that each image (row) is compared under; the same for every draw."""
+        if not self.compares or self.group_samples is None or self.group_samples >= moving:
+            return np.full((len(rows), moving), self.compares)
+        keys = [batch.keys[int(row)] for row in rows]
+        return noise.subsets(batch.seed, keys, moving, self.group_samples, "elements", t)
 
-def _by_level(levels: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
-    """Levels side by side: (N, levels, ...) by name."""
-    return {name: np.stack([level[name] for level in levels], axis=1) for name in levels[0]}
+
+def _mean_over_draws(
+    draws: Sequence[dict[str, torch.Tensor]], used: npt.NDArray[np.bool_]
+) -> dict[str, npt.NDArray[Any]]:
+    """Means by name, for all images of the batch; NaN for those that are not `used`. Empty without a draw."""
+    means: dict[str, npt.NDArray[Any]] = {}
+    for name in draws[0] if draws else ():
+        values = np.mean([draw[name].cpu().numpy() for draw in draws], axis=0)
+        means[name] = np.full((len(used), *values.shape[1:]), np.nan, dtype=values.dtype)
+        means[name][used] = values
+    return means
 
 
-def _nanmean(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mean over the last axis of what was evaluated; NaN where nothing was."""
-    seen = ~np.isnan(values)
-    total = np.where(seen, values, 0.0).sum(axis=-1)
-    count = seen.sum(axis=-1)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+def _by_level(levels: Sequence[dict[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """Levels side by side, (N, levels, ...) by name; NaN for a level at which no image was evaluated."""
+    evaluated = next((level for level in levels if level), {})
+    empty = {name: np.full_like(values, np.nan) for name, values in evaluated.items()}
+    return {name: np.stack([(level or empty)[name] for level in levels], axis=1) for name in evaluated}

@@ -35,9 +35,8 @@ class Action:
 
     def on_pixels(self, factor: int) -> Action:
         """The same action on images with `factor` pixels per side of a cell: shifts are that many times longer."""
-        if isinstance(self.apply, partial) and self.apply.func is torch.roll:
-            down, right = self.apply.keywords["shifts"]
-            return shift(right * factor, down * factor)
+        if isinstance(self.apply, Shift):
+            return shift(self.apply.dx * factor, self.apply.dy * factor)
         return self
 
     def __repr__(self) -> str:
@@ -48,6 +47,18 @@ class Action:
         if _known(self.name) == self:
             return find_action, (self.name,)
         return Action, (self.name, self.apply, self.inverse, self.square_only)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A circular shift by `dx` pixels to the right and `dy` down."""
+
+    dx: int
+    dy: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The shifted image."""
+        return torch.roll(x, (self.dy, self.dx), PIXELS)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:
@@ -69,9 +80,8 @@ def _rotation(name: str, turns: int) -> Action:
 
 @cache
 def shift(dx: int, dy: int, name: str | None = None) -> Action:
-    """A circular shift by `dx` pixels to the right and `dy` down."""
-    apply, inverse = (partial(torch.roll, shifts=(sign * dy, sign * dx), dims=PIXELS) for sign in (1, -1))
-    return Action(name or f"shift({dx},{dy})", apply, inverse)
+    """The action of a circular shift by `dx` pixels to the right and `dy` down."""
+    return Action(name or f"shift({dx},{dy})", Shift(dx, dy), Shift(-dx, -dy))
 
 
 IDENTITY = _involution("id", _same)

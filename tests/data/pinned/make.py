@@ -1,4 +1,4 @@
-"""Write the saved detectors, their expected answers and the cache keys that `tests/test_pinned.py` holds fixed.
+"""Write the saved detectors and the expected answers that `tests/test_pinned.py` holds fixed.
 
     python tests/data/pinned/make.py
 
@@ -7,9 +7,6 @@ Run it only to add a case: what is there was written by version 0.1 and must not
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -80,29 +77,6 @@ def main() -> None:
         if detector.extractor.has_maps:
             answers["map"] = detector.score_map(scored)
         np.savez_compressed(HERE / name / "expected.npz", **answers)
-    keys = HERE / "cache_keys.json"
-    if not keys.exists():
-        keys.write_text(json.dumps(cache_keys(backbone), indent=1) + "\n")
-
-
-def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
-    """For each method the names of the files that its features of three images are cached under."""
-    from gepc.images.batches import OnBadImage, chunks
-    from gepc.images.preprocessing import Preprocessing
-    from gepc.images.sources import open_images
-    from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_chunks
-
-    found = {}
-    for name, (method, options) in CASES.items():
-        folder = Path(tempfile.mkdtemp())
-        options = dict(options)
-        detector = gepc.create_detector(backbone, method, preset=options.pop("preset", None), **options)
-        spec = ExtractionSpec(detector.extractor, detector.extractor.timesteps(backbone))
-        read = chunks(open_images(images(3, 4)), Preprocessing(size=(16, 16)), 64, OnBadImage.NONE)
-        list(extract_chunks(backbone, spec, read, FeatureCache(folder)))
-        found[name] = sorted(path.name for path in folder.rglob("*.safetensors"))
-        shutil.rmtree(folder)
-    return found
 
 
 if __name__ == "__main__":

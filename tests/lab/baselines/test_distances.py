@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import uniform_filter
+from toys import toy_backbone
 
 import gepc
 from gepc.backbones.diffusers import DiffusersBackbone
@@ -26,8 +27,8 @@ from gepc.lab.baselines.distances import (
     mse,
     msgms,
     ssim,
-    unit,
 )
+from gepc.methods.diffpath import unit
 
 RNG = np.random.default_rng(0)
 
@@ -143,7 +144,7 @@ def test_names() -> None:
     with pytest.raises(OptionError, match="did you mean 'msgms'"):
         check_distance("msgm")
     if importlib.util.find_spec("lpips") is None:
-        with pytest.raises(OptionError, match="needs the package lpips"):
+        with pytest.raises(OptionError, match=r"needs the package lpips: pip install 'gepc\[lpips\]'"):
             check_distance("lpips")
     torch.testing.assert_close(unit(torch.tensor([-2.0, -1.0, 0.0, 1.0])), torch.tensor([0.0, 0.0, 0.5, 1.0]))
 
@@ -157,6 +158,7 @@ def test_lpips_sees_three_channels_in_its_range_and_at_least_32_pixels_a_side(
     class Kept(torch.nn.Module):
         def __init__(self, net: str, verbose: bool) -> None:
             super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
 
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             seen.extend([a, b])
@@ -172,10 +174,13 @@ def test_lpips_sees_three_channels_in_its_range_and_at_least_32_pixels_a_side(
     (tmp_path / "checkpoints" / "alexnet-owt.pth").touch()
     check_distance("lpips")
     grey = torch.linspace(0.0, 1.0, 2 * 9 * 40, dtype=torch.float64).reshape(2, 1, 9, 40)
-    found = distance_of("lpips", None)(grey, 1.0 - grey)  # type: ignore[arg-type]
+    found = distance_of("lpips", toy_backbone())(grey, 1.0 - grey)
     assert (found.shape, found.dtype) == ((2,), torch.float64)
     assert seen[0].shape == (2, 3, 32, 40)
     expected = (2.0 * grey - 1.0).float().repeat(1, 3, 1, 1)
     torch.testing.assert_close(seen[0][:, :, 11:20], expected)
     assert not seen[0][:, :, :11].any()
     assert not seen[0][:, :, 20:].any()
+    elsewhere = toy_backbone()
+    elsewhere.device = torch.device("meta")
+    assert distance_of("lpips", elsewhere).net.weight.device == elsewhere.device  # type: ignore[attr-defined]

@@ -10,8 +10,9 @@ from scipy.stats import norm
 from toys import pictures, toy_backbone
 
 import gepc
-from gepc.backbones.schedule import cosine_alphas_cumprod
+from gepc.backbones.schedule import cosine_alphas_cumprod, log_variances
 from gepc.core.errors import OptionError
+from gepc.lab.analytic import GaussianBackbone
 from gepc.lab.baselines.likelihood import Chain, NllOde, NllVlb, log_bin
 from gepc.methods.base import Batch
 
@@ -84,7 +85,7 @@ def test_larger_reverse_variance() -> None:
         NllVlb(strata=None, clip=False, variance=kind).terms(backbone, batch).numpy()[:, 1:-1]
         for kind in ("posterior", "beta")
     )
-    log_b, log_bt = Chain.of(backbone, None).log_variances
+    log_b, log_bt = log_variances(Chain.of(backbone, None).abar)
     ratio = np.exp(log_bt - log_b)[1:]
     np.testing.assert_allclose(large, D / 2 * (-np.log(ratio) - 1 + ratio) + ratio * small, rtol=1e-9)
 
@@ -104,7 +105,6 @@ def test_learned_variance_interpolates(network_of: gepc.Backbone) -> None:
 @pytest.fixture
 def network_of() -> gepc.Backbone:
     """A backbone with a learned variance whose interpolation value is `value` everywhere."""
-    from gepc.backbones.schedule import log_variances
 
     class Learned(gepc.Backbone):
         learned_variance = True
@@ -119,6 +119,34 @@ def network_of() -> gepc.Backbone:
             return self.eps(x, t), (share * large + (1 - share) * small).expand_as(x)
 
     return Learned(SHORT, 3, SHAPE[1:])
+
+
+class LearnedGaussian(GaussianBackbone):
+    """The exact noise prediction, with a learned variance halfway between btilde and beta, in float32."""
+
+    learned_variance = True
+
+    def eps_and_log_variance(self, x: torch.Tensor, t: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        steps = torch.as_tensor(t)
+        both = [self.per_image(table, x, steps).float() for table in log_variances(self.alphas_cumprod)]
+        return self.eps(x, t), (0.5 * both[0] + 0.5 * both[1]).expand_as(x)
+
+
+@pytest.mark.parametrize("steps", [None, 20])
+def test_a_learned_variance_is_read_where_the_schedule_ends_in_pure_noise(steps: int | None) -> None:
+    """A linear schedule down to abar = e^-50: beta and btilde round to one number, and every term has its closed form.
+
+    D/2 [ln(v/bt) - 1 + bt/v] + (bt/v) times the term with bt, for v = sqrt(bt b).
+    """
+    abar = np.cumprod(1.0 - np.linspace(0.01, 0.95, 60))
+    backbone, batch = LearnedGaussian(MU, S**2, SHAPE, abar), copies(sample(1)[0], 3)
+    given = {"steps": steps, "strata": None, "clip": False}
+    small = NllVlb(variance="posterior", **given).terms(backbone, batch).numpy()  # type: ignore[arg-type]
+    found = NllVlb(**given).terms(backbone, batch).numpy()  # type: ignore[arg-type]
+    log_b, log_bt = log_variances(Chain.of(backbone, steps).abar)
+    ratio = np.exp(0.5 * (log_bt - log_b))[1:]
+    expected = D / 2 * (-np.log(ratio) - 1 + ratio) + ratio * small[:, 1:-1]
+    np.testing.assert_allclose(found[:, 1:-1], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_decoder_integrates_over_the_bin() -> None:

@@ -16,9 +16,10 @@ from gepc.core.errors import OptionError
 from gepc.images.noise import image_key
 from gepc.lab.analytic import GaussianBackbone
 from gepc.lab.baselines.likelihood import FLIPD, LocalDimension
-from gepc.lab.baselines.paths import UFCOD, DiffPath
+from gepc.lab.baselines.paths import UFCOD
 from gepc.lab.baselines.score import FlowMismatch
 from gepc.methods.base import Batch, extract_map_parts, extract_table
+from gepc.methods.diffpath import DiffPath
 
 IMAGES = pictures(6)
 BATCH = Batch(IMAGES, [image_key(image) for image in IMAGES])

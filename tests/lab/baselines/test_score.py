@@ -246,7 +246,7 @@ T = 814
 
 
 def test_levels_on_the_papers_schedule_of_eigenscore() -> None:
-    extractor = method("eigenscore", **EigenScore.presets["paper"])
+    extractor = method("eigenscore", **EigenScore.presets["paper"].method)
     np.testing.assert_allclose(extractor.timesteps(gaussian()), (814, 1202, 1575, 1928, 2257), atol=2)
     assert extractor.cost(gaussian(), (4, 4)).forward == 30_000
 

@@ -1,5 +1,5 @@
-"""Published detection methods, one module for each kind; importing this package registers all of them."""
+"""Published detection methods beyond those of `gepc.methods`; importing this package registers all of them."""
 
-from gepc.lab.baselines import likelihood, paths, ratios, score, statistics
+from gepc.lab.baselines import likelihood, paths, ratios, score
 
-__all__ = ["likelihood", "paths", "ratios", "score", "statistics"]
+__all__ = ["likelihood", "paths", "ratios", "score"]

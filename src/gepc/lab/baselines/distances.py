@@ -11,7 +11,6 @@ Each is symmetric, and 0 for equal pictures. Scales differ: calibrate before add
 
 import importlib.util
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,13 +18,13 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
+from gepc.methods.diffpath import SSIM_WINDOW, similarity
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 DISTANCES = ("mse", "msgms", "ssim", "backbone", "lpips")
 GMS_CONSTANT = 170.0 / 255.0**2
 SMALLEST_SIDE = 4
-SSIM_WINDOW = 7
 
 
 def mse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -46,26 +45,8 @@ def msgms(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def ssim(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """1 - SSIM of every channel (data range 1) over all windows that fit; at full and half size where one fits."""
     pairs = _pyramid(a.double(), b.double(), 2, SSIM_WINDOW)
-    gaps = [1.0 - _similarity(*pair, min(SSIM_WINDOW, *pair[0].shape[2:])).flatten(1).mean(1) for pair in pairs]
+    gaps = [1.0 - similarity(*pair, min(SSIM_WINDOW, *pair[0].shape[2:])).flatten(1).mean(1) for pair in pairs]
     return torch.stack(gaps).mean(0)
-
-
-def ssim_map(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """SSIM of the window around every pixel of every channel, (N, C, H, W) float64; the border is replicated."""
-    pad = torch.nn.ReplicationPad2d(SSIM_WINDOW // 2)
-    return _similarity(pad(a.double()), pad(b.double()), SSIM_WINDOW)
-
-
-def _similarity(a: torch.Tensor, b: torch.Tensor, window: int) -> torch.Tensor:
-    """SSIM of every uniform window that fits, with unbiased variances."""
-    c1, c2 = 0.01**2, 0.03**2
-    mean = partial(torch.nn.functional.avg_pool2d, kernel_size=window, stride=1)
-    mu_a, mu_b, unbiased = mean(a), mean(b), window**2 / (window**2 - 1.0)
-    var_a = unbiased * (mean(a.square()) - mu_a.square())
-    var_b = unbiased * (mean(b.square()) - mu_b.square())
-    both = unbiased * (mean(a * b) - mu_a * mu_b)
-    bottom = (mu_a.square() + mu_b.square() + c1) * (var_a + var_b + c2)
-    return (2 * mu_a * mu_b + c1) * (2 * both + c2) / bottom
 
 
 def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -74,7 +55,8 @@ def _pyramid(a: torch.Tensor, b: torch.Tensor, scales: int, smallest: int) -> li
     for _ in range(scales - 1):
         if min(pairs[-1][0].shape[2:]) < 2 * smallest:
             break
-        pairs.append(tuple(torch.nn.functional.avg_pool2d(field, 2) for field in pairs[-1]))  # type: ignore[arg-type]
+        left, right = pairs[-1]
+        pairs.append((torch.nn.functional.avg_pool2d(left, 2), torch.nn.functional.avg_pool2d(right, 2)))
     return pairs
 
 
@@ -125,43 +107,43 @@ class BackboneDistance:
         return [field.double() / field.double().norm(dim=1, keepdim=True).clamp_min(1e-10) for field in maps.values()]
 
 
-def _lpips() -> Distance:
-    """LPIPS with AlexNet, from files on disk; nothing is downloaded."""
-    if importlib.util.find_spec("lpips") is None:
-        raise OptionError("the distance 'lpips' needs the package lpips, which is not installed; use msgms or ssim")
-    weights = Path(torch.hub.get_dir()) / "checkpoints"
-    if not any(weights.glob("alexnet*")):
-        raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; use msgms or ssim")
-    net = importlib.import_module("lpips").LPIPS(net="alex", verbose=False).eval()
+class LPIPS:
+    """LPIPS with AlexNet on the given device, from files on disk; nothing is downloaded."""
 
-    def prepared(x: torch.Tensor) -> torch.Tensor:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        if importlib.util.find_spec("lpips") is None:
+            raise OptionError("the distance 'lpips' needs the package lpips: pip install 'gepc[lpips]'; or use msgms")
+        weights = Path(torch.hub.get_dir()) / "checkpoints"
+        if not any(weights.glob("alexnet*")):
+            raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; use msgms or ssim")
+        self.net = importlib.import_module("lpips").LPIPS(net="alex", verbose=False).eval().to(device)
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """(N,) float64."""
+        with torch.no_grad():
+            distances: torch.Tensor = self.net(self._prepared(a), self._prepared(b))
+        return distances.flatten().double()
+
+    @staticmethod
+    def _prepared(x: torch.Tensor) -> torch.Tensor:
         """In [-1, 1], three channels, at least 32 pixels a side (zeros around)."""
         x = x.float().repeat(1, 3 // x.shape[1], 1, 1) * 2.0 - 1.0
         high, wide = (max(0, 32 - side) for side in x.shape[2:])
         return torch.nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
-
-    def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return net(prepared(a), prepared(b)).flatten().double()  # type: ignore[no-any-return]
-
-    return distance
 
 
 def check_distance(name: str) -> None:
     """Raise `OptionError` for an unknown name, and for `lpips` if it is not installed."""
     check_choice("distance", name, DISTANCES)
     if name == "lpips":
-        _lpips()
+        LPIPS()
 
 
 def distance_of(name: str, backbone: Backbone) -> Distance:
     """The distance of that name."""
     check_choice("distance", name, DISTANCES)
-    if name in ("backbone", "lpips"):
-        return BackboneDistance(backbone) if name == "backbone" else _lpips()
+    if name == "backbone":
+        return BackboneDistance(backbone)
+    if name == "lpips":
+        return LPIPS(backbone.device)
     return {"mse": mse, "msgms": msgms, "ssim": ssim}[name]
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    """From [-1, 1] to [0, 1], clipped."""
-    return ((x + 1.0) / 2.0).clamp(0.0, 1.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from gepc.lab.baselines.paths import HIGHEST_RHO, even_in
 from gepc.lab.baselines.score import ScoreNorm, eps_and_trace, signs
 from gepc.methods.base import Batch, Columns, Cost, Derived, Features, PerLevel, Table, WholeImage, register
 from gepc.methods.pooling import energy
+from gepc.methods.presets import Preset, Presets
 
 Steps = npt.NDArray[np.int64]
 HALF_BIN = 1.0 / 255.0
@@ -49,9 +50,14 @@ class Chain:
         return self.abar / (1.0 - self.abar)
 
     @cached_property
-    def log_variances(self) -> tuple[FloatArray, FloatArray]:
-        """ln beta and ln btilde; at the first step ln btilde takes its value at the second."""
-        return log_variances(self.abar)
+    def log_posterior(self) -> FloatArray:
+        """ln btilde; at the first step it takes its value at the second."""
+        return log_variances(self.abar)[1]
+
+    @cached_property
+    def log_extent(self) -> FloatArray:
+        """ln beta - ln btilde."""
+        return log_extent(self.abar)
 
     def strata(self, count: int | None) -> list[int]:
         """Edges e_0 = 0 < e_1 < ...: stratum k holds the steps after e_k up to e_{k+1}; None is one step each."""
@@ -60,22 +66,9 @@ class Chain:
         return even_in(np.log1p(-self.abar), count)  # in which the terms of natural images are nearly even, too
 
 
-@register("nll_vlb")
 @dataclass(frozen=True)
-class NllVlb(WholeImage):
-    """Negative log-likelihood by the variational bound, in bits per dimension.
-
-    With reverse steps N(mean, var) on the retained timesteps, btilde the posterior variance, and SNR = abar/(1 - abar):
-
-        L_T = KL(N(sqrt(abar_T) x, (1 - abar_T) I) || N(0, I))
-        L_t = sum_i 1/2 [ln(var/btilde) - 1 + (btilde/var) (1 + (SNR_{t-1} - SNR_t) (x - xhat0)_i^2)]
-        L_0 = -log of a Gaussian around xhat0, integrated over the 8-bit bin
-        bpd = (L_0 + sum_t L_t + L_T)/(D ln 2)
-
-    Ho, Jain & Abbeel, NeurIPS 2020; Nichol & Dhariwal, ICML 2021.
-
-    The score is raw and one-sided: an image is OOD where the model finds it unlikely. That inverts for images simpler
-    than the training set (SVHN under CIFAR-10).
+class BoundOptions:
+    """The parameters of the variational bound, for the bound itself and for methods that build on it.
 
     Parameters
     ----------
@@ -90,10 +83,10 @@ class NllVlb(WholeImage):
 
     calibration: ClassVar[str] = "raw"
     pixels_only: ClassVar[str | None] = "it is a likelihood of 8-bit pixels"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"steps": 1000, "strata": None},
-        "light": {"strata": 32},
-        "full": {"steps": None, "strata": None},
+    presets: ClassVar[Presets] = {
+        "paper": Preset({"steps": 1000, "strata": None}),
+        "light": Preset({"strata": 32}),
+        "full": Preset({"steps": None, "strata": None}),
     }
 
     steps: int | None = at_least(2, None)
@@ -103,12 +96,32 @@ class NllVlb(WholeImage):
     compat: bool = False
 
     @property
-    def column_names(self) -> tuple[str, ...]:
-        return ("bpd",)
+    def bound(self) -> NllVlb:
+        """The bound with these parameters."""
+        return NllVlb(**{field.name: getattr(self, field.name) for field in fields(BoundOptions)})
 
-    def plain(self) -> NllVlb:
-        """The bound itself with the same parameters, for subclasses that add to it."""
-        return NllVlb(**{field.name: getattr(self, field.name) for field in fields(NllVlb)})
+
+@register("nll_vlb")
+@dataclass(frozen=True)
+class NllVlb(BoundOptions, WholeImage):
+    """Negative log-likelihood by the variational bound, in bits per dimension.
+
+    With reverse steps N(mean, var) on the retained timesteps, btilde the posterior variance, and SNR = abar/(1 - abar):
+
+        L_T = KL(N(sqrt(abar_T) x, (1 - abar_T) I) || N(0, I))
+        L_t = sum_i 1/2 [ln(var/btilde) - 1 + (btilde/var) (1 + (SNR_{t-1} - SNR_t) (x - xhat0)_i^2)]
+        L_0 = -log of a Gaussian around xhat0, integrated over the 8-bit bin
+        bpd = (L_0 + sum_t L_t + L_T)/(D ln 2)
+
+    Ho, Jain & Abbeel, NeurIPS 2020; Nichol & Dhariwal, ICML 2021.
+
+    The score is raw and one-sided: an image is OOD where the model finds it unlikely. That inverts for images simpler
+    than the training set (SVHN under CIFAR-10).
+
+    The parameters are those of `BoundOptions`.
+    """
+
+    column_names = ("bpd",)
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         return Cost(forward=len(Chain.of(backbone, self.steps).strata(self.strata)))
@@ -140,15 +153,15 @@ class NllVlb(WholeImage):
         field = _noise(backbone, batch, chain.timesteps[step], draw)
         x_t = backbone.sqrt_abar(x0, t) * x0 + backbone.sigma(x0, t) * field
         eps, share = self._predict(backbone, x_t, t)
-        spread = [torch.from_numpy(table[step]).to(x0.device).reshape(-1, 1, 1, 1) for table in chain.log_variances]
-        log_var = share * spread[0] + (1.0 - share) * spread[1]
+        posterior, extent = (_per_image(table[step], x0) for table in (chain.log_posterior, chain.log_extent))
+        log_var = posterior + share * extent
         estimate = ((x_t - backbone.sigma(x0, t) * eps) / backbone.sqrt_abar(x0, t)).double()
         if self.clip:
             estimate = estimate.clamp(-1.0, 1.0)
         if step[0] == 0:
             return -log_bin(x0.double(), estimate, log_var, self.compat).flatten(1).sum(1)
-        drop = torch.from_numpy(chain.snr[step - 1] - chain.snr[step]).to(x0.device).reshape(-1, 1, 1, 1)
-        ratio = spread[1] - log_var
+        drop = _per_image(chain.snr[step - 1] - chain.snr[step], x0)
+        ratio = posterior - log_var
         error = (x0.double() - estimate).square()
         return 0.5 * (ratio.exp() * (1.0 + drop * error) - 1.0 - ratio).flatten(1).sum(1)
 
@@ -157,8 +170,25 @@ class NllVlb(WholeImage):
         if self.variance != "model" or not backbone.learned_variance:
             return backbone.eps(x_t, t), float(self.variance == "beta")
         eps, log_var = backbone.eps_and_log_variance(x_t, t)
-        large, small = (backbone.per_image(table, x_t, t).double() for table in log_variances(backbone.alphas_cumprod))
-        return eps, (log_var.double() - small) / (large - small)
+        # in the precision of the network, so that rounding ln btilde cancels; the divisor may be as small as 1e-20
+        posterior = backbone.per_image(log_variances(backbone.alphas_cumprod)[1], x_t, t)
+        extent = _per_image(log_extent(backbone.alphas_cumprod)[t.cpu().numpy()], x_t)
+        return eps, (log_var - posterior).double() / extent
+
+
+def log_extent(abar: FloatArray) -> FloatArray:
+    """ln beta_t - ln btilde_t = ln((1 - abar_t)/(1 - abar_{t-1})) > 0, also where both logarithms round to one number.
+
+    At the first step it is the difference of the entries of `log_variances`.
+    """
+    beta, posterior = log_variances(abar)
+    between = np.log1p((abar[:-1] - abar[1:]) / (1.0 - abar[:-1]))
+    return np.concatenate([beta[:1] - posterior[:1], between])
+
+
+def _per_image(values: FloatArray, like: Tensor) -> Tensor:
+    """One number per image, (N, 1, 1, 1) float64, on the device of `like`."""
+    return torch.from_numpy(values).to(like.device).reshape(-1, 1, 1, 1)
 
 
 def _noise(backbone: Backbone, batch: Batch, timesteps: Steps, draw: int) -> Tensor:
@@ -195,24 +225,25 @@ def bits_per_dim(nats: Tensor, batch: Batch) -> Tensor:
 
 @register("typicality")
 @dataclass(frozen=True)
-class Typicality(Derived, NllVlb):
+class Typicality(BoundOptions, Derived):
     """Typicality test. Nalisnick, Matsukawa, Teh & Lakshminarayanan, 2019.
 
         |NLL(x) - mean of NLL over ID images|
 
     for one image, from the variational bound, in standard deviations. Two-sided, unlike the likelihood itself. In the
-    paper the model is trained on the ID set. The parameters are those of `NllVlb`.
+    paper the model is trained on the ID set. The parameters are those of `BoundOptions`.
     """
 
     calibration: ClassVar[str] = "abs_z"
+    column_names = ("bpd",)
 
     def builds_on(self) -> tuple[NllVlb]:
-        return (self.plain(),)
+        return (self.bound,)
 
 
 @register("dos")
 @dataclass(frozen=True)
-class DensityOfStates(Derived, NllVlb):
+class DensityOfStates(BoundOptions, Derived):
     """Density of states: a density over several summary statistics. Morningstar et al., AISTATS 2021.
 
     The statistics: the bound in bits per dimension, its contributions in bands of noise levels, and the score norm at a
@@ -223,7 +254,7 @@ class DensityOfStates(Derived, NllVlb):
     bands : number of bands that the terms of the bound are summed in.
     levels : noise levels of the score norms.
 
-    The others are those of `NllVlb`.
+    The others are those of `BoundOptions`.
     """
 
     calibration: ClassVar[str] = "gmm"
@@ -237,7 +268,7 @@ class DensityOfStates(Derived, NllVlb):
         return ("bpd", *bands, *(f"norm{place}" for place in range(len(self.levels.values))))
 
     def builds_on(self) -> tuple[NllVlb, ScoreNorm]:
-        return self.plain(), ScoreNorm(self.levels)
+        return self.bound, ScoreNorm(self.levels)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """`bpd` (N, 1), its terms but L_T as `bands` (N, 1, bands) from low noise to high, `norms` (N, 1, levels)."""
@@ -266,15 +297,15 @@ class FLIPD(PerLevel):
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """LID/D = 1 - sigma tr(d eps/dx)/D + |eps|^2/D."""
-        abar = float(backbone.alphas_cumprod[t])
+        sigma = (1.0 - float(backbone.alphas_cumprod[t])) ** 0.5
         probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
-        eps, trace = eps_and_trace(backbone, abar**0.5 * batch.clean(backbone), t, probes)
-        return {"flipd": 1.0 + (energy(eps) - (1.0 - abar) ** 0.5 * trace) / eps[0].numel()}
+        eps, trace = eps_and_trace(backbone, batch.scaled(backbone, t), t, probes)
+        return {"flipd": 1.0 + (energy(eps) - sigma * trace) / eps[0].numel()}
 
 
 @register("lid")
 @dataclass(frozen=True)
-class LocalDimension(Derived, NllVlb):
+class LocalDimension(BoundOptions, Derived):
     """Local intrinsic dimension with likelihood: an image is OOD if it is unlikely, or lies on too thin a manifold.
 
         LID = D + sigma^2 (tr ds/dx + |s|^2)  at x = sqrt(abar) x_0,  s = -eps/sigma
@@ -288,11 +319,11 @@ class LocalDimension(Derived, NllVlb):
     levels : noise level of the dimension.
     probes : Hutchinson probes of the trace.
 
-    The others are those of `NllVlb`.
+    The others are those of `BoundOptions`.
     """
 
     calibration: ClassVar[str] = "softplus"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"strata": None, "probes": 4}, "light": {}}
+    presets: ClassVar[Presets] = {"paper": Preset({"strata": None, "probes": 4}), "light": Preset()}
 
     levels: Levels = Levels((0.998,))
     probes: int = at_least(1, 1)
@@ -302,7 +333,7 @@ class LocalDimension(Derived, NllVlb):
         return ("bpd", *(f"thin{place}" for place in range(len(self.levels.values))))
 
     def builds_on(self) -> tuple[NllVlb, FLIPD]:
-        return self.plain(), FLIPD(self.levels, self.probes)
+        return self.bound, FLIPD(self.levels, self.probes)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """`bpd` (N, 1), and the negative dimension as `thin` (N, 1, levels)."""
@@ -333,7 +364,7 @@ class NllOde(WholeImage):
 
     calibration: ClassVar[str] = "raw"
     column_names = ("bpd",)
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"steps": 250}, "light": {"steps": 16}}
+    presets: ClassVar[Presets] = {"paper": Preset({"steps": 250}), "light": Preset({"steps": 16})}
 
     steps: int = at_least(1, 16)
 

@@ -1,14 +1,13 @@
-"""Methods that follow a sampler's path, to noise or back to an image: DiffPath, UFCOD, DDPM-OOD, LMD.
+"""Methods that follow a sampler's path, to noise or back to an image: UFCOD, DDPM-OOD, LMD.
 
 The samplers work in the coordinates y = x_t/sqrt(abar), rho = sqrt(1/abar - 1), where dy = eps drho.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,13 +16,13 @@ from torch import Tensor
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.core.options import at_least, one_of
-from gepc.lab.baselines.distances import check_distance, distance_of, ssim_map, unit
-from gepc.methods.base import Batch, Columns, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
-from gepc.methods.pooling import total
+from gepc.core.options import at_least
+from gepc.lab.baselines.distances import check_distance, distance_of
+from gepc.methods.base import Batch, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
+from gepc.methods.diffpath import PathMoments, ddim_grid, denoise, unit
+from gepc.methods.presets import Preset, Presets
 
 HIGHEST_RHO = 80.0
-MOMENTS = ("eps", "eps2", "eps3", "d", "d2", "d3")
 STARTS = tuple(range(10, 1000, 160))  # of DDPM-OOD
 
 # Adams-Bashforth weights of the newest prediction, the one before, ...; the order grows while the history does
@@ -33,14 +32,6 @@ ADAMS_BASHFORTH = (
     (23 / 12, -16 / 12, 5 / 12),
     (55 / 24, -59 / 24, 37 / 24, -9 / 24),
 )
-
-
-def ddim_grid(n_steps: int, count: int) -> tuple[int, ...]:
-    """`count` evenly strided timesteps 0, stride, 2 stride, ...; an error where no stride gives exactly that many."""
-    for stride in range(1, n_steps + 1):
-        if len(range(0, n_steps, stride)) == count:
-            return tuple(range(0, n_steps, stride))
-    raise OptionError(f"no stride divides a schedule of {n_steps} timesteps into exactly {count} steps")
 
 
 def even_in(axis: FloatArray, count: int) -> list[int]:
@@ -57,31 +48,6 @@ def even_in(axis: FloatArray, count: int) -> list[int]:
     for place in range(count - 1, -1, -1):
         edges[place] = min(edges[place], edges[place + 1] - 1)
     return edges
-
-
-def denoise(backbone: Backbone, x: Tensor, t: int, clip: bool) -> tuple[Tensor, Tensor]:
-    """(xhat0, eps) at x_t = x. With `clip`, xhat0 is clipped to [-1, 1] and eps is recomputed from it."""
-    abar = float(backbone.alphas_cumprod[t])
-    rho = float(rho_of(abar))
-    eps = backbone.eps(x, t)
-    y = x / abar**0.5
-    x0 = y - rho * eps
-    if not clip:
-        return x0, eps
-    x0 = x0.clamp(-1.0, 1.0)
-    return x0, (y - x0) / rho
-
-
-def invert(backbone: Backbone, x0: Tensor, timesteps: Sequence[int], clip: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """(xhat0, eps_n) along the DDIM inversion of the image itself, which is taken as x_t at the first timestep."""
-    abar = backbone.alphas_cumprod
-    x = x0
-    for t, after in zip(timesteps, [*timesteps[1:], None], strict=True):
-        estimate, eps = denoise(backbone, x, t, clip)
-        yield estimate, eps
-        if after is not None:
-            ahead = float(abar[after])
-            x = ahead**0.5 * estimate + (1.0 - ahead) ** 0.5 * eps
 
 
 def reconstruct(
@@ -113,98 +79,6 @@ def reconstruct(
     return y
 
 
-@register("diffpath")
-@dataclass(frozen=True)
-class DiffPath(Derived, WholeImage):
-    """DiffPath: moments of the path from an image to noise. Heng, Thiery & Soh, NeurIPS 2024.
-
-    DDIM inversion of x_0 on N evenly strided timesteps gives eps_0 ... eps_{N-1}, and d_n = N (eps_{n+1} - eps_n):
-
-        1-D   sqrt(sum d^2), or sqrt(sum eps^2), the score norm along the path
-        6-D   sum eps, sum eps^2, sum eps^3, sum d, sum d^2, sum d^3      sums over steps, channels and pixels
-
-    As in the authors' code the image is taken as x_t at t = 0. Their kernel density has bandwidth 5, which is
-    meaningful for N = 10 and 32x32x3 only: `calibration="kde:bandwidth=5"`.
-
-    The second version (presets `v2`, `v2_light`; Abdi et al., ICCV workshops 2025, arXiv 2507.22692) takes errors of
-    the score, weighted by structural similarity to stress what the network does not reproduce, in place of eps_n:
-
-        u_n = (1 - SSIM_n) (eps_n - noise_n) = (1 - SSIM_n) (x_0 - xhat0_n)/rho_n
-
-    Only its abstract and summaries of it were available. Assumed here: the error is the difference from noise_n, which
-    leads from x_0 to the n-th state of the inversion; SSIM_n is the map of image and estimate, 7x7 uniform windows; the
-    moments and their density are those of the first version.
-
-    Parameters
-    ----------
-    dim : 6 for the six moments, 1 for one of the norms.
-    steps : N; it must divide the schedule evenly.
-    clip : clip the estimate of x_0 and recompute eps from it, as the authors' code does.
-    root : with dim=1, the norm of `d` or of `eps`.
-    errors : the second version: weighted errors of the score in place of the score.
-    """
-
-    calibration: ClassVar[str] = "gmm"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"dim": 6, "calibration": "gmm"},
-        "light": {"dim": 1, "calibration": "kde"},
-        "v2": {"dim": 6, "errors": True, "calibration": "gmm"},
-        "v2_light": {"dim": 1, "root": "eps", "errors": True, "calibration": "kde"},
-    }
-
-    dim: int = 6
-    steps: int = at_least(2, 10)
-    clip: bool = True
-    root: str = one_of("d", "eps")
-    errors: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dim not in (1, 6):
-            raise OptionError(f"dim must be 1 or 6, got {self.dim}")
-
-    @property
-    def label(self) -> str:
-        kind = "norm" if (self.dim, self.root) == (1, "eps") else f"{self.dim}-D"
-        return f"{self.name}[{'errors ' if self.errors else ''}{kind}]"
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return MOMENTS if self.dim == 6 else ("diffpath",)
-
-    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        return Cost(forward=self.steps)
-
-    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """All six moments, whichever are used: they cost no pass."""
-        if self.errors and batch.pixels is not None:
-            raise OptionError("the errors of diffpath are weighted by a similarity of pictures, not of latents")
-        grid, image = ddim_grid(backbone.n_steps, self.steps), batch.clean(backbone)
-        sums = dict.fromkeys(MOMENTS, image.new_zeros(len(batch)).double())
-        before: Tensor | None = None
-        for t, (estimate, eps) in zip(grid, invert(backbone, image, grid, self.clip), strict=True):
-            now = eps.double()
-            if self.errors:
-                error = (image - estimate).double() / float(rho_of(backbone.alphas_cumprod[t]))
-                now = (1.0 - ssim_map(unit(image), unit(estimate))) * error
-            fields = {"eps": now} if before is None else {"eps": now, "d": self.steps * (now - before)}
-            for name, power in product(fields, (1, 2, 3)):
-                moment = name if power == 1 else f"{name}{power}"
-                sums[moment] = sums[moment] + total(fields[name] ** power)
-            before = now
-        return sums
-
-    def builds_on(self) -> tuple[DiffPath, ...]:
-        """All forms of a version read the same table, cached under dim=1, root="d"."""
-        plain = replace(self, dim=1, root="d")
-        return () if self == plain else (plain,)
-
-    def columns(self, table: Table) -> Columns:
-        if self.dim == 1:
-            return np.sqrt(table[f"{self.root}2"])[:, :, None]
-        return super().columns(table)
-
-
 @register("ufcod")
 @dataclass(frozen=True)
 class UFCOD(Derived):
@@ -224,13 +98,13 @@ class UFCOD(Derived):
 
     calibration: ClassVar[str] = "soft_minimum"
     column_names = ("eps2", "d2")
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
+    presets: ClassVar[Presets] = {"paper": Preset(), "light": Preset()}
 
-    steps: int = 10
+    steps: int = at_least(2, 10)
     clip: bool = True
 
-    def builds_on(self) -> tuple[DiffPath]:
-        return (DiffPath(dim=1, steps=self.steps, clip=self.clip),)
+    def builds_on(self) -> tuple[PathMoments]:
+        return (PathMoments(self.steps, self.clip),)
 
 
 def original_rho(timesteps: Sequence[int]) -> tuple[float, ...]:
@@ -265,9 +139,9 @@ class DDPMOOD(Extractor):
     by_level = False  # the starts may share the sampler's history, and the image's own features
     calibration: ClassVar[str] = "z"
     pixels_only: ClassVar[str | None] = "it compares pictures with their reconstructions"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"levels": Levels.rho(*original_rho(STARTS)), "steps": 100, "distances": ("mse", "lpips")},
-        "light": {},
+    presets: ClassVar[Presets] = {
+        "paper": Preset({"levels": Levels.rho(*original_rho(STARTS)), "steps": 100, "distances": ("mse", "lpips")}),
+        "light": Preset(),
     }
 
     levels: Levels = Levels.rho(*original_rho(STARTS[1:6:2]))
@@ -349,9 +223,9 @@ class LMD(WholeImage):
 
     calibration: ClassVar[str] = "z"
     pixels_only: ClassVar[str | None] = "it compares pictures with their reconstructions"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"repetitions": 10, "steps": 1000, "distance": "lpips"},
-        "light": {"repetitions": 8, "steps": 13},
+    presets: ClassVar[Presets] = {
+        "paper": Preset({"repetitions": 10, "steps": 1000, "distance": "lpips"}),
+        "light": Preset({"repetitions": 8, "steps": 13}),
     }
 
     repetitions: int = at_least(1, 8)

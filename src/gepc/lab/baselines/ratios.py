@@ -1,7 +1,8 @@
 """Likelihoods compared with something else: a background model, an ensemble, a lossless compressor."""
 
+import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -16,9 +17,10 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice, check_least
 from gepc.core.options import at_least
-from gepc.lab.baselines.likelihood import NllVlb
+from gepc.lab.baselines.likelihood import BoundOptions, NllVlb
 from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.methods.pooling import energy
+from gepc.methods.presets import Preset, Presets
 
 BOUND = NllVlb(strata=32)
 _SAVE: dict[str, dict[str, Any]] = {
@@ -27,12 +29,19 @@ _SAVE: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.lru_cache(maxsize=8)
-def checkpoint(source: str) -> Backbone:
-    """The network at `source` (anything `gepc.load_backbone` accepts), loaded once."""
+@functools.cache
+def _loaded(source: str) -> Backbone:
+    """The network at `source` (anything `gepc.load_backbone` accepts), loaded once and never evaluated itself."""
     from gepc.backbones.load import load_backbone
 
     return load_backbone(source)
+
+
+def checkpoint(source: str) -> Backbone:
+    """The network at `source`, with counters of its own; all copies share the weights."""
+    network = copy.copy(_loaded(source))
+    network.reset_counts()
+    return network
 
 
 @contextmanager
@@ -42,12 +51,11 @@ def counted_with(backbone: Backbone, source: str, batch: Batch) -> Iterator[Back
     if other.channels != backbone.channels:
         raise OptionError(f"{source} has {other.channels} channels, the backbone {backbone.channels}")
     other.check_size(*batch.size, what=f"{source}: images")
-    forward, jvp = other.forward_count, other.jvp_count
     try:
         yield other
     finally:
-        backbone.forward_count += other.forward_count - forward
-        backbone.jvp_count += other.jvp_count - jvp
+        backbone.forward_count += other.forward_count
+        backbone.jvp_count += other.jvp_count
 
 
 @register("lr")
@@ -72,9 +80,9 @@ class LikelihoodRatio(WholeImage):
     """
 
     pixels_only: ClassVar[str | None] = "it is a ratio of likelihoods of pixels"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())},
-        "light": {},
+    presets: ClassVar[Presets] = {
+        "paper": Preset({"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())}),
+        "light": Preset(),
     }
 
     levels: Levels = Levels.rho(*np.geomspace(0.02, 5.0, 16).tolist())
@@ -125,7 +133,7 @@ class LikelihoodRatio(WholeImage):
 
 @register("waic")
 @dataclass(frozen=True)
-class WAIC(NllVlb):
+class WAIC(BoundOptions, WholeImage):
     """WAIC: expected likelihood with a penalty for its variance. Choi, Jang & Alemi, 2018.
 
         E[-log p] + Var[log p]/D, in nats of the whole image; per dimension in the table
@@ -139,7 +147,7 @@ class WAIC(NllVlb):
     draws : noise draws per model.
     checkpoints : further networks (other trainings or snapshots, as diffusers folders).
 
-    The others are those of `NllVlb`.
+    The others are those of `BoundOptions`.
     """
 
     column_names = ("waic",)
@@ -159,7 +167,7 @@ class WAIC(NllVlb):
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         models = (backbone, *self.other_backbones())
-        return Cost(forward=self.draws * sum(self.plain().image_cost(model, size).forward for model in models))
+        return Cost(forward=self.draws * sum(self.bound.image_cost(model, size).forward for model in models))
 
     def other_backbones(self) -> tuple[Backbone, ...]:
         return tuple(checkpoint(source) for source in self.checkpoints)
@@ -175,8 +183,8 @@ class WAIC(NllVlb):
         return {"nll": torch.stack(found, 1)}
 
     def _draws(self, backbone: Backbone, batch: Batch) -> torch.Tensor:
-        size = batch.images[0].size
-        return torch.stack([self.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)], 1)
+        bound, size = self.bound, batch.images[0].size
+        return torch.stack([bound.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)], 1)
 
     def columns(self, table: Table) -> Columns:
         """mean + var of the nats per dimension: 1/D of the formula above."""
@@ -185,7 +193,7 @@ class WAIC(NllVlb):
 
 @register("ic")
 @dataclass(frozen=True)
-class InputComplexity(Derived, NllVlb):
+class InputComplexity(BoundOptions, Derived):
     """Input complexity: likelihood against a lossless compressor. Serra et al., ICLR 2020.
 
         S = bpd(x) - L(x)/D        L = 8 times the bytes of the 8-bit image the network sees, compressed
@@ -197,7 +205,7 @@ class InputComplexity(Derived, NllVlb):
     ----------
     compressors : any of `png` (level 9) and `webp` (lossless); of several the smallest file counts, for each image.
 
-    The others are those of `NllVlb`.
+    The others are those of `BoundOptions`.
     """
 
     column_names = ("ic",)
@@ -216,7 +224,7 @@ class InputComplexity(Derived, NllVlb):
         return f"{self.name}[{'+'.join(self.compressors)}]"
 
     def builds_on(self) -> tuple[NllVlb]:
-        return (self.plain(),)
+        return (self.bound,)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """The likelihood's table, and the bits per dimension of every compressor under its name."""

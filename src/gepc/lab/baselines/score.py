@@ -1,9 +1,8 @@
 """Methods that read the predicted score at single noise levels: its norm, curvature, error and transported copies."""
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,11 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.options import at_least, one_of
 from gepc.images import noise
-from gepc.methods.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, register, to_numpy, to_tensor
+from gepc.methods.base import Batch, Cost, Features, PerLevel, register, to_tensor
+from gepc.methods.baselines import ErrorMap
 from gepc.methods.groups import Group, Transform
-from gepc.methods.pooling import box_filter, check_window, energy, odd_eighth, total
+from gepc.methods.pooling import energy, total
+from gepc.methods.presets import Preset, Presets
 
 
 @register("score_norm")
@@ -36,7 +37,7 @@ class ScoreNorm(PerLevel):
     of : `score`, or `eps` for |eps| = sigma_t |s|. The norm along an inversion is `diffpath` with dim=1, root=eps.
     """
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"levels": Levels.rho(0.17)}, "light": {}}
+    presets: ClassVar[Presets] = {"paper": Preset({"levels": Levels.rho(0.17)}), "light": Preset()}
 
     levels: Levels = Levels.rho(0.05, 0.17, 0.52)
     draws: int = at_least(1, 1)
@@ -50,43 +51,6 @@ class ScoreNorm(PerLevel):
         noised = (batch.noised(backbone, t, draw)[0] for draw in range(self.draws))
         norms = [energy(backbone.eps(x_t, t)).sqrt() / sigma for x_t in noised]
         return {"score_norm": torch.stack(norms).mean(0)}
-
-
-@register("msma")
-@dataclass(frozen=True)
-class MSMA(PerLevel):
-    """Multiscale score matching analysis. Mahmood, Oliva & Styner, ICLR 2021.
-
-        f_i = sigma_i |s(x, sigma_i)|     i = 1 ... 10, sigma geometric from 2 to 0.02 in units of [-1, 1]
-
-    No noise is added to the image; on a variance-preserving schedule f_i = |eps(sqrt(abar) x, t)|. The authors choose
-    2, 4, ..., 20 components of a mixture by 10-fold cross-validation (preset `paper`), or take the fifth neighbour
-    (`knn`, here on standardised features), and report .959 and .991 for CIFAR-10 against SVHN.
-
-    Parameters
-    ----------
-    levels : noise levels.
-    noised : evaluate the noised image x_t instead.
-    """
-
-    calibration: ClassVar[str] = "gmm"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"calibration": "gmm:choose=cv"},
-        "light": {},
-        "knn": {"calibration": "knn:k=5"},
-    }
-
-    levels: Levels = Levels.rho(*np.geomspace(2.0, 0.02, 10).tolist())
-    noised: bool = False
-
-    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        x = batch.noised(backbone, t)[0] if self.noised else _scaled(backbone, batch, t)
-        return {"msma": energy(backbone.eps(x, t)).sqrt()}
-
-
-def _scaled(backbone: Backbone, batch: Batch, t: int) -> Tensor:
-    """sqrt(abar_t) x_0: the noised image without its noise."""
-    return batch.clean(backbone) * float(np.sqrt(backbone.alphas_cumprod[t]))
 
 
 def signs(backbone: Backbone, batch: Batch, *numbers: int) -> Tensor:
@@ -126,10 +90,10 @@ class SCOPED(PerLevel):
 
     calibration: ClassVar[str] = "kde:standardise=true"
     aggregate: ClassVar[str] = "max"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {},
-        "light": {"levels": Levels.rho(0.13)},
-        "unsigned": {"levels": Levels.rho(0.13), "sign": "none"},
+    presets: ClassVar[Presets] = {
+        "paper": Preset(),
+        "light": Preset({"levels": Levels.rho(0.13)}),
+        "unsigned": Preset({"levels": Levels.rho(0.13), "sign": "none"}),
     }
     smallest: ClassVar[float] = 1e-3
 
@@ -143,7 +107,7 @@ class SCOPED(PerLevel):
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         """T as `scoped`, and where its denominator had to be kept away from 0 as `clamped`."""
-        x_t = batch.noised(backbone, t)[0] if self.noised else _scaled(backbone, batch, t)
+        x_t = batch.noised(backbone, t)[0] if self.noised else batch.scaled(backbone, t)
         probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
         eps, trace = eps_and_trace(backbone, x_t, t, probes)
         sigma = float(np.sqrt(1.0 - backbone.alphas_cumprod[t]))
@@ -178,9 +142,11 @@ class EigenScore(PerLevel):
     """
 
     calibration: ClassVar[str] = "z"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {"levels": Levels.rho(0.342, 0.522, 0.724, 0.958, 1.24), "k": 3, "iterations": 50, "draws": 20},
-        "light": {},
+    presets: ClassVar[Presets] = {
+        "paper": Preset(
+            {"levels": Levels.rho(0.342, 0.522, 0.724, 0.958, 1.24), "k": 3, "iterations": 50, "draws": 20}
+        ),
+        "light": Preset(),
     }
 
     levels: Levels = Levels.rho(0.342, 0.724, 1.24)
@@ -220,77 +186,6 @@ def _product(backbone: Backbone, y: Tensor, t: int, v: Tensor) -> Tensor:
     return v - rho * slope
 
 
-@dataclass(frozen=True)
-class ErrorMap(HasMaps, PerLevel):
-    """A method whose map shows the denoising error, and whose feature pools the map."""
-
-    draws: int = at_least(1, 1)
-
-    @abstractmethod
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
-        """The map at one level, (N, H, W)."""
-
-    def pooled(self, field: Tensor) -> Tensor:
-        """(N, H, W) -> (N,): the mean."""
-        return field.mean((1, 2))
-
-    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[Tensor]:
-        """noise - eps for every draw."""
-        for draw in range(self.draws):
-            x_t, drawn = batch.noised(backbone, t, draw)
-            yield drawn - backbone.eps(x_t, t)
-
-    def level_cost(self, size: tuple[int, int]) -> Cost:
-        return Cost(forward=self.draws)
-
-    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        return {self.name: self.pooled(self.field(backbone, batch, t).double())}
-
-    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        fields = torch.stack([self.field(backbone, batch, int(t)) for t in timesteps], dim=1)
-        pooled = [self.pooled(field.double()) for field in fields.unbind(1)]
-        return {self.name: to_numpy(torch.stack(pooled, dim=1))}, {"residual": fields.float().cpu().numpy()}
-
-
-@register("spr")
-@dataclass(frozen=True)
-class SPR(ErrorMap):
-    """Score-based perturbation resilience. Shin, Lee, Lee, Lee & Yun, ICCV 2023, pp. 23372-23382.
-
-        r = xhat0(x_t) - x_0 = rho (noise - eps)      map = box filter of mean over channels of r^2, mean over 3 draws
-
-    The denoising error at one tiny noise level (rho = 0.0633, their sigma at t = 1e-3 in units of [-1, 1]); the score
-    is the map's largest value. The authors train on normal images and fit nothing; on another backbone the density over
-    ID values is needed, so it is the default. The box is their 31 pixels of 256 in proportion.
-
-    Parameters
-    ----------
-    levels : noise levels.
-    draws : noise draws to average over.
-    window : odd side of the box filter; None is about an eighth of the image.
-    pool : the map's `max`, or its `mean`.
-    """
-
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"calibration": "raw"}, "light": {}}
-
-    levels: Levels = Levels.rho(0.0633)
-    draws: int = at_least(1, 3)
-    window: int | None = None
-    pool: str = one_of("max", "mean")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_window(self.window)
-
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
-        rho = float(rho_of(backbone.alphas_cumprod[t]))
-        squares = [(rho * error).square().mean(1) / self.draws for error in self.errors(backbone, batch, t)]
-        return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
-
-    def pooled(self, field: Tensor) -> Tensor:
-        return field.amax((1, 2)) if self.pool == "max" else super().pooled(field)
-
-
 @register("flow_mismatch")
 @dataclass(frozen=True)
 class FlowMismatch(ErrorMap):
@@ -308,7 +203,7 @@ class FlowMismatch(ErrorMap):
     """
 
     calibration: ClassVar[str] = "z"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"draws": 4}, "light": {}}
+    presets: ClassVar[Presets] = {"paper": Preset({"draws": 4}), "light": Preset()}
 
     levels: Levels = Levels.rho(1 / 9, 3 / 7, 1.0, 7 / 3, 9.0)
 
@@ -334,7 +229,7 @@ class IDecode(PerLevel):
     """
 
     calibration: ClassVar[str] = "raw"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}}
+    presets: ClassVar[Presets] = {"paper": Preset(), "light": Preset()}
 
     levels: Levels = Levels.rho(0.065)
     n: int = at_least(1, 5)

@@ -22,8 +22,8 @@ from gepc.lab.datasets.registry import choose
 from gepc.lab.metrics import Detection, auroc, detection
 from gepc.methods.base import Batch, Extractor
 from gepc.methods.extraction import Engine, ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
+from gepc.methods.features import find_feature
 from gepc.methods.gepc import GepcExtractor
-from gepc.methods.residuals import PER_ELEMENT
 
 Array = npt.NDArray[np.float64]
 Sizes = Mapping[Place, int]  # (set, split) -> number of images
@@ -282,11 +282,11 @@ class GepcBench(MethodBench):
         """(N, levels, features) of one split under a variant."""
         table, names = self.collection.tables[name, split, seed].at(timesteps).table, self.extractor.group.names
         found = []
-        for feature in variant.features:
-            values = table[feature]
-            if variant.elements is not None and feature in PER_ELEMENT:
+        for feature in map(find_feature, variant.features):
+            values = table[feature.name]
+            if variant.elements is not None and feature.by_element:
                 values = values[:, :, [0, *(names.index(element) for element in variant.elements)]]
-            found.append(self.extractor.reduce(feature, values))
+            found.append(feature.average(values))
         return np.stack(found, axis=2)
 
     def scores(self, name: str, seed: int, variant: Variant | None = None) -> Scores:

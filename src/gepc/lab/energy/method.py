@@ -1,12 +1,12 @@
 """Energy models trained on the in-distribution set: IGEBM, Improved CD, VAEBM."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gepc.backbones.base import Backbone
 from gepc.lab.energy.network import EnergyBackbone
 from gepc.methods.base import Batch, Cost, Features, WholeImage, register
+from gepc.methods.presets import Preset, Presets
 
 
 @register("energy")
@@ -22,7 +22,11 @@ class Energy(WholeImage):
 
     needs: ClassVar[str | None] = "energies"
     calibration: ClassVar[str] = "raw"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {}, "light": {}, "two_sided": {"calibration": "kde"}}
+    presets: ClassVar[Presets] = {
+        "paper": Preset(),
+        "light": Preset(),
+        "two_sided": Preset(calibration={"calibration": "kde"}),
+    }
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         return Cost(forward=1)

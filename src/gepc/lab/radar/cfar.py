@@ -2,7 +2,8 @@
 
 Each tests every pixel against a model of its surroundings. The map is -log Pfa, where Pfa is the probability that
 clutter of that model is at least as bright: thresholding the map at -log 1e-3 gives a false alarm on one pixel in a
-thousand. The score is the map pooled at the size of a target.
+thousand. The score is the map pooled at the size of a target. OS-CFAR and RX are also features of `gepc+`, which its
+preset `radar` uses.
 
 The cell under test has the intensity I; the clutter is taken from a ring around it, between a guard window, which keeps
 the target out, and a training window. Speckle of L looks is gamma distributed with shape L.
@@ -26,6 +27,8 @@ from gepc.core.errors import OptionError, check_least
 from gepc.core.options import one_of
 from gepc.images.preprocessing import from_log_magnitude
 from gepc.methods.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, register, to_numpy
+from gepc.methods.features import feature, unchanged
+from gepc.methods.passes import LevelAnswers
 from gepc.methods.pooling import Pooling, check_window, position_distance, ring_sides
 
 Array = npt.NDArray[np.float64]
@@ -217,6 +220,20 @@ class RX(PixelTest):
         neighbourhoods = vectors.reshape(len(images), -1, *images.shape[2:])
         squared = position_distance(neighbourhoods).cpu().numpy()
         return torch.from_numpy(np.log(np.maximum(chdtrc(vectors.shape[1], squared), SMALLEST)))
+
+
+@feature("os_cfar", transform=unchanged)
+def order_statistic_feature(level: LevelAnswers) -> torch.Tensor:
+    """log pool(-log Pfa) of order-statistic CFAR at the size of a target, for log-magnitudes; without a network."""
+    test = OrderStatisticCFAR(level.pooling.topk, level.pooling.window, scale="log")
+    return test.pooled(-test.log_pfa(level.images))
+
+
+@feature("pixel_rx", transform=unchanged)
+def neighbourhood_feature(level: LevelAnswers) -> torch.Tensor:
+    """log pool(-log Pfa) of RX at the size of a target, which compares 3x3 pixels with those of the whole image."""
+    test = RX(level.pooling.topk, level.pooling.window)
+    return test.pooled(-test.log_pfa(level.images))
 
 
 def _from_table(ratio: Array, table: Array) -> Array:
