@@ -1,5 +1,11 @@
 """`python -m gepc` is `gepc`."""
 
-from gepc.cli import main
+import os
+import sys
+
+if sys.path[0] == os.getcwd():  # noqa: PTH109 (pathlib is not imported yet); `-m` put it there
+    del sys.path[0]
+
+from gepc.cli import main  # noqa: E402
 
 main()

@@ -1,7 +1,7 @@
 """Decode untrusted image files in a process of their own, which is killed if one takes too long or too much memory.
 
-`python -m gepc.images.decoder` is that process. A job is a line of JSON and, unless it names a path, the bytes of the
-file; an answer is a line of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
+`main` is that process. A job is a line of JSON and, unless it names a path, the bytes of the file; an answer is a line
+of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import numpy as np
 
 from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath
+from gepc.core.isolation import isolated_command
 from gepc.images.formats import MAX_PIXELS, Pixels, decode, open_file
 
 SECONDS = 10.0
@@ -84,11 +85,11 @@ class DecoderProcess:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gepc.images.decoder"],
+                isolated_command("gepc.images.decoder"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
             assert self._process.stdout is not None
             self._process.stdout.readline()  # ready: starting does not count as decoding
@@ -132,7 +133,3 @@ def main() -> None:
         answers.flush()
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-if __name__ == "__main__":
-    main()
