@@ -6,6 +6,6 @@ import sys
 if sys.path[0] == os.getcwd():  # noqa: PTH109 (pathlib is not imported yet); `-m` put it there
     del sys.path[0]
 
-from gepc.cli import main  # noqa: E402
+from gepc.cli import main
 
 main()

@@ -52,7 +52,7 @@ def test_every_job_has_one_answer(tmp_path: Path) -> None:
         ({**sent, "pixels": 35}, png),
     )
     facts, pixels = found[0]
-    assert facts == {"shape": [5, 7, 3], "dtype": "|u1", "bytes": 105}
+    assert facts == {"shape": [5, 7, 3], "dtype": "|u1", "bytes": 105, "first_frame": False}
     assert pixels == picture.tobytes() == found[5][1]
     facts, pixels = found[1]
     np.testing.assert_array_equal(np.frombuffer(pixels, facts["dtype"]).reshape(facts["shape"]), stack)
