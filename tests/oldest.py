@@ -1,16 +1,19 @@
-"""Print the oldest versions that pyproject.toml allows, as constraints for pip: `python tests/oldest.py [NAME=VERSION ...]`.
+"""Print the oldest versions that pyproject.toml allows, as constraints for pip.
 
-A version that is given replaces the oldest one, for instance where there is no build for this machine.
+`python tests/oldest.py [NAME=VERSION ...]`: a version that is given replaces the oldest one where there is no
+build for this machine.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 
+import tomllib
+
 EXTRAS = ("train", "parquet", "frame", "report", "demo", "scenes", "serve")  # of `all`
+NOT_NEWER = ("huggingface-hub<1",)  # what the oldest versions need of packages that they do not bound
 
 
 def oldest(pyproject: Path) -> dict[str, str]:
@@ -26,4 +29,5 @@ def oldest(pyproject: Path) -> dict[str, str]:
 if __name__ == "__main__":
     versions = oldest(Path(__file__).parents[1] / "pyproject.toml")
     versions |= dict(argument.split("=") for argument in sys.argv[1:])
-    print("\n".join(f"{name}=={version}" for name, version in versions.items()))
+    lines = [f"{name}=={version}" for name, version in versions.items()]
+    sys.stdout.write("\n".join([*lines, *NOT_NEWER, ""]))

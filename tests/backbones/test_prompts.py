@@ -20,6 +20,8 @@ from tests.families import SIDE, TOKENS, WIDTH, make, text_encoder
 
 pytest.importorskip("transformers", reason="text encoders are transformers models")
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 def numbered(number: int, folder: Path, width: int = WIDTH, projection: int | None = None) -> dict[str, Any]:
     """A tiny CLIP encoder as the pipeline's encoder of that number."""

@@ -12,11 +12,6 @@ from PIL import Image
 from toys import as_uint8, pictures
 
 
-@pytest.fixture(autouse=True)
-def _distrust(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GEPC_TRUST", raising=False)
-
-
 def encoded(pixels: npt.NDArray[np.uint8], kind: str = "PNG", **options: object) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, format=kind, **options)
