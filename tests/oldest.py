@@ -13,7 +13,7 @@ from pathlib import Path
 import tomllib
 
 EXTRAS = ("train", "parquet", "frame", "report", "demo", "scenes", "serve")  # of `all`
-NOT_NEWER = ("huggingface-hub<1",)  # what the oldest versions need of packages that they do not bound
+NOT_NEWER = ("click<8.3", "huggingface-hub<1")  # what the oldest versions need of packages that they do not bound
 
 
 def oldest(pyproject: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from crashes import crashes
 from toys import pictures, toy_backbone, toy_detector
 
 from gepc.core import files
-from gepc.detector.storage import load_detector
+from gepc.detector.registry import load_detector
 
 SHOWN = pictures(4, seed=9)
 

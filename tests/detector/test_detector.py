@@ -528,7 +528,7 @@ BAD = np.where(np.arange(5)[:, None, None, None] == 2, np.nan, NEW)
 
 def test_one_policy_for_bad_images(fitted: gepc.GEPC) -> None:
     good = np.arange(5) != 2
-    for name in ("score", "p_value", "predict", "predict_fdr", "results_frame"):
+    for name in ("score", "p_value", "predict", "results_frame"):
         rate = {"alpha": 0.5} if name in ("predict", "results_frame") else {}
         with pytest.raises(InputError, match="image 2 has NaN"):
             getattr(fitted, name)(BAD, on_error="raise", **rate)
@@ -539,7 +539,7 @@ def test_one_policy_for_bad_images(fitted: gepc.GEPC) -> None:
     alarms = fitted.predict(BAD, alpha=0.5, on_error="row")
     assert not alarms[2]
     np.testing.assert_array_equal(alarms[good], fitted.predict(NEW[good], alpha=0.5))
-    assert not fitted.predict_fdr(BAD, fdr=0.5, on_error="row")[2]
+    assert not fitted.predict(BAD, fdr=0.5, on_error="row")[2]
 
 
 def test_a_data_frame_of_results(fitted: gepc.GEPC) -> None:

@@ -149,6 +149,10 @@ def test_the_pages_of_a_tiff_are_bands(tmp_path: Path, dtype: type) -> None:
     small = PILImage.fromarray(pages[0, ::2, ::2])
     small.encoderinfo = {"tiffinfo": {254: 1}}
     first.save(tmp_path / "preview.tif", save_all=True, append_images=[small])
+    with PILImage.open(tmp_path / "preview.tif") as picture:
+        picture.seek(1)
+        if not picture.tag_v2.get(254):
+            pytest.skip("this version of Pillow does not write the tag of previews")
     np.testing.assert_array_equal(read_pixels(tmp_path / "preview.tif"), pages[0])
 
 
