@@ -12,6 +12,12 @@ from PIL import Image
 from toys import as_uint8, pictures
 
 
+@pytest.fixture(autouse=True)
+def _from_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Folders come from someone else: this user has no networks."""
+    monkeypatch.setenv("GEPC_STATE", str(tmp_path / "state"))
+
+
 def encoded(pixels: npt.NDArray[np.uint8], kind: str = "PNG", **options: object) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, format=kind, **options)
