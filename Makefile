@@ -8,7 +8,7 @@ export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check bench docs notebooks coverage mutants wheel hostile clean
+.PHONY: demo test lint types check bench docs notebooks coverage mutants wheel oldest hostile clean
 
 demo: $(READY)
 	$(BIN)/gepc demo --out demo
@@ -64,6 +64,16 @@ wheel:
 	build/wheel/bin/python -m build --outdir dist .
 	build/wheel/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
 	cd build && wheel/bin/gepc --version && wheel/bin/gepc selfcheck
+
+# a part of the tests with the oldest versions that pyproject.toml allows; OLDEST=torch=2.13.0 takes another one
+OLDEST_TESTS := tests/core tests/images tests/calibration tests/conformal tests/detector tests/maps tests/cli tests/test_pinned.py
+oldest:
+	rm -rf build/oldest
+	$(PYTHON) -m venv build/oldest
+	build/oldest/bin/python tests/oldest.py $(OLDEST) > build/oldest.txt
+	build/oldest/bin/python $(PIP) --constraint build/oldest.txt torch numpy
+	build/oldest/bin/python $(PIP) --constraint build/oldest.txt --editable '.[all]' hypothesis httpx2 pytest pytest-xdist
+	build/oldest/bin/python $(PYTEST) $(or $(ARGS),$(OLDEST_TESTS))
 
 # damaged files, fuzzed requests and killed processes in large numbers; ARGS="--scale 0.02" for a few minutes
 hostile: $(READY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,21 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))  # toys.py and literal_gepc.py, which are imported by name
 torch.set_num_threads(1)
-os.environ.setdefault("GEPC_TRUST", "1")  # the detectors of the tests are their own; tests/hostile does without it
+os.environ.pop("GEPC_TRUST", None)  # tests that follow the paths of detector folders use the fixture `trusted`
+_state = tempfile.TemporaryDirectory(prefix="gepc-state-")  # removed when the tests end
+os.environ["GEPC_STATE"] = _state.name  # tests neither read nor change which networks this user has
 typer.main.get_command = functools.cache(typer.main.get_command)  # it builds every command for each call, in 50 ms
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=30)
-settings.load_profile("repeatable")
+settings.register_profile("random", deadline=None, print_blob=True, max_examples=300)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(scope="module")
+def trusted() -> Iterator[None]:
+    """Follow the paths of networks that detector folders name, for modules whose folders are their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEPC_TRUST", "1")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionEr
 from gepc.lab.energy.network import EnergyBackbone
 from gepc.methods.base import Cost, find_method
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 METHODS = gepc.list_detectors()
 ID = pictures(36)
 NEW = pictures(16, seed=1, contrast=0.8)

@@ -253,7 +253,7 @@ def library(place: Path) -> Any:
             "p_value of swapped labels": detector.p_value(good, groups=labels[::-1]).tolist(),
             "random ties": detector.p_value(good, groups="folder", ties="random").tolist(),
             "predict": detector.predict("new", alpha=0.1, groups="folder", on_error="row").tolist(),
-            "predict_fdr": detector.predict_fdr("new", fdr=0.5, groups="folder", on_error="row").tolist(),
+            "predict_fdr": detector.predict("new", fdr=0.5, groups="folder", on_error="row").tolist(),
             "guarantee": str(detector.guarantee(0.1)),
         }
 

@@ -21,6 +21,8 @@ import gepc
 from gepc.core.errors import BackboneError, InputError, OptionError
 from gepc.methods.base import methods
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 every_family = pytest.mark.parametrize("family", list(FAMILIES))
 ID = {channels: pictures(24, SIDE, channels) for channels in (3, 5)}
 NEW = {channels: pictures(4, SIDE, channels, seed=1, contrast=0.9) for channels in (3, 5)}

@@ -21,6 +21,8 @@ import gepc
 from gepc.backbones import load
 from gepc.core.errors import BackboneError, InputError, OptionError
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 Maker = Callable[..., Path]
 
 

@@ -20,6 +20,8 @@ from tests.families import SIDE, TOKENS, WIDTH, make, text_encoder
 
 pytest.importorskip("transformers", reason="text encoders are transformers models")
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 def numbered(number: int, folder: Path, width: int = WIDTH, projection: int | None = None) -> dict[str, Any]:
     """A tiny CLIP encoder as the pipeline's encoder of that number."""
@@ -120,7 +122,7 @@ def test_a_prompt_is_encoded_by_all_text_encoders_and_stored(family: str, tmp_pa
 
     rng = np.random.default_rng(0)
     images = rng.uniform(-1, 1, (24, 3, SIDE, SIDE)).astype(np.float32)
-    detector = create_detector("gepc+", from_folder, "single", size=SIDE, maps="raw").fit(images)
+    detector = create_detector(from_folder, "gepc+", "single", size=SIDE, maps="raw").fit(images)
     detector.save(tmp_path / "detector")
     for part in folder.glob("t*er*"):
         if part.name.startswith(("text_encoder", "tokenizer")):

@@ -16,6 +16,8 @@ from gepc.cli.app import _flags as flags
 from gepc.cli.app import app, run, text_table
 from gepc.core.errors import AdviceWarning, InputError, OptionError, raising
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 Captured = pytest.CaptureFixture[str]
 
 

@@ -14,6 +14,8 @@ from gepc import load_backbone
 from gepc.backbones.openai.architecture import Architecture, expected_shapes
 from gepc.cli.app import run
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 NET = Architecture(
     channels=3,
     out_channels=6,

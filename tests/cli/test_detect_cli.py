@@ -17,6 +17,8 @@ import pytest
 from PIL import Image
 from toys import as_uint8, pictures
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 PAPER = ("--backbone", "net", "--method", "gepc", "--set", "levels=0.99,0.97,0.9")
 
 # commands one after the other in one interpreter that has imported nothing before

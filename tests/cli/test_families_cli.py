@@ -13,6 +13,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 from toys import as_uint8, pictures
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:

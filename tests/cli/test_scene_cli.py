@@ -14,6 +14,7 @@ from toys import as_uint8, pictures
 
 # a warning is printed, as it is for a user
 pytestmark = [
+    pytest.mark.usefixtures("trusted"),
     pytest.mark.filterwarnings("always:.*calibration images:UserWarning"),
     pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning"),
 ]

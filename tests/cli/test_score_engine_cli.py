@@ -21,6 +21,8 @@ import pytest
 from PIL import Image
 from toys import as_uint8, pictures
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 COUNT = 10
 
 

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="serving needs gepc[serve]")
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture
 def gepc(tmp_path, monkeypatch, capsys):

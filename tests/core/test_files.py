@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from gepc.core import files
 from gepc.core.errors import InputError, StorageError
 from gepc.core.files import (
     LOCK,
@@ -24,6 +25,7 @@ from gepc.core.files import (
     read_json,
     replacing,
     replacing_folder,
+    restore_folder,
     sha256,
     write_json,
     write_text,
@@ -167,6 +169,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Whichever rename fails: that of the old folder, or that of the new one, after which the old one comes back."""
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     place, calls, rename = tmp_path / "det", [0], os.replace
     place.mkdir()
     write_text(place / "a.txt", "old")
@@ -191,6 +194,29 @@ def test_a_folder_replaces_the_old_one(tmp_path: Path) -> None:
             (draft / "a.txt").write_text(text)
     assert (tmp_path / "det" / "a.txt").read_text() == "new"
     assert list(tmp_path.iterdir()) == [tmp_path / "det"]
+
+
+def test_a_folder_that_was_put_aside_comes_back_unless_it_was_replaced(tmp_path: Path) -> None:
+    """Also where its name has letters with a meaning in patterns; folders with similar names stay."""
+    final = tmp_path / "det[1]"
+    for name in (".det[1].0a.old", ".det1.0a.old"):
+        (tmp_path / name).mkdir()
+    restore_folder(final)
+    assert final.is_dir()
+    (tmp_path / ".det[1].0b.old").mkdir()
+    restore_folder(final)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / ".det1.0a.old", final]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="one step on Linux only")
+def test_two_folders_exchange_their_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / name).mkdir(parents=True)
+    if not files._exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot exchange names")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert (tmp_path / "b" / "a").is_dir()
+    assert not files._exchange(tmp_path / "a", tmp_path / "c")
 
 
 def test_results_go_into_a_folder_that_is_free_or_their_own(tmp_path: Path) -> None:

@@ -338,10 +338,10 @@ def test_the_size_is_the_backbones_or_that_of_the_first_image() -> None:
     assert np.isfinite(fixed.score(pictures(2, size=(9, 20)))).all()
     free = toy_detector(toy_backbone(image_size=None)).fit(pictures(24, size=12))
     assert free.preprocessing_.size == (12, 12)
-    with pytest.raises(InputError, match="image 0 is 9x20 but 12x12 is expected; set `size`"):
+    with pytest.raises(InputError, match=r"image 0 has 20x9 pixels \(width x height\) but 12x12 is expected"):
         free.score(pictures(2, size=(9, 20)))
     mixed = [*pictures(12, size=12), *pictures(12, size=10)]
-    with pytest.raises(InputError, match="image 12 is 10x10 but 12x12 is expected; set `size`"):
+    with pytest.raises(InputError, match=r"image 12 has 10x10 pixels \(width x height\) but 12x12 is expected"):
         toy_detector(toy_backbone(image_size=None)).fit(mixed)
     sized = toy_detector(toy_backbone(image_size=None), size=(10, 10)).fit(mixed)
     assert sized.preprocessing_.size == (10, 10)
@@ -528,7 +528,7 @@ BAD = np.where(np.arange(5)[:, None, None, None] == 2, np.nan, NEW)
 
 def test_one_policy_for_bad_images(fitted: gepc.GEPC) -> None:
     good = np.arange(5) != 2
-    for name in ("score", "p_value", "predict", "predict_fdr", "results_frame"):
+    for name in ("score", "p_value", "predict", "results_frame"):
         rate = {"alpha": 0.5} if name in ("predict", "results_frame") else {}
         with pytest.raises(InputError, match="image 2 has NaN"):
             getattr(fitted, name)(BAD, on_error="raise", **rate)
@@ -539,7 +539,7 @@ def test_one_policy_for_bad_images(fitted: gepc.GEPC) -> None:
     alarms = fitted.predict(BAD, alpha=0.5, on_error="row")
     assert not alarms[2]
     np.testing.assert_array_equal(alarms[good], fitted.predict(NEW[good], alpha=0.5))
-    assert not fitted.predict_fdr(BAD, fdr=0.5, on_error="row")[2]
+    assert not fitted.predict(BAD, fdr=0.5, on_error="row")[2]
 
 
 def test_a_data_frame_of_results(fitted: gepc.GEPC) -> None:

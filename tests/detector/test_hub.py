@@ -21,6 +21,8 @@ import gepc
 from gepc.backbones.load import is_hub_id
 from gepc.core.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 

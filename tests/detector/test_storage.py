@@ -22,6 +22,8 @@ from gepc.detector.registry import load_detector
 from gepc.detector.storage import is_detector
 from gepc.methods import groups
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 ID = pictures(24)
 NEW = pictures(4, seed=1)
 

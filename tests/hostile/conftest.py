@@ -13,8 +13,9 @@ from toys import as_uint8, pictures
 
 
 @pytest.fixture(autouse=True)
-def _distrust(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GEPC_TRUST", raising=False)
+def _from_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Folders come from someone else: this user has no networks."""
+    monkeypatch.setenv("GEPC_STATE", str(tmp_path / "state"))
 
 
 def encoded(pixels: npt.NDArray[np.uint8], kind: str = "PNG", **options: object) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from PIL import Image
 
 from gepc.core.errors import InputError
+from gepc.core.isolation import isolated_command
 from gepc.images.decoder import DecoderProcess
 
 
@@ -21,7 +21,7 @@ def _answers(*jobs: tuple[dict[str, Any], bytes]) -> list[tuple[dict[str, Any], 
     """What a process answers to these jobs; it must end by itself."""
     limits = {"pixels": 10_000, "seconds": 60.0}
     sent = b"".join(json.dumps({**limits, **job}).encode() + b"\n" + content for job, content in jobs)
-    command = [sys.executable, "-m", "gepc.images.decoder"]
+    command = isolated_command("gepc.images.decoder")
     done = subprocess.run(command, input=sent, capture_output=True, check=True, timeout=300)
     stream, found = io.BytesIO(done.stdout), []
     assert stream.readline() == b"ready\n"
@@ -52,7 +52,7 @@ def test_every_job_has_one_answer(tmp_path: Path) -> None:
         ({**sent, "pixels": 35}, png),
     )
     facts, pixels = found[0]
-    assert facts == {"shape": [5, 7, 3], "dtype": "|u1", "bytes": 105}
+    assert facts == {"shape": [5, 7, 3], "dtype": "|u1", "bytes": 105, "first_frame": False}
     assert pixels == picture.tobytes() == found[5][1]
     facts, pixels = found[1]
     np.testing.assert_array_equal(np.frombuffer(pixels, facts["dtype"]).reshape(facts["shape"]), stack)

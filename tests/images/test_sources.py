@@ -315,3 +315,62 @@ def test_a_chunk_has_images_of_one_size() -> None:
 def test_no_images_are_an_error() -> None:
     with pytest.raises(InputError, match="there are no images"):
         load_all(open_images(BYTES[:0]), Preprocessing())
+
+
+def _names(folder: Path) -> list[str]:
+    return [Path(record.name).relative_to(folder).as_posix() for record in open_images(folder)]
+
+
+def test_hidden_files_are_not_images(tmp_path: Path) -> None:
+    shown = ["a.png", "b/c.png"]
+    for name in [*shown, ".a.png", ".thumbs/a.png", "__MACOSX/a.png", "__MACOSX/b/._c.png"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        PILImage.new("RGB", (4, 4)).save(tmp_path / name)
+    assert _names(tmp_path) == shown
+    hidden = tmp_path / ".thumbs"
+    assert _names(hidden) == ["a.png"]  # what is asked for by name is read
+
+
+def test_files_of_other_formats_are_counted(tmp_path: Path) -> None:
+    PILImage.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "labels.csv").touch()
+    assert _names(tmp_path) == ["a.png"]
+    (tmp_path / "b").mkdir()
+    for name in ("1.HEIC", "b/2.heic", "3.mp4"):
+        (tmp_path / name).touch()
+    with pytest.warns(
+        UserWarning, match=r"files of other formats are skipped \(2 \.heic, 1 \.mp4\); convert or unpack them"
+    ):
+        assert _names(tmp_path) == ["a.png"]
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(InputError, match=r"holds no image file .* \(2 \.heic, 1 \.mp4\); convert or unpack them"):
+        open_images(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["photos.zip", "photos.tar.gz", "PHOTOS.ZIP"])
+def test_an_archive_is_to_be_unpacked(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    with pytest.raises(InputError, match=rf"{name} is an archive; unpack it and give the folder"):
+        open_images(tmp_path / name)
+
+
+def test_files_in_an_array_or_a_series(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    files = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for number, path in enumerate(files):
+        PILImage.new("L", (4, 4), number).save(path)
+    for source in (
+        np.array(files),
+        np.array(files, dtype=object),
+        pandas.Series(files),
+        pandas.DataFrame({"p": files}).p,
+    ):
+        images = open_images(source)
+        assert [record.name for record in images] == files
+        assert [int(record.pixels.max()) for record in images] == [0, 1, 2]
+
+
+def test_one_picture(tmp_path: Path) -> None:
+    images = open_images(PILImage.new("RGB", (6, 4), (1, 2, 3)))
+    assert len(images) == 1
+    assert images[0].pixels.shape == (4, 6, 3)

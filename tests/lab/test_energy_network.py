@@ -37,7 +37,7 @@ def test_methods_and_networks_that_do_not_fit(tmp_path: Path) -> None:
             gepc.create_detector(backbone, method)
     noise = gepc.Backbone.from_callable(lambda x, t: x, [0.9, 0.5], 3, 8)
     with pytest.raises(OptionError, match=r"'energy' needs a network that gives energies, .* gives noise predictions"):
-        gepc.create_detector("energy", noise)
+        gepc.create_detector(noise, "energy")
     with pytest.raises(BackboneError, match="gives energies, not noise"):
         backbone.eps(torch.zeros(1, 3, 8, 8), 0)
     assert np.isfinite(gepc.create_detector(backbone, "pixel_stats").fit(IMAGES).score(IMAGES[:2])).all()

@@ -34,7 +34,7 @@ from gepc.runs.cluster import (  # noqa: E402
     score_shards_on_cluster,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trusted")]
 STORE = 100 * 2**20
 CPUS_PER_ACTOR = 2  # an actor fits on a worker node with a processor to spare, and not on the head
 

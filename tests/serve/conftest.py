@@ -41,7 +41,7 @@ def detector_folder(tmp_path_factory, tiny_net):
 def detector(detector_folder):
     import gepc
 
-    return gepc.load_detector(detector_folder)
+    return gepc.load_detector(detector_folder, trust=True)
 
 
 @pytest.fixture
@@ -81,8 +81,8 @@ def serve():
         client.__exit__(None, None, None)
 
 
-@pytest.fixture(scope="session")
-def client(detector_folder):
+@pytest.fixture(scope="module")
+def client(detector_folder, trusted):
     from starlette.testclient import TestClient
 
     from gepc.serve import Settings, create_app

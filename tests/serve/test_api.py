@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 from serving import as_form
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 def as_base64(data):
     return base64.b64encode(data).decode()

@@ -7,6 +7,8 @@ import pytest
 
 from gepc.serve.batching import Capacity, FullError, MicroBatcher
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 class Recorder:
     """Doubles numbers; remembers the batches; waits at the gate before each."""

@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 from serving import as_form, png
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 KINDS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
 FAIR = {200, 422}
 

@@ -12,7 +12,10 @@ from toys import as_uint8, pictures
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with the playwright package")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in chromium, which is not installed")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in chromium, which is not installed"),
+    pytest.mark.usefixtures("trusted"),
+]
 
 TOKEN = "correct-horse-battery"
 FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]

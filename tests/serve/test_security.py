@@ -15,6 +15,8 @@ from gepc.serve.app import STATIC
 from gepc.serve.middleware import CONTENT_POLICY
 from gepc.serve.server import is_loopback
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 TOKEN = "correct-horse-battery"
 
 

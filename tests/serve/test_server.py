@@ -13,6 +13,8 @@ import httpx2 as httpx
 import pytest
 from serving import as_form
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 TOKEN = "correct-horse-battery"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 

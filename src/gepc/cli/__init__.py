@@ -7,6 +7,7 @@ from gepc.cli.backbones import convert, export, info
 from gepc.cli.detect import fit, map_, scene, serve, watch
 from gepc.cli.score import score
 from gepc.core.allocator import keep_freed_memory
+from gepc.core.isolation import isolate_children
 from gepc.core.plugins import plugins
 
 __all__ = ["main"]
@@ -26,5 +27,6 @@ app.registered_commands.sort(key=lambda command: PANEL_ORDER.index(command.rich_
 
 def main() -> None:
     """Entry point of `gepc` and `python -m gepc`."""
+    isolate_children()
     keep_freed_memory()
     sys.exit(run())

@@ -1,12 +1,15 @@
 """Files that are complete or absent: written under a temporary name, then renamed. Folders with one writer."""
 
 import contextlib
+import ctypes
 import errno
+import glob
 import hashlib
 import json
 import os
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +24,7 @@ from gepc.core.errors import InputError, StorageError
 StrPath = str | os.PathLike[str]
 LOCK = ".lock"
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+_WORKING_DIRECTORY, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD in fcntl.h, and a flag in linux/fs.h
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
@@ -52,27 +56,56 @@ def replacing(path: StrPath) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: StrPath) -> Iterator[Path]:
-    """`replacing` for a folder: yield a new one next to `path`; until it takes its place, the old one stays."""
+    """`replacing` for a folder: yield a new one next to `path`; until it takes its place, the old one stays.
+
+    On Linux the two exchange their names in one step. Elsewhere there is a moment without a folder of that name; if the
+    process ends then, `restore_folder` brings the old one back.
+    """
     final, mark = Path(path), uuid.uuid4().hex[:8]
     draft, old = (final.with_name(f".{final.name}.{mark}.{kind}") for kind in ("part", "old"))
+    restore_folder(final)
     try:
         draft.mkdir(parents=True)
         yield draft
-        if final.exists():
-            os.replace(final, old)
-        try:
-            os.replace(draft, final)
-        except OSError:
-            if old.exists():
-                os.replace(old, final)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        if not (final.exists() and _exchange(draft, final)):
+            _replace_folder(draft, final, old)
     except OSError as error:
         cause = (isinstance(error, StorageError) and error.__cause__) or error
         reason = getattr(cause, "strerror", None) or cause
         raise StorageError(f"cannot write {final}: {reason}; what was there is untouched") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _replace_folder(draft: Path, final: Path, old: Path) -> None:
+    """Rename `draft` to `final`, if that exists by way of `old`."""
+    if final.exists():
+        os.replace(final, old)
+    try:
+        os.replace(draft, final)
+    except OSError:
+        if old.exists():
+            os.replace(old, final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names on one file system in one step; False if the system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    names = (_WORKING_DIRECTORY, os.fsencode(first), _WORKING_DIRECTORY, os.fsencode(second))
+    return rename is not None and rename(*names, _RENAME_EXCHANGE) == 0
+
+
+def restore_folder(path: StrPath) -> None:
+    """Bring back the folder that an interrupted `replacing_folder` had put aside; remove it if it was replaced."""
+    final = Path(path)
+    for old in final.parent.glob(f".{glob.escape(final.name)}.*.old"):
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.replace(old, final)
 
 
 def open_regular(path: StrPath) -> IO[bytes]:

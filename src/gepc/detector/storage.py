@@ -26,7 +26,16 @@ from gepc.calibration.calibrators import under
 from gepc.calibration.scorer import Scorer, Selection
 from gepc.conformal.p_values import CalibrationScores
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, first_line, raising
-from gepc.core.files import StrPath, digest, open_regular, read_json, replacing_folder, write_arrays, write_json
+from gepc.core.files import (
+    StrPath,
+    digest,
+    open_regular,
+    read_json,
+    replacing_folder,
+    restore_folder,
+    write_arrays,
+    write_json,
+)
 from gepc.core.known_networks import find_network, remember_network
 from gepc.core.options import build
 from gepc.detector.fitted import FittedDetector
@@ -136,6 +145,7 @@ def load_fitted(
 ) -> FittedDetector:
     """Load the fitted state of a saved detector; see `gepc.load_detector`."""
     folder = Path(folder)
+    restore_folder(folder)
     if not folder.exists() and is_hub_id(folder.as_posix()):
         folder = _download(folder.as_posix())
     description = read_description(folder)

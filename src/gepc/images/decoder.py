@@ -1,7 +1,7 @@
 """Decode untrusted image files in a process of their own, which is killed if one takes too long or too much memory.
 
-`python -m gepc.images.decoder` is that process. A job is a line of JSON and, unless it names a path, the bytes of the
-file; an answer is a line of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
+`main` is that process. A job is a line of JSON and, unless it names a path, the bytes of the file; an answer is a line
+of JSON and the pixels. Nothing is pickled: a broken decoder cannot make its parent run code.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import numpy as np
 
 from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath
-from gepc.images.formats import MAX_PIXELS, Pixels, decode, open_file
+from gepc.core.isolation import isolated_command
+from gepc.images.formats import MAX_PIXELS, FirstFrameWarning, Pixels, decode, open_file, warn_about_frames
 
 SECONDS = 10.0
 MEMORY, MEMORY_PER_PIXEL = 1 << 30, 32  # bytes of address space
@@ -50,6 +52,8 @@ class DecoderProcess:
             answer = json.loads(process.stdout.readline())
             if "error" in answer:
                 raise InputError(answer["error"])
+            if answer["first_frame"]:
+                warn_about_frames()
             # a bytearray, so that the pixels are writable
             content = bytearray(process.stdout.read(answer["bytes"]))
             return np.frombuffer(content, dtype=answer["dtype"]).reshape(answer["shape"])
@@ -83,12 +87,12 @@ class DecoderProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gepc.images.decoder"],
+            self._process = subprocess.Popen(  # noqa: S603 (this interpreter and this package)
+                isolated_command("gepc.images.decoder"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             )
             assert self._process.stdout is not None
             self._process.stdout.readline()  # ready: starting does not count as decoding
@@ -121,9 +125,15 @@ def main() -> None:
             most = MEMORY + MEMORY_PER_PIXEL * job["pixels"]
             resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
         try:
-            with open_file(job["path"]) if "path" in job else io.BytesIO(content) as opened:
+            with (
+                warnings.catch_warnings(record=True) as warned,
+                open_file(job["path"]) if "path" in job else io.BytesIO(content) as opened,
+            ):
+                warnings.simplefilter("always")
                 pixels = decode(opened, Path(job.get("path", "")).suffix, job["pixels"])
+            first_frame = any(each.category is FirstFrameWarning for each in warned)
             answer = {"shape": pixels.shape, "dtype": pixels.dtype.str, "bytes": pixels.nbytes}
+            answer["first_frame"] = first_frame
             content = pixels.tobytes()
         except (InputError, MemoryError) as error:
             refused = isinstance(error, InputError)
@@ -132,7 +142,3 @@ def main() -> None:
         answers.flush()
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-if __name__ == "__main__":
-    main()

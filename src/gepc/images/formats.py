@@ -22,6 +22,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm", ".npy")
 MAX_PIXELS = 178_956_970  # where Pillow itself refuses to go on
 MAX_SCANS = 64
+_ANIMATED = ("GIF", "PNG", "WEBP")  # further frames of a JPEG are previews, and those of a TIFF bands
 # GDAL reads the file it is given and no other: no side-car files, no network
 GDAL_OPTIONS = {
     "GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR",
@@ -39,6 +40,36 @@ NPY_START = b"\x93NUMPY"
 _SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 254, 262, 277, 338  # TIFF tags
 _PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
 _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
+_ORIENTATION = 0x0112  # the EXIF tag
+# value of that tag -> whether rows and columns are exchanged, then whether rows and whether columns are reversed
+_UPRIGHT = {
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+_ARRAY_NAMES = ("x", "images", "train_x")
+
+
+class FirstFrameWarning(UserWarning):
+    """Only the first frame of an animated picture is read."""
+
+
+def warn_about_frames() -> None:
+    """Warn that only the first frame is read; without a name, so that Python shows the warning once."""
+    warnings.warn("only the first frame of animated pictures is read", FirstFrameWarning, stacklevel=2)
+
+
+def size_text(shape: tuple[int, ...]) -> str:
+    """Return the size of an image of shape (H, W, ...) as messages state it.
+
+    >>> size_text((3000, 4000, 3))
+    '4000x3000 pixels (width x height)'
+    """
+    return f"{shape[1]}x{shape[0]} pixels (width x height)"
 
 
 def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pixels:
@@ -80,7 +111,8 @@ def read_pixels(path: StrPath) -> Pixels:
 def read_file(path: StrPath) -> Pixels:
     """Decode the file at a path or URL: 8 or 16 bits per channel, or float for `.npy` and float TIFF.
 
-    A picture is (H, W) or (H, W, C); an `.npy` array is as it was saved. The alpha channel of a picture is dropped.
+    A picture is (H, W) or (H, W, C), upright as its EXIF orientation says, without an alpha channel; an `.npy` array is
+    as it was saved. Only the first frame of an animation is read, with a `FirstFrameWarning`.
     """
     with raising(InputError, f"{path} {{error}}", InputError), open_file(path) as content:
         return decode(content, Path(path).suffix)
@@ -103,7 +135,7 @@ def decode(content: IO[bytes], suffix: str, max_pixels: int = MAX_PIXELS) -> Pix
         with PILImage.open(content, formats=FORMATS) as picture:
             width, height = picture.size
             if width * height > max_pixels:
-                raise InputError(f"has {width} x {height} pixels, more than the {max_pixels:,} allowed")
+                raise InputError(f"has {size_text((height, width))}, more than the {max_pixels:,} allowed")
             if _data_bands(picture) in _COMMON_COUNTS:
                 if picture.format in ("JPEG", "MPO"):
                     _check_scans(content)
@@ -173,8 +205,26 @@ def open_file(path: StrPath) -> IO[bytes]:
 def decode_picture(picture: Any) -> Pixels:
     """Pixels of a PIL picture: grey (H, W) in 8 bits, 16 bits or float, colour (H, W, 3) in 8 bits; alpha is dropped.
 
-    Palettes and other colour spaces become RGB. A TIFF with further bands, which PIL would drop, is an `InputError`.
+    The picture is turned upright as its EXIF orientation says. Palettes and other colour spaces become RGB. A TIFF with
+    further bands, which PIL would drop, is an `InputError`.
     """
+    return upright(_decode_lying(picture), picture)
+
+
+def upright(pixels: Pixels, picture: Any) -> Pixels:
+    """Turn the pixels that were decoded from a PIL picture as its EXIF orientation says."""
+    orientation = None
+    with contextlib.suppress(Exception):  # damaged EXIF data does not make the pixels unreadable
+        orientation = picture.getexif().get(_ORIENTATION)  # None for TIFF, which Pillow turns when it decodes
+    if orientation not in _UPRIGHT:
+        return pixels
+    exchange, rows, columns = _UPRIGHT[orientation]
+    pixels = pixels.swapaxes(0, 1) if exchange else pixels
+    return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
+
+
+def _decode_lying(picture: Any) -> Pixels:
+    """Decode a picture in the orientation in which its pixels are stored."""
     bands = _data_bands(picture)
     if bands not in _COMMON_COUNTS:
         raise InputError(f"has {bands} bands, which Pillow does not decode; read it from a file or give an array")
@@ -200,8 +250,10 @@ def _data_bands(picture: Any) -> int:
 
 
 def _read_pages(picture: Any, max_pixels: int) -> Pixels:
-    """The pages of a TIFF as bands, (H, W, pages), where previews and masks are no bands; any other picture itself."""
+    """The pages of a TIFF as bands, (H, W, pages), where previews and masks are no bands; otherwise the first frame."""
     if picture.format != "TIFF" or picture.n_frames == 1:
+        if picture.format in _ANIMATED and getattr(picture, "is_animated", False):
+            warn_about_frames()
         return decode_picture(picture)
     pages: list[Pixels] = []
     for number in range(picture.n_frames):
@@ -269,8 +321,11 @@ def split_archive(source: StrPath) -> tuple[Path, str | None] | None:
     return (Path(f"{path}.npz"), key or None) if colon else None
 
 
-def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] = ("x", "images", "train_x")) -> Pixels:
-    """Read the array `key` of an `.npz` archive, or the only one, or the first of `default_keys` that is there."""
+def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] | None = None) -> Pixels:
+    """Read the array `key` of an `.npz` archive, or the only one, or the first of `default_keys` that is there.
+
+    Without a `key` and `default_keys`, `x`, `images` or `train_x` is read, with a warning if there are other arrays.
+    """
     damaged = f"{path} is not a complete, plain .npz archive"
     with (
         raising(InputError, f"{damaged}: {{error}}", *DAMAGED_ARRAY, passing=InputError),
@@ -283,9 +338,16 @@ def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] =
         with np.load(handle, allow_pickle=False) as archive:
             names = list(archive.files)
             if key is None:
-                key = names[0] if len(names) == 1 else next((name for name in default_keys if name in names), None)
+                usual = _ARRAY_NAMES if default_keys is None else default_keys
+                key = names[0] if len(names) == 1 else next((name for name in usual if name in names), None)
+                if key is not None and default_keys is None and len(names) > 1:
+                    warnings.warn(_which_array(path, key, names), stacklevel=3)
             if key in names:
                 return np.asarray(archive[key])
     if key or not names:
         raise InputError(f"{path} holds no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
     raise InputError(f"{path} holds several arrays; choose one with {path.name}:NAME ({', '.join(names)})")
+
+
+def _which_array(path: Path, key: str, names: list[str]) -> str:
+    return f"{path} holds several arrays ({', '.join(names)}): {key} is read; name another one as {path.name}:NAME"

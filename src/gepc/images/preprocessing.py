@@ -20,7 +20,7 @@ from PIL import Image as PILImage
 
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.options import check_fields, one_of
-from gepc.images.formats import Pixels
+from gepc.images.formats import Pixels, size_text
 from gepc.images.sources import Image, Images, Record
 
 Array = npt.NDArray[np.float64]
@@ -129,30 +129,33 @@ class Preprocessing:
             low, high = -1.0, 1.0
         else:
             low, high = self.value_range or _type_range(pixels, name, "(low, high)")
-        # float64 here: the same picture as uint8 and as float must give the same float32
-        unit = (pixels.astype(np.float64) - low) * (2.0 / (high - low)) - 1.0
+        # float64 here: the same picture as uint8 and as float must give the same float32; in place, to save memory
+        unit = pixels.astype(np.float64)
+        unit -= low
+        unit *= 2.0 / (high - low)
+        unit -= 1.0
         if max(float(unit.max()) - 1.0, -1.0 - float(unit.min())) > 1e-3:
             raise InputError(
                 f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
                 "set `value_range` to the values of black and white",
                 options=("value_range",),
             )
-        return unit.clip(-1.0, 1.0).astype(np.float32)
+        return np.clip(unit, -1.0, 1.0, out=unit).astype(np.float32)
 
     def _to_size(self, image: Image, name: str) -> Image:
         least = OWN_SIZE.get(self.resize, 0) * self.multiple
         if min(image.shape[:2]) < least:
             raise InputError(f"{name} is smaller than {least} pixels, the smallest that the network takes")
         if self.size is not None and image.shape[:2] != self.size:
-            given, wanted = (f"{height}x{width}" for height, width in (image.shape[:2], self.size))
+            given, wanted = size_text(image.shape), f"{self.size[1]}x{self.size[0]}"
             if self.resize == "exact":
                 raise InputError(
-                    f"{name} is {given} but {wanted} is expected; "
+                    f"{name} has {given} but {wanted} is expected; "
                     "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size",
                     options=("size", "resize"),
                 )
             if self.resize == "cut" and (image.shape[0] < self.size[0] or image.shape[1] < self.size[1]):
-                raise InputError(f"{name} is {given}, too small to cut {wanted} out of it")
+                raise InputError(f"{name} has {given}, too small to cut {wanted} out of it")
         top, left, height, width = self.window((image.shape[0], image.shape[1]))
         part = image[top : top + height, left : left + width]
         by = OWN_SIZE.get(self.resize, 1)

@@ -7,7 +7,9 @@ import hashlib
 import heapq
 import itertools
 import os
+import warnings
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +26,13 @@ from gepc.images.formats import EXTENSIONS, Pixels, channels_last, file_system, 
 
 Image = npt.NDArray[np.float32]
 ReadFile = Callable[[str], Pixels]
+_TEXT_KINDS = "UOT"  # kinds of numpy arrays that may hold names of files
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_UNREADABLE = (
+    *(".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf"),
+    *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".wmv", *_ARCHIVES),
+)
+"""What users may expect to be read in a folder; other files, such as labels, are left out without a word."""
 IMAGE_NAMES = ("image", "img", "pixel_values", "images")  # names that data sets give their images
 
 
@@ -131,11 +140,12 @@ def open_images(source: Any) -> Images:
     ----------
     source : one of
 
-        - a folder, which is searched with its subfolders, or an image file;
+        - a folder, which is searched with its subfolders, or an image file; hidden files and `__MACOSX` are left out;
         - a URL that fsspec knows (`s3://bucket/photos`, `gs://...`), of a folder or a file;
         - an `.npz` archive (`data.npz`, or `data.npz:test_x` to name the array) or a 4-D `.npy` file;
         - an (N,C,H,W), (N,H,W,C) or grey (N,H,W) array or tensor;
-        - a list of files, or of arrays, tensors or PIL pictures;
+        - a list, an array or a pandas `Series` of files, or a list of arrays, tensors or PIL pictures;
+        - one PIL picture;
         - anything with `__len__` and `__getitem__`, such as a torch `Dataset`; labels are ignored;
         - any other iterable, such as a `DataLoader`, an `IterableDataset` or a generator, of images or of batches; it
           is read once, in order, and never held in memory.
@@ -145,14 +155,12 @@ def open_images(source: Any) -> Images:
     if isinstance(source, Images):
         return source
     if isinstance(source, (str, os.PathLike)):
-        archive = formats.split_archive(source)
-        if archive is not None:
-            return ArrayImages(formats.read_npz(*archive))
-        if formats.is_stack(Path(source)):
-            return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
-        return FileImages.below(source)
+        return _open_path(source)
+    if _is_picture(source):
+        return ItemImages([source])
     if hasattr(source, "__array__") or hasattr(source, "detach"):
-        return ArrayImages(_as_numpy(source))
+        array = _as_numpy(source)
+        return open_images(list(array)) if array.ndim == 1 and array.dtype.kind in _TEXT_KINDS else ArrayImages(array)
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, os.PathLike)) for item in source):
         return FileImages(source)
     if not isinstance(source, (Mapping, bytes)):
@@ -165,6 +173,20 @@ def open_images(source: Any) -> Images:
         f"cannot read images from {type(source).__name__}; give a folder, a list of files, an (N,C,H,W) or (N,H,W,C) "
         "array or tensor, a Dataset, a DataLoader or another iterable of images"
     )
+
+
+def _open_path(source: StrPath) -> Images:
+    archive = formats.split_archive(source)
+    if archive is not None:
+        return ArrayImages(formats.read_npz(*archive))
+    if formats.is_stack(Path(source)):
+        return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
+    return FileImages.below(source)
+
+
+def _is_picture(item: Any) -> bool:
+    """Whether this is a PIL picture."""
+    return hasattr(item, "convert") and hasattr(item, "mode")
 
 
 def _as_numpy(array: Any) -> Pixels:
@@ -277,7 +299,7 @@ def _record_of(name: str, item: Any) -> Record:
     if isinstance(image, (str, os.PathLike)):
         return read_record(str(image), image)
     try:
-        if hasattr(image, "convert") and hasattr(image, "mode"):  # a PIL picture
+        if _is_picture(image):
             return Record(name, formats.decode_picture(image))
         return Record.of_array(name, _as_numpy(image), Record(name).label)
     except InputError as error:
@@ -318,7 +340,8 @@ class FileImages(Images):
 
         Links to folders are followed, and every folder is read once, even if several links lead to it. A folder that
         cannot be read is an `InputError`, because its images would be missing silently; a broken link, a pipe, a socket
-        or a device with the name of an image is a record with the reason.
+        or a device with the name of an image is a record with the reason. Hidden files and folders are left out, and a
+        warning counts the pictures, videos and archives of other formats.
         """
         return cls(_urls_below(str(place)) if is_url(place) else _paths_below(Path(place)))
 
@@ -337,17 +360,27 @@ class FileImages(Images):
 
 def _paths_below(place: Path) -> list[Path]:
     try:
+        if place.suffix.lower() in _ARCHIVES and place.is_file():
+            raise InputError(f"{place} is an archive; unpack it and give the folder with the images")
         if place.is_file():
             return [place]
         if not place.is_dir():
             raise InputError(f"{place} does not exist; give a folder of images, an image file or an array")
-        paths = sorted(image_files(place))
+        skipped = Counter[str]()
+        paths = sorted(image_files(place, skipped))
     except OSError as error:
         where = error.filename or place
         raise InputError(f"{where} cannot be read: {reason_of(error)}; its images would be missing") from error
     if not paths:
-        raise InputError(f"{place} holds no image file ({', '.join(EXTENSIONS)})")
+        raise InputError(f"{place} holds no image file ({', '.join(EXTENSIONS)}){_skipped_text(skipped, '; ')}")
+    if skipped:
+        warnings.warn(f"{place}: {_skipped_text(skipped)}", stacklevel=2)
     return paths
+
+
+def _skipped_text(skipped: Counter[str], start: str = "") -> str:
+    kinds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(skipped.items()))
+    return f"{start}files of other formats are skipped ({kinds}); convert or unpack them" if skipped else ""
 
 
 def _urls_below(url: str) -> list[str]:
@@ -356,15 +389,26 @@ def _urls_below(url: str) -> list[str]:
         found = [place] if system.isfile(place) else system.find(place)
     except Exception as error:  # every file system of fsspec raises errors of its own
         raise InputError(f"{url} cannot be listed: {error}") from error
-    images = (path for path in found if PurePosixPath(path).suffix.lower() in EXTENSIONS)
-    urls = sorted(str(system.unstrip_protocol(path)) for path in images)
+    files = {path: PurePosixPath(path).suffix.lower() for path in found if not _is_hidden(path.removeprefix(place))}
+    urls = sorted(str(system.unstrip_protocol(path)) for path, suffix in files.items() if suffix in EXTENSIONS)
+    skipped = Counter(suffix for suffix in files.values() if suffix in _UNREADABLE)
+    if urls and skipped:
+        warnings.warn(f"{url}: {_skipped_text(skipped)}", stacklevel=2)
     if not urls:
         raise InputError(f"{url} does not exist or holds no image file ({', '.join(EXTENSIONS)})")
     return urls
 
 
-def image_files(root: Path) -> Iterator[Path]:
-    """Everything below `root` that is called like an image and is no folder, in no order."""
+def _is_hidden(path: str) -> bool:
+    """Whether a relative path leads through something hidden, or through the folder that macOS adds to archives."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(path).parts)
+
+
+def image_files(root: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
+    """Everything below `root` that is called like an image and is neither a folder nor hidden, in no order.
+
+    `skipped` counts, by their suffixes, pictures, videos and archives that are not read.
+    """
     folders, links, seen = [str(root)], list[str](), set[tuple[int, int]]()
     while folders or links:
         # links last: a folder that is also below the root by its own path is read by that path
@@ -378,6 +422,8 @@ def image_files(root: Path) -> Iterator[Path]:
                     folders.append(entry.path)
                 elif is_image:
                     yield Path(entry.path)
+                elif skipped is not None and entry.name.lower().endswith(_UNREADABLE):
+                    skipped[Path(entry.name).suffix.lower()] += 1
             except OSError as error:
                 if is_image:
                     yield Path(entry.path)  # reading it will say why it cannot be read
@@ -386,13 +432,13 @@ def image_files(root: Path) -> Iterator[Path]:
 
 
 def _entries(folder: str, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
-    """The entries of a folder; none if it was read before or has been deleted in the meantime."""
+    """The entries of a folder that are not hidden; none if it was read before or has been deleted in the meantime."""
     try:
         status = Path(folder).stat()
         if (status.st_dev, status.st_ino) in seen:
             return []
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(folder) as entries:
-            return list(entries)
+            return [entry for entry in entries if not _is_hidden(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []

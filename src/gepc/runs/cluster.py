@@ -24,6 +24,7 @@ from gepc.backbones.load import load_backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
+from gepc.core.isolation import beside_interpreter
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
 from gepc.detector.stream import Result, stream
@@ -153,7 +154,8 @@ class Cluster:
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
         try:
             # `local`: without an address, Ray looks for a cluster that runs or ran on this machine
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+            with beside_interpreter():  # Ray adds the current directory to the search path of its workers
+                ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
             what = "can be started here" if self.address is None else f"answers at {self.address}"
             raise InputError(f"no Ray cluster {what}: {error}") from error

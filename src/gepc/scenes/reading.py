@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, open_regular
-from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, read_pixels
+from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, read_pixels, upright
 from gepc.images.preprocessing import accepted_channels
 
 Valid = npt.NDArray[np.bool_]
@@ -144,10 +144,11 @@ class PictureScene(Scene):
             pixels = read_pixels(path)
             failing = raising(InputError, f"{path} is not a picture: {{error}}", OSError)
             with failing, PILImage.open(path, formats=FORMATS) as picture:
-                alpha = np.asarray(picture.getchannel("A")) if picture.mode in ("LA", "RGBA") else None
+                alpha = picture.getchannel("A") if picture.mode in ("LA", "RGBA") else None
+                valid = None if alpha is None else upright(np.asarray(alpha), picture) > 0
         self.path, self.dtype = path, pixels.dtype.name
         self._pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-        self._valid = np.ones(pixels.shape[:2], dtype=bool) if alpha is None else alpha > 0
+        self._valid = np.ones(pixels.shape[:2], dtype=bool) if valid is None else valid
         self.height, self.width, count = self._pixels.shape
         self.bands = tuple(range(count))
 

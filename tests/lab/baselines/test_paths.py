@@ -108,7 +108,7 @@ def test_presets_of_the_second_version() -> None:
     assert np.isfinite(scores).all()
     latent = gepc.Backbone.from_callable(lambda x, t: x, ABAR, 3).with_encoder(lambda x: x[..., ::2, ::2], 2)
     with pytest.raises(OptionError, match="not of latents"):
-        gepc.create_detector("diffpath", latent, preset="v2").fit(as_given(20))
+        gepc.create_detector(latent, "diffpath", preset="v2").fit(as_given(20))
 
 
 def test_ddim_is_exact_for_any_number_of_steps() -> None:

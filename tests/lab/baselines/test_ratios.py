@@ -21,6 +21,8 @@ from gepc.lab.baselines.ratios import checkpoint, packed_bits
 from gepc.methods.base import Batch, Extractor, find_method
 from gepc.methods.extraction import ExtractionSpec, FeatureCache
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 # --- one network -----------------------------------------------------------------------------------------------------
 
 # Methods that read a likelihood: input complexity, typicality, density of states, WAIC, likelihood ratio.

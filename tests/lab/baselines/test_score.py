@@ -368,7 +368,7 @@ def test_an_equivariant_score_gives_zero_and_p_one() -> None:
     assert np.abs(run(method("idecode"), sample(5))["idecode"]).max() < 1e-25
     exact = gepc.Backbone.from_callable(lambda x, t: x, ABAR, 3, 4)
     images = as_given(30)
-    detector = gepc.create_detector("idecode", exact).fit(images)
+    detector = gepc.create_detector(exact, "idecode").fit(images)
     np.testing.assert_array_equal(detector.p_value(images[:4]), 1.0)
 
 

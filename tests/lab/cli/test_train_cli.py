@@ -9,6 +9,8 @@ from PIL import Image as PILImage
 
 from gepc.cli.app import run
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 RECIPE = """
 channels: [8, 8]
 norm_groups: 4

@@ -14,6 +14,8 @@ from radar_files import write_hrsid, write_ssdd
 
 from gepc.cli.app import run
 
+pytestmark = pytest.mark.usefixtures("trusted")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_net: object) -> Path:
