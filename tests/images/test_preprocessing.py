@@ -25,7 +25,7 @@ from gepc.images.preprocessing import (
     warn_about_range,
 )
 from gepc.images.sources import open_images
-from gepc.maps.drawing import write_maps
+from gepc.runs.maps import write_maps
 
 BYTES = as_uint8(pictures(4, size=(6, 5)))  # (N, H, W, C)
 GREY8 = BYTES[0, :, :, 0]
@@ -165,7 +165,7 @@ def test_a_detector_of_any_number_of_channels(tmp_path: Path, channels: int) -> 
     found = detector.score(images[:3])
     np.testing.assert_array_equal(detector.score(images[:3].transpose(0, 2, 3, 1)), found)
     np.testing.assert_array_equal(detector.score(list(images[:3])), found)
-    (entry,) = write_maps(detector, open_images(images[:1]), tmp_path)
+    (entry,) = write_maps(detector.fitted, open_images(images[:1]), tmp_path)
     assert entry["error"] is None
     np.testing.assert_array_equal(np.load(tmp_path / entry["map"]), detector.score_map(images[:1])[0])
 

@@ -14,7 +14,6 @@ from toys import as_uint8, pictures, toy_detector
 import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.images.sources import FileImages, file_stamp, open_images
-from gepc.runs.local import image_ranges
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def test_scores_and_folders(bucket: str, folder: Path, detector: gepc.GEPC) -> N
     np.testing.assert_array_equal([r.score for r in far], [r.score for r in near])
     images = open_images(bucket)
     assert {path.parent.name for path in images.paths} == {"day", "night"}
-    cut = next(image_ranges(images, 2, 5, 10)).images
+    cut = images.between(2, 5)
     assert isinstance(cut, FileImages)
     assert [record.name for record in cut] == images.names[2:5]
 
