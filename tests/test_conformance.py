@@ -263,7 +263,7 @@ def test_scoring_holds_a_bounded_number_of_images(name: str, monkeypatch: pytest
 
 
 def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gepc.detector.detector.SAMPLE_IMAGES", "gepc.detector.detector.CALIBRATION_IMAGES"):
+    for name in ("gepc.detector.fitting.SAMPLE_IMAGES", "gepc.detector.fitting.CALIBRATION_IMAGES"):
         monkeypatch.setattr(name, 4)
     assert_bounded(gepc.GEPC(quick_backbone("gepc", image_size=None), batch_size=4).fit, few=12)
 

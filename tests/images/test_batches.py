@@ -91,7 +91,9 @@ def test_chosen_images_are_read_in_the_order_given(tmp_path: Path, options: dict
     read = chunks(FileImages.below(tmp_path), Preprocessing(), 3, OnBadImage.ALL, indices=order, **options)  # type: ignore[arg-type]
     found = list(read)
     assert [chunk.indices for chunk in found] == [[5, 0, 3], [2]]
-    np.testing.assert_array_equal(np.concatenate([chunk.stacked() for chunk in found]), load_all(open_images(images[order]), Preprocessing()))
+    np.testing.assert_array_equal(
+        np.concatenate([chunk.stacked() for chunk in found]), load_all(open_images(images[order]), Preprocessing())
+    )
 
 
 def test_the_first_image_sets_the_size_of_all() -> None:

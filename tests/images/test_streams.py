@@ -78,7 +78,7 @@ def test_every_usual_form_gives_the_scores_of_the_array(fitted: gepc.GEPC, name:
 @pytest.mark.parametrize("name", ["generator of pairs", "DataLoader", "IterableDataset"])
 def test_the_other_methods_take_streams_too(fitted: gepc.GEPC, name: str) -> None:
     np.testing.assert_array_equal(fitted.predict(STREAMS[name](), alpha=0.2), fitted.predict(NEW, alpha=0.2))
-    np.testing.assert_array_equal(fitted.predict_fdr(STREAMS[name](), 0.4), fitted.predict_fdr(NEW, 0.4))
+    np.testing.assert_array_equal(fitted.predict(STREAMS[name](), fdr=0.4), fitted.predict(NEW, fdr=0.4))
     np.testing.assert_allclose(fitted.score_map(STREAMS[name]()), fitted.score_map(NEW), rtol=1e-4)
 
 

@@ -280,14 +280,18 @@ def test_there_is_no_verdict_at_a_rate_that_the_calibration_images_cannot_guaran
 ) -> None:
     """Nine of them guarantee a tenth, however it was computed, and nothing below."""
     detector = toy_detector().fit(ID, calibration_images=pictures(9, seed=2))
-    (entry,) = write_maps(detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=alpha))
+    (entry,) = write_maps(
+        detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=alpha)
+    )
     assert ("alarm" in entry) == ("p_value" in entry) == has_verdict
     assert np.isfinite(entry["score"])
 
 
 def test_there_is_no_verdict_without_the_group_of_the_image(tmp_path: Path) -> None:
     detector = toy_detector().fit(ID, groups=["day", "night"] * 12)
-    (entry,) = write_maps(detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=0.5))
+    (entry,) = write_maps(
+        detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=0.5)
+    )
     assert "score" in entry
     assert not {"p_value", "alarm"} & set(entry)
 

@@ -18,8 +18,8 @@ from toys import pictures, toy_detector
 import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.core.tables import unescape_cell
-from gepc.detector.stream import Result
 from gepc.detector.storage import detector_digest
+from gepc.detector.stream import Result
 from gepc.images.sources import ArrayImages, FileImages
 from gepc.runs.shards import (
     Identity,

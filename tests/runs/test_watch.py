@@ -98,7 +98,9 @@ def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path, clo
     half = second.read_bytes()[:60]
     whole = second.read_bytes()
     second.write_bytes(half)
-    watch = Watch(tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=60.0, patience=600.0)
+    watch = Watch(
+        tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=60.0, patience=600.0
+    )
     assert list(watch.step()) == []
     clock.now += 61
     assert [row.result.name for row in watch.step()] == [str(first)]

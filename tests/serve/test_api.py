@@ -305,13 +305,14 @@ def test_an_internal_error_has_a_message_without_a_traceback(serve, detector_fol
 
 def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, replaceable, detector_folder, files):
     import gepc
+    from gepc.detector.registry import as_detector
 
     client = serve(replaceable)
     service = client.app.state.service
     assert client.post("/v1/reload").json()["changed"] is False
     former = service.model.identity
     other = gepc.load_detector(detector_folder.with_name("other"))
-    expected = {former: service.model.detector}
+    expected = {former: as_detector(service.model.fitted)}
     pictures = [np.asarray(Image.open(io.BytesIO(data))) for data in files[:4]]
 
     def ask(_):
@@ -335,7 +336,7 @@ def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, r
     for answer in answers:
         found = [result["score"] for result in answer.json()["results"]]
         assert np.allclose(found, expected[answer.json()["detector"]].score(pictures), rtol=0, atol=1e-5)
-    assert service.model.detector.backbone is expected[former].backbone  # the same weights are not read again
+    assert service.model.fitted.backbone is expected[former].backbone  # the same weights are not read again
 
 
 def test_a_damaged_detector_on_disk_leaves_the_former_in_service(serve, replaceable, detector_folder, files):

@@ -87,11 +87,10 @@ def main() -> None:
 
 def cache_keys(backbone: gepc.Backbone) -> dict[str, list[str]]:
     """For each method the names of the files that its features of three images are cached under."""
-    from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_chunks
-
     from gepc.images.batches import OnBadImage, chunks
     from gepc.images.preprocessing import Preprocessing
     from gepc.images.sources import open_images
+    from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_chunks
 
     found = {}
     for name, (method, options) in CASES.items():
