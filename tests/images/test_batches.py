@@ -52,6 +52,26 @@ def test_fewer_large_images_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(images.read) <= 10 + 3 + 1
 
 
+@pytest.mark.parametrize(
+    ("preprocessing", "expected"),
+    [(Preprocessing(size=(8, 8)), 10), (Preprocessing(size=(1024, 1024)), 2), (Preprocessing(resize="native"), 2)],
+    ids=["small", "large", "unknown"],
+)
+def test_each_process_reads_some_images_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preprocessing: Preprocessing, expected: int
+) -> None:
+    """Enough that two chunks of 10 wait for the network, unless they would take much memory."""
+    asked = {}
+
+    def loader(reader: batches.Reader, **options: object) -> list[object]:
+        asked.update(options)
+        return []
+
+    monkeypatch.setattr("torch.utils.data.DataLoader", loader)
+    list(chunks(FileImages([tmp_path / "0.png"]), preprocessing, 10, OnBadImage.ALL, workers=2))
+    assert asked["prefetch_factor"] == expected
+
+
 @pytest.mark.parametrize(("size", "most"), [(4, 10_000), (100, 2 * 64), (1, 64)])
 def test_a_chunk_has_images_of_one_size_within_its_bounds(
     monkeypatch: pytest.MonkeyPatch, size: int, most: int

@@ -13,8 +13,10 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.conformal.p_values import group_labels
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result
 from gepc.images.sources import ArrayImages, Images, open_images
+from gepc.runs import local
 from gepc.runs.local import SIZES, fastest, fastest_batch_size, score_shards
 from gepc.runs.shards import Identity, ScoreRun, open_run
 
@@ -130,3 +132,21 @@ def test_measuring_leaves_the_detector_as_it_was(detector: gepc.GEPC) -> None:
     assert fastest_batch_size(detector.fitted, 20) in SIZES[:2]
     assert fastest_batch_size(detector.fitted, 3) == SIZES[0]
     assert (detector.batch_size, detector.backbone.forward_count) == before
+
+
+@pytest.mark.parametrize(("pixels", "expected"), [(1 << 19, [8, 16, 32, 64, 128]), (20 * 64, [8, 16]), (3 * 64, [3])])
+def test_a_batch_is_measured_as_it_would_be_scored(
+    detector: gepc.GEPC, monkeypatch: pytest.MonkeyPatch, pixels: int, expected: list[int]
+) -> None:
+    """In one network call also above the detector's own batch size, and never with more pixels than a chunk has."""
+    sizes = []
+
+    def evaluate(fitted: FittedDetector, images: list[object]) -> None:
+        assert fitted.batch_size == len(images)
+        sizes.append(len(images))
+
+    monkeypatch.setattr(FittedDetector, "evaluate", evaluate)
+    monkeypatch.setattr(local, "MAX_CHUNK_PIXELS", pixels)
+    monkeypatch.setattr(local, "WORTH_IT", 1e9)
+    assert fastest_batch_size(detector.fitted, 200) == expected[-1]
+    assert sizes == [1, *expected]

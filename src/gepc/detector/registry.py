@@ -113,7 +113,8 @@ def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | None]:
 
 def as_detector(fitted: FittedDetector) -> Detector:
     """The detector with that fitted state, and with the parameters that it was fitted with."""
-    detector = create_detector(fitted.backbone, fitted.method.name, **without_unused(dict(fitted.options)))
+    options = without_unused({**fitted.options, "batch_size": fitted.batch_size})
+    detector = create_detector(fitted.backbone, fitted.method.name, **options)
     detector.fitted_ = fitted
     return detector
 
