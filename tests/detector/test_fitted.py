@@ -119,12 +119,12 @@ def test_a_batch_size_beyond_what_a_folder_may_ask_for_can_be_saved(tmp_path: Pa
 
 def test_scores_from_maps_are_calibrated_with_all_calibration_images() -> None:
     """More than the maps themselves are calibrated with; each has the score that it gets as a new image."""
-    images = pictures(150, size=6, channels=1, seed=3)
+    images = pictures(250, size=6, channels=1, seed=3)
     detector = small_detector(score_from="map").fit(pictures(30, size=6, channels=1), calibration_images=images)
-    assert len(detector.calibration_scores_) == 150
+    assert len(detector.calibration_scores_) == 250
     np.testing.assert_allclose(detector.calibration_scores_, np.sort(detector.score(images)), rtol=1e-4)
-    held_out = small_detector(score_from="map", calibration_share=0.5).fit(pictures(300, size=6, channels=1))
-    assert len(held_out.calibration_scores_) == 150
+    held_out = small_detector(score_from="map", calibration_share=0.5).fit(pictures(500, size=6, channels=1))
+    assert len(held_out.calibration_scores_) == 250
 
 
 def test_groups_of_scores_from_maps_belong_to_their_images() -> None:

@@ -19,7 +19,8 @@ from toys import as_uint8, pictures
 import gepc
 from gepc.cli.app import run as command_line
 from gepc.core.errors import BackboneError, GepcError, InputError
-from gepc.detector.storage import DESCRIPTION, STATE, load_detector
+from gepc.detector.registry import load_detector
+from gepc.detector.storage import DESCRIPTION, STATE
 
 IMAGES = as_uint8(pictures(2, 16, seed=9))
 WRONG = [None, True, -1, 0, 1, 7, 40_000, 10**12, 10**30, -0.5, 0.5, 1e308, float("nan"), float("inf"), "", "x", "0.1"]

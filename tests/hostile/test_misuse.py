@@ -47,7 +47,7 @@ def test_a_rate_is_a_number_between_0_and_1(wrong: Any) -> None:
     detector = toy_detector().fit(IMAGES)
     for use in (
         lambda: detector.predict(IMAGES, alpha=wrong),
-        lambda: detector.flag(IMAGES, fdr="x" if wrong is None else wrong),
+        lambda: detector.predict(IMAGES, fdr="x" if wrong is None else wrong),
         lambda: detector.predict(IMAGES, alpha=0.3, confidence="x" if wrong is None else wrong),
         lambda: detector.guarantee(wrong),
         lambda: DecisionRule(wrong),
