@@ -42,7 +42,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> PlusBench:
 def extracted(bench: PlusBench, method: GepcPlus, batch: Batch) -> FeatureTable:
     spec = ExtractionSpec(method, WIDE.timesteps(bench.backbone))
     table = method.extract(bench.backbone, batch, spec.timesteps)
-    return FeatureTable(spec, table, tuple(batch.keys), np.arange(len(batch)), Preprocessing())
+    return FeatureTable(spec, table, tuple(batch.keys), np.arange(len(batch)), Preprocessing(), batch.size)
 
 
 def test_a_design_gives_the_columns_of_its_method(bench: PlusBench) -> None:

@@ -5,6 +5,7 @@ import io
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,10 +73,11 @@ def test_a_rate_computed_with_a_rounding_error_counts_as_itself(serve, tmp_path,
     """1 - 0.9 is less than 1/10 in floating point; with 9 calibration images p = 1/10 must raise an alarm."""
     import gepc
     from gepc.conformal.p_values import CalibrationScores
+    from gepc.detector.storage import save_detector
 
     detector = gepc.load_detector(detector_folder)
-    detector.reference_ = CalibrationScores.of(np.full(9, -1e9), None)
-    detector.save(tmp_path / "det")
+    low = CalibrationScores.of(np.full(9, -1e9), None)
+    save_detector(replace(detector.fitted, reference=low), tmp_path / "det")
     client = serve(tmp_path / "det")
     answer = client.post("/v1/score", files=as_form(files[:1]), data={"alpha": repr(1 - 0.9)}).json()
     assert (answer["results"][0]["p_value"], answer["results"][0]["alarm"]) == (0.1, True)
