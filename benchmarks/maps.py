@@ -26,11 +26,11 @@ from scipy.ndimage import gaussian_filter
 
 import gepc
 from gepc.core.tables import ResultTable
-from gepc.detector import map_statistics
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.lab.metrics import auroc, localisation
 from gepc.lab.report.demo import FIT_ROWS, INSIDE, TEST_ROWS, draw
+from gepc.maps import statistics as map_statistics
 from gepc.maps.drawing import resized
 from gepc.maps.statistics import TOGETHER, MapStatistics
 from gepc.methods.base import Batch, MapParts, extract_map_parts

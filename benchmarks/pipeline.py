@@ -72,8 +72,8 @@ def write_files(pixels: np.ndarray, folder: Path) -> list[Path]:
 def pipeline(detector: gepc.Detector, paths: list[Path], place: Path, workers: int = 0) -> ScoreRun:
     """Everything that `gepc score` does between the list of files and the table."""
     images = FileImages(paths)
-    run = open_run(place / "run", Identity.of(detector, images), restart=True)
-    score_shards(run, run.pending(), detector, images, workers=workers)
+    run = open_run(place / "run", Identity.of(detector.fitted, images), restart=True)
+    score_shards(run, run.pending(), detector.fitted, images, workers=workers)
     with result_table(place / "scores.csv", "csv") as append:
         merge(run, lambda p: DecisionRule(0.05).alarms(p, detector.reference_), append)
     run.remove()
@@ -173,7 +173,7 @@ def _member(rank: int, size: int, folder: str, names: list[str], place: str, bar
     shards = run.shards[rank::size]
     list(detector.results(FileImages(images.paths[:2])))  # the first call of a network is slower than the others
     barrier.wait()
-    times[rank] = wall_seconds(lambda: score_shards(run, shards, detector, images))
+    times[rank] = wall_seconds(lambda: score_shards(run, shards, detector.fitted, images))
 
 
 def scaling_table(options: Any, detector: gepc.Detector, paths: list[Path], place: Path) -> None:

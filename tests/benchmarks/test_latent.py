@@ -34,7 +34,7 @@ def test_it_trains_resumes_and_makes_its_table(tmp_path: Path, monkeypatch: pyte
     steps = [json.loads(line)["step"] for line in (tmp_path / "autoencoder.jsonl").read_text().splitlines()]
     assert steps == [2, 3]
     backbone = gepc.load_backbone(pipeline, device="cpu")
-    assert (backbone.channels, backbone.network_channels, backbone.factor) == (3, 4, 2)
+    assert (backbone.channels, backbone.inner.channels, backbone.factor) == (3, 4, 2)
     assert 0 < latent.reconstruction_error(pipeline, tmp_path) < 4
 
     small = load_protocol("small32", {"train_images": 24, "test_images": 20})

@@ -146,18 +146,18 @@ def test_a_real_process_killed_after_its_first_shard(place, gepc, expected):
 
 
 def test_resuming_scores_only_what_is_missing(place, gepc, expected, monkeypatch):
-    from gepc.detector.detector import Detector
+    from gepc.detector import stream
 
     command = ["score", "det", "new", "--out", "some.csv", "--shard-size", "4", "--alpha", "0.1"]
     killed(place, command, at_rename(3, before=False))  # two of three shards
     looked_at = []
-    judge = Detector.score_chunk
+    judge = stream.score_chunk
 
-    def counting(self, chunk, labels=None):
+    def counting(fitted, chunk, *others, **options):
         looked_at.append(len(chunk))
-        return judge(self, chunk, labels)
+        return judge(fitted, chunk, *others, **options)
 
-    monkeypatch.setattr(Detector, "score_chunk", counting)
+    monkeypatch.setattr(stream, "score_chunk", counting)
     assert gepc(*command)[0] == 0
     assert sum(looked_at) == 2
     assert_same_table((place / "some.csv").read_text(), expected)
@@ -275,7 +275,7 @@ def test_standard_output_that_takes_no_more_loses_no_score(place, gepc, expected
     (kept,) = tmp_path.glob("gepc-*/run")
     assert "cannot write to standard output: No space left on device. Finished shards are kept" in sentence
     assert f"with --shards {kept} and --out FILE" in sentence
-    monkeypatch.setattr("gepc.detector.detector.Detector.score_chunk", None)  # nothing is left to be scored
+    monkeypatch.setattr("gepc.detector.stream.score_chunk", None)  # nothing is left to be scored
     code, _, err = gepc(*command, "--shards", kept, "--out", "rescued.csv")
     assert code == 0, err
     assert_same_table((place / "rescued.csv").read_text(), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,8 @@ def test_verdicts_follow_from_scores(fitted: gepc.GEPC) -> None:
     expected = (1 + (reference >= scores[:, None]).sum(1)) / 11
     np.testing.assert_array_equal(fitted.p_value(NEW), expected)
     np.testing.assert_array_equal(fitted.predict(NEW, alpha=0.3), expected <= 0.3)
-    np.testing.assert_array_equal(fitted.decision_function(NEW), scores)
+    with pytest.warns(DeprecationWarning, match="call score"):
+        np.testing.assert_array_equal(fitted.decision_function(NEW), scores)
     assert scores.dtype == np.float64
 
 
@@ -307,7 +309,7 @@ def test_a_backbone_that_answers_nonsense(bad: float) -> None:
     with pytest.raises(BackboneError, match="returned NaN or infinite values"):
         toy_detector(backbone).fit(ID)
     detector = toy_detector().fit(ID)
-    detector.backbone = backbone
+    detector.fitted_ = replace(detector.fitted, backbone=backbone)
     for ask in (detector.score, detector.score_map):
         with pytest.raises(BackboneError, match="returned NaN or infinite values"):
             ask(NEW)
@@ -554,9 +556,16 @@ def test_a_data_frame_of_results(fitted: gepc.GEPC) -> None:
         fitted.results_frame(NEW, alpha=0.001)
 
 
-def test_a_detector_is_created_from_a_backbone_or_from_a_name_and_a_backbone() -> None:
-    with pytest.raises(OptionError, match="takes the name of a method before the backbone"):
-        gepc.create_detector(toy_backbone(), toy_backbone())
-    with pytest.raises(OptionError, match=r"needs a backbone; see gepc\.load_backbone"):
-        gepc.create_detector("gepc")
+def test_a_detector_is_created_from_a_backbone_and_the_name_of_a_method() -> None:
+    with pytest.raises(OptionError, match="method must be a name, such as 'gepc', got CallableBackbone"):
+        gepc.create_detector(toy_backbone(), toy_backbone())  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"needs a backbone first; see gepc\.load_backbone"):
+        gepc.create_detector("gepc")  # type: ignore[arg-type]
     assert gepc.create_detector(toy_backbone()).extractor.name == "gepc+"
+    assert gepc.create_detector(toy_backbone(), None).extractor.name == "gepc+"
+
+
+def test_the_old_order_of_the_arguments_still_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"create_detector\(method, backbone\) is deprecated"):
+        detector = gepc.create_detector("msma", toy_backbone())  # type: ignore[arg-type]
+    assert detector.extractor.name == "msma"

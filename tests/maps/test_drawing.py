@@ -15,9 +15,11 @@ import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.core.palette import LIGHT
+from gepc.detector.fitted import FittedDetector
+from gepc.detector.registry import as_detector
 from gepc.images.sources import open_images
 from gepc.maps.drawing import colour_bar, drawn, overlay, resized
-from gepc.maps.regions import Region, map_regions
+from gepc.maps.regions import Region
 from gepc.methods.extraction import ImageSample
 from gepc.methods.groups import Group
 from gepc.methods.pooling import combine
@@ -123,7 +125,7 @@ def test_maps_are_written_beside_their_pictures(tmp_path: Path) -> None:
     """An image that cannot be used is an entry with a reason; the others have their files."""
     detector = toy_detector().fit(ID)
     images = [as_uint8(ID[:1])[0], np.full((8, 8, 3), np.nan), np.zeros((2, 2, 2, 2)), as_uint8(ID[1:2])[0]]
-    entries = write_maps(detector, open_images(images), tmp_path / "maps")
+    entries = write_maps(detector.fitted, open_images(images), tmp_path / "maps")
     assert [entry["error"] is None for entry in entries] == [True, False, False, True]
     assert "NaN" in entries[1]["error"]
     written = sorted(path.name for path in (tmp_path / "maps").iterdir())
@@ -136,11 +138,11 @@ def test_maps_are_written_beside_their_pictures(tmp_path: Path) -> None:
 def test_pictures_share_one_scale_or_have_each_their_own(tmp_path: Path) -> None:
     detector = toy_detector().fit(ID)
     images = open_images([as_uint8(ID[:1])[0], as_uint8(ID[1:2])[0]])
-    common = write_maps(detector, images, tmp_path / "global")
+    common = write_maps(detector.fitted, images, tmp_path / "global")
     assert [entry["scale"] for entry in common] == [detector.map_limit()] * 2
-    raw = write_maps(detector, images, tmp_path / "raw", MapOptions(raw=True))
+    raw = write_maps(detector.fitted, images, tmp_path / "raw", MapOptions(raw=True))
     assert [entry["scale"] for entry in raw] == [detector.map_scale_] * 2
-    own = write_maps(detector, images, tmp_path / "image", MapOptions("image"))
+    own = write_maps(detector.fitted, images, tmp_path / "image", MapOptions("image"))
     for entry in own:
         field = np.load(tmp_path / "image" / entry["map"])
         assert entry["scale"] == pytest.approx(np.quantile(field, 0.99))
@@ -152,24 +154,24 @@ def test_a_fitted_detector_shows_its_parts_apart() -> None:
     """Raw parts add up to their sum on one scale; calibrated ones are those of one call; the score stays."""
     detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS).fit(ID)
     images = pictures(5, seed=1)
-    parts = {part: with_map_part(detector, part) for part in ("sum", "residual", "error")}
+    parts = {part: as_detector(detector.fitted.showing(part)) for part in ("sum", "residual", "error")}
     raw = {part: shown.score_map(images, raw=True) for part, shown in parts.items()}
     np.testing.assert_allclose(raw["residual"] + raw["error"], raw["sum"], rtol=1e-5)
-    _, together = detector.score_batch(list(images), with_maps=True)
+    _, together = detector.fitted.evaluate(list(images), maps=True)
     assert together is not None
     for part, shown in parts.items():
         assert shown.map_scale_ == detector.map_scale_
         np.testing.assert_allclose(shown.score_map(images), together[part], atol=1e-5)
         np.testing.assert_array_equal(shown.score(images), detector.score(images))
     with pytest.raises(OptionError, match="unknown map_part 'errors'"):
-        with_map_part(detector, "errors")
+        detector.fitted.showing("errors")
     with pytest.raises(OptionError, match="unknown map_part 'activations'"):  # a plain function has no layers
-        with_map_part(detector, "activations")
+        detector.fitted.showing("activations")
 
 
 def test_other_methods_have_no_parts() -> None:
     with pytest.raises(OptionError, match="the maps of 'gepc' have no parts"):
-        with_map_part(toy_detector().fit(ID), "residual")
+        toy_detector().fit(ID).fitted.showing("residual")
 
 
 def test_the_colour_bar_has_the_overlays_colours() -> None:
@@ -262,8 +264,8 @@ def test_an_entry_has_the_verdict_of_the_detector(tmp_path: Path) -> None:
     detector = toy_detector().fit(ID, calibration_images=pictures(19, seed=2))
     images = as_uint8(pictures(5, seed=1, contrast=1.5))
     seen: list[int] = []
-    entries = write_maps(detector, open_images(list(images)), tmp_path, MapOptions(alpha=0.3), seen.append)
-    assert seen == [1] * 5
+    entries = write_maps(detector.fitted, open_images(list(images)), tmp_path, MapOptions(alpha=0.3), seen.append)
+    assert sum(seen) == 5
     for entry, score, p, alarm in zip(
         entries, detector.score(images), detector.p_value(images), detector.predict(images, 0.3), strict=True
     ):
@@ -278,14 +280,18 @@ def test_there_is_no_verdict_at_a_rate_that_the_calibration_images_cannot_guaran
 ) -> None:
     """Nine of them guarantee a tenth, however it was computed, and nothing below."""
     detector = toy_detector().fit(ID, calibration_images=pictures(9, seed=2))
-    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=alpha))
+    (entry,) = write_maps(
+        detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=alpha)
+    )
     assert ("alarm" in entry) == ("p_value" in entry) == has_verdict
     assert np.isfinite(entry["score"])
 
 
 def test_there_is_no_verdict_without_the_group_of_the_image(tmp_path: Path) -> None:
     detector = toy_detector().fit(ID, groups=["day", "night"] * 12)
-    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=0.5))
+    (entry,) = write_maps(
+        detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions(raw=True, alpha=0.5)
+    )
     assert "score" in entry
     assert not {"p_value", "alarm"} & set(entry)
 
@@ -294,7 +300,7 @@ def test_regions_are_written_in_pixels_of_the_images_as_they_were_given(tmp_path
     """Images of 16 x 24 pixels for a detector of 8 x 8: two lines and three columns for each pixel of the map."""
     detector = toy_detector(size=(8, 8)).fit(ID)
     images = [as_uint8(pictures(1, size=(16, 24), seed=seed))[0] for seed in range(4)]
-    entries = write_maps(detector, open_images(images), tmp_path, MapOptions(raw=True))
+    entries = write_maps(detector.fitted, open_images(images), tmp_path, MapOptions(raw=True))
     boxes = {number: [] for number in range(1, 5)}
     stored = json.loads((tmp_path / "regions.json").read_text())
     assert {(one["height"], one["width"]) for one in stored["images"]} == {(16, 24)}
@@ -303,7 +309,7 @@ def test_regions_are_written_in_pixels_of_the_images_as_they_were_given(tmp_path
     assert sum(map(len, boxes.values())) > 0
     for number, (image, entry) in enumerate(zip(images, entries, strict=True), start=1):
         field = detector.score_map([image], raw=True)
-        found = map_regions(detector, {detector.map_part: field}, 0, raw=True)
+        found = detector.fitted.regions({detector.fitted.map_part: field}, 0, raw=True)
         expected = [
             (box[1] * 3, box[0] * 2, 3 * (box[3] - box[1]), 2 * (box[2] - box[0])) for box in (r.box for r in found)
         ]
@@ -316,7 +322,7 @@ def test_files_are_named_by_number_and_name_without_strange_letters(tmp_path: Pa
     (tmp_path / "in").mkdir()
     for name in ("a b:c-d_e.png", "x" * 80 + ".png"):
         Image.fromarray(as_uint8(ID[:1])[0]).save(tmp_path / "in" / name)
-    entries = write_maps(detector, open_images(tmp_path / "in"), tmp_path / "new" / "out")
+    entries = write_maps(detector.fitted, open_images(tmp_path / "in"), tmp_path / "new" / "out")
     assert [entry["map"] for entry in entries] == ["000000_a_b_c-d_e.npy", f"000001_{'x' * 60}.npy"]
 
 
@@ -345,7 +351,7 @@ def test_a_number_stands_three_columns_and_one_line_within_the_corner_of_its_box
 def test_a_map_of_nothing_is_drawn_from_0_to_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own 0.99 quantile is 0, and no scale ends there."""
     detector = toy_detector().fit(ID)
-    nothing = {detector.map_part: np.zeros((1, 8, 8), dtype=np.float32)}
-    monkeypatch.setattr(gepc.Detector, "score_batch", lambda *_, **__: (np.ones(1), nothing))
-    (entry,) = write_maps(detector, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions("image", raw=True))
+    nothing = {detector.fitted.map_part: np.zeros((1, 8, 8), dtype=np.float32)}
+    monkeypatch.setattr(FittedDetector, "evaluate", lambda *_, **__: (np.ones(1), nothing))
+    (entry,) = write_maps(detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions("image", raw=True))
     assert (entry["scale"], entry["mean"], entry["regions"]) == (1.0, 0.0, 0)

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from toys import as_uint8, pictures, toy_detector
 
 from gepc.images.sources import open_images
-from gepc.maps.regions import MapRegion, coco, in_image, map_regions, outlines
+from gepc.maps.regions import MapRegion, coco, in_image, outlines
 from gepc.runs.maps import MapOptions, write_maps
 
 
@@ -53,7 +53,7 @@ def test_regions_are_where_the_map_exceeds_its_limit() -> None:
     field[0, 1:3, 1:3] = limit + 1.0
     field[0, 3, 3] = limit + 2.0  # touches at a corner
     field[0, 6, 5:7] = limit + 5.0
-    found = map_regions(detector, {"sum": field, "residual": field}, 0, 0.1)
+    found = detector.fitted.regions({"sum": field, "residual": field}, 0, 0.1)
     assert [(one.number, one.box, one.area, one.peak) for one in found] == [
         (1, (6, 5, 7, 7), 2, (6, 5)),
         (2, (1, 1, 4, 4), 5, (3, 3)),
@@ -61,7 +61,7 @@ def test_regions_are_where_the_map_exceeds_its_limit() -> None:
     assert found[0].part == "residual"
     assert all(one.p_value <= 0.1 for one in found)
     assert len(found[1].polygons) == 2
-    assert map_regions(detector, {"sum": field[:, :1] * 0.0}, 0) == []
+    assert detector.fitted.regions({"sum": field[:, :1] * 0.0}, 0) == []
 
 
 def test_a_region_in_pixels_of_the_image() -> None:
@@ -81,7 +81,7 @@ def test_regions_are_written_for_spreadsheets_and_labelling_tools(tmp_path: Path
     detector = toy_detector(size=8).fit(pictures(40))
     image = as_uint8(pictures(1, 16, seed=3))[0]
     image[4:10, 4:10] = 255
-    entries = write_maps(detector, open_images([image]), tmp_path, MapOptions(alpha=0.9))
+    entries = write_maps(detector.fitted, open_images([image]), tmp_path, MapOptions(alpha=0.9))
     assert entries[0]["regions"] >= 1
     assert {"score", "p_value", "alarm"} <= set(entries[0])
     with open(tmp_path / "regions.csv", newline="") as handle:

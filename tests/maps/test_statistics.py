@@ -121,7 +121,7 @@ def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> N
     assert detector.maps_.names == ("sum", "residual", "inner", "error", "activations")
     images = pictures(4, size=16, seed=1)
     images[:, :, 5:9, 6:10] = 1.0
-    _, fields = detector.score_batch(list(images), with_maps=True)
+    _, fields = detector.fitted.evaluate(list(images), maps=True)
     assert fields is not None
     for field in fields["activations"]:
         inside = np.zeros((16, 16), dtype=bool)

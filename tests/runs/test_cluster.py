@@ -94,8 +94,8 @@ def rows(run: ScoreRun) -> list[Result]:
 def assert_as_local(run: ScoreRun, place: Path, source: str, tmp_path: Path) -> None:
     images = open_images(source)
     detector = gepc.load_detector(place / "det")
-    local = open_run(tmp_path / "local", Identity.of(detector, images))
-    score_shards(local, local.pending(), detector, images)
+    local = open_run(tmp_path / "local", Identity.of(detector.fitted, images))
+    score_shards(local, local.pending(), detector.fitted, images)
     expected = rows(local)
     found = rows(run)
     assert [(r.index, r.name, r.error) for r in found] == [(r.index, r.name, r.error) for r in expected]
@@ -123,7 +123,7 @@ def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) 
     source = str(place / "new")
     images = open_images(source)
     detector = gepc.load_detector(place / "det")
-    open_run(tmp_path / "run", Identity.of(detector, images), "parquet", 1)
+    open_run(tmp_path / "run", Identity.of(detector.fitted, images), "parquet", 1)
     run = KillsANode(tmp_path / "run", len(images), 1, "parquet")
     run.cluster = nodes
     payload = DetectorPayload.of(place / "det", None, batch_size=8)
@@ -201,7 +201,7 @@ def test_actors_load_the_backbone_with_its_own_options(
     monkeypatch.chdir(tmp_path / "elsewhere")
     np.save("stack.npy", images)
     actor = ScoreActor(payload, "stack.npy")
-    assert actor.detector.backbone.load_options["dtype"] == "bfloat16"
+    assert actor.fitted.backbone.load_options["dtype"] == "bfloat16"
     item = ImageLocations.of(open_images("stack.npy"), "stack.npy").item(Shard(0, 0, 5), None)
     (rows,) = actor({name: [value] for name, value in item.items()})
     np.testing.assert_array_equal(rows["score"], expected)

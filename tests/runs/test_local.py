@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +13,16 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.conformal.p_values import group_labels
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result
-from gepc.images.sources import ArrayImages, FileImages, Images, Record, open_images
-from gepc.runs.local import (
-    AHEAD,
-    SIZES,
-    ImageRange,
-    fastest,
-    fastest_batch_size,
-    image_ranges,
-    read_ahead,
-    score_shards,
-)
+from gepc.images.sources import ArrayImages, Images, open_images
+from gepc.runs import local
+from gepc.runs.local import SIZES, fastest, fastest_batch_size, score_shards
 from gepc.runs.shards import Identity, ScoreRun, open_run
 
 
 def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4, kind: str = "csv") -> ScoreRun:
-    return open_run(place, Identity.of(detector, images), kind, shard_size)
+    return open_run(place, Identity.of(detector.fitted, images), kind, shard_size)
 
 
 def rows(run: ScoreRun) -> list[Result]:
@@ -51,11 +45,7 @@ def test_batches_and_shards_change_no_row(
     images = open_images(folder)
     expected = list(detector.results(images))
     run = new_run(tmp_path_factory.mktemp("run") / "run", detector, images, shard_size)
-    detector.batch_size, before = batch_size, detector.batch_size
-    try:
-        score_shards(run, run.pending(), detector, images)
-    finally:
-        detector.batch_size = before
+    score_shards(run, run.pending(), replace(detector.fitted, batch_size=batch_size), images)
     assert_same(rows(run), expected)
     assert run.pending() == []
 
@@ -65,7 +55,7 @@ def test_bad_files_are_rows_with_reasons(detector: gepc.GEPC, folder: Path, tmp_
     (folder / "day" / "3.png").unlink()  # gone since it was listed
     (folder / "day" / "new.png").write_bytes((folder / "day" / "1.png").read_bytes())  # come since
     run = new_run(tmp_path / "run", detector, images)
-    score_shards(run, run.pending(), detector, images)
+    score_shards(run, run.pending(), detector.fitted, images)
     errors = {Path(row.name).name: row.error for row in rows(run) if row.error is not None}
     assert sorted(errors) == ["3.png", "cut.png", "empty.png"]
     assert errors["3.png"] == "does not exist"
@@ -78,14 +68,14 @@ def test_reading_in_processes_gives_the_same_rows(detector: gepc.GEPC, folder: P
     images = open_images(folder)
     expected = list(detector.results(images))
     run = new_run(tmp_path / "run", detector, images)
-    score_shards(run, run.pending(), detector, images, workers=2)
+    score_shards(run, run.pending(), detector.fitted, images, workers=2)
     assert_same(rows(run), expected)
 
 
 def test_arrays_keep_their_numbers(detector: gepc.GEPC, tmp_path: Path) -> None:
     images = ArrayImages(pictures(7, seed=3))
     run = new_run(tmp_path / "run", detector, images, shard_size=3)
-    score_shards(run, run.pending(), detector, images)
+    score_shards(run, run.pending(), detector.fitted, images)
     assert [row.name for row in rows(run)] == [str(index) for index in range(7)]
     assert_same(rows(run), list(detector.results(images)))
 
@@ -94,43 +84,10 @@ def test_groups_follow_their_images(folder: Path, tmp_path: Path) -> None:
     detector = toy_detector().fit(pictures(40, seed=1), groups=["day", "night"] * 20)
     images = open_images(folder)
     labels = group_labels("folder", images, np.arange(len(images)))
-    run = open_run(tmp_path / "run", Identity.of(detector, images, labels), "csv", 5)
-    score_shards(run, run.pending(), detector, images, labels)
+    run = open_run(tmp_path / "run", Identity.of(detector.fitted, images, labels), "csv", 5)
+    score_shards(run, run.pending(), detector.fitted, images, labels)
     assert_same(rows(run), list(detector.results(images, groups="folder")))
-    assert Identity.of(detector, images, labels) != Identity.of(detector, images)
-
-
-class Counted(Images):
-    """Remembers what was read."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Record:
-        self.read.append(index)
-        return Record(str(index), np.zeros((8, 8, 3), np.uint8))
-
-
-def test_reading_ahead_is_bounded(detector: gepc.GEPC) -> None:
-    """Memory does not grow with the list: no more than the parts that wait are ever read beyond what was taken."""
-    images = Counted(1000)
-    stream = read_ahead(image_ranges(images, 0, 1000, 10), detector.preprocessing_, threads=2)
-    for taken in range(1, 6):
-        next(stream)
-        assert len(images.read) <= 10 * (taken + 2 * AHEAD)
-    stream.close()  # type: ignore[attr-defined]
-    assert len(images.read) < 200
-
-
-def test_a_range_holds_its_own_names_only() -> None:
-    images = FileImages([Path(f"{index}.png") for index in range(100)])
-    (cut,) = image_ranges(images, 20, 23, 10)
-    assert isinstance(cut, ImageRange)
-    assert [str(path) for path in cut.images.paths] == ["20.png", "21.png", "22.png"]  # type: ignore[attr-defined]
+    assert Identity.of(detector.fitted, images, labels) != Identity.of(detector.fitted, images)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +129,24 @@ def test_other_errors_are_not_hidden() -> None:
 
 def test_measuring_leaves_the_detector_as_it_was(detector: gepc.GEPC) -> None:
     before = (detector.batch_size, detector.backbone.forward_count)
-    assert fastest_batch_size(detector, 20) in SIZES[:2]
-    assert fastest_batch_size(detector, 3) == SIZES[0]
+    assert fastest_batch_size(detector.fitted, 20) in SIZES[:2]
+    assert fastest_batch_size(detector.fitted, 3) == SIZES[0]
     assert (detector.batch_size, detector.backbone.forward_count) == before
+
+
+@pytest.mark.parametrize(("pixels", "expected"), [(1 << 19, [8, 16, 32, 64, 128]), (20 * 64, [8, 16]), (3 * 64, [3])])
+def test_a_batch_is_measured_as_it_would_be_scored(
+    detector: gepc.GEPC, monkeypatch: pytest.MonkeyPatch, pixels: int, expected: list[int]
+) -> None:
+    """In one network call also above the detector's own batch size, and never with more pixels than a chunk has."""
+    sizes = []
+
+    def evaluate(fitted: FittedDetector, images: list[object]) -> None:
+        assert fitted.batch_size == len(images)
+        sizes.append(len(images))
+
+    monkeypatch.setattr(FittedDetector, "evaluate", evaluate)
+    monkeypatch.setattr(local, "MAX_CHUNK_PIXELS", pixels)
+    monkeypatch.setattr(local, "WORTH_IT", 1e9)
+    assert fastest_batch_size(detector.fitted, 200) == expected[-1]
+    assert sizes == [1, *expected]

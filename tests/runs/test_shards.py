@@ -214,13 +214,13 @@ def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
 def test_what_changes_a_score_changes_the_digest(detector: gepc.GEPC) -> None:
     same = toy_detector().fit(pictures(40, seed=1))
     same.batch_size = 3
-    assert detector_digest(same) == detector_digest(detector)
+    assert detector_digest(same.fitted) == detector_digest(detector.fitted)
     for other in (
         toy_detector(seed=1).fit(pictures(40, seed=1)),
         toy_detector(keep=1).fit(pictures(40, seed=1)),
         toy_detector().fit(pictures(40, seed=2)),
     ):
-        assert detector_digest(other) != detector_digest(detector)
+        assert detector_digest(other.fitted) != detector_digest(detector.fitted)
     images = pictures(3)
     assert list_digest(ArrayImages(images)) != list_digest(ArrayImages(images[::-1]))
     assert list_digest(FILES) != list_digest(FileImages(FILES.paths[::-1]))

@@ -36,7 +36,7 @@ def _drop(folder: Path, count: int, first: int = 0) -> None:
 
 
 def _watch(detector, folder, log) -> Watch:
-    return Watch(folder, detector, Monitor(detector), log, settle=0.0, patience=0.0)
+    return Watch(folder, detector.fitted, Monitor(detector), log, settle=0.0, patience=0.0)
 
 
 def _rows(log: Path) -> list[dict[str, str]]:
@@ -98,7 +98,9 @@ def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path, clo
     half = second.read_bytes()[:60]
     whole = second.read_bytes()
     second.write_bytes(half)
-    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=60.0, patience=600.0)
+    watch = Watch(
+        tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=60.0, patience=600.0
+    )
     assert list(watch.step()) == []
     clock.now += 61
     assert [row.result.name for row in watch.step()] == [str(first)]
@@ -113,7 +115,7 @@ def test_a_file_time_of_another_clock_does_not_matter(detector, tmp_path, clock,
     _drop(tmp_path / "in", 1)
     (path,) = (tmp_path / "in").iterdir()
     os.utime(path, (time.time() - age,) * 2)
-    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=1.0)
+    watch = Watch(tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=1.0)
     assert list(watch.step()) == []
     clock.now += 2
     assert [row.result.name for row in watch.step()] == [str(path)]
@@ -122,7 +124,7 @@ def test_a_file_time_of_another_clock_does_not_matter(detector, tmp_path, clock,
 def test_a_damaged_file_is_reported_when_it_has_not_changed_for_a_while(detector, tmp_path, clock):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "cut.png").write_text("not a picture")
-    watch = Watch(tmp_path / "in", detector, Monitor(detector), tmp_path / "log.csv", settle=1.0, patience=10.0)
+    watch = Watch(tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=1.0, patience=10.0)
     for seconds, rows in ((0, 0), (2, 0), (9, 1), (20, 0)):
         clock.now += seconds
         assert len(list(watch.step())) == rows

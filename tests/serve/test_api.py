@@ -5,6 +5,7 @@ import io
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,10 +75,11 @@ def test_a_rate_computed_with_a_rounding_error_counts_as_itself(serve, tmp_path,
     """1 - 0.9 is less than 1/10 in floating point; with 9 calibration images p = 1/10 must raise an alarm."""
     import gepc
     from gepc.conformal.p_values import CalibrationScores
+    from gepc.detector.storage import save_detector
 
     detector = gepc.load_detector(detector_folder)
-    detector.reference_ = CalibrationScores.of(np.full(9, -1e9), None)
-    detector.save(tmp_path / "det")
+    low = CalibrationScores.of(np.full(9, -1e9), None)
+    save_detector(replace(detector.fitted, reference=low), tmp_path / "det")
     client = serve(tmp_path / "det")
     answer = client.post("/v1/score", files=as_form(files[:1]), data={"alpha": repr(1 - 0.9)}).json()
     assert (answer["results"][0]["p_value"], answer["results"][0]["alarm"]) == (0.1, True)
@@ -307,13 +309,14 @@ def test_an_internal_error_has_a_message_without_a_traceback(serve, detector_fol
 
 def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, replaceable, detector_folder, files):
     import gepc
+    from gepc.detector.registry import as_detector
 
     client = serve(replaceable)
     service = client.app.state.service
     assert client.post("/v1/reload").json()["changed"] is False
     former = service.model.identity
     other = gepc.load_detector(detector_folder.with_name("other"))
-    expected = {former: service.model.detector}
+    expected = {former: as_detector(service.model.fitted)}
     pictures = [np.asarray(Image.open(io.BytesIO(data))) for data in files[:4]]
 
     def ask(_):
@@ -337,7 +340,7 @@ def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, r
     for answer in answers:
         found = [result["score"] for result in answer.json()["results"]]
         assert np.allclose(found, expected[answer.json()["detector"]].score(pictures), rtol=0, atol=1e-5)
-    assert service.model.detector.backbone is expected[former].backbone  # the same weights are not read again
+    assert service.model.fitted.backbone is expected[former].backbone  # the same weights are not read again
 
 
 def test_a_damaged_detector_on_disk_leaves_the_former_in_service(serve, replaceable, detector_folder, files):

@@ -56,6 +56,7 @@ def score(
     """
     from gepc.conformal.decision import DecisionRule
     from gepc.conformal.p_values import group_labels
+    from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
     from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
     from gepc.runs.local import score_shards
@@ -81,6 +82,7 @@ def score(
             if cluster is None:
                 score_shards(run, pending, fitted, collection, labels, workers, advance)
             else:
+                warn_about_range(collection, fitted.preprocessing.value_range)
                 payload = DetectorPayload.of(detector, backbone, fitted.batch_size)
                 places = ImageLocations.of(collection, images)
                 score_shards_on_cluster(run, payload, places, cluster, labels, advance)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import Guarantee, group_labels
-from gepc.core.errors import InputError, NotFittedError, OptionError, raising
+from gepc.core.errors import InputError, NotFittedError, OptionError, check_least, raising
 from gepc.core.files import StrPath
 from gepc.detector.attributes import FittedAttributes
 from gepc.detector.fitted import FittedDetector
@@ -85,11 +85,12 @@ class Detector(Parameters, FittedAttributes):
     fitted_: FittedDetector | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
         if name == "batch_size" and self.fitted_ is not None:
+            check_least(1, batch_size=value)
             self.fitted_ = replace(self.fitted_, batch_size=value)
         elif name != "fitted_":
             self.__dict__.pop("fitted_", None)
+        super().__setattr__(name, value)
 
     # --- fitting -------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,8 @@ def create_detector(
     """
     if not isinstance(backbone, Backbone):
         backbone, method = _in_old_order(backbone, method)
+    if not isinstance(method, str | None):
+        raise OptionError(f"method must be a name, such as 'gepc', got {type(method).__name__}")
     extractor_class = find_method(DEFAULT_METHOD if method is None else method)
     if extractor_class is GepcExtractor:
         return GEPC(backbone, preset=preset, **options)
@@ -102,7 +104,7 @@ def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | None]:
     if not isinstance(backbone, Backbone):
         raise OptionError("create_detector needs a backbone first; see gepc.load_backbone")
     warnings.warn(
-        "create_detector(backbone, method) is deprecated; call create_detector(backbone, method)",
+        "create_detector(method, backbone) is deprecated; call create_detector(backbone, method)",
         DeprecationWarning,
         stacklevel=3,
     )
@@ -111,7 +113,8 @@ def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | None]:
 
 def as_detector(fitted: FittedDetector) -> Detector:
     """The detector with that fitted state, and with the parameters that it was fitted with."""
-    detector = create_detector(fitted.backbone, fitted.method.name, **without_unused(dict(fitted.options)))
+    options = without_unused({**fitted.options, "batch_size": fitted.batch_size})
+    detector = create_detector(fitted.backbone, fitted.method.name, **options)
     detector.fitted_ = fitted
     return detector
 

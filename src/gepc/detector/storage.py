@@ -88,7 +88,7 @@ def describe(fitted: FittedDetector) -> Facts:
     return {
         "schema": SCHEMA,
         "method": fitted.method.name,
-        "options": dict(fitted.options),
+        "options": {**fitted.options, "batch_size": min(fitted.batch_size, MAX_BATCH)},
         "preprocessing": dataclasses.asdict(fitted.preprocessing),
         "backbone": _network_facts(fitted.backbone),
         "fitted": {

@@ -88,6 +88,7 @@ def stream(
     workers: int = 0,
     threads: int = 1,
     keep_pixels: bool = False,
+    check_range: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Iterator[ScoredChunk]:
     """Score a collection of images in order, in bounded memory, while the next images are read.
@@ -105,6 +106,7 @@ def stream(
     batch_size : the largest number of images per network call; None takes that of the detector.
     workers, threads : how many processes, or threads of this process, read ahead; see `gepc.images.batches.chunks`.
     keep_pixels : keep the pixels as they were read.
+    check_range : look at the first images, and warn if their values seem to be in [0, 1]; see `warn_about_range`.
     on_progress : called with the number of images of every finished chunk.
 
     Returns
@@ -116,7 +118,8 @@ def stream(
     fitted.reference.check(labels)
     if maps:
         fitted.check_maps()
-    warn_about_range(images, fitted.preprocessing.value_range)
+    if check_range:
+        warn_about_range(images, fitted.preprocessing.value_range)
     if batch_size is not None:
         fitted = replace(fitted, batch_size=batch_size)
     read = chunks(

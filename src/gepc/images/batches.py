@@ -204,7 +204,7 @@ def _read(
         yield item
         reader = _settled(reader, item)
     if workers and isinstance(images, FileImages):
-        yield from _in_processes(reader, left, workers)
+        yield from _in_processes(reader, left, workers, most_ahead)
     else:
         yield from _in_threads(reader.__getitem__, left, threads, most_ahead)
 
@@ -237,12 +237,22 @@ def _in_threads(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_processes(reader: Reader, indices: Iterator[int], workers: int) -> Iterator[ReadImage]:
+def _in_processes(reader: Reader, indices: Iterator[int], workers: int, most_ahead: int) -> Iterator[ReadImage]:
+    """Read images in processes. Few of them wait if their size is not known."""
     from torch.utils.data import DataLoader
 
+    size = reader.preprocessing.size
+    ahead = 0 if size is None else min(most_ahead, MAX_AHEAD_PIXELS // (size[0] * size[1]))
     # the processes of torch's loader end when this one is killed
     build: Any = DataLoader
-    loader = build(reader, batch_size=None, sampler=indices, num_workers=workers, multiprocessing_context="spawn")
+    loader = build(
+        reader,
+        batch_size=None,
+        sampler=indices,
+        num_workers=workers,
+        prefetch_factor=max(2, ahead // workers),
+        multiprocessing_context="spawn",
+    )
     try:
         yield from loader
     except RuntimeError as error:

@@ -128,7 +128,7 @@ class ScoreActor:
             images: Images = FileImages([str(name) for name in names])
         else:
             images = self.array.between(int(start), int(stop))
-        scored = stream(self.fitted, images, labels=groups, threads=READING_THREADS)
+        scored = stream(self.fitted, images, labels=groups, threads=READING_THREADS, check_range=False)
         results = [replace(result, index=result.index + int(start)) for chunk in scored for result in chunk.results]
         numbers = {name: np.array([getattr(one, name) for one in results]) for name in ("index", "score", "p_value")}
         errors = np.array([result.error or "" for result in results], dtype=object)

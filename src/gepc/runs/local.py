@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +88,12 @@ def fastest_batch_size(fitted: FittedDetector, images: int) -> int:
         shape = (size, fitted.backbone.channels, height, width)
         noise = np.random.default_rng(0).uniform(-1.0, 1.0, shape).astype(np.float32)
         start = time.perf_counter()
-        fitted.evaluate(list(noise))
+        replace(fitted, batch_size=size).evaluate(list(noise))
         return (time.perf_counter() - start) / size
 
     seconds_per_image(1)  # the first call of a network is slower than the others
-    most = min(images, MAX_CHUNK_PIXELS // (height * width))
-    best = fastest(seconds_per_image, [size for size in SIZES if size <= most] or [1])
+    most = max(1, MAX_CHUNK_PIXELS // (height * width))
+    sizes = [size for size in SIZES if size <= min(images, most)] or [min(SIZES[0], most)]
+    best = fastest(seconds_per_image, sizes)
     fitted.backbone.counts = counts
     return best

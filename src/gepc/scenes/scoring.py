@@ -235,7 +235,8 @@ class SceneScorer:
         labels: Labels | None = None
         if self.plan.group != UNGROUPED:
             labels = np.full(len(images), self.plan.group)
-        for scored in stream(fitted, images, maps=self.plan.with_map, labels=labels):
+        first = images.items[0].row == 0 and images.items[0].left == 0
+        for scored in stream(fitted, images, maps=self.plan.with_map, labels=labels, check_range=first):
             for result in scored.results:
                 tile, missing = images.items[result.index], float(images.missing[result.index])
                 if result.error is not None:

@@ -14,8 +14,10 @@ from gepc.backbones.base import Backbone
 from gepc.calibration.scorer import Selection
 from gepc.cli.app import run
 from gepc.core.errors import InputError
-from gepc.detector.registry import options_of
+from gepc.detector.stream import score_chunk
+from gepc.images.batches import Chunk
 from gepc.images.synthetic import KINDS
+from gepc.lab.bench import choose
 from gepc.lab.bench.choose import (
     CANDIDATES,
     DEFAULT,
@@ -50,25 +52,26 @@ def test_the_best_candidate_comes_first(trials: list[Trial]) -> None:
     assert {str(trial.candidate): trial.stability for trial in trials}["pixel_stats"] == 1.0  # it uses no noise
 
 
-def test_half_of_the_images_are_fitted_on_and_none_of_them_scored() -> None:
+def test_half_of_the_images_are_fitted_on_and_none_of_them_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Any]] = {}
 
     class Noting(Candidate):
         def detector(self, backbone: Any, **common: Any) -> Any:
             detector = super().detector(backbone, **common)
-            fit, score = detector.fit, detector.score_batch
+            fit = detector.fit
 
             def noted_fit(images: Any) -> Any:
                 seen["fitted"] = [record.name for record in images]
                 return fit(images)
 
-            def noted_score(images: Any) -> Any:
-                seen.setdefault("scored", []).append(len(images))
-                return score(images)
-
-            detector.fit, detector.score_batch = noted_fit, noted_score
+            detector.fit = noted_fit  # type: ignore[method-assign]
             return detector
 
+    def noted_score(fitted: Any, chunk: Chunk, **options: Any) -> Any:
+        seen.setdefault("scored", []).append(len(chunk))
+        return score_chunk(fitted, chunk, **options)
+
+    monkeypatch.setattr(choose, "score_chunk", noted_score)
     (trial,) = compare(toy_network(), IMAGES, [Noting("pixel_stats")], count=50)
     assert len(set(seen["fitted"])) == 25
     assert sum(seen["scored"]) == 25 * (2 + len(KINDS))  # two noise seeds
@@ -119,7 +122,7 @@ def test_every_candidate_can_be_made_and_asked_for() -> None:
     for candidate in CANDIDATES:
         detector = candidate.detector(network)
         for name, value in candidate.options.items():
-            assert options_of(detector)[name] == ["id", value]
+            assert detector.options()[name] == ["id", value]
     assert Candidate("gepc+:fast", {"group": "flip_x"}).arguments == "--method gepc+ --preset fast --set group=flip_x"
     assert Candidate("cfs").arguments == "--method cfs"
     assert DEFAULT in CANDIDATES

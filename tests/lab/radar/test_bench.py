@@ -56,7 +56,7 @@ def test_the_figures_are_those_of_the_detector(sets: PatchSets, table: ResultTab
     inside, outside = (detector.score(PatchImages(patches)) for patches in (sets.clutter, sets.ships["HRSID"]))
     assert table.numbers("AUROC")[0] == pytest.approx(auroc(inside, outside))
     assert table.numbers("AUPR")[0] == pytest.approx(aupr(inside, outside))
-    scores, maps = score_patches(detector.fitted_, sets.clutter)
+    scores, maps = score_patches(detector.fitted, sets.clutter)
     assert np.allclose(scores, inside, rtol=1e-4)
     assert maps.shape == (len(sets.clutter), 16, 16)
 

@@ -1,0 +1,175 @@
+"""The fitted state changes as a whole or not at all, and every calibration image counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
+
+import gepc
+from gepc.core.errors import InputError, NotFittedError, OptionError
+from gepc.detector.registry import as_detector
+from gepc.detector.storage import MAX_BATCH
+from gepc.images import batches
+from gepc.methods.extraction import ImageSample
+
+ID, NEW = pictures(30), pictures(5, seed=1)
+OTHERS = pictures(30, seed=2, contrast=2.0)
+
+
+def small_detector(**options: object) -> gepc.GEPC:
+    """A detector with few passes, for many images of 6x6 pixels."""
+    backbone = toy_backbone(channels=1, image_size=6)
+    return toy_detector(backbone, levels=LEVELS[:1], keep=1, group=("flip_x",), **options)
+
+
+# --- a fit that fails ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "refit",
+    [
+        lambda detector: detector.fit(OTHERS, groups=["a"] * 3),
+        lambda detector: detector.fit(OTHERS, OTHERS[:4, :2]),
+        lambda detector: detector.fit(OTHERS, np.full((4, 3, 8, 8), np.nan)),
+    ],
+    ids=["too few labels", "channels", "NaN"],
+)
+def test_a_refit_that_fails_at_the_calibration_images_changes_nothing(refit: Callable[[gepc.Detector], object]) -> None:
+    """Levels, calibrator and maps of the other images are learnt by then."""
+    detector = toy_detector().fit(ID)
+    before, scores, maps = detector.fitted, detector.p_value(NEW), detector.score_map(NEW)
+    with pytest.raises((InputError, OptionError)):
+        refit(detector)
+    assert detector.fitted is before
+    np.testing.assert_array_equal(detector.p_value(NEW), scores)
+    np.testing.assert_array_equal(detector.score_map(NEW), maps)
+
+
+def test_the_fitted_state_cannot_be_assigned_to() -> None:
+    fitted = toy_detector().fit(ID).fitted
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fitted.seed = 3  # type: ignore[misc]
+
+
+# --- parameters that are assigned after fit --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("calibration", "mvn"), ("keep", 1), ("seed", 4), ("size", 8), ("backbone", toy_backbone()), ("maps", "raw")],
+)
+def test_a_parameter_that_is_assigned_after_fit_discards_the_fit(tmp_path: Path, name: str, value: object) -> None:
+    """Nothing is saved that contradicts its own options."""
+    detector = toy_detector().fit(ID)
+    setattr(detector, name, value)
+    assert not detector.is_fitted
+    for ask in (lambda: detector.score(NEW), lambda: detector.save(tmp_path / "det")):
+        with pytest.raises(NotFittedError, match=r"not fitted yet; call fit\(id_images\) first"):
+            ask()
+    assert not (tmp_path / "det").exists()
+    detector.fit(ID).save(tmp_path / "det")
+    loaded = gepc.load_detector(tmp_path / "det", toy_backbone())
+    np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
+
+
+def test_a_parameter_that_makes_no_sense_is_refused_by_the_next_fit() -> None:
+    detector = toy_detector().fit(ID)
+    detector.keep = 9
+    with pytest.raises(OptionError, match="keep must be between 1 and 4"):
+        detector.fit(ID)
+
+
+def test_the_batch_size_keeps_the_fit_and_is_saved(tmp_path: Path) -> None:
+    detector = toy_detector().fit(ID)
+    expected = detector.score(NEW)
+    detector.batch_size = 2
+    assert detector.is_fitted
+    np.testing.assert_allclose(detector.score(NEW), expected, rtol=1e-5)
+    assert max(len(chunk) for chunk in _chunk_sizes(detector)) == 2
+    detector.save(tmp_path / "det")
+    loaded = gepc.load_detector(tmp_path / "det", toy_backbone())
+    assert (loaded.batch_size, loaded.fitted.batch_size) == (2, 2)
+    assert as_detector(dataclasses.replace(detector.fitted, batch_size=3)).batch_size == 3
+    with pytest.raises(OptionError, match="batch_size must be at least 1"):
+        detector.batch_size = 0
+    assert (detector.batch_size, detector.fitted.batch_size) == (2, 2)
+
+
+def _chunk_sizes(detector: gepc.Detector) -> list[range]:
+    sizes: list[range] = []
+    list(detector.results(NEW, on_progress=lambda count: sizes.append(range(count))))
+    return sizes
+
+
+def test_a_batch_size_beyond_what_a_folder_may_ask_for_can_be_saved(tmp_path: Path) -> None:
+    detector = toy_detector(batch_size=MAX_BATCH + 1).fit(ID)
+    detector.save(tmp_path / "det")
+    loaded = gepc.load_detector(tmp_path / "det", toy_backbone())
+    assert loaded.batch_size == MAX_BATCH
+    np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
+
+
+# --- scores from maps ------------------------------------------------------------------------------------------------
+
+
+def test_scores_from_maps_are_calibrated_with_all_calibration_images() -> None:
+    """More than the maps themselves are calibrated with; each has the score that it gets as a new image."""
+    images = pictures(250, size=6, channels=1, seed=3)
+    detector = small_detector(score_from="map").fit(pictures(30, size=6, channels=1), calibration_images=images)
+    assert len(detector.calibration_scores_) == 250
+    np.testing.assert_allclose(detector.calibration_scores_, np.sort(detector.score(images)), rtol=1e-4)
+    held_out = small_detector(score_from="map", calibration_share=0.5).fit(pictures(500, size=6, channels=1))
+    assert len(held_out.calibration_scores_) == 250
+
+
+def test_groups_of_scores_from_maps_belong_to_their_images() -> None:
+    images = pictures(40, size=6, channels=1, seed=3)
+    labels = ["a", "b", "b", "b"] * 10
+    detector = small_detector(score_from="map")
+    detector.fit(pictures(30, size=6, channels=1), calibration_images=images, groups=labels)
+    scores = detector.score(images)
+    for label in "ab":
+        own = np.sort(scores[np.array(labels) == label])
+        np.testing.assert_allclose(detector.reference_.by_group[label], own, rtol=1e-4)
+
+
+# --- large images ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"score_from": "map"}, {"maps": "raw"}], ids=str)
+def test_images_larger_than_any_budget_are_fitted_on(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    """Neither the images that are kept for maps nor the chunks have room for one of them; scores stay."""
+    expected = toy_detector(**options).fit(ID)
+    monkeypatch.setattr(ImageSample.__init__, "__defaults__", (100,))
+    monkeypatch.setattr(batches, "MAX_CHUNK_PIXELS", 10)
+    monkeypatch.setattr(batches, "MAX_AHEAD_PIXELS", 10)
+    detector = toy_detector(**options).fit(ID)
+    np.testing.assert_allclose(detector.calibration_scores_, expected.calibration_scores_, rtol=1e-4)
+    np.testing.assert_allclose(detector.score(NEW), expected.score(NEW), rtol=1e-4)
+    np.testing.assert_allclose(detector.score_map(NEW), expected.score_map(NEW), rtol=1e-3, atol=1e-3)
+
+
+def test_a_stream_of_images_that_are_too_large_to_keep_for_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageSample.__init__, "__defaults__", (100,))
+    with pytest.raises(InputError, match="too large to keep for maps; give a folder, or set `size`"):
+        toy_detector().fit(iter(ID))
+
+
+# --- the size of the input -------------------------------------------------------------------------------------------
+
+
+def test_the_size_of_the_input_is_that_of_the_first_image_where_images_keep_their_size(tmp_path: Path) -> None:
+    backbone = toy_backbone(image_size=None)
+    images = [as_uint8(pictures(1, (24 + number % 3, 40), seed=number))[0] for number in range(24)]
+    detector = gepc.create_detector(backbone, "gepc+", "inspect", levels=LEVELS[:1])
+    assert detector.network_size(gepc.images.sources.open_images(images)) == (12, 20)
+    assert detector.fit(images).input_size == (12, 20)
+    detector.save(tmp_path / "det")
+    assert gepc.load_detector(tmp_path / "det", backbone).input_size == (12, 20)
