@@ -61,7 +61,7 @@ def add_what_is_no_file(folder: Path) -> dict[str, str]:
 
 
 def watching(detector, folder: Path, log: Path) -> Watch:
-    return Watch(folder, detector, Monitor(detector), log, settle=0.0, patience=0.0)
+    return Watch(folder, detector.fitted, Monitor(detector), log, settle=0.0, patience=0.0)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -138,16 +138,16 @@ def test_a_run_that_is_resumed_scores_changed_files_again(detector, tmp_path: Pa
     images = FileImages([tmp_path / f"{index}.png" for index in range(9)])
 
     def resumed():
-        return open_run(tmp_path / "run", Identity.of(detector, images), "csv", 3, names=images.names)
+        return open_run(tmp_path / "run", Identity.of(detector.fitted, images), "csv", 3, names=images.names)
 
     run = resumed()
-    score_shards(run, run.pending()[:2], detector, images)
+    score_shards(run, run.pending()[:2], detector.fitted, images)
     os.replace(tmp_path / "8.png", tmp_path / "4.png")
     Image.fromarray(as_uint8(pictures(1, seed=8))[0]).save(tmp_path / "8.png")
     run = resumed()
     assert run.outdated == 1
     assert [shard.number for shard in run.pending()] == [1, 2]
-    score_shards(run, run.pending(), detector, images)
+    score_shards(run, run.pending(), detector.fitted, images)
     found = [result.score for results in run.results() for result in results]
     assert found == pytest.approx(detector.score(images))
     assert resumed().outdated == 0
