@@ -74,7 +74,8 @@ def save_detector(fitted: FittedDetector, folder: StrPath) -> None:
         raise InputError(f"{final} exists and is not a detector folder; give another place")
     with replacing_folder(final) as draft:
         write_arrays(draft / STATE, state_of(fitted))
-        write_json(draft / DESCRIPTION, describe(fitted))
+        # with an absolute path of the network, since a detector may be loaded from another folder
+        write_json(draft / DESCRIPTION, {**describe(fitted), "backbone": _network_facts(fitted.backbone)})
     source, sha256 = fitted.backbone.source, fitted.backbone.sha256
     if source is not None and sha256 is not None and Path(source).exists():
         remember_network(sha256, Path(source))
@@ -90,7 +91,7 @@ def describe(fitted: FittedDetector) -> Facts:
         "method": fitted.method.name,
         "options": {**fitted.options, "batch_size": min(fitted.batch_size, MAX_BATCH)},
         "preprocessing": dataclasses.asdict(fitted.preprocessing),
-        "backbone": _network_facts(fitted.backbone),
+        "backbone": fitted.backbone.describe(),
         "fitted": {
             "timesteps": list(fitted.levels),
             "cv": fitted.scorer.selection_.cv.tolist(),
@@ -110,7 +111,7 @@ def describe(fitted: FittedDetector) -> Facts:
 
 
 def _network_facts(backbone: Backbone) -> Facts:
-    """The description of a backbone, with an absolute path: a detector may be loaded from another folder."""
+    """The description of a backbone, with an absolute path."""
     facts = backbone.describe()
     source = facts.get("source")
     if source is not None and source not in list_backbones() and Path(source).exists():

@@ -105,7 +105,7 @@ def test_an_unknown_backbone_is_one_sentence_and_leaves_nothing(tmp_path, capsys
 def test_a_missing_extra_is_named(monkeypatch, tmp_path):
     import importlib.util
 
-    from gepc.cli import evaluate
+    from gepc.lab.cli import evaluate
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jinja2", "skimage") else object())
     with pytest.raises(GepcError, match=r"needs jinja2 and scikit-image; install with: pip install 'gepc\[demo\]'"):
