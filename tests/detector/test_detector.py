@@ -412,6 +412,7 @@ def test_a_backbone_must_be_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["score", "p_value", "predict", "score_map", "decision_function", "flag"])
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_an_unfitted_detector_says_so(name: str) -> None:
     with pytest.raises(NotFittedError, match=r"not fitted yet; call fit\(id_images\) first"):
         getattr(toy_detector(), name)(NEW)

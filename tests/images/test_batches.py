@@ -120,7 +120,7 @@ def test_the_first_image_sets_the_size_of_all() -> None:
     mixed = [*as_uint8(pictures(2)), *as_uint8(pictures(1, 6))]
     (chunk,) = chunks(open_images(mixed), Preprocessing(), 8, OnBadImage.ALL)
     assert chunk.indices == [0, 1]
-    assert "is 6x6 but 8x8 is expected" in chunk.failures[0][2]
+    assert "6x6 pixels (width x height) but 8x8 is expected" in chunk.failures[0][2]
 
 
 def test_a_stream_is_read_once_and_no_further_than_taken() -> None:
