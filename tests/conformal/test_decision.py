@@ -81,6 +81,7 @@ def test_no_p_values_no_flags():
 
 # --- the rule -------------------------------------------------------------------------------------------------------
 
+
 def test_a_rate_counts_up_to_rounding_and_a_failed_image_never_alarms():
     p = np.array([0.1, 0.2, np.nan])
     assert DecisionRule(1 - 0.9).alarms(p, NINE).tolist() == [True, False, False]

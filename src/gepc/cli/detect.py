@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gepc.scenes import SceneReport
     from gepc.serve import Settings
 
-SHOWN_REGIONS = 10
+SHOWN = 10  # detections and regions of a scene
 ShownBands = Annotated[
     str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
 ]
@@ -172,12 +172,14 @@ def scene(
     device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
 ) -> None:
-    """Score an image of any size: overlapping tiles, one seamless map, flagged regions and an error rate for the scene.
+    """Score an image of any size: tiles, one seamless map, detections, flagged regions and an error rate for the scene.
 
-    Writes tiles.csv, map.tif, regions.csv, regions.geojson, styles for QGIS, overview.png and scene.json. To
-    resume after an interruption, run the same command again: no tile is lost or scored twice.
+    Writes tiles.csv, map.tif, detections and regions (CSV, GeoJSON, styles for QGIS), overview.png and scene.json. A
+    detection is a group of connected pixels of the map above its limit, with the coordinates of its peak; a region is
+    a group of flagged tiles. To resume after an interruption, run the same command again: no tile is lost or scored
+    twice.
 
-    Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control holm --alpha 0.05`
+    Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control bh --alpha 0.1`
     """
     from gepc.scenes import plan_scan, scan
 
@@ -200,24 +202,41 @@ def scene(
         report = scan(loaded, image, out, on_progress=advance, **options)
     if report.resumed:
         note(f"{report.resumed} of {plan.tiles} tiles were done by an earlier run")
-    _say_regions(report, out)
+    _say_results(report, out)
     note(f"guarantee: {report.guarantee}")
+    if report.summary["detection_guarantee"] is not None:
+        note(f"detections: {report.summary['detection_guarantee']}")
 
 
-def _say_regions(report: SceneReport, out: Path) -> None:
+def _say_results(report: SceneReport, out: Path) -> None:
     counts = report.counts
     say(
         f"{out}: {counts['scored']} tiles scored, {counts['left_out']} left out for no-data, "
-        f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions"
+        f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions; "
+        f"{counts['detections']} detections"
     )
-    for region in report.regions[:SHOWN_REGIONS]:
-        box = region["pixel_box"]
-        say(
-            f"{region['region']:>4}  score {region['score']:.4g}  p = {region['p_value']:.3g}  "
-            f"lines {box['top']}-{box['bottom']}, columns {box['left']}-{box['right']}"
-        )
-    if counts["regions"] > SHOWN_REGIONS:
-        say(f"      and {counts['regions'] - SHOWN_REGIONS} more in {out / 'regions.csv'}")
+    detections = [
+        f"{found['detection']:>4}  {_scores(found)}  line {found['line']}, column {found['column']}, "
+        f"{found['area']} pixels  x {found['x']:.10g}, y {found['y']:.10g}"
+        for found in report.detections[:SHOWN]
+    ]
+    regions = [
+        f"{found['region']:>4}  {_scores(found)}  lines {box['top']}-{box['bottom']}, "
+        f"columns {box['left']}-{box['right']}"
+        for found in report.regions[:SHOWN]
+        for box in [found["pixel_box"]]
+    ]
+    for name, lines in (("detections", detections), ("regions", regions)):
+        if lines:
+            say(f"{name}:")
+            say("\n".join(lines))
+        if counts[name] > SHOWN:
+            say(f"      and {counts[name] - SHOWN} more in {out / name}.csv")
+
+
+def _scores(found: dict[str, Any]) -> str:
+    p_value = "" if found["p_value"] is None else f"  p = {found['p_value']:.3g}"
+    return f"score {found['score']:.4g}{p_value}"
 
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:
