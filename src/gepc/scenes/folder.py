@@ -2,9 +2,11 @@
 
 `run.json` comes first, `scene.json` last. In between, the folder `work` holds the tile records, the map so far and
 `progress.safetensors`, which states what is finished: records beyond it are cut off, map lines are written again.
-`work` is removed after `scene.json` is written; if that is interrupted, the next call removes the rest.
+A finished scan writes `scene.json` into `work`, removes the other files there, and moves it to its place. So where
+`scene.json` is, all results are whole and no working file is left; the next call completes what was interrupted.
 """
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from gepc.core.files import StrPath, read_json, replacing, write_arrays, write_j
 from gepc.core.run_folder import RowLog, RunFolder
 from gepc.methods.pooling import Map
 
+SUMMARY = "scene.json"
 RECORD = ("row", "column", "top", "left", "missing", "score", "p_value", "left_out", "error")
 
 
@@ -74,8 +77,8 @@ class ScanFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the scan is finished."""
-        return (self.path / "scene.json").is_file()
+        """Whether the scan is finished, up to the removal of its working files."""
+        return (self.path / SUMMARY).is_file() or (self.work / SUMMARY).is_file()
 
     @property
     def map(self) -> MapFile:
@@ -111,17 +114,22 @@ class ScanFolder:
         return after
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write `scene.json`, which marks the scan as finished, and remove the working files."""
-        write_json(self.path / "scene.json", summary)
-        self.remove_work()
+        """Mark the scan as finished: from now on only `complete` is left to do."""
+        write_json(self.work / SUMMARY, summary)
+        self.complete()
 
-    def remove_work(self) -> None:
-        """Remove the working files."""
+    def complete(self) -> None:
+        """Remove the working files, then put `scene.json` into its place; after an interruption, call it again."""
+        for path in self.work.glob("*"):
+            if path.name != SUMMARY:
+                path.unlink()
+        if (self.work / SUMMARY).exists():
+            os.replace(self.work / SUMMARY, self.path / SUMMARY)
         shutil.rmtree(self.work, ignore_errors=True)
 
     def summary(self) -> dict[str, Any]:
         """Content of `scene.json`; the files that it names must exist."""
-        summary: dict[str, Any] = read_json(self.path / "scene.json")
+        summary: dict[str, Any] = read_json(self.path / SUMMARY)
         for name in summary.get("files", {}).values():
             if not (self.path / name).is_file():
                 raise InputError(f"{self.path} is a finished run but {name} is missing; give another folder")

@@ -99,7 +99,7 @@ def scan(
         with folder.run.held(), storage_errors(folder.path):
             folder.run.begin(plan.identity)
             if folder.done:
-                folder.remove_work()
+                folder.complete()
                 return SceneReport(folder.path, folder.summary(), plan.tiles)
             if plan.shortfall is not None:
                 warnings.warn(plan.shortfall, UserWarning, stacklevel=2)
