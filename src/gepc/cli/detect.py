@@ -152,6 +152,7 @@ def map_(
         note(f"no regions: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {count}")
     if fitted.maps is None:
         note("the detector has no statistics of maps, so these are raw; fit it again for maps in standard deviations")
+    opt.fail_if_all(failures, len(entries), f"{out / 'metadata.json'} has the reasons")
 
 
 def scene(
@@ -320,10 +321,14 @@ def serve(
     insecure_no_token: Annotated[
         bool, Option("--insecure-no-token", help="Accept requests from other machines without a token.")
     ] = False,
+    open_metrics: Annotated[bool, Option("--open-metrics", help="Answer /metrics without the token.")] = False,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
+    max_network_megapixels: Annotated[
+        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 3 GB of memory.")
+    ] = 0.262144,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
     queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,
     max_batch: Annotated[int, Option(min=1, help="Maximum number of images per network call.")] = 32,
@@ -334,7 +339,8 @@ def serve(
     """Serve a detector over HTTP: a web page for uploading images, and an API.
 
     The page is at `/`, the API documentation at `/docs`. By default only this machine can connect. Ctrl-C completes
-    accepted requests and exits. If the detector's folder has been replaced, `POST /v1/reload` loads the new one.
+    accepted requests and exits. If the detector's folder has been replaced, `POST /v1/reload` loads the new one. A
+    service is one process: for more requests per second, start replicas behind a load balancer instead of workers.
 
     Example: `gepc serve det --port 8000`
     """
@@ -348,9 +354,11 @@ def serve(
         )
     settings = Settings(
         token=token,
+        open_metrics=open_metrics,
         hosts=(*LOOPBACK_NAMES, host) if is_loopback(host) else None,
         max_bytes=round(max_megabytes * MEGA),
         max_pixels=round(max_megapixels * MEGA),
+        max_network_pixels=round(max_network_megapixels * MEGA),
         max_images=max_images,
         queue=queue,
         max_batch=max_batch,
