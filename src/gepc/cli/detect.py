@@ -216,17 +216,14 @@ def _say_results(report: SceneReport, out: Path) -> None:
         f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions; "
         f"{counts['detections']} detections"
     )
-    detections = [
-        f"{found['detection']:>4}  {_scores(found)}  line {found['line']}, column {found['column']}, "
-        f"{found['area']} pixels  x {found['x']:.10g}, y {found['y']:.10g}"
-        for found in report.detections[:SHOWN]
-    ]
-    regions = [
-        f"{found['region']:>4}  {_scores(found)}  lines {box['top']}-{box['bottom']}, "
-        f"columns {box['left']}-{box['right']}"
-        for found in report.regions[:SHOWN]
-        for box in [found["pixel_box"]]
-    ]
+    detections, regions = [], []
+    for item in report.detections[:SHOWN]:
+        peak = f"line {item['line']}, column {item['column']}, {item['area']} pixels"
+        detections.append(f"{item['detection']:>4}  {_scores(item)}  {peak}  x {item['x']:.10g}, y {item['y']:.10g}")
+    for item in report.regions[:SHOWN]:
+        box = item["pixel_box"]
+        sides = f"lines {box['top']}-{box['bottom']}, columns {box['left']}-{box['right']}"
+        regions.append(f"{item['region']:>4}  {_scores(item)}  {sides}")
     for name, lines in (("detections", detections), ("regions", regions)):
         if lines:
             say(f"{name}:")
@@ -235,9 +232,9 @@ def _say_results(report: SceneReport, out: Path) -> None:
             say(f"      and {counts[name] - SHOWN} more in {out / name}.csv")
 
 
-def _scores(found: dict[str, Any]) -> str:
-    p_value = "" if found["p_value"] is None else f"  p = {found['p_value']:.3g}"
-    return f"score {found['score']:.4g}{p_value}"
+def _scores(item: dict[str, Any]) -> str:
+    p_value = "" if item["p_value"] is None else f"  p = {item['p_value']:.3g}"
+    return f"score {item['score']:.4g}{p_value}"
 
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:

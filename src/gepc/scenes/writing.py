@@ -14,8 +14,8 @@ from gepc.core.files import replacing, write_json, write_text
 from gepc.core.tables import write_rows
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import versions
-from gepc.scenes import detections as blobs
-from gepc.scenes.detections import Detection, find_detections
+from gepc.scenes.detections import COLUMNS as DETECTION_COLUMNS
+from gepc.scenes.detections import Detection, find_detections, statement
 from gepc.scenes.folder import MapFile, ScanFolder
 from gepc.scenes.overview import write_overview
 from gepc.scenes.plan import ScanPlan
@@ -60,7 +60,7 @@ class SceneWriter:
         write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
         self._write_layer("regions", COLUMNS, regions)
         if field is not None:
-            self._write_layer("detections", blobs.COLUMNS, detections)
+            self._write_layer("detections", DETECTION_COLUMNS, detections)
         caption = f"{len(detections)} detections (crosses); {len(regions)} regions, {counts['flagged']} of "
         caption += f"{counts['scored']} tiles flagged ({plan.rule.control}, {plan.rule.alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
@@ -121,7 +121,7 @@ class SceneWriter:
         scale = limit = promise = None
         if plan.with_map:
             scale, limit = self.fitted.map_limit(), self.fitted.map_limit(alpha)
-            promise = blobs.statement(self.fitted, counts["scored"], alpha)
+            promise = statement(self.fitted, counts["scored"], alpha)
         return {
             "schema": 1,
             "scene": {"path": str(self.scene.path), **plan.identity["scene"]},
