@@ -19,7 +19,7 @@ from gepc.scenes.regions import TileRegion
 LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the picture
 WINDOW_PIXELS = 1 << 20
 NO_DATA = 0.35
-MARK = 5  # pixels from the centre of a detection's cross to its ends
+MARK = 9  # pixels, the radius of the circle around the peak of a detection
 
 Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
 Array = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ def write_overview(
 ) -> None:
     """Write a PNG of the whole scene under its map, at most 2000 pixels on the longer side.
 
-    Regions are numbered boxes, and detections are crosses at their peaks.
+    Regions are numbered boxes, and detections are circles around their peaks.
 
     Scene and map are reduced by block means. 8-bit scenes are shown as they are, others between the 2 % and 98 %
     quantiles of the reduced scene. Missing pixels are grey. `scale` is the detector's common scale of maps.
@@ -102,15 +102,14 @@ def _drawn(
     scale: float | None,
     caption: str,
 ) -> Image.Image:
-    """Boxes and crosses on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
+    """Boxes and circles on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
     height, width = pixels.shape[:2]
     sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
     sheet.paste(Image.fromarray(pixels), (0, 0))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
     for line, column in peaks:
         x, y = round((column + 0.5) * zoom), round((line + 0.5) * zoom)
-        draw.line((x - MARK, y, x + MARK, y), fill=DARK["series3"], width=2)
-        draw.line((x, y - MARK, x, y + MARK), fill=DARK["series3"], width=2)
+        draw.ellipse((x - MARK, y - MARK, x + MARK, y + MARK), outline=DARK["ink"], width=2)
     for region in reversed(regions):  # the first ones on top
         top, left, bottom, right = (round(edge * zoom) for edge in region.box)
         box = (left, top, min(max(right - 1, left + 2), width - 1), min(max(bottom - 1, top + 2), height - 1))

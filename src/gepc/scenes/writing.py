@@ -61,7 +61,7 @@ class SceneWriter:
         self._write_layer("regions", COLUMNS, regions)
         if field is not None:
             self._write_layer("detections", DETECTION_COLUMNS, detections)
-        caption = f"{len(detections)} detections (crosses); {len(regions)} regions, {counts['flagged']} of "
+        caption = f"{len(detections)} detections (circles); {len(regions)} regions, {counts['flagged']} of "
         caption += f"{counts['scored']} tiles flagged ({plan.rule.control}, {plan.rule.alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
         if field is not None and plan.map_format == "tif":
