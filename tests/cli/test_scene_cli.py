@@ -23,7 +23,7 @@ WIDE = ("scene", "det", "wide.png", "--out", "killed", "--stride", "2", "--contr
 
 def die_at_the_worst_moment():
     """Records of the second block of rows are appended, the word that they are done is not yet written."""
-    import gepc.scenes.scoring as folder
+    import gepc.scenes.folder as folder
 
     write, calls = folder.write_arrays, []
 

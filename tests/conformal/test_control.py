@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.conformal.decision import CONTROLS, Control, bonferroni, harmonic, holm
-from gepc.conformal.p_values import p_values
+from gepc.conformal.decision import CONTROLS, DecisionRule, bonferroni, harmonic, holm
+from gepc.conformal.p_values import CalibrationScores, p_values
 from gepc.core.errors import OptionError
 
+MANY = CalibrationScores.of(np.arange(9999.0), None)  # enough calibration images for any rate of these tests
 ps = st.lists(st.integers(1, 40).map(lambda k: k / 40), min_size=1, max_size=30).map(np.array)
+
+
+def flags_of(control, alpha, p):
+    return DecisionRule(alpha, control=control).alarms(p, MANY)
 
 
 def holm_by_hand(p, alpha):
@@ -38,7 +43,7 @@ def test_bonferroni_is_its_definition(p, alpha):
 
 @given(ps, st.floats(0.01, 0.9))
 def test_procedures_are_ordered_by_what_they_promise(p, alpha):
-    flags = {name: Control(name, alpha).flags(p) for name in CONTROLS}
+    flags = {name: flags_of(name, alpha, p) for name in CONTROLS}
     assert (flags["bonferroni"] <= flags["holm"]).all()
     assert (flags["holm"] <= flags["bh"]).all()
     assert (flags["by"] <= flags["bh"]).all()
@@ -48,15 +53,15 @@ def test_procedures_are_ordered_by_what_they_promise(p, alpha):
 @given(st.integers(1, 60), st.integers(1, 300), st.sampled_from(CONTROLS), st.sampled_from([0.05, 0.1, 0.3]))
 def test_the_fewest_flags_are_what_the_procedure_does_with_the_smallest_p_values(m, n, name, alpha):
     """k tiles at p = 1/(n+1), the others at 1: flagged from exactly `fewest_flags` on."""
-    control = Control(name, alpha)
+    rule = DecisionRule(alpha, control=name)
     first = next(
-        (k for k in range(1, m + 1) if control.flags(np.r_[np.full(k, 1 / (n + 1)), np.ones(m - k)]).any()), m + 1
+        (k for k in range(1, m + 1) if rule.alarms(np.r_[np.full(k, 1 / (n + 1)), np.ones(m - k)], MANY).any()), m + 1
     )
-    assert min(control.fewest_flags(m, n), m + 1) == first
-    assert (control.shortfall(m, n) is None) == (first == 1)
-    enough = control.images_for_one(m)
-    assert control.fewest_flags(m, enough) == 1
-    assert control.fewest_flags(m, enough - 1) > 1 or enough == 0
+    assert min(rule.fewest_flags(m, n), m + 1) == first
+    assert (rule.shortfall(m, n) is None) == (first == 1)
+    enough = rule.images_for_one(m)
+    assert rule.fewest_flags(m, enough) == 1
+    assert rule.fewest_flags(m, enough - 1) > 1 or enough == 0
 
 
 @pytest.mark.parametrize("name", ["holm", "bonferroni"])
@@ -66,7 +71,7 @@ def test_family_wise_errors_hold_though_all_tiles_are_copies_or_independent(name
         errors = 0
         for _ in range(2000):
             scores = np.full(m, rng.random()) if copies else rng.random(m)
-            errors += Control(name, alpha).flags(p_values(scores, rng.random(n))).any()
+            errors += flags_of(name, alpha, p_values(scores, rng.random(n))).any()
         assert errors / 2000 <= alpha + 4 * np.sqrt(alpha * (1 - alpha) / 2000)
 
 
@@ -76,46 +81,55 @@ def test_the_harmonic_sum_and_its_expansion_agree():
 
 
 def test_statements_name_their_assumptions_and_numbers():
-    assert "positively dependent (PRDS)" in Control("bh", 0.1).statement(50, 99)
-    assert "however the overlapping tiles depend" in Control("by", 0.1).statement(50, 99)
-    assert "even one false flag among the 50 tiles of this scene is at most 0.1" in Control("holm", 0.1).statement(
-        50, 99
-    )
-    assert "of 50 such tiles 5 are" in Control("tile", 0.1).statement(50, 99)
+    assert "positively dependent (PRDS)" in DecisionRule(0.1, control="bh").scene_statement(50, 99)
+    assert "however the overlapping tiles depend" in DecisionRule(0.1, control="by").scene_statement(50, 99)
+    any_flag = DecisionRule(0.1, control="holm").scene_statement(50, 99)
+    assert "even one false flag among the 50 tiles of this scene is at most 0.1" in any_flag
+    assert "of 50 such tiles 5 are" in DecisionRule(0.1, control="tile").scene_statement(50, 99)
     for name in CONTROLS:
-        assert "exchangeable with the 99 calibration images" in Control(name, 0.1).statement(50, 99)
-    assert "at least 999 calibration images" in str(Control("holm", 0.05).shortfall(50, 99))
-    assert "only together with at least 9 others" in str(Control("bh", 0.05).shortfall(50, 99))
+        assert "exchangeable with the 99 calibration images" in DecisionRule(0.1, control=name).scene_statement(50, 99)
+    assert "at least 999 calibration images" in str(DecisionRule(0.05, control="holm").shortfall(50, 99))
+    assert "only together with at least 9 others" in str(DecisionRule(0.05, control="bh").shortfall(50, 99))
 
 
 def test_bad_rates_and_names_are_refused():
     with pytest.raises(OptionError, match="did you mean 'holm'"):
-        Control("hol")
+        DecisionRule(control="hol")
     with pytest.raises(OptionError, match="between 0 and 1"):
-        Control("bh", 1.5)
+        DecisionRule(1.5, control="bh")
     with pytest.raises(OptionError, match="needs at least 99 calibration images"):
-        Control("tile", 0.01).check(50)
+        DecisionRule(0.01, control="tile").check(CalibrationScores.of(np.arange(50.0), None))
 
 
 def test_a_p_value_at_its_limit_is_flagged():
     """As p-values are computed, k/(n + 1): 1/20 and 1/40 at 0.05; with rounding, 1/10 at 1 - 0.9."""
-    assert Control("tile", 0.05).flags(np.array([1 / 20, 2 / 20])).tolist() == [True, False]
-    assert Control("tile", 1 - 0.9).flags(np.array([1 / 10])).tolist() == [True]
+    assert flags_of("tile", 0.05, np.array([1 / 20, 2 / 20])).tolist() == [True, False]
+    assert flags_of("tile", 1 - 0.9, np.array([1 / 10])).tolist() == [True]
     assert holm(np.array([1 / 40, 1 / 20, 1.0]), 0.1).tolist() == [True, True, False]
     assert holm(np.array([1 / 40, 1 / 20]), 0.05).tolist() == [True, True]
     assert holm(np.array([1 / 10]), 1 - 0.9).tolist() == [True]
 
 
-def test_the_rate_is_a_twentieth_and_the_procedure_benjamini_hochbergs_unless_others_are_given():
-    assert Control() == Control("bh", 0.05)
+def test_a_rule_has_one_control():
+    with pytest.raises(OptionError, match="not both"):
+        DecisionRule(fdr=0.1, control="holm")
+    with pytest.raises(OptionError, match="confidence goes with alpha"):
+        DecisionRule(0.1, confidence=0.9, control="holm")
+
+
+def test_a_tile_without_a_p_value_is_neither_flagged_nor_counted():
+    """Three p-values at 0.1/3 and an empty one: Holm divides by 3, not by 4."""
+    p = np.array([0.033, np.nan, 1.0, 1.0])
+    assert flags_of("holm", 0.1, p).tolist() == [True, False, False, False]
+    assert flags_of("by", 0.1, np.array([0.018, np.nan, 1.0, 1.0])).tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_single_tile_is_flagged_at_the_rate_itself_and_no_tile_gives_no_flag(name):
     """1 + 1/2 + ... + 1/m is 1 for one tile, so that even Benjamini-Yekutieli pays nothing."""
-    assert Control(name, 0.05).flags(np.array([0.05])).tolist() == [True]
-    assert Control(name, 0.05).flags(np.array([0.0501])).tolist() == [False]
-    assert Control(name, 0.05).flags(np.empty(0)).tolist() == []
+    assert flags_of(name, 0.05, np.array([0.05])).tolist() == [True]
+    assert flags_of(name, 0.05, np.array([0.0501])).tolist() == [False]
+    assert flags_of(name, 0.05, np.empty(0)).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -123,13 +137,13 @@ def test_a_single_tile_is_flagged_at_the_rate_itself_and_no_tile_gives_no_flag(n
 )
 def test_a_shortfall_says_whether_all_tiles_together_could_be_flagged(n, words):
     """Ten tiles at 0.5: with k at p = 1/(n + 1) the limit is k/20, so that one image needs k = 10 and 18 need 2."""
-    assert words in str(Control("bh", 0.5).shortfall(10, n))
-    assert Control("bh", 0.5).shortfall(10, 19) is None
+    assert words in str(DecisionRule(0.5, control="bh").shortfall(10, n))
+    assert DecisionRule(0.5, control="bh").shortfall(10, 19) is None
 
 
 def test_only_a_rate_for_single_tiles_is_checked_before_scoring():
     """The other procedures may flag many tiles at once where one alone is out of reach."""
     for name in CONTROLS:
         if name != "tile":
-            Control(name, 0.01).check(5)
-    Control("tile", 0.01).check(99)
+            DecisionRule(0.01, control=name).check(CalibrationScores.of(np.arange(5.0), None))
+    DecisionRule(0.01, control="tile").check(CalibrationScores.of(np.arange(99.0), None))

@@ -6,12 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
-from gepc.conformal.decision import DecisionRule, benjamini_hochberg, discoveries, storey
+from gepc.conformal.decision import DecisionRule, benjamini_hochberg, storey
 from gepc.conformal.p_values import UNGROUPED, CalibrationScores, p_values
 from gepc.core.errors import OptionError
 
 rates = st.floats(0.01, 0.5)
 lists = st.lists(st.floats(0.0, 1.0), max_size=40)
+NINE = CalibrationScores.of(np.arange(9.0), None)
+
+
+def discoveries(p, fdr, procedure="bh"):
+    return DecisionRule(fdr=fdr, procedure=procedure).alarms(p, NINE)
 
 
 @given(lists, rates)
@@ -75,8 +80,6 @@ def test_no_p_values_no_flags():
 
 
 # --- the rule -------------------------------------------------------------------------------------------------------
-
-NINE = CalibrationScores.of(np.arange(9.0), None)
 
 
 def test_a_rate_counts_up_to_rounding_and_a_failed_image_never_alarms():
@@ -158,7 +161,7 @@ def test_storey_flags_up_to_the_cutoff():
 
 
 def test_rates_are_a_twentieth_and_the_procedure_is_benjamini_hochbergs_unless_others_are_given():
-    assert DecisionRule() == DecisionRule(alpha=0.05, confidence=None, fdr=None, procedure="bh")
+    assert DecisionRule() == DecisionRule(alpha=0.05, confidence=None, fdr=None, procedure="bh", control="tile")
     p = [0.01, 0.1, 0.11, 0.12, 0.13, 0.5]  # storey flags five of them
     assert discoveries(p, 0.06).tolist() == benjamini_hochberg(p, 0.06).tolist() == [True] + [False] * 5
     assert discoveries(p, 0.06, "storey").sum() == 5

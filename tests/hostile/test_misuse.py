@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from toys import pictures, toy_detector
 
-from gepc.conformal.decision import Control, DecisionRule
+from gepc.conformal.decision import DecisionRule
 from gepc.conformal.monitor import Monitor
 from gepc.core.errors import InputError, OptionError
 from gepc.lab.radar.annotations import open_scenes
@@ -51,7 +51,7 @@ def test_a_rate_is_a_number_between_0_and_1(wrong: Any) -> None:
         lambda: detector.predict(IMAGES, alpha=0.3, confidence="x" if wrong is None else wrong),
         lambda: detector.guarantee(wrong),
         lambda: DecisionRule(wrong),
-        lambda: Control("bh", wrong),
+        lambda: DecisionRule(wrong, control="bh"),
         lambda: Monitor(detector, wrong),
         lambda: Monitor(detector, delta=wrong),
     ):

@@ -157,7 +157,7 @@ def test_the_file_cache_is_bounded_while_a_scene_is_read_and_while_a_map_is_writ
     from rasterio import shutil
     from rasterio._env import get_gdal_config
 
-    from gepc.scenes.scoring import MapFile
+    from gepc.scenes.folder import MapFile
     from gepc.scenes.writing import write_tiff as write_map
 
     found = []

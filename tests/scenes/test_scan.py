@@ -17,8 +17,8 @@ from toys import as_uint8, pictures, toy_backbone, toy_detector
 import gepc
 from gepc.core.errors import GepcError, InputError, NotFittedError, OptionError
 from gepc.scenes import plan_scan, scan, scoring, writing
-from gepc.scenes.scoring import ScanFolder
-from gepc.scenes.writing import shrink
+from gepc.scenes.folder import ScanFolder
+from gepc.scenes.overview import shrink
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning"),
@@ -144,7 +144,7 @@ def test_the_overview_is_at_most_2000_pixels_and_shows_the_boxes(scanned, tmp_pa
 
 
 def test_the_overview_shrinks_by_block_means_without_what_is_missing(monkeypatch):
-    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 40)
+    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 40)
     values = np.random.default_rng(0).random((23, 31))
     valid = np.random.default_rng(1).random((23, 31)) > 0.3
     valid[:4, :4] = False
@@ -225,7 +225,7 @@ def test_resuming_repeats_nothing_and_gives_the_same_files(tmp_path, detector, g
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # records appended, progress not yet replaced
-        patch.setattr("gepc.scenes.scoring.write_arrays", fail)
+        patch.setattr("gepc.scenes.folder.write_arrays", fail)
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, out, **options)
     with open(out / "work" / "tiles.csv", "a") as handle:
@@ -443,8 +443,9 @@ def test_segments_and_blocks_do_not_change_the_results(tmp_path, detector, geoti
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, detector, monkeypatch):
     """A scene 16 times as long; the budget is lowered so that a small scene already fills it."""
     monkeypatch.setattr(scoring, "READ_BYTES", 1 << 16)
-    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 1 << 14)
-    monkeypatch.setattr("gepc.scenes.writing.LONGEST", 256)
+    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 1 << 14)
+    monkeypatch.setattr("gepc.scenes.overview.LONGEST", 256)
+    monkeypatch.setattr("gepc.scenes.detections.STRIP_PIXELS", 1 << 14)
     peaks = []
     for lines in (256, 4096):
         path = tmp_path / f"{lines}.tif"

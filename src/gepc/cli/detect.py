@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gepc.scenes import SceneReport
     from gepc.serve import Settings
 
-SHOWN_REGIONS = 10
+SHOWN = 10  # detections and regions of a scene
 ShownBands = Annotated[
     str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
 ]
@@ -152,6 +152,7 @@ def map_(
         note(f"no regions: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {count}")
     if fitted.maps is None:
         note("the detector has no statistics of maps, so these are raw; fit it again for maps in standard deviations")
+    opt.fail_if_all(failures, len(entries), f"{out / 'metadata.json'} has the reasons")
 
 
 def scene(
@@ -172,12 +173,14 @@ def scene(
     device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
 ) -> None:
-    """Score an image of any size: overlapping tiles, one seamless map, flagged regions and an error rate for the scene.
+    """Score an image of any size: tiles, one seamless map, detections, flagged regions and an error rate for the scene.
 
-    Writes tiles.csv, map.tif, regions.csv, regions.geojson, styles for QGIS, overview.png and scene.json. To
-    resume after an interruption, run the same command again: no tile is lost or scored twice.
+    Writes tiles.csv, map.tif, detections and regions (CSV, GeoJSON, styles for QGIS), overview.png and scene.json. A
+    detection is a group of connected pixels of the map above its limit, with the coordinates of its peak; a region is
+    a group of flagged tiles. To resume after an interruption, run the same command again: no tile is lost or scored
+    twice.
 
-    Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control holm --alpha 0.05`
+    Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control bh --alpha 0.1`
     """
     from gepc.scenes import plan_scan, scan
 
@@ -200,24 +203,38 @@ def scene(
         report = scan(loaded, image, out, on_progress=advance, **options)
     if report.resumed:
         note(f"{report.resumed} of {plan.tiles} tiles were done by an earlier run")
-    _say_regions(report, out)
+    _say_results(report, out)
     note(f"guarantee: {report.guarantee}")
+    if report.summary["detection_guarantee"] is not None:
+        note(f"detections: {report.summary['detection_guarantee']}")
 
 
-def _say_regions(report: SceneReport, out: Path) -> None:
+def _say_results(report: SceneReport, out: Path) -> None:
     counts = report.counts
     say(
         f"{out}: {counts['scored']} tiles scored, {counts['left_out']} left out for no-data, "
-        f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions"
+        f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions; "
+        f"{counts['detections']} detections"
     )
-    for region in report.regions[:SHOWN_REGIONS]:
-        box = region["pixel_box"]
-        say(
-            f"{region['region']:>4}  score {region['score']:.4g}  p = {region['p_value']:.3g}  "
-            f"lines {box['top']}-{box['bottom']}, columns {box['left']}-{box['right']}"
-        )
-    if counts["regions"] > SHOWN_REGIONS:
-        say(f"      and {counts['regions'] - SHOWN_REGIONS} more in {out / 'regions.csv'}")
+    detections, regions = [], []
+    for item in report.detections[:SHOWN]:
+        peak = f"line {item['line']}, column {item['column']}, {item['area']} pixels"
+        detections.append(f"{item['detection']:>4}  {_scores(item)}  {peak}  x {item['x']:.10g}, y {item['y']:.10g}")
+    for item in report.regions[:SHOWN]:
+        box = item["pixel_box"]
+        sides = f"lines {box['top']}-{box['bottom']}, columns {box['left']}-{box['right']}"
+        regions.append(f"{item['region']:>4}  {_scores(item)}  {sides}")
+    for name, lines in (("detections", detections), ("regions", regions)):
+        if lines:
+            say(f"{name}:")
+            say("\n".join(lines))
+        if counts[name] > SHOWN:
+            say(f"      and {counts[name] - SHOWN} more in {out / name}.csv")
+
+
+def _scores(item: dict[str, Any]) -> str:
+    p_value = "" if item["p_value"] is None else f"  p = {item['p_value']:.3g}"
+    return f"score {item['score']:.4g}{p_value}"
 
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:
@@ -301,10 +318,14 @@ def serve(
     insecure_no_token: Annotated[
         bool, Option("--insecure-no-token", help="Accept requests from other machines without a token.")
     ] = False,
+    open_metrics: Annotated[bool, Option("--open-metrics", help="Answer /metrics without the token.")] = False,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
+    max_network_megapixels: Annotated[
+        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 3 GB of memory.")
+    ] = 0.262144,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
     queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,
     max_batch: Annotated[int, Option(min=1, help="Maximum number of images per network call.")] = 32,
@@ -315,7 +336,8 @@ def serve(
     """Serve a detector over HTTP: a web page for uploading images, and an API.
 
     The page is at `/`, the API documentation at `/docs`. By default only this machine can connect. Ctrl-C completes
-    accepted requests and exits. If the detector's folder has been replaced, `POST /v1/reload` loads the new one.
+    accepted requests and exits. If the detector's folder has been replaced, `POST /v1/reload` loads the new one. A
+    service is one process: for more requests per second, start replicas behind a load balancer instead of workers.
 
     Example: `gepc serve det --port 8000`
     """
@@ -329,9 +351,11 @@ def serve(
         )
     settings = Settings(
         token=token,
+        open_metrics=open_metrics,
         hosts=(*LOOPBACK_NAMES, host) if is_loopback(host) else None,
         max_bytes=round(max_megabytes * MEGA),
         max_pixels=round(max_megapixels * MEGA),
+        max_network_pixels=round(max_network_megapixels * MEGA),
         max_images=max_images,
         queue=queue,
         max_batch=max_batch,

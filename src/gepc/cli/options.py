@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from gepc.cli.app import note
 from gepc.core.errors import InputError, OptionError, check_choice, raising
@@ -165,21 +165,43 @@ def open_detector(folder: Path, backbone: str | None, batch_size: int | None = N
     return detector
 
 
-QUICK = 2000 * 32 * 32  # fewer pixels in network passes than this need no estimate
+QUICK = 500 * 32 * 32  # fewer pixels in network passes than this take less than ten seconds and need no estimate
+BYTES_PER_PIXEL = 2700  # of a network call on a CPU, measured with the embedded backbones; larger networks take more
+BASE_BYTES = 600 << 20  # of a process with torch and a small network
 
 
 def estimate(
     backbone: Backbone, size: tuple[int, int] | None, count: int, cost: Cost, what: str = "{:,} images"
 ) -> None:
-    """Print the number of network passes for `count` images or tiles and how long they take, if there are many."""
+    """Print what `count` images or tiles of `size` (H, W) cost, if they take more than some seconds.
+
+    The line states the number of network passes, the time, which is measured on this machine with at most a tenth of
+    the passes, and on a CPU the memory.
+    """
     passes = count * (cost.forward + 2 * cost.jvp)
     if size is None or passes * size[0] * size[1] < QUICK:
         return
-    seconds = passes * seconds_per_pass(backbone, size)
+    seconds = passes * seconds_per_pass(backbone, size, most=max(1, passes // 10))
     if cost.encoder:
         seconds += count * cost.encoder * seconds_per_encoding(backbone, size)
     each = cost.forward + cost.jvp
-    note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}")
+    memory = f" and {memory_of(size, count) / 1e9:.1f} GB of memory" if backbone.device.type == "cpu" else ""
+    note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}{memory}")
+
+
+def memory_of(size: tuple[int, int], count: int) -> int:
+    """Bytes of the process while `count` images of `size` go through a small network, `MAX_CHUNK_PIXELS` at a time."""
+    from gepc.images.batches import MAX_CHUNK_PIXELS
+
+    pixels = size[0] * size[1]
+    return BASE_BYTES + max(pixels, min(count * pixels, MAX_CHUNK_PIXELS)) * BYTES_PER_PIXEL
+
+
+def fail_if_all(failures: int, count: int, reasons: str) -> None:
+    """End the command with exit code 1 if none of its images could be scored; otherwise do nothing."""
+    if count and failures == count:
+        note(f"error: none of the {count} images could be scored; {reasons}")
+        raise Exit(1)
 
 
 def cost_per_image(cost: Cost) -> str:
@@ -195,11 +217,16 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
 
 
-def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float = 5.0) -> float:
-    """Seconds per image and forward pass: the best of batches of 1 to 32 that should take under `patience` seconds."""
-    best = 0.0
+def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float = 5.0, most: int = 32) -> float:
+    """Seconds per image and forward pass: the best of batches of 1 to 32 that should take under `patience` seconds.
+
+    A batch has at most `most` images, and no more pixels than a chunk of images.
+    """
+    from gepc.images.batches import MAX_CHUNK_PIXELS
+
+    best, most = 0.0, min(most, MAX_CHUNK_PIXELS // (size[0] * size[1]))
     for count in (1, 1, 4, 8, 32):  # the first one is a warm-up
-        if count * best <= patience:
+        if count * best <= patience and count <= max(1, most):
             seconds = _timed(backbone, backbone.network_shape(size), count, backbone.one_pass)
             best = min(best or seconds, seconds)
     return best

@@ -89,10 +89,11 @@ def score(
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
-        _merge(run, lambda p_values: rule.alarms(p_values, fitted.reference, labels), out, kind)
+        failures = _merge(run, lambda p_values: rule.alarms(p_values, fitted.reference, labels), out, kind)
         if shards is None:
             run.remove()
     note(f"guarantee: {rule.statement(fitted.reference)}")
+    opt.fail_if_all(failures, run.count, "the column error has the reasons")
 
 
 @contextlib.contextmanager
@@ -154,7 +155,8 @@ def _batch_size(asked: str | None, fitted: FittedDetector, images: int) -> int:
     return int(asked)
 
 
-def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
+def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> int:
+    """Write the table of a finished run and return the number of images that could not be scored."""
     from gepc.runs.shards import csv_table, merge, result_table
 
     try:
@@ -174,3 +176,4 @@ def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> None:
         ) from error
     place = "" if out is None else f"; {out}"
     note(f"{run.count} images, {alarms} alarms, {failures} could not be scored{place}")
+    return failures

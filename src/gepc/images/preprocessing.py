@@ -158,9 +158,14 @@ class Preprocessing:
                 raise InputError(f"{name} has {given}, too small to cut {wanted} out of it")
         top, left, height, width = self.window((image.shape[0], image.shape[1]))
         part = image[top : top + height, left : left + width]
-        by = OWN_SIZE.get(self.resize, 1)
-        size = self.size or (height // by, width // by)
+        size = self.network_size((image.shape[0], image.shape[1]))
         return part if size == (height, width) else _resized(part, size)
+
+    def network_size(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """(H, W) of an image of this (H, W) as the network sees it."""
+        _, _, height, width = self.window(shape)
+        by = OWN_SIZE.get(self.resize, 1)
+        return self.size or (height // by, width // by)
 
     def shown(self, pixels: Pixels, name: str, most: int) -> Image:
         """The part of an image that is used, preprocessed at its own resolution, with sides of at most `most` pixels.

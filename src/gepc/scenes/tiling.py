@@ -8,6 +8,7 @@ almost zero at the border of a tile, so the map has no steps where tiles begin, 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,14 @@ class Grid:
     def tiles(self, rows: Sequence[int], columns: Sequence[int]) -> list[Tile]:
         """The tiles of some rows and columns, row by row."""
         return [Tile(row, column, self.tops[row], self.lefts[column]) for row in rows for column in columns]
+
+    def holding(self, line: int, column: int) -> tuple[slice, slice]:
+        """The rows and the columns of the tiles that hold a pixel."""
+        rows, columns = (
+            slice(bisect_right(starts, pixel - side), bisect_right(starts, pixel))
+            for starts, pixel, side in ((self.tops, line, self.tile[0]), (self.lefts, column, self.tile[1]))
+        )
+        return rows, columns
 
     def lines_done_after(self, row: int) -> int:
         """Number of lines, from the top of a row on, that later rows do not touch."""

@@ -16,24 +16,33 @@ from gepc.images.preprocessing import Preprocessing, rgb_picture
 from gepc.images.sources import Image, Record
 from gepc.maps.drawing import overlay
 from gepc.methods.pooling import Map
+from gepc.serve.server import Settings
 
 LARGE, STRENGTH, SHOWN_SIZE = 2_000_000, 0.75, 256
 _one_large_at_a_time = threading.Lock()
 
 
-def network_input(data: bytes, decoder: DecoderProcess, max_pixels: int, preprocessing: Preprocessing) -> Image:
-    """Decode and preprocess. Large images go one at a time, since they take about 100 bytes of memory per pixel.
+def network_input(data: bytes, decoder: DecoderProcess, settings: Settings, preprocessing: Preprocessing) -> Image:
+    """Decode and preprocess. Large images go one at a time, since they take much memory.
 
-    Raises `InputError` with a message that does not repeat that of a decoding library, which may name addresses.
+    An image that would be too large for the network is refused before it is preprocessed. Raises `InputError` with a
+    message that does not repeat that of a decoding library, which may name addresses.
     """
     if not data:
         raise InputError("the file is empty")
     try:
-        pixels = decoder.decode(data, max_pixels)
+        pixels = decoder.decode(data, settings.max_pixels)
     except InputError as error:
         raise InputError(f"the file {str(error).partition(':')[0]}") from error
     if data[: len(NPY_START)] == NPY_START:
         pixels = Record.of_array("the image", pixels, "the image").pixels_for(preprocessing.channels)
+    height, width = preprocessing.network_size((pixels.shape[0], pixels.shape[1]))
+    if height * width > settings.max_network_pixels:
+        raise InputError(
+            f"the image has {pixels.shape[1]}x{pixels.shape[0]} pixels, {width}x{height} as the network sees it, and "
+            f"this service takes at most {settings.max_network_pixels:,} there; send a smaller image or a part of it, "
+            "or start the service with a larger --max-network-megapixels and more memory"
+        )
     with _one_large_at_a_time if pixels.size >= LARGE else contextlib.nullcontext():
         return preprocessing(pixels, "the image")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gepc.maps.regions import MapRegion as Region
 
+log = logging.getLogger("gepc.serve")
 FIELD = "images"
 MAX_FIELD_SIZE = 1024
 MAX_NAME_LENGTH = 120
@@ -147,6 +149,7 @@ class Limits(BaseModel):
     bytes_per_request: int
     images_per_request: int
     pixels_per_image: int
+    network_pixels_per_image: int = Field(description="Limit on an image as the network sees it.")
     formats: list[str]
 
 
@@ -225,9 +228,11 @@ async def _read_form(
     try:
         form = await parser.parse()
     except MultiPartException as error:
+        log.warning("a form cannot be read: %r", error.message)
         status = 413 if "Too many files" in error.message else 422
         raise HTTPException(status, f"the form cannot be read: {error.message}") from error
     except (LookupError, ValueError) as error:  # Python knows encodings that are none of text
+        log.warning("a form cannot be read: its encoding is not one of text")
         raise HTTPException(415, "the form is in an encoding that cannot be read; send UTF-8") from error
     uploads: list[Upload] = []
     try:

@@ -46,6 +46,7 @@ class Guard:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.metrics = app, service.metrics
         self.token, self.hosts = service.settings.token, service.settings.hosts
+        self.public = (STATIC, *PUBLIC, "/metrics") if service.settings.open_metrics else (STATIC, *PUBLIC)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -82,7 +83,7 @@ class Guard:
             return refusal(421, "this host name is not allowed")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return refusal(403, "requests from pages of other sites are not allowed")
-        if self.token is None or route in (STATIC, *PUBLIC):
+        if self.token is None or route in self.public:
             return None
         scheme, token = get_authorization_scheme_param(headers.get("authorization"))
         if scheme.lower() == "bearer" and secrets.compare_digest(token.encode(), self.token.encode()):

@@ -1,6 +1,7 @@
 """How a service runs: its settings, its socket, and a uvicorn server that signals end cleanly."""
 
 import asyncio
+import copy
 import ipaddress
 import logging
 import math
@@ -10,6 +11,7 @@ import socket
 import threading
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -28,13 +30,15 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """Access and limits of a service. The defaults suit a machine with 4 GB of memory."""
+    """Access and limits of a service. The defaults keep a service on a CPU below 2 GB of memory."""
 
     token: str | None = None  # callers must send it as `Authorization: Bearer TOKEN`; None requires no token
+    open_metrics: bool = False  # whether `/metrics`, which counts requests and images, is answered without the token
     hosts: tuple[str, ...] | None = LOOPBACK_NAMES  # in the `Host` header, against DNS rebinding; None allows any
     max_bytes: int = 32_000_000  # largest size of one request
     max_images: int = 64  # largest number of images in one request
     max_pixels: int = 16_000_000  # largest number of pixels in one image, checked before the image is decoded
+    max_network_pixels: int = 1 << 18  # largest number of pixels in one network call, so also in one preprocessed image
     max_held_bytes: int = 256_000_000  # largest size of all requests in progress; beyond it, the answer is 503
     queue: int = 256  # largest number of accepted images not yet answered; beyond it, requests are answered with 503
     max_batch: int = 32  # largest number of images in one network batch, also limited by the detector's `batch_size`
@@ -49,7 +53,16 @@ class Settings:
             raise OptionError(f"token must have at least {least} characters; create one with: openssl rand -hex 16")
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise OptionError("token must consist of printable ASCII characters without spaces")
-        for name in ("max_bytes", "max_images", "max_pixels", "max_held_bytes", "queue", "max_batch", "timeout"):
+        positive = (
+            "max_bytes",
+            "max_images",
+            "max_pixels",
+            "max_network_pixels",
+            "max_held_bytes",
+            "queue",
+            "max_batch",
+        )
+        for name in (*positive, "timeout"):
             if getattr(self, name) <= 0:
                 raise OptionError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.queue < self.max_images:
@@ -90,6 +103,7 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         http=_Connection,
+        log_config=log_settings(),
         log_level="info" if access_log else "warning",
         access_log=access_log,
         limit_concurrency=MAX_CONNECTIONS,
@@ -100,6 +114,16 @@ def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
     )
     logging.getLogger("uvicorn.access").addFilter(_without_query)
     return _Server(config)
+
+
+def log_settings() -> dict[str, Any]:
+    """The configuration of the log: uvicorn's with the time of every line, for the lines of this package, too."""
+    settings = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    for formatter in settings["formatters"].values():
+        formatter["fmt"] = f"%(asctime)s {formatter['fmt']}"
+    settings["loggers"]["gepc.serve"] = {"handlers": ["default"], "level": "INFO"}
+    settings["loggers"]["python_multipart"] = {"level": "CRITICAL"}  # `messages` logs forms that cannot be read
+    return settings
 
 
 def _without_query(record: logging.LogRecord) -> bool:

@@ -26,7 +26,7 @@ from gepc.core.files import sha256
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted, read_description
 from gepc.detector.stream import score_chunk
-from gepc.images.batches import MAX_CHUNK_PIXELS, Chunk
+from gepc.images.batches import Chunk
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
 from gepc.images.preprocessing import rgb_picture
@@ -77,7 +77,7 @@ class Service:
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
         self.folder, self.settings, self.backbone = folder, settings, backbone
-        self.model = Model.load(folder, backbone, None, settings.device)
+        self.model = Model.load(folder, backbone, None, settings)
         self.model.warm_up()
         self.metrics = Metrics()
         self.metrics.detector.labels(self.model.identity).set(1)
@@ -117,7 +117,8 @@ class Service:
     def _run(self, jobs: list[Job]) -> list[Finding]:
         """Score one batch; called in the network's thread."""
         start = time.perf_counter()
-        findings = jobs[0].model.score_batch([job.image for job in jobs], any(job.with_map for job in jobs))
+        with_maps = any(job.with_map for job in jobs)
+        findings = jobs[0].model.score_batch([job.image for job in jobs], with_maps, self.settings.max_network_pixels)
         self.metrics.network.inc(time.perf_counter() - start)
         self.metrics.batches.observe(len(jobs))
         return findings
@@ -170,7 +171,7 @@ class Service:
             return "not base64"
         decoder = self._free_decoders.get()
         try:
-            return codec.network_input(upload.data, decoder, self.settings.max_pixels, model.fitted.preprocessing)
+            return codec.network_input(upload.data, decoder, self.settings, model.fitted.preprocessing)
         except InputError as error:
             return str(error)
         finally:
@@ -181,7 +182,7 @@ class Service:
         async with self._reloading:
             former = self.model
             try:
-                model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former, self.settings.device)
+                model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former, self.settings)
                 trial = self._batcher.submit([Job(model, model.blank(), with_map=model.fitted.method.has_maps)])
                 if not math.isfinite((await asyncio.wrap_future(trial[0])).score):
                     raise InputError("the detector gives no finite score")
@@ -228,6 +229,7 @@ class Service:
                 bytes_per_request=settings.max_bytes,
                 images_per_request=settings.max_images,
                 pixels_per_image=settings.max_pixels,
+                network_pixels_per_image=settings.max_network_pixels,
                 formats=list(FORMATS),
             ),
         )
@@ -288,22 +290,27 @@ class Model:
     identity: str
 
     @classmethod
-    def load(cls, folder: Path, backbone: str | None, former: Model | None, device: str) -> Model:
+    def load(cls, folder: Path, backbone: str | None, former: Model | None, settings: Settings) -> Model:
         """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
         for _ in range(ATTEMPTS):
             before = _identity(folder)
-            fitted = load_fitted(folder, _known_backbone(folder, backbone, former), device)
+            fitted = load_fitted(folder, _known_backbone(folder, backbone, former), settings.device)
+            height, width = fitted.input_size
+            if height * width > settings.max_network_pixels:
+                raise OptionError(
+                    f"the network sees images of {width}x{height} pixels and the service takes at most "
+                    f"{settings.max_network_pixels:,}: give a larger --max-network-megapixels or a smaller size"
+                )
             if _identity(folder) == before:
                 return cls(fitted, before)
         raise InputError("the detector's files change while they are read; try again")
 
-    def score_batch(self, images: Sequence[Image], with_maps: bool) -> list[Finding]:
+    def score_batch(self, images: Sequence[Image], with_maps: bool, most_pixels: int) -> list[Finding]:
         """Scores, and maps from the same network passes, of preprocessed images of one size.
 
-        Large images go through the network a few at a time, so that the memory is bounded by pixels.
+        A network call takes at most `most_pixels` pixels, since its memory grows with them.
         """
-        pixels = images[0].shape[1] * images[0].shape[2]
-        at_once = max(1, MAX_CHUNK_PIXELS // pixels)
+        at_once = max(1, most_pixels // (images[0].shape[1] * images[0].shape[2]))
         findings = []
         for first in range(0, len(images), at_once):
             part = images[first : first + at_once]
@@ -322,7 +329,7 @@ class Model:
     def warm_up(self) -> None:
         """Score a grey image, so that setting up the network does not delay the first request."""
         with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
-            (found,) = self.score_batch([self.blank()], with_maps=False)
+            (found,) = self.score_batch([self.blank()], with_maps=False, most_pixels=1)
         if not math.isfinite(found.score):
             raise GepcError("the detector gives no finite score; fit it again")
 

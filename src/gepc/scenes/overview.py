@@ -1,0 +1,125 @@
+"""A picture of a whole scene under its map, with regions and detections."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from gepc.core.files import replacing
+from gepc.core.palette import DARK
+from gepc.images.formats import Pixels
+from gepc.maps.drawing import overlay
+from gepc.scenes.detections import Detection
+from gepc.scenes.folder import MapFile
+from gepc.scenes.reading import Scene, Valid
+from gepc.scenes.regions import TileRegion
+
+LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the picture
+WINDOW_PIXELS = 1 << 20
+NO_DATA = 0.35
+MARK = 9  # pixels, the radius of the circle around the peak of a detection
+
+Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
+Array = npt.NDArray[np.float64]
+
+
+def write_overview(
+    path: Path,
+    scene: Scene,
+    field: MapFile | None,
+    scale: float | None,
+    regions: Sequence[TileRegion],
+    detections: Sequence[Detection],
+    caption: str,
+) -> None:
+    """Write a PNG of the whole scene under its map, at most 2000 pixels on the longer side.
+
+    Regions are numbered boxes, and detections are circles around their peaks.
+
+    Scene and map are reduced by block means. 8-bit scenes are shown as they are, others between the 2 % and 98 %
+    quantiles of the reduced scene. Missing pixels are grey. `scale` is the detector's common scale of maps.
+    """
+    factor = -(-max(scene.height, scene.width) // (LONGEST - FOOTER))
+    picture = _shown(shrink(scene.read_around_damage, scene.height, scene.width, factor), scene.dtype)
+    if field is not None and scale is not None:
+
+        def part(top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+            values = field[top : top + height, left : left + width]
+            return values, ~np.isnan(values)
+
+        means = shrink(part, *field.shape, factor)[..., 0]
+        picture = np.asarray(overlay(picture, np.nan_to_num(means).astype(np.float32), scale or 1.0))
+    enlarge = max(1, SMALL // max(picture.shape[:2]))
+    pixels = np.rint(picture.clip(0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, 0).repeat(enlarge, 1)
+    peaks = [detection.peak for detection in detections]
+    sheet = _drawn(pixels, enlarge / factor, regions, peaks, scale if field is not None else None, caption)
+    with replacing(path) as draft:
+        sheet.save(draft, format="PNG")
+
+
+def shrink(read: Read, height: int, width: int, factor: int) -> Array:
+    """Means over factor x factor blocks of the valid pixels, (H', W', C), NaN where there are none; read by windows."""
+    rows, columns = -(-height // factor), -(-width // factor)
+    high = max(1, min(rows, WINDOW_PIXELS // (factor * factor * columns)))
+    wide = max(1, min(columns, WINDOW_PIXELS // (factor * factor * high)))
+    strips = []
+    for top in range(0, height, high * factor):
+        lines = min(high * factor, height - top)
+        cuts = range(0, width, wide * factor)
+        windows = ((top, left, lines, min(wide * factor, width - left)) for left in cuts)
+        strips.append(np.concatenate([_block_means(*read(*window), factor) for window in windows], axis=1))
+    return np.concatenate(strips)
+
+
+def _block_means(pixels: Pixels, valid: Valid, factor: int) -> Array:
+    values = np.where(valid[..., None], pixels if pixels.ndim == 3 else pixels[..., None], 0).astype(np.float64)
+    lines, places = np.arange(0, values.shape[0], factor), np.arange(0, values.shape[1], factor)
+    total = np.add.reduceat(np.add.reduceat(values, lines, axis=0), places, axis=1)
+    count = np.add.reduceat(np.add.reduceat(valid.astype(np.float64), lines, axis=0), places, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total / count[..., None])
+
+
+def _shown(values: Array, dtype: str) -> Array:
+    """(H, W, 3) in [0, 1]."""
+    values = values[..., :3] if values.shape[2] >= 3 else np.repeat(values[..., :1], 3, axis=2)
+    there = ~np.isnan(values).any(axis=2)
+    low, high = 0.0, 255.0
+    if dtype != "uint8" and there.any():
+        low, high = (float(value) for value in np.quantile(values[there], [0.02, 0.98]))
+    picture = np.full(values.shape, NO_DATA)
+    picture[there] = ((values[there] - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
+    return picture
+
+
+def _drawn(
+    pixels: Pixels,
+    zoom: float,
+    regions: Sequence[TileRegion],
+    peaks: Sequence[tuple[int, int]],
+    scale: float | None,
+    caption: str,
+) -> Image.Image:
+    """Boxes and circles on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
+    height, width = pixels.shape[:2]
+    sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
+    sheet.paste(Image.fromarray(pixels), (0, 0))
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    for line, column in peaks:
+        x, y = round((column + 0.5) * zoom), round((line + 0.5) * zoom)
+        draw.ellipse((x - MARK, y - MARK, x + MARK, y + MARK), outline=DARK["ink"], width=2)
+    for region in reversed(regions):  # the first ones on top
+        top, left, bottom, right = (round(edge * zoom) for edge in region.box)
+        box = (left, top, min(max(right - 1, left + 2), width - 1), min(max(bottom - 1, top + 2), height - 1))
+        draw.rectangle(box, outline=DARK["series5"], width=2)
+        draw.text((left + 4, top + 2), str(region.number), fill=DARK["series5"], font=font)
+    draw.text((8, height + 6), caption, fill=DARK["ink"], font=font)
+    if scale is not None:
+        ramp = np.repeat(np.linspace(0.0, 1.0, 160, dtype=np.float32)[None], 12, axis=0)
+        colours = overlay(np.zeros((12, 160, 3)), ramp, 1.0, strength=1.0)
+        sheet.paste(Image.fromarray(np.rint(colours * 255.0).astype(np.uint8)), (24, height + 35))
+        draw.text((8, height + 32), "0", fill=DARK["ink"], font=font)
+        draw.text((190, height + 32), f"{scale:.3g} and above; grey: no data", fill=DARK["ink"], font=font)
+    return sheet

@@ -1,0 +1,47 @@
+"""A scan that ends at any file operation: the same call completes it, with the files of an uninterrupted scan."""
+
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gepc.scenes import scan
+
+sys.path.insert(0, str(Path(__file__).parent))  # crashing.py, which is imported by name
+from crashing import crash, operations
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore:with .* calibration images:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
+]
+STEP, LAST = 9, 24  # every ninth operation, and each of the last ones: they finish the scan and clean up
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("map_format", ["npy", "tif"])
+def test_a_crash_at_any_file_operation_loses_nothing(tmp_path, detector, landscape, map_format, monkeypatch):
+    np.save(tmp_path / "s.npy", landscape[:32, 50:90])
+    monkeypatch.setattr(detector, "batch_size", 4)  # a block for every row of tiles
+    work = partial(scan, detector, tmp_path / "s.npy", tmp_path / "out", control="tile", map_format=map_format)
+    count = operations(work)
+    whole = content(tmp_path / "out")
+    assert not [name for name in whole if name.startswith((".", "work"))]
+    assert count > 60
+    for k in sorted({*range(1, count, STEP), *range(count - LAST, count + 1)}):
+        shutil.rmtree(tmp_path / "out")
+        crash(work, k)
+        if (tmp_path / "out" / "scene.json").exists():  # it comes last: beside it are the results and nothing else
+            left = content(tmp_path / "out")
+            left.pop(".lock", None)
+            assert left == whole, k
+        report = work()
+        assert content(tmp_path / "out") == whole, k
+        assert report.counts["scored"] == report.counts["tiles"]
