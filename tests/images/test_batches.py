@@ -9,9 +9,9 @@ import pytest
 from PIL import Image as PILImage
 from toys import as_uint8, pictures
 
-from gepc.core.errors import InputError
+from gepc.core.errors import AdviceWarning, InputError
 from gepc.images import batches
-from gepc.images.batches import Chunk, OnBadImage, chunks, load_all
+from gepc.images.batches import Chunk, OnBadImage, chunks, load_all, settled
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import FileImages, Images, Record, StreamImages, open_images
 
@@ -158,3 +158,21 @@ def test_all_images_in_one_array_must_have_one_size(monkeypatch: pytest.MonkeyPa
     mixed = [*as_uint8(pictures(2)), *as_uint8(pictures(1, 6))]
     with pytest.raises(InputError, match="several sizes; set `size`"):
         load_all(open_images(mixed), Preprocessing(resize="native"))
+
+
+def test_photographs_are_resized_unless_a_size_is_set() -> None:
+    """Full resolution would take hours and gigabytes that nobody asked for."""
+    photographs = open_images([np.zeros((600, 800, 3), np.uint8), np.zeros((800, 600, 3), np.uint8)])
+    with pytest.warns(AdviceWarning, match=r"800x600 pixels \(width x height\); all images are resized to 256x256"):
+        preprocessing = settled(Preprocessing(), photographs)
+    assert (preprocessing.size, preprocessing.resize) == ((256, 256), "stretch")
+    (chunk,) = chunks(photographs, preprocessing, 4, OnBadImage.NONE)
+    assert [image.shape for image in chunk.images] == [(3, 256, 256)] * 2
+    assert settled(Preprocessing(size=(600, 800)), photographs).size == (600, 800)
+    small = open_images([np.zeros((512, 300, 3), np.uint8)])
+    assert settled(Preprocessing(), small) == Preprocessing(size=(512, 300), resize="exact")
+
+
+def test_the_first_readable_image_sets_the_size() -> None:
+    images = open_images([np.zeros((2,), np.uint8), np.zeros((10, 12, 3), np.uint8)])
+    assert settled(Preprocessing(), images).size == (10, 12)

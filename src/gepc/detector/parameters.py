@@ -11,8 +11,9 @@ from gepc.backbones.base import Backbone
 from gepc.calibration.calibrators import create_calibrator
 from gepc.calibration.scorer import Scorer
 from gepc.conformal.p_values import check_rates
-from gepc.core.errors import InputError, OptionError, check_names, nearest
+from gepc.core.errors import OptionError, check_names, nearest
 from gepc.core.options import at_least, check_fields, coerce, is_scalar, one_of
+from gepc.images.batches import settled
 from gepc.images.preprocessing import OWN_SIZE, Preprocessing
 from gepc.images.sources import Images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES
@@ -112,16 +113,11 @@ class Parameters:
 
     def network_size(self, images: Images) -> tuple[int, int] | None:
         """(H, W) of the network's input: as the parameters say, or that of the first readable image."""
-        preprocessing = self.preprocessing()
+        preprocessing = settled(self.preprocessing(), images)
         if preprocessing.size is not None:
             return preprocessing.size
-        for record in images.first(16):
-            try:
-                shape = preprocessing.prepare(record).shape
-            except InputError:
-                continue
-            return shape[1], shape[2]
-        return None
+        first = next((record.pixels for record in images.first(16) if record.pixels is not None), None)
+        return None if first is None else preprocessing.network_size((first.shape[0], first.shape[1]))
 
     def fit_cost(self, size: tuple[int, int] | None = None) -> Cost:
         """Network passes per image while fitting, at every candidate level, for images of (H, W)."""

@@ -369,9 +369,9 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
 def _stored_preprocessing(parameters: Parameters, stored: Facts) -> Preprocessing:
     """As stored; it must be what the options and the backbone give, up to a size that the first image decided."""
     found, expected = build(Preprocessing, stored, "preprocessing"), parameters.preprocessing()
-    if expected.size is None and found.size is not None:
+    if expected.is_open and found.size is not None:
         parameters.backbone.check_size(*found.size)
-        expected = dataclasses.replace(expected, size=found.size, resize="exact")
+        expected = dataclasses.replace(expected, size=found.size, resize=found.resize)
     if found != expected:
         raise InputError("preprocessing is not what the options and the backbone give; fit the detector again")
     if found.size is not None and math.prod(found.size) > MAX_PIXELS:

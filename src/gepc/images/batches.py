@@ -23,6 +23,7 @@ from gepc.images.sources import FileImages, Image, Images, Record, StreamImages
 
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
+STREAM_HEAD = 16  # images of a stream that may be held before the first is scored
 
 
 @dataclass(frozen=True)
@@ -187,33 +188,33 @@ def _read(
     threads: int,
     keep_pixels: bool,
 ) -> Iterator[ReadImage]:
-    """Every image, in order. Those before the size of all is known are read one at a time."""
-    reader = Reader(images, preprocessing, keep_pixels)
+    """Every image, in order, with the size of the first one where none is set."""
+    reader = Reader(images, settled(preprocessing, images), keep_pixels)
     if isinstance(images, StreamImages):
-        for index, record in enumerate(images):
-            item = reader.prepare(index, record)
-            yield item
-            reader = _settled(reader, item)
+        yield from (reader.prepare(index, record) for index, record in enumerate(images))
         return
-    left = iter(range(len(images)) if indices is None else indices)
-    while reader.preprocessing.is_open:
-        first = next(left, None)
-        if first is None:
-            return
-        item = reader[first]
-        yield item
-        reader = _settled(reader, item)
+    positions = iter(range(len(images)) if indices is None else indices)
     if workers and isinstance(images, FileImages):
-        yield from _in_processes(reader, left, workers, most_ahead)
+        yield from _in_processes(reader, positions, workers, most_ahead)
     else:
-        yield from _in_threads(reader.__getitem__, left, threads, most_ahead)
+        yield from _in_threads(reader.__getitem__, positions, threads, most_ahead)
 
 
-def _settled(reader: Reader, item: ReadImage) -> Reader:
-    """The reader for the images after `item`, which may have set the size of all."""
-    if item.image is None or not reader.preprocessing.is_open:
-        return reader
-    return Reader(reader.images, reader.preprocessing.for_images_of(item.image.shape), reader.keep_pixels)
+def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
+    """The preprocessing with the size of the first readable image, where no size is set.
+
+    A stream cannot be searched without holding its images, so the first `STREAM_HEAD` of them must contain one.
+    """
+    if not preprocessing.is_open:
+        return preprocessing
+    records = images.first(STREAM_HEAD) if isinstance(images, StreamImages) else iter(images)
+    for record in records:
+        try:
+            shape = preprocessing.prepare(record).shape
+        except InputError:
+            continue
+        return preprocessing.for_images_of(shape)
+    return preprocessing
 
 
 def _in_threads(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PILImage
 
-from gepc.core.errors import InputError, OptionError, ValueRangeWarning
+from gepc.core.errors import AdviceWarning, InputError, OptionError, ValueRangeWarning
 from gepc.core.options import check_fields, one_of
 from gepc.images.formats import Pixels, size_text
 from gepc.images.sources import Image, Images, Record
@@ -31,6 +31,7 @@ LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue in grey
 _LOG_SCALE = 255.0
 _PATCH_DEVIATIONS = 4.0
 _RANGE_SAMPLE = 16
+LARGE_SIDE, DEFAULT_SIDE = 512, 256  # pixels; see `Preprocessing.for_images_of`
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,25 @@ class Preprocessing:
         return self.size is None and self.resize not in OWN_SIZE
 
     def for_images_of(self, shape: tuple[int, ...]) -> Preprocessing:
-        """The same preprocessing with the size of a first image of this shape, if no size was given."""
+        """The same preprocessing with the size of a first image of this shape, if no size was given.
+
+        Images of more than `LARGE_SIDE` pixels along a side, such as photographs, are resized to squares of
+        `DEFAULT_SIDE` pixels instead: full resolution would take hours and gigabytes that nobody asked for.
+        """
         if not self.is_open:
             return self
-        return replace(self, size=(shape[-2], shape[-1]), resize="exact")
+        height, width = shape[-2:]
+        if max(height, width) <= LARGE_SIDE:
+            return replace(self, size=(height, width), resize="exact")
+        warnings.warn(
+            AdviceWarning(
+                f"the first image is {size_text((height, width))}; all images are resized to "
+                f"{DEFAULT_SIDE}x{DEFAULT_SIDE} pixels. Set `size` for another size",
+                options=("size",),
+            ),
+            stacklevel=2,
+        )
+        return replace(self, size=(DEFAULT_SIDE, DEFAULT_SIDE), resize="stretch")
 
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
         _check_numbers(pixels, name)

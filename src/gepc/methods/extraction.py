@@ -19,7 +19,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError
 from gepc.core.files import StrPath, digest, write_arrays
-from gepc.images.batches import Chunk, OnBadImage, chunks
+from gepc.images.batches import Chunk, OnBadImage, chunks, settled
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
 from gepc.methods.base import Batch, Columns, Extractor, Table, extract_table
@@ -173,6 +173,7 @@ def extract_all(
     skipped: dict[str, str] = {}
     sample = ImageSample(sample_size)
     first_size: tuple[int, int] | None = None
+    preprocessing = settled(preprocessing, images)
     read = chunks(images, preprocessing, spec.rows, on_bad_image)
     for chunk, table in extract_chunks(backbone, spec, read, cache, engine):
         skipped |= {name: error for _, name, error in chunk.failures}
@@ -180,7 +181,6 @@ def extract_all(
             on_progress(len(chunk))
         if table is None:
             continue
-        preprocessing = preprocessing.for_images_of(chunk.images[0].shape)
         tables.append(table)
         first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         for key, image in zip(chunk.keys, chunk.images, strict=True):
