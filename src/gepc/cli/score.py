@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,8 @@ from gepc.core.errors import InputError, OptionError, StorageError
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
+    from gepc.conformal.decision import DecisionRule
+    from gepc.conformal.p_values import Labels
     from gepc.detector.fitted import FittedDetector
     from gepc.runs.shards import Decide, ScoreRun, Shard
 
@@ -71,7 +75,7 @@ def score(
         _check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
         labels = group_labels(opt.read_groups(groups, collection), collection)
-        rule.check(fitted.reference, labels)
+        shortfall = _shortfall(rule, fitted, labels)
         fitted = replace(fitted, batch_size=_batch_size(batch_size, fitted, len(collection)))
         identity, names = Identity.of(fitted, collection, labels), getattr(collection, "names", ())
         run = open_run(folder, identity, kind, shard_size, restart, names)
@@ -89,11 +93,28 @@ def score(
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
-        failures = _merge(run, lambda p_values: rule.alarms(p_values, fitted.reference, labels), out, kind)
+        decide = None if shortfall else partial(rule.alarms, reference=fitted.reference, labels=labels)
+        failures = _merge(run, decide, out, kind)
         if shards is None:
             run.remove()
-    note(f"guarantee: {rule.statement(fitted.reference)}")
+    note(shortfall or f"guarantee: {rule.statement(fitted.reference)}")
     opt.fail_if_all(failures, run.count, "the column error has the reasons")
+
+
+def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None) -> str | None:
+    """Why no alarm can be decided with so few calibration images, and what to do; None if they suffice."""
+    from gepc.core.errors import TooFewImagesError
+
+    try:
+        rule.check(fitted.reference, labels)
+    except TooFewImagesError as error:
+        images = math.ceil(error.needed / float(fitted.options["calibration_share"]))
+        possible = math.ceil(100.0 / (fitted.reference.smallest + 1)) / 100.0
+        return (
+            f"no alarms were decided: {error}. Fit on at least {images} images, or give --alpha {possible:g}; "
+            "the scores and p-values are complete"
+        )
+    return None
 
 
 @contextlib.contextmanager
@@ -155,7 +176,7 @@ def _batch_size(asked: str | None, fitted: FittedDetector, images: int) -> int:
     return int(asked)
 
 
-def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> int:
+def _merge(run: ScoreRun, decide: Decide | None, out: Path | None, kind: str) -> int:
     """Write the table of a finished run and return the number of images that could not be scored."""
     from gepc.runs.shards import csv_table, merge, result_table
 
@@ -175,5 +196,6 @@ def _merge(run: ScoreRun, decide: Decide, out: Path | None, kind: str) -> int:
             f"or give --shards {run.folder} and another --out"
         ) from error
     place = "" if out is None else f"; {out}"
-    note(f"{run.count} images, {alarms} alarms, {failures} could not be scored{place}")
+    decided = "" if decide is None else f" {alarms} alarms,"
+    note(f"{run.count} images,{decided} {failures} could not be scored{place}")
     return failures

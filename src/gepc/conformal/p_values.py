@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import beta
 
-from gepc.core.errors import InputError, OptionError, nearest
+from gepc.core.errors import InputError, OptionError, TooFewImagesError, nearest
 from gepc.images.sources import FileImages, Images
 
 Array = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ def images_needed(alpha: float) -> int:
 
 
 def check_rates(**rates: object) -> None:
-    """Refuse what is not a number between 0 and 1; text and None are none."""
+    """Raise `OptionError` unless each rate is a number strictly between 0 and 1."""
     for name, value in rates.items():
         if not (isinstance(value, (int, float, np.integer, np.floating)) and 0.0 < float(value) < 1.0):
             raise OptionError(f"{name} must be between 0 and 1, got {value!r}")
@@ -64,9 +64,11 @@ def check_alpha(alpha: float, n_calibration: int) -> None:
     """Refuse a false-alarm rate that cannot be held with so few calibration images, or only by never alarming."""
     check_rates(alpha=alpha)
     if alpha * (n_calibration + 1) * SLACK < 1.0:
-        raise OptionError(
-            f"alpha={alpha:g} needs at least {images_needed(alpha)} calibration images, there are {n_calibration}; "
-            f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}"
+        needed = images_needed(alpha)
+        raise TooFewImagesError(
+            f"alpha={alpha:g} needs at least {needed} calibration images, there are {n_calibration}; "
+            f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}",
+            needed,
         )
 
 
@@ -109,8 +111,9 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
     if n == 0 or not safe[0]:
         needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
-        raise OptionError(
-            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}"
+        raise TooFewImagesError(
+            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}",
+            needed,
         )
     return int(ranks[safe][-1])
 

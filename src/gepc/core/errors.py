@@ -27,6 +27,14 @@ class OptionError(GepcError, TypeError):
     """An option is unknown, misspelt or has a value that makes no sense."""
 
 
+class TooFewImagesError(OptionError):
+    """The calibration images are too few for the rate that was asked for; `needed` says how many it takes."""
+
+    def __init__(self, message: str, needed: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
 class NotFittedError(GepcError, RuntimeError):
     """A detector was asked for a score before `fit`."""
 

@@ -34,7 +34,8 @@ SHARD_SIZE, FILES = 1024, "files.txt"
 FORMATS = ("csv", "parquet")
 COLUMNS = ("path", "score", "p_value", "alarm", "error")
 SHARD_COLUMNS = ("index", "path", "score", "p_value", "error")
-Append = Callable[[Sequence[Result], Sequence[bool]], None]
+Alarm = bool | None  # None where nothing was decided
+Append = Callable[[Sequence[Result], Sequence[Alarm]], None]
 Decide = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.bool_]]
 """p-values, NaN for images that could not be scored -> which images alarm."""
 
@@ -182,10 +183,11 @@ def _digest(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def merge(run: ScoreRun, decide: Decide, append: Append) -> tuple[int, int]:
+def merge(run: ScoreRun, decide: Decide | None, append: Append) -> tuple[int, int]:
     """Pass every row of a complete run to `append`, in order; the numbers of alarms and of images without a score.
 
-    The shards are read twice, so that only the p-values are in memory: `decide` needs all of them.
+    The shards are read twice, so that only the p-values are in memory: `decide` needs all of them. Without it, the
+    rows have no decision.
     """
     p_values = np.full(run.count, np.nan)
     failures = 0
@@ -193,10 +195,10 @@ def merge(run: ScoreRun, decide: Decide, append: Append) -> tuple[int, int]:
         for result in results:
             p_values[result.index] = np.nan if result.error is not None else result.p_value
             failures += result.error is not None
-    alarms = decide(p_values)
+    alarms = None if decide is None else decide(p_values)
     for results in run.results():
-        append(results, [bool(alarms[result.index]) for result in results])
-    return int(alarms.sum()), failures
+        append(results, [None if alarms is None else bool(alarms[result.index]) for result in results])
+    return 0 if alarms is None else int(alarms.sum()), failures
 
 
 def format_of(path: StrPath | None, asked: str | None) -> str:
@@ -260,12 +262,12 @@ def _schema(columns: Sequence[str]) -> Any:
     return pa.schema([(name, types.get(name, pa.string())) for name in columns])
 
 
-def _arrow_table(results: Sequence[Result], alarms: Sequence[bool], schema: Any) -> Any:
+def _arrow_table(results: Sequence[Result], alarms: Sequence[Alarm], schema: Any) -> Any:
     rows = []
     for result, alarm in zip(results, alarms, strict=True):
         row: dict[str, Any] = {"index": result.index, "path": escape_cell(result.name)}
         if result.error is None:
-            row |= {"score": result.score, "p_value": result.p_value, "alarm": bool(alarm)}
+            row |= {"score": result.score, "p_value": result.p_value, "alarm": alarm}
         else:
             row["error"] = escape_cell(result.error)
         rows.append(row)
@@ -290,9 +292,10 @@ def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
     writer = csv.writer(handle, lineterminator=lineterminator)
     writer.writerow(COLUMNS)
 
-    def append(results: Sequence[Result], alarms: Sequence[bool]) -> None:
+    def append(results: Sequence[Result], alarms: Sequence[Alarm]) -> None:
         for result, alarm in zip(results, alarms, strict=True):
-            numbers = (f"{result.score:.9g}", f"{result.p_value:.9g}", str(bool(alarm)).lower())
+            decision = "" if alarm is None else str(alarm).lower()
+            numbers = (f"{result.score:.9g}", f"{result.p_value:.9g}", decision)
             scored = ("", "", "") if result.error is not None else numbers
             writer.writerow((escape_cell(result.name), *scored, escape_cell(result.error or "")))
 
