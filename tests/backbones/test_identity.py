@@ -77,7 +77,7 @@ def test_other_weights_are_refused(kind: str, make: str, tmp_path: Path) -> None
     assert first.sha256 == backbone(0).sha256
     assert first.unchecked == []
     assert "unchecked" not in first.describe()
-    detector = gepc.create_detector("score_norm", first).fit(pictures(30))
+    detector = gepc.create_detector(first, "score_norm").fit(pictures(30))
     detector.save(tmp_path)
     same = gepc.load_detector(tmp_path, backbone(0))
     np.testing.assert_array_equal(same.score(pictures(3)), detector.score(pictures(3)))
@@ -139,7 +139,7 @@ def test_a_plain_function_cannot_be_compared(tmp_path: Path) -> None:
     backbone = toy_backbone()
     assert backbone.sha256 is None
     assert backbone.describe()["unchecked"] == ["network"]
-    gepc.create_detector("score_norm", backbone).fit(pictures(30)).save(tmp_path)
+    gepc.create_detector(backbone, "score_norm").fit(pictures(30)).save(tmp_path)
     with pytest.warns(UserWarning, match=r"weights of the network cannot be compared .* no torch module was found"):
         gepc.load_detector(tmp_path, toy_backbone())
 
@@ -151,7 +151,7 @@ def test_other_weights_of_an_encoder_are_refused(tmp_path: Path) -> None:
         inner = gepc.Backbone.from_callable(net_of(0), ABAR, 3, 4)
         return inner.with_encoder(lambda x: encoder(x), 2)
 
-    detector = gepc.create_detector("score_norm", backbone(0)).fit(pictures(30))
+    detector = gepc.create_detector(backbone(0), "score_norm").fit(pictures(30))
     detector.save(tmp_path)
     assert gepc.load_detector(tmp_path, backbone(0)).backbone.unchecked == []
     with pytest.raises(BackboneError, match="whose encoder_sha256 is"):

@@ -124,7 +124,7 @@ def test_maps_come_back_at_the_resolution_of_the_images() -> None:
 @pytest.mark.parametrize("method", ["nll_vlb", "ic", "typicality", "lr", "waic", "lmd", "ddpm_ood"])
 def test_methods_that_need_pixels_say_why(method: str) -> None:
     with pytest.raises(OptionError, match=f"'{method}' does not run on a latent backbone: it .*"):
-        gepc.create_detector(method, in_latents(toy_backbone()))
+        gepc.create_detector(in_latents(toy_backbone()), method)
 
 
 def test_what_a_latent_backbone_says_of_itself() -> None:

@@ -67,7 +67,7 @@ def test_the_residual_of_the_definition_is_not_divided_by_the_score_energy() -> 
     np.testing.assert_allclose(table["residual"], table["s"] * table["b"][:, :, None], rtol=1e-5)
     plus = GepcPlus(levels=Levels((0.97,)), features=("residual",), elements="mean", group="paper", pool="mean")
     np.testing.assert_allclose(
-        plus.columns(plus.extract(backbone, batch(), (t,)))[:, 0, 0], np.log(expected), rtol=1e-4
+        plus.columns(plus.extract(backbone, batch(), (t,)))[:, 0, 0], np.log(expected.numpy()), rtol=1e-4
     )
 
 
@@ -80,7 +80,7 @@ def test_adding_a_feature_is_one_function() -> None:
         return g.gap.amax((1, 2)) / level.energy[g.rows]
 
     backbone, images = toy_backbone(), pictures(40)
-    detector = gepc.create_detector("gepc+", backbone, features=("s", "peak"), group="c4", levels=LEVELS).fit(images)
+    detector = gepc.create_detector(backbone, "gepc+", features=("s", "peak"), group="c4", levels=LEVELS).fit(images)
     table = detector.features(images[:3])
     assert table["peak"].shape == (3, len(LEVELS), 4)
     assert (table["peak"][:, :, 1:] > table["s"][:, :, 1:]).all()

@@ -45,6 +45,7 @@ def test_flipped_bytes(client, images, kind):
         _ask(client, damaged.tobytes())
 
 
+@pytest.mark.filterwarnings("ignore::gepc.images.formats.FirstFrameWarning")
 def test_unusual_but_honest_images(client, images):
     grey = images[0][..., 0]
     honest = {

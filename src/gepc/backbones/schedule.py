@@ -43,6 +43,8 @@ def linear_alphas_cumprod(steps: int) -> FloatArray:
 
 def check_alphas_cumprod(alphas_cumprod: npt.ArrayLike) -> FloatArray:
     """The schedule as a read-only float64 vector, after checking that it falls from below 1 towards 0."""
+    if hasattr(alphas_cumprod, "detach"):  # a tensor, also of a subclass that NumPy cannot read
+        alphas_cumprod = alphas_cumprod.detach().cpu().numpy()
     abar = np.array(alphas_cumprod, dtype=np.float64).reshape(-1)
     if abar.size == 0 or not np.isfinite(abar).all():
         raise InputError("alphas_cumprod must hold at least one finite number")

@@ -207,14 +207,21 @@ def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
     """
     if not preprocessing.is_open:
         return preprocessing
-    records = images.first(STREAM_HEAD) if isinstance(images, StreamImages) else iter(images)
-    for record in records:
+    for record in _heads(images) if isinstance(images, StreamImages) else images:
         try:
             shape = preprocessing.prepare(record).shape
         except InputError:
             continue
         return preprocessing.for_images_of(shape)
     return preprocessing
+
+
+def _heads(images: StreamImages) -> Iterator[Record]:
+    """The first records of a stream, held one more at a time."""
+    for count in range(1, STREAM_HEAD + 1):
+        records = list(images.first(count))
+        if len(records) == count:
+            yield records[-1]
 
 
 def _in_threads(

@@ -18,7 +18,7 @@ from gepc.lab.training.recipe import Recipe
 
 @pytest.fixture(scope="module")
 def model_card_tables() -> Callable[[Path], str]:
-    path = Path(__file__).parents[2] / "benchmarks" / "model_card.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "model_card.py"
     spec = importlib.util.spec_from_file_location("model_card", path)
     assert spec is not None
     assert spec.loader is not None
