@@ -56,9 +56,8 @@ def test_the_badges_are_true() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     badges = re.findall(r"img\.shields\.io/badge/(\S+?)-blue", (ROOT / "README.md").read_text(encoding="utf-8"))
     (oldest,) = re.findall(r'^requires-python = ">=([\d.]+)"$', project, re.MULTILINE)
-    (licence,) = re.findall(
-        r'^license = "([\w.-]+) AND .+"$', project, re.MULTILINE
-    )  # of the code; weights have theirs
+    # the first licence is that of the code; weights have their own
+    (licence,) = re.findall(r'^license = "([\w.-]+) AND .+"$', project, re.MULTILINE)
     (types,) = re.findall(r"^\[tool\.mypy\]\nstrict = (true|false)$", project, re.MULTILINE)
     expected = [f"python-{oldest}%2B", f"licence-{licence.replace('-', '--')}", "types-mypy%20strict"]
     assert badges == expected
