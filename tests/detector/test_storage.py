@@ -400,3 +400,25 @@ def test_a_state_of_more_bytes_than_any_detector_has_is_not_read(
     monkeypatch.setattr(storage, "MAX_STATE", 100)
     with pytest.raises(InputError, match=r"state\.safetensors is larger than the 100 bytes allowed"):
         loading(saved, tmp_path)
+
+
+def test_a_saved_detector_finds_its_network_from_any_folder(
+    tmp_path: Path, tiny_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own path is not followed: another user, with another state folder, has to give the network."""
+    from diffusers import DDPMScheduler
+
+    monkeypatch.delenv("GEPC_TRUST", raising=False)
+    monkeypatch.setenv("GEPC_STATE", str(tmp_path / "state"))
+    tiny_net.save_pretrained(tmp_path / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(tmp_path / "net")
+    monkeypatch.chdir(tmp_path)
+    images = pictures(40, 16)
+    detector = gepc.GEPC(gepc.load_backbone("net"), levels=(0.99, 0.9), size=16).fit(images)
+    detector.save("det")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    np.testing.assert_array_equal(load_detector(tmp_path / "det").score(images[:4]), detector.score(images[:4]))
+    monkeypatch.setenv("GEPC_STATE", str(tmp_path / "another"))
+    with pytest.raises(BackboneError, match="paths and hub ids in it are not followed"):
+        load_detector(tmp_path / "det")

@@ -40,7 +40,7 @@ def remember_network(sha256: str, path: Path) -> None:
 def find_network(sha256: str) -> Path | None:
     """The path of the network with these weights, if it is known and still there."""
     path = _read(state_file()).get(sha256)
-    return Path(path) if path is not None and Path(path).exists() else None
+    return Path(path) if isinstance(path, str) and Path(path).exists() else None
 
 
 def _read(file: Path) -> dict[str, str]:
