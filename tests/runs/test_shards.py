@@ -233,3 +233,5 @@ def test_the_format_is_what_is_asked_for_or_what_the_name_says() -> None:
     assert format_of("a.csv", "parquet") == "parquet"
     with pytest.raises(OptionError, match="did you mean 'parquet'"):
         format_of(None, "parket")
+    with pytest.raises(OptionError, match=r"tables are CSV or Parquet, not \.xlsx"):
+        format_of("a.xlsx", None)

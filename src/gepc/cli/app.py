@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        note("stopped")
+        note("stopped; the same command continues an unfinished run")
         return 130
     except BrokenPipeError:
         return 0

@@ -17,7 +17,9 @@ from gepc.core.files import check_free, write_json
 from gepc.core.options import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
+    from gepc.detector.detector import Detector
     from gepc.detector.fitted import FittedDetector
+    from gepc.images.sources import Images
     from gepc.scenes import SceneReport
     from gepc.serve import Settings
 
@@ -73,10 +75,7 @@ def fit(
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
     total = len(collection) + (0 if calibration is None else len(calibration))
-    size = detector.network_size(collection)
-    estimate(detector.backbone, size, total, detector.fit_cost(size))
-    again = detector.map_images(total, total)
-    estimate(detector.backbone, size, again, detector.cost(), "for maps at most {:,} images again")
+    estimate_fit(detector, collection, total)
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
         detector.fit(collection, calibration, labels, advance, compute.feature_engine())
@@ -93,6 +92,14 @@ def fit(
         say(f"guarantee: {detector.guarantee()}")
     except OptionError as error:
         say(f"no guarantee at alpha 0.05: {error}")
+
+
+def estimate_fit(detector: Detector, images: Images, total: int) -> None:
+    """Print what fitting `total` images like those of the collection costs, if it takes long."""
+    size = detector.network_size(images)
+    estimate(detector.backbone, size, total, detector.fit_cost(size))
+    again = detector.map_images(total, total)
+    estimate(detector.backbone, size, again, detector.cost(), "for maps at most {:,} images again")
 
 
 def _size_text(fitted: FittedDetector) -> str:

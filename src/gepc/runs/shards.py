@@ -32,6 +32,7 @@ from gepc.images.sources import FileImages, Images, file_stamp
 PIECES = r"shard-\d{5,}\.(csv|parquet)|files\.txt|images\.json"  # images.json: written by earlier versions
 SHARD_SIZE, FILES = 1024, "files.txt"
 FORMATS = ("csv", "parquet")
+NOT_WRITTEN = (".xlsx", ".xls", ".ods", ".json", ".feather", ".h5")
 COLUMNS = ("path", "score", "p_value", "alarm", "error")
 SHARD_COLUMNS = ("index", "path", "score", "p_value", "error")
 Alarm = bool | None  # None where nothing was decided
@@ -206,7 +207,10 @@ def format_of(path: StrPath | None, asked: str | None) -> str:
     if asked is not None:
         check_choice("format", asked, FORMATS)
         return asked
-    return "parquet" if path is not None and Path(path).suffix.lower() in (".parquet", ".pq") else "csv"
+    suffix = "" if path is None else Path(path).suffix.lower()
+    if suffix in NOT_WRITTEN:
+        raise OptionError(f"{path}: tables are CSV or Parquet, not {suffix}; give a name that ends in .csv or .parquet")
+    return "parquet" if suffix in (".parquet", ".pq") else "csv"
 
 
 def arrow() -> Any:

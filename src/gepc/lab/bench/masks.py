@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import InputError, OptionError
+from gepc.conformal.decision import DecisionRule
+from gepc.core.errors import InputError, OptionError, TooFewImagesError
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
@@ -33,8 +34,9 @@ from gepc.methods.pooling import Map
 Mask = npt.NDArray[np.bool_]
 MAIN = (
     *("defect", "images", "image AUROC", "95 % interval", "pixel AUROC", "95 % interval "),
-    *("PRO", "pointing game", "area"),
+    *("PRO", "pointing game", "area", "found at 0.05", "found at 0.1"),
 )
+RATES = (0.05, 0.1)  # false-alarm rates at which the defects that are found are counted
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Inspected:
     """An image with its score and the maps of each part, (H, W), in the pixels of the mask if there is one."""
 
     score: float
+    p_value: float
     fields: dict[str, Map]
     mask: Mask | None = None
 
@@ -118,14 +121,16 @@ class MaskBenchmark:
     def tables(self) -> list[ResultTable]:
         """The main table, and what each part of the map achieves alone."""
         rows = [self._row(kind) for kind in self.defective]
-        means = [float(np.mean([row[column] for row in rows])) for column in (2, 4, 6, 7, 8)]
+        means = [float(np.mean([row[column] for row in rows])) for column in (2, 4, 6, 7, 8, 9, 10)]
         count = sum(map(len, self.defective.values()))
         rows.append(("mean", count, means[0], "", means[1], "", *means[2:]))
         fitted, calibrated = self.detector.n_fit_, len(self.detector.calibration_scores_)
         note = (
             f"{fitted} good images to fit on, {calibrated} to calibrate, {len(self.good)} to test with. Pixel AUROC: "
             "mean over images, with a bootstrap interval. PRO: up to a false-positive rate of 0.3. Area: mean share of "
-            "an image inside the mask, the chance level of the pointing game."
+            "an image inside the mask, the chance level of the pointing game. Found at 0.05: share of defective images "
+            f"with an alarm at that rate; of the good ones {self._share(self.good, 0.05):.3f} raised one, and "
+            f"{self._share(self.good, 0.1):.3f} at 0.1."
         )
         title = f"{self.detector.extractor.name} on {self.detector.backbone.source or self.detector.backbone.family}"
         kinds = [f"{kind}: {what}" for kind in self.defective for what in ("image", "pixel")]
@@ -142,7 +147,16 @@ class MaskBenchmark:
         alone = [str(place) for place in range(len(maps))]  # images are independent
         (interval,) = bootstrap_intervals(lambda values: [values.mean()], [found.auroc], [alone], draws=1000)
         pointed = (float(found.auroc.mean()), interval_text(*interval), found.pro)
-        return (kind, len(bad), *detected, *pointed, float(found.hit.mean()), float(found.area.mean()))
+        shares = [self._share(self.defective[kind], rate) for rate in RATES]
+        return (kind, len(bad), *detected, *pointed, float(found.hit.mean()), float(found.area.mean()), *shares)
+
+    def _share(self, images: Sequence[Inspected], rate: float) -> float:
+        """The share of images that raise an alarm at a false-alarm rate; NaN if the calibration images are too few."""
+        p_values = [image.p_value for image in images]
+        try:
+            return float(DecisionRule(rate).alarms(p_values, self.detector.reference_).mean())
+        except TooFewImagesError:
+            return float("nan")
 
     def _part_row(self, part: str) -> tuple[Cell, ...]:
         numbers = []
@@ -169,14 +183,14 @@ def run_masks(
     def inspect(path: Path, mask: Path | None = None) -> Inspected:
         pixels = read_file(path)
         (scored,) = stream(fitted, FileImages([path]), maps=True, on_error="raise", on_progress=on_progress)
-        score = scored.results[0].score
+        result = scored.results[0]
         maps = {name: field[0] for name, field in (scored.fields or {}).items()}
         if mask is None:
-            return Inspected(score, maps)
+            return Inspected(result.score, result.p_value, maps)
         top, left, height, width = fitted.preprocessing.window((pixels.shape[0], pixels.shape[1]))
         inside = _read_mask(mask, pixels.shape)[top : top + height, left : left + width]
         maps = {name: resized(field, (height, width)) for name, field in maps.items()}
-        return Inspected(score, maps, inside)
+        return Inspected(result.score, result.p_value, maps, inside)
 
     good = [inspect(path) for path in testing]
     found = {kind: [inspect(*pair) for pair in pairs] for kind, pairs in defective.items()}

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, typed_command
+from gepc.cli.detect import estimate_fit
 from gepc.cli.options import duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import check_free, write_text
@@ -151,6 +152,7 @@ def fit(
     options = {"value_range": None if white is None else (0.0, white), **opt.parse_settings(settings)}
     size = min(first.shape[:2])
     detector = radar_detector(loading.load(backbone), method, target_pixels, size, normalise, **options)
+    estimate_fit(detector, collection, len(collection))
     with progress("fitting", len(collection)) as advance:
         detector.fit(collection, on_progress=advance)
     detector.save(out)
