@@ -12,7 +12,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, NotFittedError, OptionError
-from gepc.detector.registry import as_detector
+from gepc.detector.detector import Detector
 from gepc.detector.storage import MAX_BATCH
 from gepc.images import batches
 from gepc.methods.extraction import ImageSample
@@ -94,7 +94,7 @@ def test_the_batch_size_keeps_the_fit_and_is_saved(tmp_path: Path) -> None:
     detector.save(tmp_path / "det")
     loaded = gepc.load_detector(tmp_path / "det", toy_backbone())
     assert (loaded.batch_size, loaded.fitted.batch_size) == (2, 2)
-    assert as_detector(dataclasses.replace(detector.fitted, batch_size=3)).batch_size == 3
+    assert Detector.of(dataclasses.replace(detector.fitted, batch_size=3)).batch_size == 3
     with pytest.raises(OptionError, match="batch_size must be at least 1"):
         detector.batch_size = 0
     assert (detector.batch_size, detector.fitted.batch_size) == (2, 2)

@@ -15,8 +15,8 @@ import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import OptionError
 from gepc.core.palette import LIGHT
+from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.registry import as_detector
 from gepc.images.sources import open_images
 from gepc.maps.drawing import colour_bar, drawn, overlay, resized
 from gepc.maps.regions import Region
@@ -154,7 +154,7 @@ def test_a_fitted_detector_shows_its_parts_apart() -> None:
     """Raw parts add up to their sum on one scale; calibrated ones are those of one call; the score stays."""
     detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS).fit(ID)
     images = pictures(5, seed=1)
-    parts = {part: as_detector(detector.fitted.showing(part)) for part in ("sum", "residual", "error")}
+    parts = {part: Detector.of(detector.fitted.showing(part)) for part in ("sum", "residual", "error")}
     raw = {part: shown.score_map(images, raw=True) for part, shown in parts.items()}
     np.testing.assert_allclose(raw["residual"] + raw["error"], raw["sum"], rtol=1e-5)
     _, together = detector.fitted.evaluate(list(images), maps=True)

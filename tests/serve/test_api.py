@@ -309,14 +309,14 @@ def test_an_internal_error_has_a_message_without_a_traceback(serve, detector_fol
 
 def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, replaceable, detector_folder, files):
     import gepc
-    from gepc.detector.registry import as_detector
+    from gepc.detector.detector import Detector
 
     client = serve(replaceable)
     service = client.app.state.service
     assert client.post("/v1/reload").json()["changed"] is False
     former = service.model.identity
     other = gepc.load_detector(detector_folder.with_name("other"))
-    expected = {former: as_detector(service.model.fitted)}
+    expected = {former: Detector.of(service.model.fitted)}
     pictures = [np.asarray(Image.open(io.BytesIO(data))) for data in files[:4]]
 
     def ask(_):

@@ -18,8 +18,8 @@ from gepc.detector.attributes import FittedAttributes
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import Groups, feature_table, fit_detector
 from gepc.detector.hub import push
-from gepc.detector.parameters import NOMINAL_SIZE, Parameters
-from gepc.detector.storage import save_detector
+from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options, without_unused
+from gepc.detector.storage import load_fitted, save_detector
 from gepc.detector.stream import OnProgress, Result, stream
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
@@ -311,6 +311,24 @@ class Detector(Parameters, FittedAttributes):
         return cost_of(self.extractor, self.backbone, self.input_size, self.keep)
 
     # --- storage -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, fitted: FittedDetector) -> Detector:
+        """The detector with that fitted state, and with the parameters that it was fitted with."""
+        stored = without_unused(dict(fitted.options))
+        options = {name: value for name, value in stored.items() if name in detector_options()}
+        detector = cls._build(fitted, {**options, "batch_size": fitted.batch_size})
+        detector.fitted_ = fitted
+        return detector
+
+    @classmethod
+    def _build(cls, fitted: FittedDetector, options: dict[str, Any]) -> Detector:
+        return cls(fitted.backbone, fitted.method, **options)
+
+    @classmethod
+    def from_pretrained(cls, folder: StrPath, *arguments: Any, **options: Any) -> Detector:
+        """Load a saved detector; the arguments are those of `gepc.load_detector`."""
+        return cls.of(load_fitted(folder, *arguments, **options))
 
     def save(self, folder: StrPath) -> None:
         """Write `detector.json` and `state.safetensors` into a folder; a detector that is there is replaced whole."""

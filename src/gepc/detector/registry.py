@@ -14,7 +14,7 @@ from gepc.core.errors import OptionError
 from gepc.core.files import StrPath
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.parameters import divided, with_preset, without_unused
+from gepc.detector.parameters import divided, with_preset
 from gepc.detector.storage import load_fitted
 from gepc.methods.base import find_method, methods
 from gepc.methods.gepc import GepcExtractor
@@ -52,6 +52,10 @@ class GEPC(Detector):
         given = {"keep": GepcExtractor.keep, **with_preset(GepcExtractor, preset, given)}
         own, shared = divided(GepcExtractor, given, "GEPC")
         super().__init__(backbone, GepcExtractor(**own), **shared)
+
+    @classmethod
+    def _build(cls, fitted: FittedDetector, options: dict[str, Any]) -> Detector:
+        return cls(fitted.backbone, **fitted.method.options(), **options)
 
 
 def list_detectors() -> list[str]:
@@ -111,14 +115,6 @@ def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | None]:
     return backbone, method
 
 
-def as_detector(fitted: FittedDetector) -> Detector:
-    """The detector with that fitted state, and with the parameters that it was fitted with."""
-    options = without_unused({**fitted.options, "batch_size": fitted.batch_size})
-    detector = create_detector(fitted.backbone, fitted.method.name, **options)
-    detector.fitted_ = fitted
-    return detector
-
-
 def load_detector(
     folder: StrPath,
     backbone: Backbone | str | None = None,
@@ -143,4 +139,6 @@ def load_detector(
     Detector
         The fitted detector.
     """
-    return as_detector(load_fitted(folder, backbone, device, trust))
+    fitted = load_fitted(folder, backbone, device, trust)
+    kind = GEPC if type(fitted.method) is GepcExtractor else Detector
+    return kind.of(fitted)
