@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
-from gepc.conformal.p_values import Guarantee, group_labels
+from gepc.conformal.p_values import group_labels
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_least, raising
 from gepc.core.files import StrPath
 from gepc.detector.attributes import FittedAttributes
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import Groups, feature_table, fit_detector
-from gepc.detector.hub import push
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options, without_unused
-from gepc.detector.storage import load_fitted, save_detector
+from gepc.detector.storage import load_fitted
 from gepc.detector.stream import OnProgress, Result, stream
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
@@ -232,10 +231,6 @@ class Detector(Parameters, FittedAttributes):
         warnings.warn("Detector.decision_function is deprecated; call score", DeprecationWarning, stacklevel=2)
         return self.score(images)
 
-    def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
-        return self.fitted.guarantee(alpha)
-
     def results_frame(
         self,
         images: Any,
@@ -275,10 +270,6 @@ class Detector(Parameters, FittedAttributes):
         if len({field.shape[1:] for field in maps}) > 1:
             raise OptionError("images of several sizes have maps of several sizes; give one image at a time")
         return np.concatenate(maps) if maps else np.empty((0, *(fitted.preprocessing.size or (0, 0))), np.float32)
-
-    def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
-        """The end of the colour scale of maps, the same for all images; see `FittedDetector.map_limit`."""
-        return self.fitted.map_limit(alpha, raw)
 
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
         """The method's feature table at every candidate level: name -> (N, levels[, g]). It needs no fit.
@@ -329,37 +320,6 @@ class Detector(Parameters, FittedAttributes):
     def from_pretrained(cls, folder: StrPath, *arguments: Any, **options: Any) -> Detector:
         """Load a saved detector; the arguments are those of `gepc.load_detector`."""
         return cls.of(load_fitted(folder, *arguments, **options))
-
-    def save(self, folder: StrPath) -> None:
-        """Write `detector.json` and `state.safetensors` into a folder; a detector that is there is replaced whole."""
-        save_detector(self.fitted, folder)
-
-    save_pretrained = save
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        fitted_on: str,
-        figures: Mapping[str, object] | None = None,
-        licence: str | None = None,
-        **options: Any,
-    ) -> str:
-        """Upload the detector to the Hugging Face hub with a model card; `gepc.load_detector(repo_id)` loads it.
-
-        Parameters
-        ----------
-        repo_id : "org/name".
-        fitted_on : the in-distribution images in words, for the card.
-        figures : name -> value of measured results to show on the card.
-        licence : of the detector, such as "apache-2.0".
-        **options : of `huggingface_hub.HfApi.create_repo`, such as `private=True`.
-
-        Returns
-        -------
-        The address of the repository.
-        """
-        card = {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}
-        return push(self.fitted, repo_id, card, **options)
 
     def __repr__(self) -> str:
         state = "not fitted"
