@@ -52,6 +52,8 @@ class DecisionRule:
     Examples
     --------
     >>> import numpy as np
+    >>> from gepc import DecisionRule
+    >>> from gepc.conformal.p_values import CalibrationScores
     >>> reference = CalibrationScores.of(np.arange(99.0), None)
     >>> DecisionRule(0.1, control="holm").alarms([0.01, 0.06, 0.9], reference).tolist()
     [True, False, False]

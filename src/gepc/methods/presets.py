@@ -24,6 +24,7 @@ class Preset:
     def options(self) -> dict[str, Any]:
         """All options together.
 
+        >>> from gepc.methods.presets import Preset
         >>> Preset({"steps": 10}, calibration={"calibration": "kde"}).options
         {'steps': 10, 'calibration': 'kde'}
         """
