@@ -1,6 +1,6 @@
 """Do the tests test? Change the core one operator or number at a time and run the tests of the changed module.
 
-    python benchmarks/mutants.py [--count 120] [--skip 0] [--all] [--only verdicts/conformal] [--jobs 2]
+    python benchmarks/mutants.py [--count 120] [--skip 0] [--all] [--only conformal/p_values] [--jobs 2]
 
 A mutant is killed if a test fails. The sample is fixed: mutants are ordered by a hash of their text, so that it changes
 only where the code does. Mutants that no test can kill, because the program stays the same, are listed with a reason
@@ -46,23 +46,23 @@ QUIETLY = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAss
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # these tests need no plugin, and loading all takes longer than they
 TESTS = {
     "images/noise": ["tests/images/test_noise.py"],
-    "features/groups": ["tests/features/test_groups.py"],
-    "features/pooling": ["tests/features/test_pooling.py"],
-    "features/gepc": ["tests/features/test_gepc.py", "tests/features/test_inner.py", "tests/test_parity.py"],
-    "features/residuals": [
-        "tests/features/test_gepc_plus.py",
-        "tests/features/test_gepc.py",
-        "tests/features/test_inner.py",
+    "methods/groups": ["tests/methods/test_groups.py"],
+    "methods/pooling": ["tests/methods/test_pooling.py"],
+    "methods/gepc": ["tests/methods/test_gepc.py", "tests/methods/test_inner.py", "tests/test_parity.py"],
+    "methods/features": [
+        "tests/methods/test_gepc_plus.py",
+        "tests/methods/test_gepc.py",
+        "tests/methods/test_inner.py",
         "tests/test_parity.py",
         "tests/backbones/test_latent.py",
     ],
-    "scoring/metrics": ["tests/scoring/test_metrics.py", "tests/scoring/test_localisation.py"],
-    "scoring/scorer": ["tests/scoring/test_scorer.py"],
-    "scoring/calibrators": ["tests/scoring/test_calibrators.py", "tests/scoring/test_calibrators_more.py"],
-    "verdicts/conformal": ["tests/verdicts/test_conformal.py", "tests/verdicts/test_reference.py"],
-    "verdicts/decision": ["tests/verdicts/test_decision.py", "tests/verdicts/test_control.py"],
-    "verdicts/monitor": ["tests/verdicts/test_monitor.py"],
-    "detector/maps": ["tests/detector/test_maps.py"],
+    "lab/metrics": ["tests/lab/test_metrics.py", "tests/lab/test_localisation.py"],
+    "calibration/scorer": ["tests/calibration/test_scorer.py"],
+    "calibration/calibrators": ["tests/calibration/test_calibrators.py", "tests/calibration/test_calibrators_more.py"],
+    "conformal/p_values": ["tests/conformal/test_p_values.py", "tests/conformal/test_reference.py"],
+    "conformal/decision": ["tests/conformal/test_decision.py", "tests/conformal/test_control.py"],
+    "conformal/monitor": ["tests/conformal/test_monitor.py"],
+    "maps/drawing": ["tests/maps/test_drawing.py"],
 }
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
