@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written under a temporary name, then renamed. Folders with one writer."""
+"""Files that are never partial: they are written under a temporary name, then renamed. Folders with one writer."""
 
 import contextlib
 import ctypes

@@ -16,7 +16,7 @@ DEFAULT_BACKBONE = "photos-tiny"
 
 
 def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """The dataclass `cls` from a mapping, which errors call `what`.
+    """Build the dataclass `cls` from a mapping; `what` names the mapping in error messages.
 
     Unknown and missing keys are an `OptionError`, as is a value that does not fit its annotation.
     """
@@ -31,7 +31,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def coerce(hint: Any, value: Any, where: str) -> Any:
-    """`value`, which errors call `where`, as the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float."""
+    """Convert `value` to the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float. Errors name `where`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(arguments, value, where)

@@ -120,7 +120,7 @@ def _network_facts(backbone: Backbone) -> Facts:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Of what the numbers depend on, and of more packages where they are installed."""
+    """The versions of Python and of the packages that the numbers depend on, and of `more` packages if installed."""
     found = {"gepc": __version__, "python": platform.python_version()}
     for package in ("numpy", "torch", "diffusers", "safetensors", *more):
         with contextlib.suppress(PackageNotFoundError):

@@ -152,7 +152,7 @@ class Feature:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the table: channels of inner layers are many, and kept in float32."""
+        """The type of the values in the table: inner layers have many channels, which are kept in float32."""
         return torch.float32 if self.layers else torch.float64
 
     @property

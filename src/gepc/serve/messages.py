@@ -46,7 +46,9 @@ class ScoreOptions(_Strict):
     """Options of `POST /v1/score`, as query parameters, form fields or JSON; the body overrides the query."""
 
     alpha: Alpha = None
-    group: str | None = Field(default=None, max_length=200, description="Of the images, if the detector has groups.")
+    group: str | None = Field(
+        default=None, max_length=200, description="Group of the images, if the detector has groups."
+    )
     map: bool = Field(default=False, description="Include the map as a transparent PNG (data: URI).")
     seen: bool = Field(default=False, description="Include the image as the network sees it, as a PNG (data: URI).")
 
@@ -231,7 +233,7 @@ async def _read_form(
         log.warning("a form cannot be read: %r", error.message)
         status = 413 if "Too many files" in error.message else 422
         raise HTTPException(status, f"the form cannot be read: {error.message}") from error
-    except (LookupError, ValueError) as error:  # Python knows encodings that are none of text
+    except (LookupError, ValueError) as error:  # some encodings that Python knows are not for text
         log.warning("a form cannot be read: its encoding is not one of text")
         raise HTTPException(415, "the form is in an encoding that cannot be read; send UTF-8") from error
     uploads: list[Upload] = []

@@ -125,7 +125,7 @@ def _resume(part: Path, on_bytes: OnBytes, url: str, output_file: str, _pooch: A
 
 
 def _unpack(archive: Path, folder: Path, holds: str) -> None:
-    """Unpack to a temporary folder first: the result is complete or absent."""
+    """Unpack to a temporary folder first: the result is never partial."""
     safely: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
     try:
         with tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft:
