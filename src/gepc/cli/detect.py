@@ -145,6 +145,8 @@ def map_(
     check_free(out, "metadata.json", "maps")
     estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost())
     options = MapOptions(scale, raw, alpha, _bands("--show-bands", show_bands))
+    # an interrupted run leaves this mark, so that the same command may write over what it left
+    write_json(out / "metadata.json", {"finished": False, "images": []})
     with progress("mapping", len(collection)) as advance:
         entries = write_maps(fitted, collection, out, options, advance)
     raw = raw or fitted.maps is None

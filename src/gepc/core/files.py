@@ -158,10 +158,15 @@ def read_json(path: StrPath) -> Any:
 
 
 def check_free(folder: Path, mark: str, holds: str) -> None:
-    """Require `folder` to be new, empty, or to contain the file `mark`; `holds` names the content in the error."""
+    """Require `folder` to be new, empty, or to contain the file `mark`; `holds` names the content in the error.
+
+    Hidden files do not count: an interrupted write leaves its draft under a name with a dot.
+    """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the results")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / mark).exists():
+    if not folder.is_dir() or (folder / mark).exists():
+        return
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no {holds}; give another folder for the results")
 
 
