@@ -53,7 +53,7 @@ def test_score(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_map(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`metadata.json` says whether the run is finished, and the same command writes over what a crash has left."""
-    arguments = ["map", "det", "new", "--out", "out", "--alpha", "0.1"]
+    arguments = ["map", "det", "new/0.png", "--out", "out", "--alpha", "0.1"]
     assert run(arguments) == 0
     expected = tree(place / "out")
     shutil.rmtree("out")
