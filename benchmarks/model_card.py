@@ -1,24 +1,34 @@
 """The tables of a model card from a finished training run: held-out error, cost, and loss over the steps.
 
     python benchmarks/model_card.py RUN
+    python benchmarks/model_card.py RUN --against photos-tiny --data photos32.npz
 
 `RUN` is the folder that `gepc train` wrote to; `training/held_out.json`, `loss.csv` and `run.json` in it are read.
+With `--against`, only the errors of the network and of another backbone are compared, which a run that is not finished
+has as well: on the held-out images of the run, and on `test_x` of `--data`, images of pictures that neither has seen.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import gepc
+from gepc.backbones.diffusers import DiffusersBackbone
 from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.core.tables import markdown_table
+from gepc.images.formats import read_npz
+from gepc.images.sources import Image
 from gepc.lab.training.checkpoint import LossRow, read_loss_rows
-from gepc.lab.training.evaluate import NAME, LevelError, error_table
+from gepc.lab.training.choices import saved_recipe
+from gepc.lab.training.data import load_training_images
+from gepc.lab.training.evaluate import NAME, LevelError, denoising_errors, error_table, fit_linear
 from gepc.lab.training.loop import RUN_FOLDER
+from gepc.lab.training.recipe import load_recipe
 
 
 def model_card_tables(run: str | Path) -> str:
@@ -60,5 +70,42 @@ def loss_table(rows: list[LossRow], places: int = 8) -> str:
     return markdown_table(("up to step", "mean loss", "learning rate"), cells, aligned=True)
 
 
+def comparison(run: Path, other: str, data: Path) -> str:
+    """Errors of the backbone `other` and of the network in `run`, on the same images with the same noise."""
+    recipe = load_recipe(None, None, saved_recipe(run))
+    held_out = load_training_images(data, recipe).held_out
+    test = read_npz(data, default_keys=("test_x",)).transpose(0, 3, 1, 2)
+    sets = {"held-out images": held_out, "test_x": np.float32(test / 127.5 - 1.0)}
+    errors = {(name, images): level_errors(name, sets[images]) for images in sets for name in (other, str(run))}
+    columns = [f"{images}: {Path(name).name}" for name, images in errors]
+    levels = [f"{error.asked:g}" for error in next(iter(errors.values()))]
+    cells = [[f"{error.net:.4f}" for error in column] for column in errors.values()]
+    counts = ", ".join(f"{len(images)} of {name}" for name, images in sets.items())
+    table = markdown_table(("level", *columns), list(zip(levels, *cells, strict=True)), aligned=True)
+    return f"Noise MSE on {counts}.\n\n{table}\n"
+
+
+def level_errors(name: str, images: Image) -> list[LevelError]:
+    """The errors of a backbone; the linear predictor of the images themselves is not shown."""
+    backbone = gepc.load_backbone(name)
+    assert isinstance(backbone, DiffusersBackbone)
+    return denoising_errors(backbone.net, backbone.alphas_cumprod, fit_linear(images[:64]), images)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the folder of the run")
+    parser.add_argument("--against", help="a backbone to compare with")
+    parser.add_argument("--data", type=Path, help="the npz file of the run, with train_x and test_x")
+    options = parser.parse_args()
+    if options.against is None:
+        print(model_card_tables(options.run))
+    elif options.data is None:
+        parser.error("--against needs --data")
+    else:
+        print(comparison(options.run, options.against, options.data))
+
+
 if __name__ == "__main__":
-    print(model_card_tables(sys.argv[1]))
+    main()

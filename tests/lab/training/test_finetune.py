@@ -40,11 +40,12 @@ SHORT = {"steps": 5, "batch_size": 4, "checkpoint_every": 2, "held_out": 4}
 
 def test_architecture_and_schedule_come_from_init(trained: Path, tiny: Recipe) -> None:
     recipe = load_recipe(None, {"init": str(trained), "steps": 7})
-    names = ("channels", "norm_groups", "image_channels", "attention", "layers_per_block")
+    names = ("channels", "norm_groups", "scale_shift", "image_channels", "attention", "layers_per_block")
     assert all(getattr(recipe, name) == getattr(tiny, name) for name in names)
     assert (recipe.schedule, recipe.diffusion_steps, recipe.steps) == ("linear", 100, 7)
     assert (recipe.learning_rate, recipe.warmup_steps) == (2e-4, 50)
-    assert load_recipe(None, {"init": "celeba32-tiny"}).diffusion_steps == 4000
+    faces = load_recipe(None, {"init": "celeba32-tiny"})
+    assert (faces.diffusion_steps, faces.norm_groups, faces.scale_shift) == (4000, 8, False)
 
 
 @pytest.mark.filterwarnings("ignore:.*are in colour")
@@ -92,18 +93,18 @@ def test_contradictions_are_refused(trained: Path, others: Path, tiny: Recipe, t
 
 @pytest.mark.filterwarnings("ignore:.*are in colour")
 def test_networks_of_another_kind_are_refused(trained: Path, others: Path, tmp_path: Path) -> None:
-    net = UNet2DModel.from_config({**UNet2DModel.load_config(trained), "resnet_time_scale_shift": "scale_shift"})
-    net.save_pretrained(tmp_path / "shifted")
-    DDPMScheduler(num_train_timesteps=100).save_pretrained(tmp_path / "shifted")
+    net = UNet2DModel.from_config({**UNet2DModel.load_config(trained), "act_fn": "relu"})
+    net.save_pretrained(tmp_path / "other")
+    DDPMScheduler(num_train_timesteps=100).save_pretrained(tmp_path / "other")
     with pytest.raises(InputError, match="schedule is neither"):
-        load_recipe(None, {"init": str(tmp_path / "shifted")})
-    shutil.copy(trained / "scheduler_config.json", tmp_path / "shifted")
-    recipe = load_recipe(None, {"init": str(tmp_path / "shifted")})
-    with pytest.raises(InputError, match=r"not one of a recipe \(resnet_time_scale_shift\)"):
+        load_recipe(None, {"init": str(tmp_path / "other")})
+    shutil.copy(trained / "scheduler_config.json", tmp_path / "other")
+    recipe = load_recipe(None, {"init": str(tmp_path / "other")})
+    with pytest.raises(InputError, match=r"not one of a recipe \(act_fn\)"):
         TrainingRun(recipe, others, tmp_path / "out")
-    DDPMScheduler(num_train_timesteps=100, prediction_type="v_prediction").save_pretrained(tmp_path / "shifted")
+    DDPMScheduler(num_train_timesteps=100, prediction_type="v_prediction").save_pretrained(tmp_path / "other")
     with pytest.raises(InputError, match="does not predict noise alone"):
-        load_recipe(None, {"init": str(tmp_path / "shifted")})
+        load_recipe(None, {"init": str(tmp_path / "other")})
 
 
 @pytest.mark.filterwarnings("ignore:.*are in colour")

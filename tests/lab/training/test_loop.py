@@ -26,6 +26,7 @@ from gepc.core.errors import InputError, OptionError, StorageError
 from gepc.core.files import only_writer
 from gepc.lab.training import checkpoint, loop
 from gepc.lab.training.checkpoint import LossLog, LossRow, read_loss_rows
+from gepc.lab.training.choices import recipe_for
 from gepc.lab.training.loop import Tick, TrainingRun, learning_rate, train
 from gepc.lab.training.recipe import Recipe
 
@@ -447,3 +448,14 @@ def test_a_run_without_the_list_of_its_images_gets_one(whole: Path, data: Path, 
     assert TrainingRun(tiny, data, tmp_path / "out").resumed_from == 10
     (mine, theirs) = ((out / "trained_on.safetensors").read_bytes() for out in (whole, tmp_path / "out"))
     assert mine == theirs
+
+
+def test_a_run_of_an_earlier_version_keeps_its_network(data: Path, tiny: Recipe, tmp_path: Path) -> None:
+    train(dataclasses.replace(tiny, scale_shift=False), data, tmp_path / "out")
+    path = tmp_path / "out" / "training" / "run.json"
+    stored = json.loads(path.read_text())
+    del stored["recipe"]["scale_shift"]
+    path.write_text(json.dumps(stored))
+    recipe, _ = recipe_for(data, tmp_path / "out")
+    assert not recipe.scale_shift
+    assert TrainingRun(recipe, data, tmp_path / "out").resumed_from == 10

@@ -23,6 +23,17 @@ def test_the_embedded_backbone_is_fully_convolutional_and_small() -> None:
     assert parameters == 1_656_515  # the model card says so; at most 2 M
 
 
+@pytest.mark.parametrize("name", ["photos-small", "celeba32-small", "sar-small"])
+def test_the_small_networks_have_the_default_architecture(name: str) -> None:
+    from gepc.lab.training.recipe import build_net
+
+    recipe, default = load_recipe(name), Recipe()
+    names = ("channels", "layers_per_block", "norm_groups", "scale_shift", "attention")
+    assert all(getattr(recipe, field) == getattr(default, field) for field in names)
+    parameters = sum(parameter.numel() for parameter in build_net(recipe, 32, 32).parameters())
+    assert parameters < 0.66e6
+
+
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("steps: 7\nlearning_rate: 1e-3\nchannels: [16, 32]\n")
     recipe = load_recipe(tmp_path / "mine.yaml", {"steps": 9})
@@ -50,7 +61,7 @@ def test_misspelt_field_names_the_nearest() -> None:
     ("change", "complaint"),
     [
         ({"channels": ()}, "channels must be a list of widths"),
-        ({"channels": (12,)}, "multiples of norm_groups=8"),
+        ({"channels": (12,), "norm_groups": 8}, "multiples of norm_groups=8"),
         ({"norm_groups": 0}, "norm_groups must be at least 1"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),

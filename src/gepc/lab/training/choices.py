@@ -9,11 +9,9 @@ from gepc.core.files import read_json
 from gepc.core.options import build
 from gepc.lab.training.checkpoint import RUN_FOLDER
 from gepc.lab.training.data import Survey, open_training_images, survey
-from gepc.lab.training.recipe import ENERGIES, Recipe, init_fields, load_init, load_recipe
+from gepc.lab.training.recipe import EARLIER, ENERGIES, Recipe, init_fields, load_init, load_recipe
 
 SMALL_SIZE, LARGE_SIZE = 32, 64
-NARROW, WIDE = (16, 32, 48), (32, 64, 96)
-FEW_SAMPLES = 1000
 LENGTH, FINE_TUNING_LENGTH = (50, 1000, 10_000), (20, 500, 4000)  # epochs, fewest and most steps
 
 
@@ -32,7 +30,8 @@ def saved_recipe(out: str | Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     known = Recipe.__dataclass_fields__
-    return {name: value for name, value in read_json(path).get("recipe", {}).items() if name in known}
+    stored = {**EARLIER, **read_json(path).get("recipe", {})}
+    return {name: value for name, value in stored.items() if name in known}
 
 
 def recipe_for(
@@ -73,15 +72,13 @@ def choose(images: Survey, given: Mapping[str, Any]) -> list[Choice]:
     colours = {1: "all images are grey", 3: "images are in colour"}
     default = f"the images have {images.channels} channels"
     pick("image_channels", images.channels, colours.get(images.channels, default))
-    levels = len(given.get("channels", WIDE))
+    levels = len(given.get("channels", Recipe.channels))
     size = pick("image_size", *_size(images, 2 ** (levels - 1)))
     crop = pick("crop", *_crop(images, size))
     samples = images.count
     if crop:
         samples = sum(count * (height // size) * (width // size) for (height, width), count in images.sizes.items())
     kind = "crops that do not overlap" if crop else "images"
-    width = f"{samples} {kind}; a narrow network below {FEW_SAMPLES}"
-    pick("channels", NARROW if samples < FEW_SAMPLES else WIDE, width)
     epochs, fewest, most = LENGTH if given.get("init") is None else FINE_TUNING_LENGTH
     steps = round(epochs * samples / given.get("batch_size", Recipe.batch_size))
     reason = f"{epochs} passes over {samples} {kind}, at least {fewest} and at most {most} steps"

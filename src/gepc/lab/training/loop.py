@@ -146,7 +146,8 @@ class TrainingRun:
                 raise InputError(f"{self.out} is not empty and not a training run; give another folder")
             return None
         stored = read_json(self.folder / "run.json")
-        theirs = {**Recipe().as_dict(), **stored.get("recipe", {})}  # runs of earlier versions lack newer fields
+        # runs of earlier versions lack newer fields
+        theirs = {**Recipe().as_dict(), **recipes.EARLIER, **stored.get("recipe", {})}
         fixed = {name: value for name, value in identity["recipe"].items() if name not in MAY_CHANGE}
         changed = [f"{name} ({theirs[name]}, not {value})" for name, value in fixed.items() if theirs[name] != value]
         if changed:

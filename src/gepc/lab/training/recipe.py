@@ -49,6 +49,7 @@ class Recipe:
     channels : width of the network at each resolution; the resolution halves from one to the next.
     layers_per_block : residual blocks at each resolution.
     norm_groups : groups of the group normalisation.
+    scale_shift : the embedding of the timestep scales and shifts normalised features, instead of being added to them.
     attention : self-attention at the lowest resolution.
     image_channels : channels of the network; grey and colour images are converted to each other. None: as the images
         are, which is 1 if all of them are grey, and 3 if some are in colour.
@@ -89,9 +90,10 @@ class Recipe:
     kl_steps : the last Langevin steps that the KL term is differentiated through.
     """
 
-    channels: tuple[int, ...] = (32, 64, 96)
+    channels: tuple[int, ...] = (16, 32, 64)
     layers_per_block: int = at_least(1, 1)
-    norm_groups: int = at_least(1, 8)
+    norm_groups: int = at_least(1, 1)
+    scale_shift: bool = True
     attention: bool = False
     image_channels: int | None = at_least(1, None)
     image_size: int | None = at_least(1, None)
@@ -100,7 +102,7 @@ class Recipe:
     schedule: str = one_of("cosine", "linear")
     batch_size: int = at_least(1, 32)
     steps: int = at_least(1, 5000)
-    learning_rate: float = positive(8e-4)
+    learning_rate: float = positive(2e-3)
     final_learning_rate: float = not_negative(1e-6)
     warmup_steps: int = not_negative(250)
     weight_decay: float = not_negative(0.0)
@@ -201,6 +203,7 @@ def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel | EnergyNe
         down_block_types=tuple(down),
         up_block_types=tuple(up),
         norm_num_groups=recipe.norm_groups,
+        resnet_time_scale_shift="scale_shift" if recipe.scale_shift else "default",
         add_attention=recipe.attention,
         attention_head_dim=min(32, recipe.channels[-1]),
     )
@@ -258,6 +261,9 @@ ENERGIES: dict[str, dict[str, Any]] = {
 }
 """The objectives of energy networks, and the fields of a recipe whose defaults are different with them."""
 
+EARLIER = {"scale_shift": False}
+"""What runs of earlier versions had in the place of fields that their recipes lack."""
+
 FINE_TUNING = {"learning_rate": 2e-4, "warmup_steps": 50}
 """Fields of a recipe whose defaults are different in fine-tuning."""
 
@@ -292,6 +298,7 @@ def init_fields(backbone: DiffusersBackbone) -> dict[str, Any]:
         "channels": tuple(config.block_out_channels),
         "layers_per_block": config.layers_per_block,
         "norm_groups": config.norm_num_groups,
+        "scale_shift": config.resnet_time_scale_shift == "scale_shift",
         "attention": config.add_attention,
         "image_channels": config.in_channels,
         "diffusion_steps": steps,
