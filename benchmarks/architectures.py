@@ -25,13 +25,13 @@ import numpy.typing as npt
 import torch
 from diffusers import UNet2DModel
 from diffusers.training_utils import EMAModel
-from gepc.scoring.metrics import auroc
 from torch.utils.flop_counter import FlopCounterMode
 
 import gepc
 from gepc.core.tables import markdown_table
 from gepc.images.formats import read_npz
 from gepc.images.synthetic import KINDS, synthetic_outlier
+from gepc.lab.metrics import auroc
 from gepc.lab.training.data import Draw, draw, load_training_images, low_noise_table
 from gepc.lab.training.loop import learning_rate
 from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_scheduler
