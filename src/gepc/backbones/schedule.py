@@ -248,7 +248,8 @@ class Scheduler:
 
 def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
     """Build the dataclass `cls` from the fields of a diffusers config that it has. `where` names the file in errors."""
-    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    dataclass_type: Any = cls
+    names = {field.name for field in dataclasses.fields(dataclass_type)}
     with raising(BackboneError, f"{where}: {{error}}", OptionError):
         return build(cls, {name: value for name, value in config.items() if name in names}, where)
 

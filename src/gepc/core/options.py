@@ -20,7 +20,8 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
     Unknown and missing keys are an `OptionError`, as is a value that does not fit its annotation.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    dataclass_type: Any = cls
+    fields = {field.name: field for field in dataclasses.fields(dataclass_type)}
     check_names(what, values, fields)
     unset = (dataclasses.MISSING, dataclasses.MISSING)
     needed = [name for name, field in fields.items() if (field.default, field.default_factory) == unset]

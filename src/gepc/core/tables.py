@@ -37,8 +37,9 @@ class ResultTable:
 
     def numbers(self, heading: str) -> list[float]:
         """A column; every cell of it must be a number."""
-        place = self.header.index(heading)
-        return [float(row[place]) for row in self.rows]  # type: ignore[arg-type]
+        column = self.header.index(heading)
+        cells: list[Any] = [row[column] for row in self.rows]
+        return [float(cell) for cell in cells]
 
     def markdown(self) -> str:
         """A GitHub table with its title and note."""

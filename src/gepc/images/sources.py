@@ -278,7 +278,8 @@ class StreamImages(Images):
             # (images, labels, ...), otherwise a list of images or of (image, label) pairs
             together = isinstance(item[0], list) or getattr(item[0], "ndim", 0) == 4
             return item[0] if together or not all(map(_may_hold_image, item)) else item
-        return _image_of(item)  # type: ignore[no-any-return]
+        images: Iterable[Any] = _image_of(item)
+        return images
 
 
 def _image_of(item: Any) -> Any:

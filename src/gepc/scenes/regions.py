@@ -85,8 +85,10 @@ def find_regions(
 def _region(boxes: Boxes, scores: Array, p_values: Array, field: Map | MapFile | None, scale: float) -> TileRegion:
     region = TileRegion(0, float(scores.max()), float(p_values.min()), _around(boxes), len(boxes))
     peaks, hot = [], []
-    for top, left, bottom, right in boxes.tolist() if field is not None else ():
-        values = np.asarray(field[top:bottom, left:right])  # type: ignore[index]
+    for top, left, bottom, right in boxes.tolist():
+        if field is None:
+            break
+        values = np.asarray(field[top:bottom, left:right])
         if np.isnan(values).all():  # no data
             continue
         line, column = (int(place) for place in np.unravel_index(int(np.nanargmax(values)), values.shape))

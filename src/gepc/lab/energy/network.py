@@ -27,7 +27,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, C, H, W) with the new number of channels."""
-        return self.shortcut(x) + self.convolutions(x)  # type: ignore[no-any-return]
+        output: torch.Tensor = self.shortcut(x) + self.convolutions(x)
+        return output
 
 
 class VAE(nn.Module):
@@ -52,7 +53,9 @@ class VAE(nn.Module):
         z = mean if noise is None else mean + log_std.exp() * noise
         misfit = (x - self.decoder(z)).square().flatten(1)
         likelihood = 0.5 * (misfit / self.log_variance.exp() + self.log_variance).sum(1)
-        return likelihood + (0.5 * (mean.square() + (2 * log_std).exp() - 1.0) - log_std).sum(1)  # type: ignore[no-any-return]
+        divergence = 0.5 * (mean.square() + (2 * log_std).exp() - 1.0) - log_std
+        bound: torch.Tensor = likelihood + divergence.sum(1)
+        return bound
 
 
 class EnergyNet(nn.Module):
@@ -79,7 +82,8 @@ class EnergyNet(nn.Module):
 
     def correction(self, x: torch.Tensor) -> torch.Tensor:
         """Return E(x) without the part of the VAE, (N,)."""
-        return self.head(self.features(x).mean((2, 3)))[:, 0]  # type: ignore[no-any-return]
+        energy: torch.Tensor = self.head(self.features(x).mean((2, 3)))[:, 0]
+        return energy
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the energies (N,) of images (N, C, H, W)."""
