@@ -176,3 +176,16 @@ def test_photographs_are_resized_unless_a_size_is_set() -> None:
 def test_the_first_readable_image_sets_the_size() -> None:
     images = open_images([np.zeros((2,), np.uint8), np.zeros((10, 12, 3), np.uint8)])
     assert settled(Preprocessing(), images).size == (10, 12)
+
+
+def test_an_image_that_is_too_large_for_a_pass_is_refused_at_every_entrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fitting and scoring read with the same reader; an image that keeps its size may be of any size."""
+    monkeypatch.setattr(batches, "MAX_IMAGE_PIXELS", 500)
+    images = open_images([np.zeros((20, 20, 3), np.uint8), np.zeros((24, 32, 3), np.uint8)])
+    native = Preprocessing(resize="native")
+    (chunk,) = chunks(images, native, 4, OnBadImage.ALL)
+    ((index, _, reason),) = chunk.failures
+    assert index == 1
+    assert "32x24 pixels (width x height) in the network" in reason
+    with pytest.raises(InputError, match="at most 500 pixels are allowed"):
+        list(chunks(images, native, 4, OnBadImage.UNREADABLE))

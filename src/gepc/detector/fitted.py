@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gepc.backbones.base import Backbone
 from gepc.calibration.scorer import Scorer
 from gepc.conformal.p_values import CalibrationScores, Guarantee
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import OptionError, check_choice
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image
@@ -186,16 +186,3 @@ class FittedDetector:
         if not self.method.has_maps:
             names = ", ".join(self.method.column_names)
             raise OptionError(f"the method {self.method.name!r} has no maps of {names}")
-
-    def check_image(self, shape: tuple[int, int], name: str) -> None:
-        """Raise `InputError` for an image (H, W) that would take too much memory in a network pass."""
-        pixels = shape[0] * shape[1]
-        if pixels > MAX_IMAGE_PIXELS:
-            raise InputError(
-                f"{name} would be {shape[1]}x{shape[0]} pixels (width x height) in the network, and at most "
-                f"{MAX_IMAGE_PIXELS:,} fit into a bounded memory; set `size`, or use `gepc scene` for large images",
-                options=("size",),
-            )
-
-
-MAX_IMAGE_PIXELS = 1 << 22  # a network pass takes one to two kilobytes for each pixel

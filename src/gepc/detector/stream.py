@@ -162,7 +162,6 @@ def score_chunk(
     if not chunk.indices:
         return ScoredChunk(tuple(failed), chunk)
     try:
-        fitted.check_image(chunk.images[0].shape[1:], chunk.names[0])
         scores, fields = fitted.evaluate(chunk.images, chunk.keys, maps, raw)
     except GepcError as error:
         if on_error == "raise":

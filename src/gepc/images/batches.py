@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from gepc.core.errors import GepcError, InputError
-from gepc.images.formats import Pixels
+from gepc.images.formats import Pixels, size_text
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import FileImages, Image, Images, Record, StreamImages
 
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
+MAX_IMAGE_PIXELS = 1 << 21  # of one image, about six gigabytes in a pass of an embedded network
 STREAM_HEAD = 16  # images of a stream that may be held before the first is scored
 
 
@@ -124,12 +125,24 @@ class Reader:
         """Preprocess a record; an image that cannot be used gives the reason."""
         try:
             image = self.preprocessing.prepare(record)
+            _check_pixels(image, record.label)
         except InputError as error:
             unreadable = record.pixels is None
             return ReadImage(index, record.name, error=str(error), unreadable=unreadable, options=error.options)
         pixels = record.pixels_for(self.preprocessing.channels)
         shape = (pixels.shape[0], pixels.shape[1])
         return ReadImage(index, record.name, image, shape=shape, pixels=pixels if self.keep_pixels else None)
+
+
+def _check_pixels(image: Image, name: str) -> None:
+    """Raise `InputError` for an image that would take too much memory in one network pass."""
+    height, width = image.shape[1:]
+    if height * width > MAX_IMAGE_PIXELS:
+        raise InputError(
+            f"{name} would have {size_text((height, width))} in the network, and a pass takes about three kilobytes "
+            f"for each pixel; at most {MAX_IMAGE_PIXELS:,} pixels are allowed. Set `size`, or scan large images as scenes",
+            options=("size",),
+        )
 
 
 def chunks(
