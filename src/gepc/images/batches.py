@@ -139,8 +139,8 @@ def _check_pixels(image: Image, name: str) -> None:
     height, width = image.shape[1:]
     if height * width > MAX_IMAGE_PIXELS:
         raise InputError(
-            f"{name} would have {size_text((height, width))} in the network, and a pass takes about three kilobytes "
-            f"for each pixel; at most {MAX_IMAGE_PIXELS:,} pixels are allowed. Set `size`, or scan large images as scenes",
+            f"{name} would have {size_text((height, width))} in the network, where at most {MAX_IMAGE_PIXELS:,} pixels "
+            "are allowed: a pass takes about three kilobytes for each. Set `size`, or scan large images as scenes",
             options=("size",),
         )
 
