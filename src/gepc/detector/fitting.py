@@ -76,6 +76,7 @@ def fit_detector(
     else:
         spec = replace(spec, extractor=method, timesteps=tuple(levels[position] for position in kept))
         calibration = _separate(parameters, calibration_images, table, spec, on_progress, engine)
+    labels = group_labels(groups, calibration.images, calibration.table.indices)
     draft = FittedDetector(
         method=method,
         options=parameters.options(),
@@ -83,7 +84,7 @@ def fit_detector(
         preprocessing=table.preprocessing,
         levels=tuple(levels),
         scorer=scorer,
-        reference=CalibrationScores({}),
+        reference=CalibrationScores.of(scorer.score_kept(calibration.columns), labels),
         maps=None,
         map_scale=None,
         fit_images=len(fit_rows),
@@ -96,11 +97,9 @@ def fit_detector(
         fitting = SomeImages.smallest(source, table.rows(fit_rows), FIT_IMAGES)
         calibrating = SomeImages.smallest(calibration.images, calibration.table, CALIBRATION_IMAGES)
         draft = _with_maps(draft, parameters, fitting, calibrating)
-    scores = scorer.score_kept(calibration.columns)
     if parameters.score_from == "map":
-        scores = _map_scores(draft, calibration)
-    labels = group_labels(groups, calibration.images, calibration.table.indices)
-    return replace(draft, reference=CalibrationScores.of(scores, labels))
+        return replace(draft, reference=CalibrationScores.of(_map_scores(draft, calibration), labels))
+    return draft
 
 
 def _separate(
@@ -225,10 +224,8 @@ def _map_scores(draft: FittedDetector, calibration: Calibration) -> Array:
     images = calibration.images
     if isinstance(images, StreamImages):
         raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
-    # a reference that every image can be compared with, since the true one is what is computed here
-    draft = replace(draft, reference=CalibrationScores.of(np.zeros(1), None))
     indices = calibration.table.indices.tolist()
-    scored = stream(draft, images, on_error="raise", indices=indices)
+    scored = stream(draft.without_groups(), images, on_error="raise", indices=indices)
     return np.array([result.score for chunk in scored for result in chunk.results])
 
 

@@ -58,14 +58,6 @@ class Chunk:
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # (position, name, reason)
     read: list[ReadImage] = field(default_factory=list)  # as they were read, in the order of `images`
 
-    @classmethod
-    def of(cls, images: Iterable[Image]) -> Chunk:
-        """A chunk of preprocessed images of one size, named by their positions."""
-        chunk = cls()
-        for index, image in enumerate(images):
-            chunk.add(ReadImage(index, str(index), image, shape=(image.shape[1], image.shape[2])))
-        return chunk
-
     def add(self, item: ReadImage) -> None:
         """Append an image, or the reason why it cannot be used."""
         if item.image is None:
@@ -77,14 +69,14 @@ class Chunk:
         self.images.append(item.image)
         self.read.append(item)
 
-    def has_room_for(self, item: ReadImage, rows: int) -> bool:
-        """Whether an image fits: at most `rows` images, of one size, within `MAX_CHUNK_PIXELS`."""
+    def has_room_for(self, item: ReadImage, rows: int, most_pixels: int) -> bool:
+        """Whether an image fits: at most `rows` images, of one size, within a number of pixels."""
         if len(self) >= rows:
             return False
         if item.image is None or not self.images:
             return True
         pixels = sum(other.weight for other in self.read) + item.weight
-        return item.image.shape == self.images[0].shape and pixels <= MAX_CHUNK_PIXELS
+        return item.image.shape == self.images[0].shape and pixels <= most_pixels
 
     def stacked(self) -> Image:
         """The readable images as (N, C, H, W)."""
@@ -171,17 +163,33 @@ def chunks(
     threads : their number. A stream, which can be read once and in order only, is read in the caller's thread.
     keep_pixels : keep the pixels as they were read, in `Chunk.read`.
 
-    Yields
-    ------
-    Chunk
-        Consecutive images of one size, with the failures among them.
+    Returns
+    -------
+    An iterator of `Chunk`: consecutive images of one size, with the failures among them.
     """
-    chunk = Chunk()
     read = _read(images, preprocessing, 2 * size, indices, workers, threads, keep_pixels)
+    return _grouped(_accepted(read, on_bad_image), size, MAX_CHUNK_PIXELS)
+
+
+def prepared_chunks(images: Iterable[Image], size: int, most_pixels: int = MAX_CHUNK_PIXELS) -> Iterator[Chunk]:
+    """Chunks of images (C, H, W) that are preprocessed already, named by their positions; see `chunks`."""
+    items = (ReadImage(index, str(index), image, shape=image.shape[1:]) for index, image in enumerate(images))
+    return _grouped(items, size, most_pixels)
+
+
+def _accepted(read: Iterable[ReadImage], on_bad_image: OnBadImage) -> Iterator[ReadImage]:
+    """Every image that was read; one that cannot be used and may not become a failure is an `InputError`."""
     for item in read:
         if item.image is None and not on_bad_image.accepts(item):
             raise InputError(item.error, options=item.options)
-        if not chunk.has_room_for(item, size):
+        yield item
+
+
+def _grouped(items: Iterable[ReadImage], size: int, most_pixels: int) -> Iterator[Chunk]:
+    """Consecutive images in chunks, each of which is given out as soon as it is full."""
+    chunk = Chunk()
+    for item in items:
+        if not chunk.has_room_for(item, size, most_pixels):
             yield chunk
             chunk = Chunk()
         chunk.add(item)

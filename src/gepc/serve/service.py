@@ -26,7 +26,7 @@ from gepc.core.files import sha256
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted, read_description
 from gepc.detector.stream import score_chunk
-from gepc.images.batches import Chunk
+from gepc.images.batches import prepared_chunks
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
 from gepc.images.preprocessing import rgb_picture
@@ -310,12 +310,11 @@ class Model:
 
         A network call takes at most `most_pixels` pixels, since its memory grows with them.
         """
-        at_once = max(1, most_pixels // (images[0].shape[1] * images[0].shape[2]))
+        fitted = self.fitted.without_groups()
         findings = []
-        for first in range(0, len(images), at_once):
-            part = images[first : first + at_once]
-            scored = score_chunk(self.fitted.without_groups(), Chunk.of(part), maps=with_maps, on_error="raise")
-            for row, (image, result) in enumerate(zip(part, scored.results, strict=True)):
+        for chunk in prepared_chunks(images, len(images), most_pixels):
+            scored = score_chunk(fitted, chunk, maps=with_maps, on_error="raise")
+            for row, (image, result) in enumerate(zip(chunk.images, scored.results, strict=True)):
                 maps = None
                 if scored.fields is not None:
                     maps = {name: fields[[row]] for name, fields in scored.fields.items()}

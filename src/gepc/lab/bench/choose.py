@@ -18,7 +18,7 @@ from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.registry import create_detector
 from gepc.detector.stream import score_chunk
-from gepc.images.batches import Chunk, OnBadImage, chunks
+from gepc.images.batches import OnBadImage, chunks, prepared_chunks
 from gepc.images.sources import Image, Images, open_images
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.lab.bench.comparison import advantage
@@ -155,9 +155,7 @@ def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], s
 
 def _scores(fitted: FittedDetector, images: Sequence[Image]) -> Array:
     """The scores of preprocessed images."""
-    step = fitted.batch_size
-    parts = [Chunk.of(images[start : start + step]) for start in range(0, len(images), step)]
-    scored = [score_chunk(fitted, part, on_error="raise") for part in parts]
+    scored = (score_chunk(fitted, part, on_error="raise") for part in prepared_chunks(images, fitted.batch_size))
     return np.array([result.score for chunk in scored for result in chunk.results])
 
 
