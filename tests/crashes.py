@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import traceback
@@ -25,23 +24,46 @@ def crashes(action: Callable[[], object], last: int = 10_000) -> Iterator[int]:
             assert is_whole(folder)
     """
     for number in range(1, last + 1):
-        child = os.fork()
-        if child == 0:
-            _run(action, number)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == 0:
+        if not crash(action, number):
             return
-        assert code == CRASHED, f"the process ended with {code} before its change number {number}"
         yield number
     raise AssertionError(f"more than {last} changes")
 
 
-def _run(action: Callable[[], object], number: int) -> None:
+def crash(action: Callable[[], object], number: int) -> bool:
+    """Run `action` in a copy of this process that ends before its change of that number; False if it completed."""
+    code, _ = _in_child(action, number)
+    assert code in (0, CRASHED), f"the process ended with {code} before its change number {number}"
+    return code == CRASHED
+
+
+def changes(action: Callable[[], object]) -> int:
+    """Run `action` in a copy of this process, and count its changes of the file system."""
+    code, count = _in_child(action, 0)
+    assert code == 0
+    return count
+
+
+def _in_child(action: Callable[[], object], number: int) -> tuple[int, int]:
+    """The exit code of the copy, and the number of its changes if it completed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _run(action, number, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as handle:
+        count = int(handle.read() or 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), count
+
+
+def _run(action: Callable[[], object], number: int, pipe: int) -> None:
     """Run `action` in this process, which ends before its change of this number, or afterwards."""
-    changes, sync = itertools.count(1), os.fsync
+    count, sync = 0, os.fsync
 
     def change() -> None:
-        if next(changes) == number:
+        nonlocal count
+        count += 1
+        if count == number:
             os._exit(CRASHED)
 
     def audited(event: str, arguments: tuple[object, ...]) -> None:
@@ -56,6 +78,7 @@ def _run(action: Callable[[], object], number: int) -> None:
         os.fsync = synced
         sys.addaudithook(audited)  # there is no way to remove it: for a process that ends
         action()
+        os.write(pipe, str(count).encode())
         os._exit(0)
     except BaseException:  # noqa: BLE001 (nothing may return to the code of the parent)
         traceback.print_exc()

@@ -2,17 +2,13 @@
 
 import os
 import shutil
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
+from crashes import changes, crash
 
 from gepc.scenes import scan
-
-sys.path.insert(0, str(Path(__file__).parent))  # crashing.py, which is imported by name
-from crashing import crash, operations
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
@@ -31,13 +27,13 @@ def test_a_crash_at_any_file_operation_loses_nothing(tmp_path, detector, landsca
     np.save(tmp_path / "s.npy", landscape[:32, 50:90])
     monkeypatch.setattr(detector, "batch_size", 4)  # a block for every row of tiles
     work = partial(scan, detector, tmp_path / "s.npy", tmp_path / "out", control="tile", map_format=map_format)
-    count = operations(work)
+    count = changes(work)
     whole = content(tmp_path / "out")
     assert not [name for name in whole if name.startswith((".", "work"))]
     assert count > 60
     for k in sorted({*range(1, count, STEP), *range(count - LAST, count + 1)}):
         shutil.rmtree(tmp_path / "out")
-        crash(work, k)
+        assert crash(work, k)
         if (tmp_path / "out" / "scene.json").exists():  # it comes last: beside it are the results and nothing else
             left = content(tmp_path / "out")
             left.pop(".lock", None)
