@@ -1,9 +1,8 @@
-"""Feature tables from the cache, from this process and from an engine elsewhere are the same tables."""
+"""Feature tables from the cache and from the network are the same tables."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,32 +13,11 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.images.batches import Chunk, OnBadImage, chunks
+from gepc.images.batches import OnBadImage
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.methods.base import Batch, Derived, Extractor, Table, find_method
-from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all, extract_chunks
-
-AHEAD = 3
-
-
-class ReadsAhead:
-    """An engine that takes some chunks before it gives the first back, as a cluster does."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-
-    def __call__(
-        self, backbone: Backbone, work: ExtractionSpec, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Table | None]]:
-        waiting: deque[Chunk] = deque()
-        for chunk in read:
-            self.sent += 1
-            waiting.append(chunk)
-            if len(waiting) > AHEAD:
-                yield waiting[0], work(backbone, waiting.popleft())
-        while waiting:
-            yield waiting[0], work(backbone, waiting.popleft())
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, extract_all
 
 
 def backbone() -> Backbone:
@@ -48,43 +26,25 @@ def backbone() -> Backbone:
     return made
 
 
-def read(count: int = 40, broken: tuple[int, ...] = (), first: int = 0) -> Iterator[Chunk]:
-    images: list[object] = list(as_uint8(pictures(count)))[first:]
-    for index in broken:
-        images[index] = np.full((8, 8, 3), np.nan)
-    return chunks(open_images(images), Preprocessing(size=(8, 8)), 4, OnBadImage.ALL)
-
-
 def spec(method: str = "gepc", **options: object) -> ExtractionSpec:
     extractor = find_method(method)(**options)
     return ExtractionSpec(extractor, extractor.timesteps(backbone()), seed=3, rows=4)
 
 
-def extract(
-    cache: FeatureCache,
-    what: ExtractionSpec,
-    images: Iterable[Chunk],
-    net: Backbone | None = None,
-    engine: ReadsAhead | None = None,
-) -> list[tuple[Chunk, Table | None]]:
-    return list(extract_chunks(net or backbone(), what, images, cache, engine))
-
-
-def together(pairs: list[tuple[Chunk, Table | None]]) -> tuple[Table, list[int]]:
-    tables = [found for _, found in pairs if found is not None]
-    joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
-    return joined, [index for chunk, _ in pairs for index in chunk.indices]
+def extract(cache: FeatureCache, what: ExtractionSpec, count: int = 40, net: Backbone | None = None) -> FeatureTable:
+    images = open_images(list(as_uint8(pictures(count))))
+    return extract_all(images, Preprocessing(size=(8, 8)), net or backbone(), what, cache=cache)
 
 
 @pytest.mark.parametrize("method", ["gepc", "msma", "typicality", "diffpath"])
-def test_an_engine_gives_the_same_tables_in_the_same_order(method: str, tmp_path: Path) -> None:
-    here, order = together(extract(FeatureCache(None), spec(method), read(broken=(0, 1, 2, 3, 9))))
-    engine = ReadsAhead()
-    there, other = together(extract(FeatureCache(tmp_path), spec(method), read(broken=(0, 1, 2, 3, 9)), engine=engine))
-    assert order == other
-    assert engine.sent == 9  # the first chunk has no image that can be read
-    for name, values in here.items():
-        np.testing.assert_allclose(there[name], values, rtol=1e-6)
+def test_tables_from_the_cache_are_the_same_tables(method: str, tmp_path: Path) -> None:
+    computed = extract(FeatureCache(None), spec(method))
+    extract(FeatureCache(tmp_path), spec(method))
+    cache, net = FeatureCache(tmp_path), backbone()
+    known = extract(cache, spec(method), net=net)
+    assert (cache.misses, net.forward_count) == (0, 0)
+    for name, values in computed.table.items():
+        np.testing.assert_array_equal(known.table[name], values)
 
 
 @dataclass(frozen=True)
@@ -100,38 +60,18 @@ class Steepest(Derived):
         return {"steepest": np.abs(np.diff(tables[0]["msma"], axis=1)).max(axis=1, keepdims=True)}
 
 
-def test_an_engine_evaluates_a_method_at_its_own_timesteps() -> None:
+def test_a_derived_method_evaluates_the_other_one_at_its_own_timesteps() -> None:
     """Not at the single entry that stands for the whole image in a method built on it."""
-    what = ExtractionSpec(Steepest(), (0,), rows=4)
-    here, _ = together(extract(FeatureCache(None), what, read()))
-    there, _ = together(extract(FeatureCache(None), what, read(), engine=ReadsAhead()))
-    assert here["steepest"].shape == (40, 1)
-    np.testing.assert_allclose(there["steepest"], here["steepest"], rtol=1e-6)
+    found = extract(FeatureCache(None), ExtractionSpec(Steepest(), (0,), rows=4))
+    assert found.table["steepest"].shape == (40, 1)
 
 
-def test_what_is_known_is_not_sent(tmp_path: Path) -> None:
-    """Some chunks come from the cache, the others from the engine, all in order; afterwards all are known."""
+def test_only_unknown_chunks_are_computed(tmp_path: Path) -> None:
     levels = {"levels": Levels(LEVELS)}
-    expected, order = together(extract(FeatureCache(None), spec(**levels), read()))
-    extract(FeatureCache(tmp_path), spec(**levels), read(first=16, count=28))
-    engine = ReadsAhead()
+    extract(FeatureCache(tmp_path), spec(**levels), count=12)
     cache = FeatureCache(tmp_path)
-    found, other = together(extract(cache, spec(**levels), read(), engine=engine))
-    assert engine.sent == 7
+    extract(cache, spec(**levels))
     assert (cache.hits, cache.misses) == (3 * len(LEVELS), 7 * len(LEVELS))
-    assert order == other
-    np.testing.assert_allclose(found["s"], expected["s"], rtol=1e-6)
-    afterwards = FeatureCache(tmp_path)
-    extract(afterwards, spec(**levels), read(), engine=engine)
-    assert (engine.sent, afterwards.misses) == (7, 0)
-
-
-def test_tables_of_an_engine_serve_this_process_too(tmp_path: Path) -> None:
-    extract(FeatureCache(tmp_path), spec("msma"), read(), engine=ReadsAhead())
-    cache, net = FeatureCache(tmp_path), backbone()
-    extract(cache, spec("msma"), read(), net)
-    assert cache.misses == 0
-    assert net.forward_count == 0
 
 
 def test_a_table_of_some_images_and_levels() -> None:
@@ -148,8 +88,8 @@ def test_a_table_of_some_images_and_levels() -> None:
 
 
 def test_a_method_with_other_numbers_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extract(FeatureCache(tmp_path), spec("msma"), read())
+    extract(FeatureCache(tmp_path), spec("msma"))
     monkeypatch.setattr(find_method("msma"), "revision", 2)
     cache = FeatureCache(tmp_path)
-    extract(cache, spec("msma"), read())
+    extract(cache, spec("msma"))
     assert cache.hits == 0

@@ -58,7 +58,6 @@ def fit(
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    compute: opt.Compute = opt.DEFAULT_COMPUTE,
     as_json: opt.AsJson = False,
 ) -> None:
     """Fit a detector on in-distribution images and save it.
@@ -78,7 +77,7 @@ def fit(
     estimate_fit(detector, collection, total)
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
-        detector.fit(collection, calibration, labels, advance, compute.feature_engine())
+        detector.fit(collection, calibration, labels, advance)
     detector.save(out)
     if as_json:
         say((out / "detector.json").read_text(encoding="utf-8"))

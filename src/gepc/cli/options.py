@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from gepc.cli.app import note
-from gepc.core.errors import InputError, OptionError, check_choice, raising
+from gepc.core.errors import InputError, OptionError, raising
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.detector.detector import Detector
     from gepc.images.sources import Images
     from gepc.methods.base import Cost
-    from gepc.methods.extraction import Engine as FeatureEngine
-    from gepc.runs.cluster import Cluster
 
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]
 ImagesArgument = Annotated[
@@ -105,36 +103,6 @@ class Loading:
 
 
 DEFAULT_LOADING = Loading()
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Where a command makes its network passes."""
-
-    engine: Annotated[str, Option(help="Where network passes run: local (this machine) or ray (a cluster).")] = "local"
-    address: Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")] = None
-    actors: Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")] = None
-    cpus_per_actor: Annotated[float, Option(min=0.1, help="Number of CPUs per Ray actor.")] = 1.0
-    gpus_per_actor: Annotated[float, Option(min=0.0, help="Number of GPUs per Ray actor.")] = 0.0
-
-    def cluster(self) -> Cluster | None:
-        """The Ray cluster; None for this process."""
-        check_choice("engine", self.engine, ("local", "ray"))
-        if self.engine == "local":
-            return None
-        from gepc.runs.cluster import Cluster
-
-        return Cluster(self.address, self.actors, self.cpus_per_actor, self.gpus_per_actor)
-
-    def feature_engine(self) -> FeatureEngine | None:
-        """What computes features on a cluster; None for this process."""
-        from gepc.runs.cluster import FeaturesOnCluster
-
-        cluster = self.cluster()
-        return None if cluster is None else FeaturesOnCluster(cluster)
-
-
-DEFAULT_COMPUTE = Compute()
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

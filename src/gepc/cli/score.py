@@ -17,7 +17,7 @@ from typer import Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress
-from gepc.core.errors import InputError, OptionError, StorageError
+from gepc.core.errors import InputError, OptionError, StorageError, check_choice
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gepc.runs.shards import Decide, ScoreRun, Shard
 
 
-@opt.with_groups
 def score(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
@@ -47,7 +46,11 @@ def score(
     shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
     workers: Annotated[int, Option(min=0, help="Number of processes that read images ahead; 0 uses a thread.")] = 0,
-    compute: opt.Compute = opt.DEFAULT_COMPUTE,
+    engine: Annotated[str, Option(help="Where network passes run: local (this machine) or ray (a cluster).")] = "local",
+    address: Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")] = None,
+    actors: Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")] = None,
+    cpus_per_actor: Annotated[float, Option(min=0.1, help="Number of CPUs per Ray actor.")] = 1.0,
+    gpus_per_actor: Annotated[float, Option(min=0.0, help="Number of GPUs per Ray actor.")] = 0.0,
 ) -> None:
     """Score images: one row each with score, p-value and alarm, or the reason why the file could not be scored.
 
@@ -62,11 +65,13 @@ def score(
     from gepc.conformal.p_values import group_labels
     from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
-    from gepc.runs.cluster import DetectorPayload, ImageLocations, score_shards_on_cluster
+    from gepc.runs.cluster import Cluster, DetectorPayload, ImageLocations, score_shards_on_cluster
     from gepc.runs.local import score_shards
     from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder
 
-    cluster, rule = compute.cluster(), DecisionRule(alpha, confidence, fdr, procedure)
+    check_choice("engine", engine, ("local", "ray"))
+    cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
+    rule = DecisionRule(alpha, confidence, fdr, procedure)
     kind = format_of(out, format_ or ("parquet" if cluster is not None and out is None else None))
     if "parquet" in (kind, format_of(out, None)):
         arrow()

@@ -23,7 +23,6 @@ from gepc.detector.stream import OnProgress, Result, stream
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.methods.base import Cost, Table, cost_of
-from gepc.methods.extraction import Engine
 from gepc.methods.pooling import Map
 
 if TYPE_CHECKING:
@@ -99,7 +98,6 @@ class Detector(Parameters, FittedAttributes):
         calibration_images: Any = None,
         groups: Groups = None,
         on_progress: OnProgress | None = None,
-        engine: Engine | None = None,
     ) -> Detector:
         """Select levels, fit the calibrator and compute calibration scores from in-distribution images alone.
 
@@ -113,14 +111,13 @@ class Detector(Parameters, FittedAttributes):
         groups : a label for each calibration image, or "folder" for the name of its folder: p-values are then valid
             within every group (Mondrian calibration).
         on_progress : called with the number of images of every finished chunk.
-        engine : makes the network passes elsewhere; see `gepc.runs`.
 
         Returns
         -------
         The detector itself.
         """
         self._check()
-        self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress, engine)
+        self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress)
         return self
 
     @property

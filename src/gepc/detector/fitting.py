@@ -21,7 +21,7 @@ from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
 from gepc.methods.base import Batch, MapParts, Table, extract_table
-from gepc.methods.extraction import Engine, ExtractionSpec, FeatureTable, concatenate, extract_all
+from gepc.methods.extraction import ExtractionSpec, FeatureTable, concatenate, extract_all
 from gepc.methods.pooling import Map, v_global
 
 Array = npt.NDArray[np.float64]
@@ -47,7 +47,6 @@ def fit_detector(
     calibration_images: Any = None,
     groups: Groups = None,
     on_progress: OnProgress | None = None,
-    engine: Engine | None = None,
 ) -> FittedDetector:
     """Select levels, fit the calibrator and the maps, and score the calibration images.
 
@@ -62,7 +61,7 @@ def fit_detector(
     spec = ExtractionSpec(method.for_fitting(), levels, parameters.seed, parameters.batch_size)
     source = open_images(images)
     hold_out = calibration_images is None
-    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, engine, calibrating=hold_out)
+    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, calibrating=hold_out)
     share = parameters.calibration_share if hold_out else 0.0
     fit_rows, held_out_rows = split(table.keys, parameters.seed, share)
     _check_enough(len(fit_rows), table.keys)
@@ -75,7 +74,7 @@ def fit_detector(
         calibration = Calibration(source, held_out, columns)
     else:
         spec = replace(spec, extractor=method, timesteps=tuple(levels[position] for position in kept))
-        calibration = _separate(parameters, calibration_images, table, spec, on_progress, engine)
+        calibration = _separate(parameters, calibration_images, table, spec, on_progress)
     labels = group_labels(groups, calibration.images, calibration.table.indices)
     draft = FittedDetector(
         method=method,
@@ -108,11 +107,10 @@ def _separate(
     fitted_on: FeatureTable,
     spec: ExtractionSpec,
     on_progress: OnProgress | None,
-    engine: Engine | None,
 ) -> Calibration:
     """The calibration images that are given apart from those to fit on, each counted once."""
     source = open_images(calibration_images)
-    table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, engine, calibrating=True)
+    table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, calibrating=True)
     _warn_about_copies(table.keys)
     distinct, _ = split(table.keys, parameters.seed, 0.0)
     table = table.rows(distinct)
@@ -126,7 +124,6 @@ def _extract(
     preprocessing: Preprocessing,
     spec: ExtractionSpec,
     on_progress: OnProgress | None,
-    engine: Engine | None,
     calibrating: bool,
 ) -> FeatureTable:
     """The features of a collection; a warning names images that are left out or that the network was trained on."""
@@ -139,9 +136,7 @@ def _extract(
         observed = ObservedImages(images, Record.content_hash)
         hashes = observed.seen
     kept = SAMPLE_IMAGES if parameters.extractor.has_maps and isinstance(images, StreamImages) else 0
-    table = extract_all(
-        observed, preprocessing, parameters.backbone, spec, engine=engine, on_progress=on_progress, sample_size=kept
-    )
+    table = extract_all(observed, preprocessing, parameters.backbone, spec, on_progress=on_progress, sample_size=kept)
     table.warn_about_skipped()
     if trained_on is not None:
         _warn_about_trained_on([hashes[index] for index in table.indices.tolist()], trained_on)

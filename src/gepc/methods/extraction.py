@@ -1,11 +1,10 @@
-"""From images to a feature table: the one path, with the cache inside, on this machine or elsewhere."""
+"""From images to a feature table: the one path, with the cache inside."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,34 +41,10 @@ class ExtractionSpec:
         """The readable images of a chunk, with the keys of their noise."""
         return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows)
 
-    def __call__(self, backbone: Backbone, chunk: Chunk) -> Table | None:
-        """The features of a chunk; None where none of its images can be read."""
-        return self.extract(backbone, self.batch(chunk)) if chunk.indices else None
-
     def extract(self, backbone: Backbone, batch: Batch) -> Table:
         """The features of a batch, by network passes."""
         backbone.check_size(*batch.size)
         return extract_table(self.extractor, backbone, batch, self.timesteps)
-
-
-Engine = Callable[[Backbone, ExtractionSpec, Iterable[Chunk]], Iterator[tuple[Chunk, Table | None]]]
-"""Makes the network passes for every chunk, perhaps on other machines, and returns the chunks in order."""
-
-
-def extract_chunks(
-    backbone: Backbone,
-    spec: ExtractionSpec,
-    read: Iterable[Chunk],
-    cache: FeatureCache | None = None,
-    engine: Engine | None = None,
-) -> Iterator[tuple[Chunk, Table | None]]:
-    """Features of every chunk, in order; None where no image of a chunk can be read. See `extract_all`."""
-    cache = FeatureCache(None) if cache is None else cache
-    if engine is None:
-        for chunk in read:
-            yield chunk, cache.extract(backbone, spec, spec.batch(chunk)) if chunk.indices else None
-    else:
-        yield from cache.extract_with(engine, backbone, spec, read)
 
 
 @dataclass(frozen=True)
@@ -155,16 +130,15 @@ def extract_all(
     spec: ExtractionSpec,
     *,
     cache: FeatureCache | None = None,
-    engine: Engine | None = None,
     on_progress: OnProgress | None = None,
     on_bad_image: OnBadImage = OnBadImage.UNREADABLE,
     sample_size: int = 0,
 ) -> FeatureTable:
     """Features of a whole collection. Images that cannot be used are left out, with their reasons in `skipped`.
 
-    Known features are read from the cache and new ones are written to it. The engine makes the network passes; by
-    default this process does. `on_progress` is called with the number of images of every finished chunk; `on_bad_image`
-    says which images may be left out, and `sample_size` how many to keep for a second look at them.
+    Known features are read from the cache and new ones are written to it. `on_progress` is called with the number of
+    images of every finished chunk; `on_bad_image` says which images may be left out, and `sample_size` how many to keep
+    for a second look at them.
     """
     warn_about_range(images, preprocessing.value_range)
     tables: list[Table] = []
@@ -174,14 +148,15 @@ def extract_all(
     sample = ImageSample(sample_size)
     first_size: tuple[int, int] | None = None
     preprocessing = settled(preprocessing, images)
+    cache = FeatureCache(None) if cache is None else cache
     read = chunks(images, preprocessing, spec.rows, on_bad_image)
-    for chunk, table in extract_chunks(backbone, spec, read, cache, engine):
+    for chunk in read:
         skipped |= {name: error for _, name, error in chunk.failures}
         if on_progress is not None:
             on_progress(len(chunk))
-        if table is None:
+        if not chunk.indices:
             continue
-        tables.append(table)
+        tables.append(cache.extract(backbone, spec, spec.batch(chunk)))
         first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         for key, image in zip(chunk.keys, chunk.images, strict=True):
             sample.add(key, image)
@@ -238,62 +213,6 @@ class FeatureCache:
         write_arrays(path, table)
         return table
 
-    def extract_with(
-        self, engine: Engine, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Table | None]]:
-        """Chunks whose features are not known go to the engine, which reads ahead; the others wait for their turn.
-
-        A method that builds on one other is completed here, from the features of the other.
-        """
-        others = spec.extractor.builds_on()
-        if len(others) == 1:
-            base = _spec_of(spec, others[0], backbone)
-            for chunk, table in self.extract_with(engine, backbone, base, read):
-                yield chunk, None if table is None else spec.extractor.complete([table], spec.batch(chunk))
-            return
-        waiting: deque[_Waiting] = deque()
-        for chunk, table in engine(backbone, spec, self._unknown(backbone, spec, read, waiting)):
-            while not waiting[0].sent:
-                yield waiting[0].chunk, waiting.popleft().table
-            waiting.popleft()
-            assert table is not None
-            self._keep(backbone, spec, chunk, table)
-            yield chunk, table
-        for last in waiting:
-            yield last.chunk, last.table
-
-    def _unknown(
-        self, backbone: Backbone, spec: ExtractionSpec, read: Iterable[Chunk], waiting: deque[_Waiting]
-    ) -> Iterator[Chunk]:
-        """The chunks to send to an engine; every chunk that is read is appended to `waiting`."""
-        for chunk in read:
-            table = self._known(backbone, spec, chunk) if chunk.indices else None
-            sent = table is None and bool(chunk.indices)
-            waiting.append(_Waiting(chunk, table, sent))
-            if sent:
-                yield chunk
-
-    def _known(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk) -> Table | None:
-        if not self._keeps(backbone, spec.extractor):
-            return None
-        batch = spec.batch(chunk)
-        tables = [_read(self._path(backbone, single, batch)) for single in _files(spec)]
-        known = [table for table in tables if table is not None]
-        if len(known) < len(tables):
-            return None
-        self.hits += len(known)
-        return concatenate(known, axis=1)
-
-    def _keep(self, backbone: Backbone, spec: ExtractionSpec, chunk: Chunk, table: Table) -> None:
-        """Write features that an engine computed, as `extract` would have."""
-        batch, files = spec.batch(chunk), _files(spec)
-        self.misses += len(files)
-        if not self._keeps(backbone, spec.extractor):
-            return
-        for position, single in enumerate(files):
-            level = {name: values[:, [position]] for name, values in table.items()}
-            write_arrays(self._path(backbone, single, batch), table if len(files) == 1 else level)
-
     def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
         networks = (backbone, *extractor.other_backbones())
         return self.folder is not None and all(network.fingerprint for network in networks)
@@ -309,15 +228,6 @@ class FeatureCache:
         facts += [other.fingerprint for other in extractor.other_backbones()]
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A chunk in the order of reading: with its features where they are known, or sent to an engine."""
-
-    chunk: Chunk
-    table: Table | None
-    sent: bool
 
 
 def _spec_of(spec: ExtractionSpec, extractor: Extractor, backbone: Backbone) -> ExtractionSpec:

@@ -1,6 +1,6 @@
-"""Scoring and feature extraction on a Ray cluster, by actors that load the detector or the backbone once.
+"""Scoring on a Ray cluster, by actors that load the detector once.
 
-For scoring, only names are sent and only rows come back. The process that started the run writes the shards; those of a
+Only names are sent and only rows come back. The process that started the run writes the shards; those of a
 node that dies are computed elsewhere.
 """
 
@@ -11,16 +11,13 @@ import json
 import logging
 import os
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gepc.backbones.base import Backbone
-from gepc.backbones.load import load_backbone
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import read_json
@@ -28,16 +25,12 @@ from gepc.core.isolation import beside_interpreter
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
 from gepc.detector.stream import Result, stream
-from gepc.images.batches import Chunk
 from gepc.images.formats import is_url
 from gepc.images.sources import FileImages, Images, open_images
-from gepc.methods.base import Table
-from gepc.methods.extraction import ExtractionSpec
 from gepc.runs.local import Labels
 from gepc.runs.shards import ScoreRun, Shard
 
 READING_THREADS = 4
-CHUNKS_AHEAD = 2  # chunks that wait at each actor during feature extraction
 PATIENCE = 1800.0
 """Seconds without a finished shard until pending ones are submitted again: Ray may wait for a lost node forever."""
 OBJECT_STORE = 200 * 2**20  # bytes of shared memory of a cluster that is started here; it holds names and rows only
@@ -241,61 +234,6 @@ def _computed(
         for number in [number for number, found in waiting.items() if len(found) == len(by_number[number])]:
             found = waiting.pop(number)
             yield by_number[number], [found[index] for index in sorted(found)]
-
-
-class FeatureActor:
-    """A process of the cluster that extracts features of chunks."""
-
-    def __init__(self, backbone: Backbone | str, options: dict[str, Any]) -> None:
-        keep_freed_memory()
-        self.backbone = backbone if isinstance(backbone, Backbone) else load_backbone(backbone, **options)
-
-    def extract(self, work: ExtractionSpec, chunk: Chunk) -> tuple[Table | None, tuple[int, int, int]]:
-        """The features of a chunk, and the passes that they cost."""
-        self.backbone.reset_counts()
-        return work(self.backbone, chunk), self.backbone.counts
-
-
-@dataclass(frozen=True)
-class FeaturesOnCluster:
-    """An engine for `Detector.fit`.
-
-    A backbone made in Python is sent to the actors; any other is loaded on their nodes.
-    """
-
-    cluster: Cluster
-
-    def __call__(
-        self, backbone: Backbone, work: ExtractionSpec, read: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, Table | None]]:
-        """Every chunk with its features, in order."""
-        with self.cluster.joined() as ray:
-            remote = ray.remote(**self.cluster.actor_options)(FeatureActor)
-            source, options = _absolute(backbone.source), _absolute_options(backbone.options_with_embeddings())
-            sent = (backbone, {}) if source is None else (source, options)
-            actors = [remote.remote(*sent) for _ in range(self.cluster.most_actors(ray))]
-            shared = ray.put(work)
-            waiting: deque[tuple[Chunk, Any]] = deque()
-            try:
-                for number, chunk in enumerate(read):
-                    waiting.append((chunk, actors[number % len(actors)].extract.remote(shared, chunk)))
-                    if len(waiting) > CHUNKS_AHEAD * len(actors):
-                        yield _fetched(ray, backbone, *waiting.popleft())
-                while waiting:
-                    yield _fetched(ray, backbone, *waiting.popleft())
-            except ray.exceptions.RayError as error:
-                raise GepcError(f"the cluster gave up: {reason_of(error)}") from error
-            finally:
-                for actor in actors:
-                    ray.kill(actor)
-
-
-def _fetched(ray: Any, backbone: Backbone, chunk: Chunk, answer: Any) -> tuple[Chunk, Table | None]:
-    found, (forward, jvp, encoder) = ray.get(answer)
-    backbone.forward_count += forward
-    backbone.jvp_count += jvp
-    backbone.encoder_count += encoder
-    return chunk, found
 
 
 def _import_ray() -> Any:

@@ -21,7 +21,7 @@ from gepc.lab.bench.protocol import Pair, Place, Protocol
 from gepc.lab.datasets.registry import choose
 from gepc.lab.metrics import Detection, auroc, detection
 from gepc.methods.base import Batch, Extractor
-from gepc.methods.extraction import Engine, ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
 from gepc.methods.features import find_feature
 from gepc.methods.gepc import GepcExtractor
 
@@ -38,12 +38,9 @@ class Benchmark:
     backbone: Backbone  # the network
     splits: Mapping[Place, Images]  # (set, split) -> images
     cache: FeatureCache  # where known features are read and new ones are written
-    engine: Engine | None = None  # what makes the network passes; by default this process
 
     @classmethod
-    def open(
-        cls, protocol: Protocol, backbone: Backbone, data: Path, cache: FeatureCache, engine: Engine | None = None
-    ) -> Benchmark:
+    def open(cls, protocol: Protocol, backbone: Backbone, data: Path, cache: FeatureCache) -> Benchmark:
         """Open every split that the pairs need, below the folder `data`.
 
         A wrong image size or level and a missing data set are raised here, before the first network pass.
@@ -57,7 +54,7 @@ class Benchmark:
                     "backbone"
                 )
         splits = {place: protocol.open(data, place) for place in protocol.timesteps(backbone)}
-        return cls(protocol, backbone, splits, cache, engine)
+        return cls(protocol, backbone, splits, cache)
 
     @property
     def sizes(self) -> Sizes:
@@ -99,7 +96,6 @@ class Benchmark:
                 self.backbone,
                 spec,
                 cache=self.cache,
-                engine=self.engine,
                 on_progress=on_progress and (lambda count: on_progress(count * (cost.forward + cost.jvp))),
                 on_bad_image=OnBadImage.ALL,
             )

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gepc.lab.bench.protocol import Protocol
     from gepc.lab.bench.run import BenchmarkResult
     from gepc.lab.report.demo import Demo
-    from gepc.methods.extraction import Engine
 
 SHOWN_REASONS = 5
 DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
@@ -212,7 +211,6 @@ def bench(
     ] = None,
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
     """Repeat the paper's evaluation: every table and figure from one pass over each data set.
 
@@ -233,7 +231,7 @@ def bench(
     if dry_run:
         _try(config, setup, loading, names)
     else:
-        _run(config, out, data, setup, loading, names, budget=budget_minutes, engine=compute.feature_engine())
+        _run(config, out, data, setup, loading, names, budget=budget_minutes)
 
 
 @opt.with_groups
@@ -264,7 +262,6 @@ def reproduce(
     mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    compute: opt.Compute = opt.DEFAULT_COMPUTE,
 ) -> None:
     """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
 
@@ -299,7 +296,7 @@ def reproduce(
         say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {_peak_megabytes():,.0f} MiB")
         return
     fetch_all(wanted, data, mirror)
-    _run(config, out, data, setup, loading, names, usual, engine=compute.feature_engine())
+    _run(config, out, data, setup, loading, names, usual)
 
 
 def _protocols(config: str, setup: Setup, loading: opt.Loading) -> Iterator[tuple[str, Protocol, Backbone]]:
@@ -332,7 +329,6 @@ def _run(
     methods: Sequence[str] = (),
     usual: str = "light",
     budget: float | None = None,
-    engine: Engine | None = None,
     only_ablations: bool = False,
 ) -> None:
     from gepc.lab.bench.baselines import choose_baselines
@@ -353,7 +349,7 @@ def _run(
     for name, protocol, backbone in _protocols(config, setup, loading):
         check_free(out / name, "results.json", "benchmark")
         baselines = choose_baselines(methods, protocol, backbone, usual)
-        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache), engine)
+        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache))
         if name:
             note(f"{name}:")
         passes, own = _estimate(benchmark, baselines)
