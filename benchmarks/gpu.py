@@ -1,4 +1,4 @@
-"""Speed of a detector on your GPU, in every precision, plain and compiled: one table to paste into docs/performance.md.
+"""Speed of a detector on your GPU, in every precision: one table to paste into docs/performance.md.
 
     python benchmarks/gpu.py [--backbone celeba32-tiny] [--images 2048] [--device cuda]
 
@@ -57,27 +57,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="processors emulate most of them, slowly")
-    parser.add_argument("--no-compile", action="store_true", help="leave the compiled rows out")
     options = parser.parse_args()
     channels = gepc.load_backbone(options.backbone, device="cpu").channels
     shape = (options.images, options.size, options.size, channels)
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     rows, exact, device = [], None, torch.device("cpu")
     for precision in options.precisions.split(","):
-        for compiled in (False, True)[: 1 if options.no_compile else 2]:
-            name = f"{precision}, compiled" if compiled else precision
-            try:
-                backbone = gepc.load_backbone(
-                    options.backbone, device=options.device, dtype=precision, compile=compiled
-                )
-                passes, rate, share, scores = row(backbone, images, options.batch)
-            except (GepcError, RuntimeError) as error:
-                print(f"{name}: {str(error).splitlines()[0]}")
-                continue
-            device = backbone.device
-            exact = scores if exact is None else exact
-            gap = float(np.abs(scores - exact).max() / exact.std())
-            rows.append((name, passes, rate, share, gap))
+        try:
+            backbone = gepc.load_backbone(options.backbone, device=options.device, dtype=precision)
+            passes, rate, share, scores = row(backbone, images, options.batch)
+        except (GepcError, RuntimeError) as error:
+            print(f"{precision}: {str(error).splitlines()[0]}")
+            continue
+        device = backbone.device
+        exact = scores if exact is None else exact
+        gap = float(np.abs(scores - exact).max() / exact.std())
+        rows.append((precision, passes, rate, share, gap))
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     header = ("precision", "passes per second", "images per second", "passes' share of the time", "scores differ by")
     size = f"{options.size}x{options.size}"

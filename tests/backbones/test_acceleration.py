@@ -1,11 +1,11 @@
-"""Compilation, reduced precision and shapes without memory, on the CPU: the code path that a GPU takes."""
+"""Reduced precision and shapes without memory, on the CPU: the code path that a GPU takes."""
 
 import numpy as np
 import pytest
 import torch
 
 import gepc
-from gepc.core.errors import BackboneError, OptionError
+from gepc.core.errors import OptionError
 from tests.families import FAMILIES, SIDE, make
 
 NOISED = torch.randn(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
@@ -16,47 +16,6 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("net")
     make("pixels", place)
     return place
-
-
-def counting_backend(calls):
-    """A compiler that runs the graph as it is and counts."""
-
-    def compile_graph(graph, _inputs):
-        def call(*inputs):
-            calls.append(1)
-            return graph(*inputs)
-
-        return call
-
-    return compile_graph
-
-
-def test_a_compiled_network_answers_eps_and_leaves_layers_and_derivatives_to_the_original(folder):
-    calls, plain = [], gepc.load_backbone(folder, device="cpu")
-    compiled = gepc.load_backbone(folder, device="cpu").compile(backend=counting_backend(calls))
-    assert compiled.counts == (0, 0, 0)
-    assert compiled.fingerprint == plain.fingerprint
-    calls.clear()
-    torch.testing.assert_close(compiled.eps(NOISED, 10), plain.eps(NOISED, 10), rtol=1e-4, atol=1e-5)
-    assert calls
-    calls.clear()
-    found, expected = (backbone.eps_and_activations(NOISED, 10)[1] for backbone in (compiled, plain))
-    assert found.keys() == expected.keys() != set()
-    for name, values in expected.items():
-        torch.testing.assert_close(found[name], values)
-    compiled.jvp(NOISED, 10, torch.ones_like(NOISED))
-    assert not calls
-
-
-def test_a_compiler_that_is_wrong_is_not_used(folder):
-    def wrong(graph, _inputs):
-        return lambda *inputs: [1.1 * value for value in graph(*inputs)]
-
-    backbone = gepc.load_backbone(folder, device="cpu")
-    expected = backbone.eps(NOISED, 10)
-    with pytest.raises(BackboneError, match=r"differs from the network as it is by 10\.0%"):
-        backbone.compile(backend=wrong)
-    torch.testing.assert_close(backbone.eps(NOISED, 10), expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16"])

@@ -31,8 +31,6 @@ VALUES: dict[str, Any] = {
     "variant": "fp16",
     "use_safetensors": False,
     "act_on": "pixels",
-    "offload": True,
-    "compile": True,
 }
 """A value other than the default for every option but the device."""
 
@@ -132,15 +130,20 @@ def test_a_checkpoint_has_neither_text_nor_an_encoder(tmp_path: Path) -> None:
     (tmp_path / "net.pt").write_bytes(b"")
     with pytest.raises(OptionError, match="scheduler and vae go with a network object"):
         gepc.load_backbone(tmp_path / "net.pt", vae=VALUES["vae"])
-    for name in ("prompt", "embeddings", "variant", "use_safetensors", "act_on", "offload"):
+    for name in ("prompt", "embeddings", "variant", "use_safetensors", "act_on"):
         with pytest.raises(OptionError, match=f"OpenAI checkpoint, .* leave out `{name}`"):
             gepc.load_backbone(tmp_path / "net.pt", **{name: VALUES[name]})
 
 
-@pytest.mark.parametrize("name", ["act_on", "offload"])
-def test_a_network_in_pixel_space_has_no_encoder(name: str) -> None:
-    with pytest.raises(OptionError, match=f"`{name}` is for latent backbones"):
-        gepc.load_backbone("photos-tiny", device="cpu", **{name: VALUES[name]})
+def test_a_network_in_pixel_space_has_no_encoder() -> None:
+    with pytest.raises(OptionError, match="`act_on` is for latent backbones"):
+        gepc.load_backbone("photos-tiny", device="cpu", act_on="pixels")
+
+
+def test_options_of_older_detectors_that_changed_no_prediction_are_left_out() -> None:
+    plain = gepc.load_backbone("photos-tiny", device="cpu")
+    again = load.load_again("photos-tiny", {"offload": True, "device": "cpu"}, plain.sha256)
+    assert again.fingerprint == plain.fingerprint
 
 
 @pytest.mark.parametrize("name", ["variant", "use_safetensors"])

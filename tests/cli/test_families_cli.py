@@ -126,7 +126,6 @@ def test_every_command_that_loads_a_backbone_has_the_options() -> None:
             "--embeddings",
             "--variant",
             "--act-on",
-            "--offload",
         }
         assert wanted <= options, name
     for name in ("score", "map", "scene", "watch", "serve"):

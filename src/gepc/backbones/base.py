@@ -118,6 +118,19 @@ def check_timesteps(t: int | torch.Tensor, x: torch.Tensor, n_steps: int) -> tor
     return steps
 
 
+@contextmanager
+def _contiguous_norms(net: Any) -> Iterator[None]:
+    """Give group norms contiguous input in the block: their forward-mode derivative takes no other."""
+    modules = net.modules() if isinstance(net, torch.nn.Module) else ()
+    norms = [module for module in modules if isinstance(module, torch.nn.GroupNorm)]
+    hooks = [norm.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),)) for norm in norms]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class Backbone(Identity, ABC):
     """A network, or any function, that predicts noise.
 
@@ -140,6 +153,7 @@ class Backbone(Identity, ABC):
     encoder_count : images encoded since the last `reset_counts` (E in the cost of a method).
     encoder : images -> latents; None unless this is a `LatentBackbone`.
     factor : pixels per side of a latent's cell; 1 without an encoder.
+    pixels_per_cell : pixels per side of a cell of the network's input; some networks are told the size of the image.
     act_on : what a group acts on behind an encoder: `latents`, or `pixels`, see `with_encoder`.
     conditioning : the embeddings that a text-conditional network is given, by name; a saved detector stores them.
     device : where inputs must be.
@@ -157,7 +171,7 @@ class Backbone(Identity, ABC):
     gives = "noise predictions"
     learned_variance = False
     encoder: Encoder | None = None
-    factor = 1
+    factor = pixels_per_cell = 1
     act_on = "latents"
     net: Any = None
     rows: int | None = None
@@ -268,7 +282,7 @@ class Backbone(Identity, ABC):
             return torch.func.jvp(lambda z: self._predict(z, steps), (y,), (direction,))[:2]
 
         # fused attention kernels have no forward-mode derivative; the plain one has
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _contiguous_norms(self.net):
             answer, tangent = self._run(differentiate, x, t, v)
         self.jvp_count += len(x)
         return answer, tangent
@@ -400,15 +414,13 @@ class Backbone(Identity, ABC):
 class LatentBackbone(Backbone):
     """A backbone that sees the latents z of images, behind an encoder; see `Backbone.with_encoder`.
 
-    `channels`, `image_size` and `size_multiple` are those of the images. `eps` and the other passes take latents and
-    are those of the inner backbone, which also counts them.
+    `channels`, `image_size` and `size_multiple` are those of the images. `eps` and the other passes take latents.
 
     Parameters
     ----------
     inner : the backbone that predicts the noise in latents.
     encoder, factor, channels, act_on : see `Backbone.with_encoder`. The encoder may have an attribute `settings` with
         plain values that describe it. If `sha256` is set, it must cover the weights of the encoder too.
-    offload : keep the encoder, a module `encoder.net`, in main memory while the network runs, and vice versa.
     """
 
     def __init__(
@@ -418,7 +430,6 @@ class LatentBackbone(Backbone):
         factor: int,
         channels: int = 3,
         act_on: str = "latents",
-        offload: bool = False,
     ) -> None:
         check_choice("act_on", act_on, ACT_ON)
         if inner.encoder is not None:
@@ -435,42 +446,23 @@ class LatentBackbone(Backbone):
             None if size is None else (size[0] * factor, size[1] * factor),
             inner.size_multiple * factor,
         )
-        self.encoder, self.factor, self.act_on, self.offload = encoder, factor, act_on, offload
+        self.encoder, self.factor, self.act_on = encoder, factor, act_on
         self.family, self.learned_variance, self.parameters = inner.family, inner.learned_variance, inner.parameters
-        self.device, self.dtype = inner.device, inner.dtype
+        self.device, self.dtype, self.net, self.rows = inner.device, inner.dtype, inner.net, inner.rows
         self.conditioning, self.trained_on = inner.conditioning, inner.trained_on
-        if offload:
-            self._encoder_net.to("cpu")
+        inner.pixels_per_cell = factor
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes."""
         assert self.encoder is not None
         rows = max(1, ENCODED_PIXELS // (images.shape[-2] * images.shape[-1]))
-        with torch.no_grad(), self._encoder_on_device():
+        with torch.no_grad():
             latents = torch.cat([self.encoder(part) for part in torch.split(images, rows)]).to(images)
         self.encoder_count += len(images)
         expected = (len(images), *self.network_shape((images.shape[-2], images.shape[-1])))
         if latents.shape != expected:
             raise BackboneError(f"the encoder answered latents of shape {tuple(latents.shape)}, expected {expected}")
         return latents
-
-    @property
-    def _encoder_net(self) -> Any:
-        return getattr(self.encoder, "net", None)
-
-    @contextmanager
-    def _encoder_on_device(self) -> Iterator[None]:
-        """With `offload`, exchange the network on the device for the encoder."""
-        if not self.offload:
-            yield
-            return
-        self.net.to("cpu")
-        self._encoder_net.to(self.device)
-        try:
-            yield
-        finally:
-            self._encoder_net.to("cpu")
-            self.net.to(self.device)
 
     def network_shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
         """(C, H, W) of the latents of images of `size` (H, W)."""
@@ -479,60 +471,8 @@ class LatentBackbone(Backbone):
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return self.inner._predict(x, t)
 
-    def eps(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Predict the noise in latents, see `Backbone.eps`."""
-        return self.inner.eps(x, t)
-
-    def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """eps(x, t) of latents and its Jacobian times `v`, see `Backbone.jvp`."""
-        return self.inner.jvp(x, t, v)
-
-    def eps_and_log_variance(self, x: torch.Tensor, t: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """eps(x, t) of latents and a log-variance, see `Backbone.eps_and_log_variance`."""
-        return self.inner.eps_and_log_variance(x, t)
-
-    def eps_and_activations(
-        self, x: torch.Tensor, t: int | torch.Tensor, layers: Sequence[str] | None = None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """eps(x, t) of latents and the outputs of inner layers, see `Backbone.eps_and_activations`."""
-        return self.inner.eps_and_activations(x, t, layers)
-
-    @property
-    def net(self) -> Any:
-        """The network of the inner backbone."""
-        return self.inner.net
-
-    @net.setter
-    def net(self, net: Any) -> None:
-        if net is not None:
-            self.inner.net = net
-
-    @property
-    def rows(self) -> int | None:
-        """The largest number of latents handed to the network at once."""
-        return self.inner.rows
-
-    @rows.setter
-    def rows(self, rows: int | None) -> None:
-        self.inner.rows = rows
-
-    @property
-    def forward_count(self) -> int:
-        """Latents passed forward by the inner backbone."""
-        return self.inner.forward_count
-
-    @forward_count.setter
-    def forward_count(self, count: int) -> None:
-        self.inner.forward_count = count
-
-    @property
-    def jvp_count(self) -> int:
-        """Latents differentiated by the inner backbone."""
-        return self.inner.jvp_count
-
-    @jvp_count.setter
-    def jvp_count(self, count: int) -> None:
-        self.inner.jvp_count = count
+    def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner._predict_with_variance(x, t)
 
     def _digest(self) -> str | None:
         return self.inner.sha256

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from diffusers.models.attention_processor import Attention
 
-from gepc.backbones.base import Backbone, Encoder
+from gepc.backbones.base import Backbone
 from gepc.backbones.calling import CLASSES, Conditions, check_embeddings, null_class
 from gepc.backbones.devices import choose_device, choose_dtype
 from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
@@ -21,7 +21,6 @@ from gepc.core.errors import BackboneError, OptionError
 
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
-COMPILED_GAP = 0.01
 
 
 class DiffusersBackbone(Backbone):
@@ -77,15 +76,7 @@ class DiffusersBackbone(Backbone):
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
         if self.device.type == "cpu":
             self.rows = CPU_ROWS if self.parameters < LARGE else LARGE_ROWS
-        self.pixels_per_cell = 1  # some networks are conditioned on the size of the image in pixels
-        self._compiled: Any = None
         self._times = _time_table(net, self.path.times).to(self.device)
-
-    def with_encoder(self, encoder: Encoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
-        """Put an encoder in front of the network, see `Backbone.with_encoder`."""
-        latent = super().with_encoder(encoder, factor, channels, act_on)
-        self.pixels_per_cell = factor
-        return latent
 
     def _network(self, given: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The network's whole answer: C channels, or 2C with a learned variance."""
@@ -98,52 +89,8 @@ class DiffusersBackbone(Backbone):
         size = (y.shape[-2] * self.pixels_per_cell, y.shape[-1] * self.pixels_per_cell)
         call = CLASSES[type(self.net).__name__].call
         with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
-            net = self.net if self._compiled is None else self._compiled
-            answer: torch.Tensor = call(net, y, self._times[t], Conditions(labels, embeddings, size))[0]
+            answer: torch.Tensor = call(self.net, y, self._times[t], Conditions(labels, embeddings, size))[0]
         return answer.to(dtype=given.dtype, memory_format=torch.contiguous_format)
-
-    def compile(self, **options: Any) -> DiffusersBackbone:
-        """Compile the network with `torch.compile`, for all passes but those that record layers or differentiate.
-
-        A compiler can be wrong without an error, so the compiled network is compared with the network as it is, at
-        three noise levels; a relative difference of more than 1 % is a `BackboneError`. Scores change by as much as
-        the floating-point rounding of the compiled kernels. `options` are those of `torch.compile`.
-        """
-        height, width = self.image_size or (8 * self.size_multiple,) * 2
-        shape = (2, *self.network_shape((height, width)))
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device, self.dtype)
-        steps = [0, self.n_steps // 2, self.n_steps - 1]
-        before, compiled = self.counts, torch.compile(self.net, **options)
-        with self._as_it_is():
-            expected = [self.eps(x, t) for t in steps]
-        self._compiled = compiled
-        try:
-            for t, answer in zip(steps, expected, strict=True):
-                gap = float((self.eps(x, t) - answer).norm() / answer.norm())
-                if not gap < COMPILED_GAP:
-                    raise BackboneError(f"the compiled network differs from the network as it is by {gap:.1%}")
-        except Exception as error:
-            self._compiled = None
-            raise BackboneError(f"torch.compile cannot be used for this network: {error}") from error
-        finally:
-            self.counts = before
-        return self
-
-    @contextmanager
-    def _as_it_is(self) -> Iterator[None]:
-        """Use the network without compilation in the block: compiled code does not see hooks that are added later."""
-        compiled, self._compiled = self._compiled, None
-        try:
-            yield
-        finally:
-            self._compiled = compiled
-
-    def eps_and_activations(
-        self, x: torch.Tensor, t: int | torch.Tensor, layers: Sequence[str] | None = None
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """eps(x, t) and the outputs of inner layers, see `Backbone.eps_and_activations`."""
-        with self._as_it_is():
-            return super().eps_and_activations(x, t, layers)
 
     def _eps_and_rest(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """eps, and the channels of the answer that follow the prediction."""
@@ -154,18 +101,6 @@ class DiffusersBackbone(Backbone):
 
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return self._eps_and_rest(x, t)[0]
-
-    def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """eps(x, t) and its Jacobian times `v`, see `Backbone.jvp`."""
-        # the forward-mode derivative of group norm takes contiguous input only
-        norms = [module for module in self.net.modules() if isinstance(module, torch.nn.GroupNorm)]
-        hooks = [norm.register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),)) for norm in norms]
-        try:
-            with self._as_it_is():
-                return super().jvp(x, t, v)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Learned range: log var = u log beta_t + (1 - u) log btilde_t, u = (v + 1)/2, v the net's last C channels."""

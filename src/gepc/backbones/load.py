@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
+REMOVED = ("offload",)  # options in detectors of 0.2 that did not change a prediction
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx")
 
 
@@ -44,8 +45,6 @@ def load_backbone(
     variant: str | None = None,
     use_safetensors: bool = True,
     act_on: str = "latents",
-    offload: bool = False,
-    compile: bool = False,  # noqa: A002 - what PyTorch calls it
 ) -> Backbone:
     """Load a network that predicts noise, or an energy network.
 
@@ -76,8 +75,6 @@ def load_backbone(
     use_safetensors : False also downloads `.bin` weights, if a hub repository has no others. They are opened without
         running code, like those of a folder.
     act_on : what a group acts on with a latent backbone, `latents` or `pixels`; see `Backbone.with_encoder`.
-    offload : on a GPU, keep the encoder of a latent backbone in main memory while the network runs, and vice versa.
-    compile : compile the network, see `DiffusersBackbone.compile`. Worth its minutes for many images on a GPU.
 
     Returns
     -------
@@ -108,8 +105,6 @@ def load_backbone(
         variant=variant,
         use_safetensors=use_safetensors,
         act_on=act_on,
-        offload=offload,
-        compile=compile,
     )
     if isinstance(source, Backbone):
         return use_as_it_is(source, options)
@@ -135,7 +130,8 @@ def load_again(
     """
     if not isinstance(source, (str, os.PathLike)):
         options = {name: value for name, value in options.items() if name == "device"}
-    backbone = load_backbone(source, **options)
+    kept = {name: value for name, value in options.items() if name not in REMOVED}
+    backbone = load_backbone(source, **kept)
     digest = backbone.sha256
     if None not in (expected, digest) and expected != digest:
         raise BackboneError(

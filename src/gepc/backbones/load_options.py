@@ -12,7 +12,7 @@ from gepc.core.errors import OptionError
 if TYPE_CHECKING:
     import torch
 
-NOT_STORED = ("scheduler", "vae", "embeddings", "device", "compile")
+NOT_STORED = ("scheduler", "vae", "embeddings", "device")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,6 @@ class LoadOptions:
     variant: str | None = None
     use_safetensors: bool = True
     act_on: str = "latents"
-    offload: bool = False
-    compile: bool = False
 
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults."""

@@ -25,9 +25,9 @@ from gepc.core.plugins import plugins
 
 # What each source uses. Every other option is refused.
 OBJECT_OPTIONS = {"scheduler", "vae", "config", "device", "dtype", "class_label", "prompt", "embeddings"}
-OBJECT_OPTIONS |= {"rescale_timesteps", "act_on", "offload", "compile"}
+OBJECT_OPTIONS |= {"rescale_timesteps", "act_on"}
 FOLDER_OPTIONS = OBJECT_OPTIONS - {"scheduler", "vae"} | {"variant", "use_safetensors"}
-CHECKPOINT_OPTIONS = {"config", "device", "dtype", "class_label", "rescale_timesteps", "compile"}
+CHECKPOINT_OPTIONS = {"config", "device", "dtype", "class_label", "rescale_timesteps"}
 
 
 def use_as_it_is(backbone: Backbone, options: LoadOptions) -> Backbone:
@@ -133,13 +133,10 @@ def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
         patches=network.patches,
     )
     backbone.family, backbone.sha256, backbone.load_options = network.family, network.sha256, options.stored()
-    if options.compile:
-        backbone.compile()
     if network.autoencoder is None:
-        for name in sorted({"act_on", "offload"} & set(options.given())):
-            raise OptionError(
-                f"`{name}` is for latent backbones, and this network sees the pixels themselves", options=(name,)
-            )
+        if options.act_on != LoadOptions.act_on:
+            message = "`act_on` is for latent backbones, and this network sees the pixels themselves"
+            raise OptionError(message, options=("act_on",))
         return backbone
     encoder = AutoencoderEncoder(network.autoencoder, backbone.device, backbone.precision)
     if encoder.latent_channels != backbone.channels:
@@ -147,8 +144,6 @@ def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
             f"the {type(network.autoencoder).__name__} has {encoder.latent_channels} latent channels and the network "
             f"takes {backbone.channels}; they do not belong together"
         )
-    backbone.pixels_per_cell = encoder.factor
-    offload = options.offload and backbone.device.type != "cpu"
-    latent = LatentBackbone(backbone, encoder, encoder.factor, encoder.channels, options.act_on, offload)
+    latent = LatentBackbone(backbone, encoder, encoder.factor, encoder.channels, options.act_on)
     latent.sha256, latent.load_options = network.sha256, options.stored()
     return latent

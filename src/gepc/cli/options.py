@@ -84,8 +84,6 @@ class Loading:
     embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None
     variant: Annotated[str | None, Option(help="Variant of a folder's weights, for example fp16.")] = None
     act_on: Annotated[str, Option(help="What a group acts on, for a latent backbone: latents or pixels.")] = "latents"
-    offload: Annotated[bool, Option("--offload", help="On a GPU, hold only one of encoder and network.")] = False
-    compile: Annotated[bool, Option("--compile", help="Compile the network; for many images on a GPU.")] = False
 
     def load(self, source: str, **more: Any) -> Backbone:
         """The backbone at `source`."""
