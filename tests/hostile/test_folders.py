@@ -165,8 +165,8 @@ def test_networks_that_a_folder_names_are_not_looked_for(saved, tmp_path: Path, 
 
 
 def test_other_networks_of_a_method_are_not_looked_for_either(saved, backbone, tmp_path: Path) -> None:
-    for options in ({"background": "someone/else"}, {"checkpoints": ["net", "/etc/passwd"]}):
-        folder = edited(saved, tmp_path, ("options",), options)
+    for method, options in (("lr", {"background": "someone/else"}), ("waic", {"checkpoints": ["net", "/etc/passwd"]})):
+        folder = edited(edited(saved, tmp_path / method, ("method",), method), tmp_path, ("options",), options)
         with pytest.raises(BackboneError, match="are not followed"):
             load_detector(folder, backbone)
 

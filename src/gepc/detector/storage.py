@@ -243,8 +243,8 @@ def _read_state(path: Path) -> Facts:
 
 def _check_sources(description: Facts, follow: bool, folder: Path) -> None:
     """Refuse a folder that names a network by a path or hub id, which `follow` or its method would load."""
-    others, own = description["options"], description["backbone"]["source"]
-    for source in (others.get("background"), *(others.get("checkpoints") or ()), own if follow else None):
+    others = find_method(description["method"]).named_networks(description["options"])
+    for source in (*others, description["backbone"]["source"] if follow else None):
         if source is not None and source not in list_backbones():
             raise BackboneError(
                 f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "

@@ -80,6 +80,7 @@ class LikelihoodRatio(WholeImage):
     """
 
     pixels_only: ClassVar[str | None] = "it is a ratio of likelihoods of pixels"
+    network_options: ClassVar[tuple[str, ...]] = ("background",)
     presets: ClassVar[Presets] = {
         "paper": Preset({"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())}),
         "light": Preset(),
@@ -151,6 +152,7 @@ class WAIC(BoundOptions, WholeImage):
     """
 
     column_names = ("waic",)
+    network_options: ClassVar[tuple[str, ...]] = ("checkpoints",)
 
     strata: int | None = at_least(1, 16)
     draws: int = 3
