@@ -162,7 +162,7 @@ def whole_tiles(data: Path, backbone: gepc.Backbone) -> ResultTable:
         )
         usual = [detector.score_map([image])[0] for image in test]
         unusual = [detector.score_map([image])[0] for image, _ in bad]
-        windows = [detector.preprocessing_.window(image.shape[:2]) for image in test]
+        windows = [detector.fitted.preprocessing.window(image.shape[:2]) for image in test]
         masks = [
             mask[top : top + height, left : left + width]
             for (_, mask), (top, left, height, width) in zip(bad, windows, strict=True)

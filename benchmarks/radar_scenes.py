@@ -241,7 +241,8 @@ def summarise(
     about = (
         f"{count} scenes of {len({scene.source for scene in scenes})} panoramas, {ships} ships, "
         f"{sum(scene.width * scene.height for scene in scenes) / 1e6:.1f} megapixels; backbone "
-        f"{arguments.backbone} (sha256 {str(first.backbone.sha256)[:12]}); fitted on {first.n_fit_} patches, "
+        f"{arguments.backbone} (sha256 {str(first.backbone.sha256)[:12]}); "
+        f"fitted on {first.fitted.fit_images} patches, "
         f"calibrated on {len(first.calibration_scores_)}. 95 % intervals resample panoramas."
     )
     tables = [

@@ -37,7 +37,7 @@ def main(fit: int = 12 if SMALL else 120, test: int = 2 if SMALL else 40, alpha:
 
     inside = detector.score(normal)
     limit = threshold(detector.calibration_scores_, alpha)
-    print(f"fitted on {detector.n_fit_} patches; kept timesteps {detector.kept_.tolist()}")
+    print(f"fitted on {detector.fitted.fit_images} patches; kept timesteps {detector.kept_.tolist()}")
     print(f"{'brick, held out':<16} alarms {(inside > limit).mean():>4.0%}   at a false-alarm rate of {alpha:.0%}")
     found = {}
     for name, image in others.items():

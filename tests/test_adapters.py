@@ -1,4 +1,4 @@
-"""gepc.sklearn and gepc.pyod follow the conventions of these libraries, by scikit-learn's own checks."""
+"""gepc.sklearn follows scikit-learn's conventions, by its own checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
-from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, PredefinedSplit, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -20,11 +19,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from toys import pictures, toy_backbone
 
 import gepc
-import gepc.pyod
 import gepc.sklearn
 from gepc.lab.analytic import GaussianBackbone
 
-ADAPTERS = {"sklearn": gepc.sklearn.OODDetector, "pyod": gepc.pyod.OODDetector}
 LEVELS = {"levels": (0.99, 0.9), "group": "flips"}
 RAMP = np.linspace(-0.5, 0.5, 64).reshape(1, 8, 8)
 
@@ -64,14 +61,14 @@ def _backbone(rows: npt.NDArray[Any]) -> GaussianBackbone:
     return GaussianBackbone.fitted((rows / 8.0 - 1.0).reshape(-1, 1, 8, 8)[:60])
 
 
-def _estimator(kind: str, rows: npt.NDArray[Any], **more: Any) -> Any:
+def _estimator(rows: npt.NDArray[Any], **more: Any) -> Any:
     options = {"value_range": (0, 16), "levels": (0.99, 0.95, 0.9)}
-    return ADAPTERS[kind](_backbone(rows), "gepc", options=options, **more)
+    return gepc.sklearn.OODDetector(_backbone(rows), "gepc", options=options, **more)
 
 
 def test_the_numbers_are_those_of_the_native_detector(digits: Any) -> None:
     normal, mixed = digits
-    estimator = _estimator("sklearn", normal, alpha=0.1).fit(normal[60:])
+    estimator = _estimator(normal, alpha=0.1).fit(normal[60:])
     native = gepc.create_detector(_backbone(normal), "gepc", **estimator.options).fit(normal[60:].reshape(-1, 1, 8, 8))
     images = mixed.reshape(-1, 1, 8, 8)
     np.testing.assert_array_equal(estimator.score_samples(mixed), -native.score(images))
@@ -80,25 +77,9 @@ def test_the_numbers_are_those_of_the_native_detector(digits: Any) -> None:
     np.testing.assert_array_equal(estimator.fit_predict(normal[60:]), estimator.predict(normal[60:]))
 
 
-def test_pyod_conventions(digits: Any) -> None:
-    normal, mixed = digits
-    ours, theirs = (_estimator(kind, normal).fit(normal[60:]) for kind in ("sklearn", "pyod"))
-    np.testing.assert_array_equal(theirs.decision_function(mixed), -ours.score_samples(mixed))
-    np.testing.assert_array_equal(theirs.predict(mixed), (1 - ours.predict(mixed)) // 2)
-    assert set(theirs.predict(mixed)) == {0, 1}
-    assert roc_auc_score(np.repeat([0, 1], 30), theirs.decision_function(mixed)) > 0.9
-    assert theirs.decision_scores_.shape == theirs.labels_.shape == (len(normal) - 60,)
-    np.testing.assert_array_equal(theirs.labels_, theirs.decision_scores_ > theirs.threshold_)
-    np.testing.assert_array_equal(theirs.fit_predict(normal[60:]), theirs.labels_)
-    assert set(clone(theirs).get_params()) == {
-        "backbone", "method", "preset", "contamination", "size", "image_shape", "options",
-    }  # fmt: skip
-    assert theirs.set_params(contamination=0.2).fit(normal[60:]).labels_.mean() > 0.05
-
-
 def test_pipelines_cross_validation_and_grids(digits: Any) -> None:
     normal, mixed = digits
-    estimator = _estimator("sklearn", normal, alpha=0.2)
+    estimator = _estimator(normal, alpha=0.2)
     halved = make_pipeline(
         FunctionTransformer(lambda X: X / 2.0),
         clone(estimator).set_params(options={**estimator.options, "value_range": (0, 8)}),
@@ -127,10 +108,9 @@ def test_a_grid_of_presets() -> None:
     assert search.best_params_["method"] in ("gepc+", "msma")
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
-def test_images_in_other_forms(kind: str) -> None:
+def test_images_in_other_forms() -> None:
     images = pictures(30)
-    estimator = ADAPTERS[kind](toy_backbone(), **{"alpha" if kind == "sklearn" else "contamination": 0.2})
+    estimator = gepc.sklearn.OODDetector(toy_backbone(), alpha=0.2)
     by_array = clone(estimator).fit(images).predict(images)
     np.testing.assert_array_equal(by_array, clone(estimator).fit(list(images)).predict(list(images)))
     np.testing.assert_array_equal(by_array, clone(estimator).fit(images.reshape(30, -1)).predict(images))

@@ -195,7 +195,7 @@ def test_held_out_images_are_the_reference_and_teach_nothing_else(name: str) -> 
     detector = quickly_fitted(name)
     scores = detector.score(ID)
     held_out = sorted(set(np.abs(detector.calibration_scores_[:, None] - scores).argmin(1).tolist()))
-    assert len(held_out) == len(detector.calibration_scores_) == len(ID) - detector.n_fit_
+    assert len(held_out) == len(detector.calibration_scores_) == len(ID) - detector.fitted.fit_images
     assert_same(name, np.sort(scores[held_out]), detector.calibration_scores_)
 
     again = create(name, quick_backbone(name))

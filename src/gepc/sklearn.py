@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,54 +22,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(eq=False, repr=False)
-class ImageEstimator(OutlierMixin, BaseEstimator, ABC):  # type: ignore[misc]
-    """What the estimators for scikit-learn and PyOD share: parameters, fitting, and rows of a table as images."""
-
-    backbone: Any = DEFAULT_BACKBONE
-    method: str | None = None
-    preset: str | None = None
-    size: int | tuple[int, int] | None = None
-    image_shape: tuple[int, ...] | None = None
-    options: Mapping[str, Any] | None = None
-
-    @property
-    @abstractmethod
-    def _false_alarm_rate(self) -> float:
-        """The rate of `predict`."""
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit on in-distribution images; `y` is ignored."""
-        backbone = gepc.load_backbone(self.backbone)
-        images = self._images(X, backbone, reset=True)
-        options = {**(self.options or {})}
-        if self.size is not None:
-            options["size"] = self.size
-        self.detector_ = gepc.create_detector(backbone, self.method, self.preset, **options).fit(images)
-        self.offset_ = -threshold(self.detector_.calibration_scores_, self._false_alarm_rate)
-        return self
-
-    def score_samples(self, X: Any) -> Array:
-        """One number per image, higher = more in-distribution: the detector's score times -1."""
-        check_is_fitted(self)
-        return -self.detector_.score(self._images(X, self.detector_.backbone, reset=False))
-
-    def _images(self, X: Any, backbone: gepc.Backbone, reset: bool) -> Any:
-        """X as images: rows of a 2-D array, also of nested lists, in their shape; anything else as it is."""
-        first = X[0] if isinstance(X, list) and X else None
-        is_table = hasattr(X, "__array__") and len(getattr(X, "shape", None) or np.asarray(X).shape) <= 2
-        if not (is_table or issparse(X) or isinstance(first, (list, int, float))):
-            return X
-        return self._reshaped(validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1), backbone)
-
-    def _reshaped(self, rows: npt.NDArray[Any], backbone: gepc.Backbone) -> npt.NDArray[Any]:
-        shape = self.image_shape or (backbone.image_size and (backbone.channels, *backbone.image_size))
-        if shape is None or np.prod(shape) != rows.shape[1]:
-            raise InputError(f"rows of {rows.shape[1]} features are not images of shape {shape}; set `image_shape`")
-        return rows.reshape(-1, *shape)
-
-
-@dataclass(eq=False, repr=False)
-class OODDetector(ImageEstimator):
+class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     """Out-of-distribution detector as a scikit-learn estimator, for pipelines, grid searches and cross-validation.
 
     X may be anything that `gepc.Detector.fit` takes (a folder, an array, a Dataset ...), or a 2-D array with one
@@ -92,11 +44,29 @@ class OODDetector(ImageEstimator):
     offset_ : `decision_function` is `score_samples` minus this number, so that it is negative for alarms.
     """
 
+    backbone: Any = DEFAULT_BACKBONE
+    method: str | None = None
+    preset: str | None = None
+    size: int | tuple[int, int] | None = None
+    image_shape: tuple[int, ...] | None = None
+    options: Mapping[str, Any] | None = None
     alpha: float = 0.05
 
-    @property
-    def _false_alarm_rate(self) -> float:
-        return self.alpha
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit on in-distribution images; `y` is ignored."""
+        backbone = gepc.load_backbone(self.backbone)
+        images = self._images(X, backbone, reset=True)
+        options = {**(self.options or {})}
+        if self.size is not None:
+            options["size"] = self.size
+        self.detector_ = gepc.create_detector(backbone, self.method, self.preset, **options).fit(images)
+        self.offset_ = -threshold(self.detector_.calibration_scores_, self.alpha)
+        return self
+
+    def score_samples(self, X: Any) -> Array:
+        """One number per image, higher = more in-distribution: the detector's score times -1."""
+        check_is_fitted(self)
+        return -self.detector_.score(self._images(X, self.detector_.backbone, reset=False))
 
     def decision_function(self, X: Any) -> Array:
         """`score_samples` minus `offset_`: negative for images whose p-value is at most `alpha`."""
@@ -105,3 +75,17 @@ class OODDetector(ImageEstimator):
     def predict(self, X: Any) -> npt.NDArray[np.int64]:
         """-1 for out-of-distribution images at false-alarm rate `alpha`, +1 for all others."""
         return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def _images(self, X: Any, backbone: gepc.Backbone, reset: bool) -> Any:
+        """X as images: rows of a 2-D array, also of nested lists, in their shape; anything else as it is."""
+        first = X[0] if isinstance(X, list) and X else None
+        is_table = hasattr(X, "__array__") and len(getattr(X, "shape", None) or np.asarray(X).shape) <= 2
+        if not (is_table or issparse(X) or isinstance(first, (list, int, float))):
+            return X
+        return self._reshaped(validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1), backbone)
+
+    def _reshaped(self, rows: npt.NDArray[Any], backbone: gepc.Backbone) -> npt.NDArray[Any]:
+        shape = self.image_shape or (backbone.image_size and (backbone.channels, *backbone.image_size))
+        if shape is None or np.prod(shape) != rows.shape[1]:
+            raise InputError(f"rows of {rows.shape[1]} features are not images of shape {shape}; set `image_shape`")
+        return rows.reshape(-1, *shape)

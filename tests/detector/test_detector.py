@@ -39,7 +39,7 @@ def test_the_fitted_state() -> None:
     kept = [detector.levels_.tolist().index(t) for t in detector.kept_]
     assert sorted(np.argsort(detector.cv_)[:2]) == kept
     assert detector.weights_.sum() == pytest.approx(1)
-    assert detector.n_fit_ == 20
+    assert detector.fitted.fit_images == 20
     assert len(detector.calibration_scores_) == 10
     assert (np.diff(detector.calibration_scores_) >= 0).all()
     assert "fitted on 20+10" in repr(detector)
@@ -79,7 +79,7 @@ def test_the_order_of_the_images_changes_nothing() -> None:
 
 def test_calibration_images_are_the_reference_and_all_others_are_fitted_on() -> None:
     detector = toy_detector().fit(ID, calibration_images=NEW)
-    assert (detector.n_fit_, len(detector.calibration_scores_)) == (30, 5)
+    assert (detector.fitted.fit_images, len(detector.calibration_scores_)) == (30, 5)
 
 
 def test_calibrating_on_images_that_were_fitted_on_is_noticed() -> None:
@@ -336,17 +336,17 @@ def test_floats_without_a_negative_value_are_warned_about_everywhere(fitted: gep
 def test_the_size_is_the_backbones_or_that_of_the_first_image() -> None:
     """A net of one size has images resized to it; a net of any size takes the size of the first and keeps it."""
     fixed = toy_detector().fit(pictures(24, size=12))
-    assert fixed.preprocessing_.size == (8, 8)
+    assert fixed.fitted.preprocessing.size == (8, 8)
     assert np.isfinite(fixed.score(pictures(2, size=(9, 20)))).all()
     free = toy_detector(toy_backbone(image_size=None)).fit(pictures(24, size=12))
-    assert free.preprocessing_.size == (12, 12)
+    assert free.fitted.preprocessing.size == (12, 12)
     with pytest.raises(InputError, match=r"image 0 has 20x9 pixels \(width x height\) but 12x12 is expected"):
         free.score(pictures(2, size=(9, 20)))
     mixed = [*pictures(12, size=12), *pictures(12, size=10)]
     with pytest.raises(InputError, match=r"image 12 has 10x10 pixels \(width x height\) but 12x12 is expected"):
         toy_detector(toy_backbone(image_size=None)).fit(mixed)
     sized = toy_detector(toy_backbone(image_size=None), size=(10, 10)).fit(mixed)
-    assert sized.preprocessing_.size == (10, 10)
+    assert sized.fitted.preprocessing.size == (10, 10)
 
 
 def test_sizes_that_a_network_cannot_take() -> None:
@@ -483,12 +483,12 @@ def test_a_file_added_while_fitting_does_not_shift_the_groups(tmp_path: Path) ->
         folder = tmp_path / ("a" if index % 2 else "b")
         folder.mkdir(exist_ok=True)
         PILImage.fromarray(image).save(folder / f"{index:02d}.png")
-    expected = toy_detector().fit(tmp_path, groups="folder").reference_.by_group
+    expected = toy_detector().fit(tmp_path, groups="folder").fitted.reference.by_group
 
     def add_file(_: int) -> None:
         PILImage.fromarray(as_uint8(ID)[0]).save(tmp_path / "a" / "00-late.png")
 
-    found = toy_detector().fit(tmp_path, groups="folder", on_progress=add_file).reference_.by_group
+    found = toy_detector().fit(tmp_path, groups="folder", on_progress=add_file).fitted.reference.by_group
     assert {name: len(scores) for name, scores in found.items()} == {k: len(v) for k, v in expected.items()}
     for name, scores in expected.items():
         np.testing.assert_allclose(found[name], scores)

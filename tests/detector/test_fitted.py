@@ -135,7 +135,7 @@ def test_groups_of_scores_from_maps_belong_to_their_images() -> None:
     scores = detector.score(images)
     for label in "ab":
         own = np.sort(scores[np.array(labels) == label])
-        np.testing.assert_allclose(detector.reference_.by_group[label], own, rtol=1e-4)
+        np.testing.assert_allclose(detector.fitted.reference.by_group[label], own, rtol=1e-4)
 
 
 # --- large images ----------------------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def test_a_loaded_detector_is_the_saved_one(tmp_path: Path, options: dict[str, o
     np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
     np.testing.assert_array_equal(loaded.p_value(NEW), detector.p_value(NEW))
     np.testing.assert_array_equal(loaded.score_map(NEW), detector.score_map(NEW))
-    for name in ("levels_", "kept_", "weights_", "cv_", "calibration_scores_", "n_fit_", "map_scale_"):
+    for name in ("levels_", "kept_", "weights_", "cv_", "calibration_scores_", "map_scale_"):
         np.testing.assert_array_equal(getattr(loaded, name), getattr(detector, name))
-    assert loaded.preprocessing_ == detector.preprocessing_
+    assert loaded.fitted.preprocessing == detector.fitted.preprocessing
     loaded.save(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(tmp_path / "det")
 

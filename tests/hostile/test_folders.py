@@ -62,7 +62,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any, drop: bool) -> Any:
 def works_or_explains(folder: Path, backbone: gepc.Backbone | str) -> None:
     try:
         detector = load_detector(folder, backbone)
-        groups = [next(iter(detector.reference_.by_group))] * 2 if detector.reference_.grouped else None
+        groups = [next(iter(detector.fitted.reference.by_group))] * 2 if detector.fitted.reference.grouped else None
         p = detector.p_value(IMAGES, groups)
         scores = [result.score for result in detector.results(IMAGES, groups=groups)]
     except GepcError:

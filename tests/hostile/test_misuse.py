@@ -25,7 +25,7 @@ def test_copies_among_the_images_count_once() -> None:
     with pytest.warns(UserWarning, match="15 of 55 images are copies of others; equal images count once"):
         found = toy_detector().fit(repeated)
     assert np.array_equal(found.calibration_scores_, once.calibration_scores_)
-    assert found.n_fit_ == once.n_fit_
+    assert found.fitted.fit_images == once.fitted.fit_images
 
 
 def test_copies_among_calibration_images_count_once() -> None:

@@ -319,6 +319,6 @@ def test_a_saved_detector_takes_its_preprocessing_along(tmp_path: Path) -> None:
     detector = toy_detector(magnitude="log", normalise="patch", value_range=(0.0, 1000.0)).fit(sea)
     detector.save(tmp_path / "det")
     again = gepc.load_detector(tmp_path / "det", detector.backbone)
-    assert (again.preprocessing_.magnitude, again.preprocessing_.normalise) == ("log", "patch")
+    assert (again.fitted.preprocessing.magnitude, again.fitted.preprocessing.normalise) == ("log", "patch")
     assert np.array_equal(again.score(sea[:4]), detector.score(sea[:4]))
     assert np.allclose(again.score((1j * sea[:4]).astype(np.complex64)[..., None]), detector.score(sea[:4]), rtol=1e-3)

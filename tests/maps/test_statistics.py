@@ -117,9 +117,9 @@ def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> N
     """With layers the map has an activation part, small on disk, the same after loading."""
     detector = gepc.create_detector(toy_network(image_size=16), "gepc+", levels=LEVELS[:1])
     detector.fit(pictures(40, size=16))
-    assert detector.maps_ is not None
-    assert detector.maps_.names[0] == "sum"
-    assert set(detector.maps_.names) == {"sum", "residual", "inner", "error", "activations"}
+    assert detector.fitted.maps is not None
+    assert detector.fitted.maps.names[0] == "sum"
+    assert set(detector.fitted.maps.names) == {"sum", "residual", "inner", "error", "activations"}
     images = pictures(4, size=16, seed=1)
     images[:, :, 5:9, 6:10] = 1.0
     _, fields = detector.fitted.evaluate(list(images), maps=True)
@@ -143,13 +143,13 @@ def test_a_detector_may_score_by_its_map() -> None:
     images = pictures(5, seed=1)
     maps = detector.score_map(images)
     np.testing.assert_allclose(detector.score(images), maps.max((1, 2)), rtol=1e-5)
-    assert detector.maps_ is not None
-    np.testing.assert_allclose(detector.p_value(images), detector.maps_.p_values(maps).min((1, 2)))
+    assert detector.fitted.maps is not None
+    np.testing.assert_allclose(detector.p_value(images), detector.fitted.maps.p_values(maps).min((1, 2)))
     for options in ({"maps": "raw"}, {"features": ("d",)}):
         with pytest.raises(OptionError, match="score_from='map' needs"):
             toy_detector(score_from="map", **options)
     raw = toy_detector(maps="raw").fit(pictures(40))
-    assert raw.maps_ is None
+    assert raw.fitted.maps is None
     assert raw.map_limit() == raw.map_scale_
     np.testing.assert_array_equal(raw.score_map(images), raw.score_map(images, raw=True))
 
@@ -178,9 +178,9 @@ def test_images_at_half_their_resolution() -> None:
     backbone.size_multiple = 2
     images = [as_uint8(pictures(1, (16 + place % 4, 26), seed=place))[0] for place in range(30)]
     detector = gepc.create_detector(backbone, "gepc+", "inspect", levels=LEVELS[:1]).fit(images)
-    assert detector.preprocessing_.window((19, 26)) == (1, 1, 16, 24)
+    assert detector.fitted.preprocessing.window((19, 26)) == (1, 1, 16, 24)
     assert detector.score_map(images[3:4]).shape == (1, 8, 12)
     resized = gepc.Preprocessing(size=(8, 12), channels=backbone.channels)(images[3][1:17, 1:25])
-    np.testing.assert_array_equal(detector.preprocessing_(images[3]), resized)
+    np.testing.assert_array_equal(detector.fitted.preprocessing(images[3]), resized)
     with pytest.raises(InputError, match="smaller than 4 pixels"):
-        detector.preprocessing_(images[0][:3])
+        detector.fitted.preprocessing(images[0][:3])

@@ -323,8 +323,8 @@ def test_a_raw_map_of_what_has_no_single_field_is_refused_by_name() -> None:
 def test_without_a_transform_the_map_is_the_error_alone() -> None:
     detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS, features=("d",)).fit(pictures(30))
     assert (detector.score_map(IMAGES, raw=True) > 0).all()
-    assert detector.maps_ is not None
-    assert detector.maps_.parts == ("error",)
+    assert detector.fitted.maps is not None
+    assert detector.fitted.maps.parts == ("error",)
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ def test_a_group_may_have_the_name_of_a_number_of_the_calibrator(tmp_path, lands
     detector = toy_detector(toy_backbone(3, 16), levels=(0.9,), keep=1, calibration="z")
     detector.fit(as_uint8(pictures(60, 16, seed=1)), groups=["mean", "night"] * 30)
     before = digest_of(detector, tmp_path / "s.npy", group="night")
-    detector.calibrator_.mean_ = detector.calibrator_.mean_ + 1.0
+    detector.fitted.scorer.calibrator_.mean_ = detector.fitted.scorer.calibrator_.mean_ + 1.0
     assert digest_of(detector, tmp_path / "s.npy", group="night") != before
 
 

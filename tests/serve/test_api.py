@@ -120,7 +120,7 @@ def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, fi
 def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, images, files):
     from gepc.maps.drawing import overlay
 
-    picture = (detector.preprocessing_(images[0]).transpose(1, 2, 0) + 1) / 2
+    picture = (detector.fitted.preprocessing(images[0]).transpose(1, 2, 0) + 1) / 2
     field = detector.score_map(images[:1])[0]
     wanted = overlay(picture, field, detector.map_limit())
     (result,) = client.post("/v1/score?map=true", files=as_form(files[:1])).json()["results"]

@@ -83,7 +83,8 @@ def fit(
         say((out / "detector.json").read_text(encoding="utf-8"))
         return
     name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
-    say(f"{out}: {name} fitted on {detector.n_fit_} images, calibrated on {calibrated}, {_size_text(detector.fitted)}")
+    fitted = detector.fitted
+    say(f"{out}: {name} fitted on {fitted.fit_images} images, calibrated on {calibrated}, {_size_text(fitted)}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
     say(f"cost: {opt.cost_per_image(detector.cost())}")

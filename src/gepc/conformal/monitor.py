@@ -23,11 +23,9 @@ import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import UNGROUPED, CalibrationScores, check_rates
-from gepc.core.errors import InputError, check_least, raising
-from gepc.core.files import StrPath, read_json, write_json
+from gepc.core.errors import InputError, check_least
 
 BETS = np.array([-1.0, 0.0, 1.0])
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -122,35 +120,12 @@ class Monitor:
         """Whether the capital has reached 1/delta; on an unmoved stream this ever happens with probability <= delta."""
         return self.drifted_at is not None
 
-    def path(self) -> npt.NDArray[np.float64]:
-        """log10 of the capital after each image, replayed from the scores."""
-        replay = Monitor(self.calibration, self.alpha, self.delta, self.window, self.jump, self.seed)
-        return np.array([verdict.log10_capital for verdict in replay.update_all(self.scores)])
-
-    def save(self, path: StrPath) -> None:
-        """Write everything needed to go on, whole or not at all."""
-        options = {name: getattr(self, name) for name in ("alpha", "delta", "window", "jump", "seed")}
-        stream = {"calibration": self.calibration.tolist(), "scores": self.scores}
-        write_json(path, {"schema": SCHEMA, "options": options, **stream})
-
-    @classmethod
-    def load(cls, path: StrPath) -> Monitor:
-        """Go on where `save` left off: the stream is replayed, so the state is the same to the bit."""
-        stored = read_json(path)
-        if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
-            raise InputError(f"{path} is not a monitor's state that this version reads")
-        with raising(InputError, f"{path} is incomplete: {{error}}", KeyError, TypeError):
-            monitor = cls(stored["calibration"], **stored["options"])
-            monitor.update_all(stored["scores"])
-        return monitor
-
 
 def _scores_of(calibration: Any, group: str | None) -> npt.NDArray[np.float64]:
     """The calibration scores of a detector, of one of its groups, or as given; sorted."""
-    reference = getattr(calibration, "reference_", None)
+    reference = getattr(getattr(calibration, "fitted", calibration), "reference", None)
     if isinstance(reference, CalibrationScores):
-        labels = None if group is None else np.array([group])
-        reference.check(labels)
+        reference.check(None if group is None else np.array([group]))
         calibration = reference.by_group[UNGROUPED if group is None else group]
     scores = np.sort(np.asarray(calibration, dtype=np.float64).ravel())
     if len(scores) == 0 or not np.isfinite(scores).all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
-from gepc.conformal.p_values import group_labels
+from gepc.conformal.p_values import Guarantee, group_labels
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_least, raising
 from gepc.core.files import StrPath
-from gepc.detector.attributes import FittedAttributes
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import Groups, feature_table, fit_detector
+from gepc.detector.hub import push
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options, without_unused
-from gepc.detector.storage import load_fitted
-from gepc.detector.stream import OnProgress, Result, stream
+from gepc.detector.storage import load_fitted, save_detector
+from gepc.detector.stream import OnProgress, Result, scores_of, stream
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.methods.base import Cost, Table, cost_of
@@ -30,6 +30,96 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Alarms = npt.NDArray[np.bool_]
+
+
+class FittedAttributes:
+    """What a fitted detector says and does without looking at an image; `NotFittedError` before `fit`.
+
+    The names of the attributes end in an underscore, which is scikit-learn's convention. `fitted` has everything else.
+    """
+
+    fitted_: FittedDetector | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` has been called, and no parameter was changed since."""
+        return self.fitted_ is not None
+
+    @property
+    def fitted(self) -> FittedDetector:
+        """The fitted state; `NotFittedError` before `fit`."""
+        if self.fitted_ is None:
+            raise NotFittedError("this detector is not fitted yet; call fit(id_images) first")
+        return self.fitted_
+
+    @property
+    def levels_(self) -> npt.NDArray[np.int64]:
+        """The candidate timesteps."""
+        return np.asarray(self.fitted.levels)
+
+    @property
+    def kept_(self) -> npt.NDArray[np.int64]:
+        """The timesteps that selection kept."""
+        return np.asarray(self.fitted.kept)
+
+    @property
+    def weights_(self) -> Array:
+        """The weights of the kept levels."""
+        return self.fitted.weights
+
+    @property
+    def cv_(self) -> Array:
+        """The coefficient of variation at every candidate level."""
+        return self.fitted.scorer.selection_.cv
+
+    @property
+    def calibration_scores_(self) -> Array:
+        """The scores of all calibration images, sorted."""
+        return self.fitted.reference.scores
+
+    @property
+    def map_scale_(self) -> float | None:
+        """v_global, the common scale of raw maps; None for a method without maps."""
+        return self.fitted.map_scale
+
+    def guarantee(self, alpha: float = 0.05) -> Guarantee:
+        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
+        return self.fitted.guarantee(alpha)
+
+    def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
+        """The end of the colour scale of maps, the same for all images; see `FittedDetector.map_limit`."""
+        return self.fitted.map_limit(alpha, raw)
+
+    def save(self, folder: StrPath) -> None:
+        """Write `detector.json` and `state.safetensors` into a folder; a detector that is there is replaced whole."""
+        save_detector(self.fitted, folder)
+
+    save_pretrained = save
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        fitted_on: str,
+        figures: Mapping[str, object] | None = None,
+        licence: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Upload the detector to the Hugging Face hub with a model card; `gepc.load_detector(repo_id)` loads it.
+
+        Parameters
+        ----------
+        repo_id : "org/name".
+        fitted_on : the in-distribution images in words, for the card.
+        figures : name -> value of measured results to show on the card.
+        licence : of the detector, such as "apache-2.0".
+        **options : of `huggingface_hub.HfApi.create_repo`, such as `private=True`.
+
+        Returns
+        -------
+        The address of the repository.
+        """
+        card = {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}
+        return push(self.fitted, repo_id, card, **options)
 
 
 class Detector(Parameters, FittedAttributes):
@@ -80,8 +170,6 @@ class Detector(Parameters, FittedAttributes):
         The scores of all calibration images, sorted.
     """
 
-    fitted_: FittedDetector | None = None
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "batch_size" and self.fitted_ is not None:
             check_least(1, batch_size=value)
@@ -119,18 +207,6 @@ class Detector(Parameters, FittedAttributes):
         self._check()
         self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress)
         return self
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether `fit` has been called, and no parameter was changed since."""
-        return self.fitted_ is not None
-
-    @property
-    def fitted(self) -> FittedDetector:
-        """The fitted state; `NotFittedError` before `fit`."""
-        if self.fitted_ is None:
-            raise NotFittedError(f"this {self.extractor.name} detector is not fitted yet; call fit(id_images) first")
-        return self.fitted_
 
     # --- scoring -------------------------------------------------------------------------------------------------
 
@@ -171,8 +247,7 @@ class Detector(Parameters, FittedAttributes):
 
         `images` and `on_error` are those of `results`; with `row`, an image that cannot be scored is NaN.
         """
-        scored = stream(self.fitted.without_groups(), open_images(images), on_error=on_error)
-        return np.array([result.score for chunk in scored for result in chunk.results], dtype=np.float64)
+        return scores_of(self.fitted, open_images(images), on_error)
 
     def p_value(self, images: Any, groups: Groups = None, ties: str = "conservative", on_error: str = "raise") -> Array:
         """Conformal p-values (N,), p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
@@ -305,13 +380,10 @@ class Detector(Parameters, FittedAttributes):
         """The detector with that fitted state, and with the parameters that it was fitted with."""
         stored = without_unused(dict(fitted.options))
         options = {name: value for name, value in stored.items() if name in detector_options()}
-        detector = cls._build(fitted, {**options, "batch_size": fitted.batch_size})
+        detector = cls.__new__(cls)  # a subclass may have a constructor with other arguments
+        Parameters.__init__(detector, fitted.backbone, fitted.method, **{**options, "batch_size": fitted.batch_size})
         detector.fitted_ = fitted
         return detector
-
-    @classmethod
-    def _build(cls, fitted: FittedDetector, options: dict[str, Any]) -> Detector:
-        return cls(fitted.backbone, fitted.method, **options)
 
     @classmethod
     def from_pretrained(cls, folder: StrPath, *arguments: Any, **options: Any) -> Detector:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gepc.backbones.base import Backbone
@@ -17,9 +16,9 @@ from gepc.core.errors import BackboneError, OptionError
 from gepc.core.files import StrPath
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import save_detector
-from gepc.detector.stream import stream
+from gepc.detector.stream import scores_of
 from gepc.images.preprocessing import OWN_SIZE
-from gepc.images.sources import Images, open_images
+from gepc.images.sources import open_images
 
 NETWORK = "net.onnx"
 AGREEMENT = 1e-4
@@ -57,7 +56,7 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
         options = {**fitted.options, "size": list(size), "resize": fitted.preprocessing.resize}
         other = replace(fitted, backbone=exported, options=options)
         sample = open_images(images)
-        expected, found = _scores(fitted, sample), _scores(other, sample)
+        expected, found = scores_of(fitted, sample), scores_of(other, sample)
         unit = np.maximum(np.abs(expected), np.ptp(fitted.reference.scores))
         scores = float(np.max(np.abs(found - expected) / unit))
         x = torch.randn((8, original.channels, *size), generator=torch.Generator().manual_seed(0))
@@ -76,8 +75,3 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
         return min(timeit.repeat(lambda: network.eps(x, t), number=1, repeat=9))
 
     return Export(predictions, scores, len(expected), seconds(original) / seconds(exported))
-
-
-def _scores(fitted: FittedDetector, images: Images) -> npt.NDArray[np.float64]:
-    scored = stream(fitted.without_groups(), images, on_error="raise")
-    return np.array([result.score for chunk in scored for result in chunk.results])

@@ -14,7 +14,7 @@ from gepc.conformal.p_values import CalibrationScores, group_labels
 from gepc.core.errors import AdviceWarning, InputError
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import Parameters
-from gepc.detector.stream import OnProgress, stream
+from gepc.detector.stream import OnProgress, scores_of
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing, warn_about_range
@@ -219,9 +219,7 @@ def _map_scores(draft: FittedDetector, calibration: Calibration) -> Array:
     images = calibration.images
     if isinstance(images, StreamImages):
         raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
-    indices = calibration.table.indices.tolist()
-    scored = stream(draft.without_groups(), images, on_error="raise", indices=indices)
-    return np.array([result.score for chunk in scored for result in chunk.results])
+    return scores_of(draft, images, indices=calibration.table.indices.tolist())
 
 
 def _check_enough(count: int, keys: Sequence[bytes]) -> None:

@@ -13,7 +13,6 @@ from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
 from gepc.core.files import StrPath
 from gepc.detector.detector import Detector
-from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import divided, with_preset
 from gepc.detector.storage import load_fitted
 from gepc.methods.base import find_method, methods
@@ -52,10 +51,6 @@ class GEPC(Detector):
         given = {"keep": GepcExtractor.keep, **with_preset(GepcExtractor, preset, given)}
         own, shared = divided(GepcExtractor, given, "GEPC")
         super().__init__(backbone, GepcExtractor(**own), **shared)
-
-    @classmethod
-    def _build(cls, fitted: FittedDetector, options: dict[str, Any]) -> Detector:
-        return cls(fitted.backbone, **fitted.method.options(), **options)
 
 
 def list_detectors() -> list[str]:

@@ -144,6 +144,14 @@ def stream(
     return scored()
 
 
+def scores_of(
+    fitted: FittedDetector, images: Images, on_error: str = "raise", indices: Iterable[int] | None = None
+) -> Array:
+    """The scores (N,) alone, whatever the groups of the images; the parameters are those of `stream`."""
+    scored = stream(fitted.without_groups(), images, on_error=on_error, indices=indices)
+    return np.array([result.score for chunk in scored for result in chunk.results], dtype=np.float64)
+
+
 def score_chunk(
     fitted: FittedDetector,
     chunk: Chunk,

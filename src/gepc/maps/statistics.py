@@ -33,7 +33,7 @@ from torch.nn.functional import interpolate
 from gepc.calibration.calibrators import Calibrator, create_calibrator, under
 from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
-from gepc.images.batches import MAX_CHUNK_PIXELS
+from gepc.images.batches import prepared_chunks
 from gepc.images.sources import Image
 from gepc.methods.base import MapParts
 from gepc.methods.pooling import Map, Pooling, box_filter, combine, odd_eighth
@@ -225,15 +225,8 @@ def map_scores(z: Map) -> Array:
 
 def read_parts(read: Read, images: Iterable[Image]) -> Iterator[tuple[MapParts, Size]]:
     """The parts of batches of consecutive images of one size, few at a time: activations take much memory."""
-    batch: list[Image] = []
-    for image in images:
-        full = len(batch) == AT_ONCE or (len(batch) + 1) * image[0].size > MAX_CHUNK_PIXELS
-        if batch and (full or image.shape != batch[0].shape):
-            yield read(batch), batch[0].shape[1:]
-            batch = []
-        batch.append(image)
-    if batch:
-        yield read(batch), batch[0].shape[1:]
+    for chunk in prepared_chunks(images, AT_ONCE):
+        yield read(chunk.images), chunk.images[0].shape[1:]
 
 
 def _centre(field: Map) -> Map:

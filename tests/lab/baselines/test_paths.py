@@ -153,7 +153,7 @@ def test_presets_and_the_published_bandwidth() -> None:
     light = gepc.create_detector(gaussian(), "diffpath", preset="light", calibration="kde:bandwidth=5")
     assert (paper.calibration_name, paper.extractor.options()["dim"]) == ("gmm", 6)
     light.fit(as_given(30))
-    assert (light.calibrator_.bandwidth_ == 5).all()  # type: ignore[attr-defined]
+    assert (light.fitted.scorer.calibrator_.bandwidth_ == 5).all()  # type: ignore[attr-defined]
     with pytest.raises(OptionError, match="unknown root 'eps2'"):
         method("diffpath", dim=1, root="eps2")
     with pytest.raises(OptionError, match="dim must be 1 or 6"):

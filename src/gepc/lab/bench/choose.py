@@ -143,14 +143,14 @@ def candidates_for(images: Any, backbone: Backbone, size: int | None = None) -> 
 
 def _trial(candidate: Candidate, backbone: Backbone, halves: Sequence[Images], size: int | None, seed: int) -> Trial:
     detector = candidate.detector(backbone, seed=seed, size=size, maps="raw").fit(halves[0])
-    read = chunks(halves[1], detector.preprocessing_, detector.batch_size, OnBadImage.UNREADABLE)
+    read = chunks(halves[1], detector.fitted.preprocessing, detector.batch_size, OnBadImage.UNREADABLE)
     held_out = [image for chunk in read for image in chunk.images]
     fitted = detector.fitted
     inside = _scores(fitted, held_out)
     outside = {kind: _scores(fitted, [synthetic_outlier(image, kind, seed) for image in held_out]) for kind in KINDS}
     again = _scores(replace(fitted, seed=seed + 1), held_out)
     stability = float(spearmanr(inside, again).statistic) if np.ptp(inside) and np.ptp(again) else 1.0
-    return Trial(candidate, detector.cost(), Scores(inside, outside, (), detector.scorer_.selection_), stability)
+    return Trial(candidate, detector.cost(), Scores(inside, outside, (), detector.fitted.scorer.selection_), stability)
 
 
 def _scores(fitted: FittedDetector, images: Sequence[Image]) -> Array:

@@ -124,7 +124,7 @@ class MaskBenchmark:
         means = [float(np.mean([row[column] for row in rows])) for column in (2, 4, 6, 7, 8, 9, 10)]
         count = sum(map(len, self.defective.values()))
         rows.append(("mean", count, means[0], "", means[1], "", *means[2:]))
-        fitted, calibrated = self.detector.n_fit_, len(self.detector.calibration_scores_)
+        fitted, calibrated = self.detector.fitted.fit_images, len(self.detector.calibration_scores_)
         note = (
             f"{fitted} good images to fit on, {calibrated} to calibrate, {len(self.good)} to test with. Pixel AUROC: "
             "mean over images, with a bootstrap interval. PRO: up to a false-positive rate of 0.3. Area: mean share of "
@@ -154,7 +154,7 @@ class MaskBenchmark:
         """The share of images that raise an alarm at a false-alarm rate; NaN if the calibration images are too few."""
         p_values = [image.p_value for image in images]
         try:
-            return float(DecisionRule(rate).alarms(p_values, self.detector.reference_).mean())
+            return float(DecisionRule(rate).alarms(p_values, self.detector.fitted.reference).mean())
         except TooFewImagesError:
             return float("nan")
 

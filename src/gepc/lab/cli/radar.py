@@ -157,7 +157,7 @@ def fit(
         detector.fit(collection, on_progress=advance)
     detector.save(out)
     count = len(detector.calibration_scores_)
-    say(f"{out}: fitted on {detector.n_fit_} patches, calibrated on {count}")
+    say(f"{out}: fitted on {detector.fitted.fit_images} patches, calibrated on {count}")
     say(f"smallest false-alarm rate: {1 / (count + 1):.2g} per patch; for {PER_PATCH:g}, calibrate on {ENOUGH} patches")
 
 

@@ -259,7 +259,7 @@ def _score(detector: Detector, patches: Patches, on_passes: OnPasses) -> ScoredP
 
     results = list(detector.results(patches.pixels, "raise", on_progress=progress))
     scores, p_values = (np.array([getattr(one, name) for one in results]) for name in ("score", "p_value"))
-    alarms = int(DecisionRule(ALPHA).alarms(p_values, detector.reference_).sum())
+    alarms = int(DecisionRule(ALPHA).alarms(p_values, detector.fitted.reference).sum())
     order = np.argsort(scores, kind="stable")
     shown = tuple(int(order[place]) for place in _low_middle_high(len(scores)))
     maps = detector.score_map(patches.pixels[list(shown)])
