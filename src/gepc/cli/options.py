@@ -180,7 +180,9 @@ def duration(seconds: float) -> str:
     """A duration in the unit that suits it."""
     if seconds < 1.0:
         return f"{1e3 * seconds:.3g} ms"
-    return f"{seconds:.1f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} minutes" if seconds < 3 * 3600 else f"{seconds / 3600:.0f} hours"
 
 
 def seconds_per_pass(backbone: Backbone, size: tuple[int, int], patience: float = 5.0, most: int = 32) -> float:

@@ -15,7 +15,7 @@ import gepc
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
 from gepc.lab.bench import detector_tables, plots
-from gepc.lab.bench.cost import passes_needed
+from gepc.lab.bench.cost import estimate_cost
 from gepc.lab.bench.evaluate import Benchmark, Collection, GepcBench, Variant
 from gepc.lab.bench.protocol import BenchmarkDataset, Protocol, builtin_protocols, load_protocol
 from gepc.lab.bench.run import run, write
@@ -70,6 +70,11 @@ def protocol() -> Protocol:
     return build(Protocol, values, "protocol")
 
 
+def passes_needed(protocol, backbone, sizes) -> int:
+    (own,) = estimate_cost(protocol, backbone, (), sizes)
+    return own.passes
+
+
 @pytest.fixture(scope="module")
 def bench(data, protocol) -> GepcBench:
     benchmark = opened(protocol, data, None, kept_backbone())
@@ -108,26 +113,15 @@ def test_a_single_transform_is_what_a_detector_with_that_group_computes(bench, d
     assert np.allclose(columns[:, :, 0], table["s"].mean(2), rtol=1e-5)
 
 
-def test_every_table_has_all_pairs_and_sane_numbers(bench):
-    tables = detector_tables.all_tables(bench)
-    names = [table.name for table in tables]
-    assert len(set(names)) == len(names)
-    assert {
-        "main",
-        "kept",
-        "sweep",
-        "transforms",
-        "calibration",
-        "features",
-        "timesteps",
-        "false_alarms",
-    } <= set(names)
-    main = tables[0]
-    assert main.header[1:4] == ("SET0:SET1", "SET0:SET2", "SET1:SET0")
-    values = [cell for cell in main.rows[0] if isinstance(cell, float)]
-    assert all(0.0 <= value <= 1.0 for value in values)
-    assert values[-1] == pytest.approx(np.mean(values[:-1]))
-    for row in next(table for table in tables if table.name == "transforms").rows:
+def test_every_ablation_has_all_pairs_and_sane_numbers(bench):
+    tables = {table.name: table for table in detector_tables.ablation_tables(bench)}
+    assert list(tables) == ["sweep", "transforms", "calibration", "features", "timesteps"]
+    for name in ("sweep", "transforms", "calibration", "features"):
+        assert tables[name].header[-4:-1] == ("SET0:SET1", "SET0:SET2", "SET1:SET0")
+        for row in tables[name].rows:
+            assert all(0.0 <= cell <= 1.0 for cell in row[-4:])
+            assert row[-1] == pytest.approx(np.mean(row[-4:-1]))
+    for row in tables["transforms"].rows:
         assert all(cell >= 0.5 for cell in row if isinstance(cell, float))
 
 

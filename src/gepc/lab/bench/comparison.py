@@ -52,8 +52,9 @@ def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[
     return found
 
 
-def comparison_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> ResultTable:
+def comparison_table(bench: GepcBench, compared: Sequence[ComparedMethod]) -> ResultTable:
     """The main table: GEPC first, each method's published row below its measured one, the other published rows last."""
+    protocol = bench.protocol
     rows: list[Row] = []
     left = dict(published.MAIN)
     for one in compared:
@@ -65,7 +66,8 @@ def comparison_table(protocol: Protocol, compared: Sequence[ComparedMethod]) -> 
         rows += _published_rows(protocol, row, *values)
     title = "AUROC on all pairs, every method on the same backbone"
     header = (*HEAD, *protocol.pair_labels, *TAIL)
-    return ResultTable("main", title, header, tuple(rows), NOTE + published_note(protocol))
+    counted = f"Counted as in the paper, with the identity, GEPC needs {bench.extractor.paper_cost(protocol.keep)}. "
+    return ResultTable("main", title, header, tuple(rows), NOTE + counted + published_note(protocol))
 
 
 def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:

@@ -47,19 +47,6 @@ def published_note(protocol: Protocol) -> str:
     return PUBLISHED_NOTE if any(value is not None for value in published_values(protocol, values)) else ""
 
 
-def main_table(bench: GepcBench) -> ResultTable:
-    """AUROC of every pair, the average, and F+J; published rows below the measured one."""
-    protocol, keep = bench.protocol, bench.protocol.keep
-    cost = bench.extractor.cost(bench.backbone, (protocol.size, protocol.size), keep)
-    rows: list[Row] = [(*_row(bench, ("GEPC, measured",), bench.aurocs), str(cost))]
-    for name, (values, passes) in published.MAIN.items():
-        rows += [(*row, passes) for row in published_rows(protocol, (f"{name}, published",), values)]
-    paper_cost = bench.extractor.paper_cost(keep)
-    note = f"This implementation needs {cost} per image; counted as in the paper, {paper_cost}. "
-    header = ("method", *protocol.pair_labels, "average", "F+J")
-    return ResultTable("main", "AUROC on all pairs", header, tuple(rows), note + published_note(protocol))
-
-
 def kept_table(bench: GepcBench) -> ResultTable:
     """Candidate and kept timesteps with CV and weights, and those the paper kept."""
     rows = []
@@ -210,12 +197,6 @@ def false_alarm_table(bench: GepcBench) -> ResultTable:
 
 
 def ablation_tables(bench: GepcBench) -> list[ResultTable]:
-    """The main table and every ablation of the paper."""
-    builders = (main_table, sweep_table, transform_table, calibration_table, feature_table, timestep_table)
+    """Every ablation of the paper, in its order."""
+    builders = (sweep_table, transform_table, calibration_table, feature_table, timestep_table)
     return [build(bench) for build in builders]
-
-
-def all_tables(bench: GepcBench) -> list[ResultTable]:
-    """Every table that needs no further network pass, in the paper's order."""
-    main, *ablations = ablation_tables(bench)
-    return [main, kept_table(bench), *ablations, false_alarm_table(bench)]

@@ -26,12 +26,12 @@ REFERENCE_MAPS = 16
 DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
 
-def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod] = ()) -> dict[str, Picture]:
+def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod]) -> dict[str, Picture]:
     """Name of its files -> figure; that of costs only if GEPC was compared with other methods."""
     label, pair = bench.protocol.label, bench.pairs[0]
     first, named = pair[0], label(*pair)
     found: dict[str, Picture] = {}
-    if compared:
+    if len(compared) > 1:
         alt = "AUROC against F+J, one point for each method"
         found["cost"] = Picture(auroc_over_cost(compared), alt, "Average AUROC against passes per image")
     alt, variants = "AUROC of each feature, as bars", feature_variants(bench).items()

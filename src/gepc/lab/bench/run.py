@@ -10,7 +10,7 @@ from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
 from gepc.lab.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
-from gepc.lab.bench.cost import passes_needed, runtime_table
+from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.figures import save
 from gepc.lab.report.page import render
@@ -26,7 +26,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """GEPC and the other methods on every pair, their costs if there are others, the tables, and what they measured."""
+    """GEPC and the other methods on every pair, their costs, the tables, and what they measured."""
 
     bench: GepcBench
     baselines: list[BaselineBench]
@@ -52,20 +52,19 @@ def run(
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
     found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
-    if only_ablations:
-        tables = detector_tables.ablation_tables(bench)
-    else:
-        main, *others = detector_tables.all_tables(bench)
-        tables = [main, methods_table(protocol, [bench, *found]), *others, runtime_table(bench)]
-    compared = compare_methods(bench, found) if found else []
-    if compared:
-        tables[:1] = [comparison_table(protocol, compared), paired_table([bench, *found])]
+    compared = compare_methods(bench, found)
+    tables = [comparison_table(bench, compared), *detector_tables.ablation_tables(bench)]
+    if found:
+        tables.append(paired_table([bench, *found]))
+    if not only_ablations:
+        others = (detector_tables.kept_table, detector_tables.false_alarm_table, runtime_table)
+        tables += [methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]
     about = {
         "command": command,
         "backbone": backbone.source or backbone.family,
         "sha256": backbone.sha256,
         "passes": collection.passes,
-        "passes_one": passes_needed(protocol, backbone, collection.sizes),
+        "passes_one": estimate_cost(protocol, backbone, (), collection.sizes)[0].passes,
         "skipped": collection.skipped,
         "protocol": protocol.as_dict(),
         "methods": [

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -16,8 +16,8 @@ from typer import Argument, Option
 from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say, text_table, typed_command
 from gepc.cli.detect import check_serving, serve_detector
-from gepc.cli.options import duration, seconds_per_jvp, seconds_per_pass
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
+from gepc.core.errors import GepcError, InputError
 from gepc.core.files import check_free, read_json, write_json, write_text
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
@@ -26,7 +26,7 @@ from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.lab.bench.baselines import Baseline
-    from gepc.lab.bench.evaluate import Benchmark
+    from gepc.lab.bench.evaluate import Sizes
     from gepc.lab.bench.masks import MaskProtocol
     from gepc.lab.bench.protocol import Protocol
     from gepc.lab.bench.run import BenchmarkResult
@@ -43,7 +43,7 @@ ProtocolArgument = Annotated[
 DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
 ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
 DryRun = Annotated[
-    bool, Option("--dry-run", help="Run every method on two random images, print the estimated time, and exit.")
+    bool, Option("--dry-run", help="Print the estimated passes, time and memory, and exit; no data set is needed.")
 ]
 
 
@@ -201,14 +201,6 @@ def bench(
             "(method:preset; `gepc info --methods` lists them). The preset is light where none is named."
         ),
     ] = None,
-    budget_minutes: Annotated[
-        float | None,
-        Option(
-            min=0.0,
-            help="Abort if the estimated time (with an empty cache) exceeds this many minutes; 0 prints the estimate "
-            "and exits.",
-        ),
-    ] = None,
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
@@ -223,15 +215,12 @@ def bench(
 
     Example: `gepc bench quick --data data/ --out results`
 
-    Cost of all methods, without running them: `gepc bench small32 --out results --methods all --budget-minutes 0`
+    Cost of all methods, without running them: `gepc bench small32 --out results --methods all --dry-run`
     """
     from gepc.lab.bench.baselines import method_names
 
     names = [] if methods is None else method_names(methods)
-    if dry_run:
-        _try(config, setup, loading, names)
-    else:
-        _run(config, out, data, setup, loading, names, budget=budget_minutes)
+    _run(config, out, data, setup, loading, names, dry_run=dry_run)
 
 
 @opt.with_groups
@@ -284,19 +273,15 @@ def reproduce(
     if config == "radar":
         reproduce_radar(data, out, setup.load(loading, setup.backbone or "sar-tiny"), dry_run, setup.values())
         return
-    protocol, names, usual = (
-        load_protocol(config, setup.overrides()),
-        method_names(methods),
-        "light" if light else "paper",
-    )
+    protocol = load_protocol(config, setup.overrides())
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
     if dry_run:
-        _try(config, setup, loading, names, usual)
         size = sum(one.size for name in wanted for one in missing_files(name, data))
-        say(f"to download: {size / 1e9:.1f} GB; peak memory so far: {_peak_megabytes():,.0f} MiB")
-        return
-    fetch_all(wanted, data, mirror)
-    _run(config, out, data, setup, loading, names, usual)
+        say(f"to download: {size / 1e9:.1f} GB")
+    else:
+        fetch_all(wanted, data, mirror)
+    usual = "light" if light else "paper"
+    _run(config, out, data, setup, loading, method_names(methods), usual, dry_run=dry_run)
 
 
 def _protocols(config: str, setup: Setup, loading: opt.Loading) -> Iterator[tuple[str, Protocol, Backbone]]:
@@ -311,15 +296,6 @@ def _protocols(config: str, setup: Setup, loading: opt.Loading) -> Iterator[tupl
         yield name, protocol, networks[protocol.backbone]
 
 
-def _try(config: str, setup: Setup, loading: opt.Loading, methods: Sequence[str], usual: str = "light") -> None:
-    """Run every method on two random images, and print what the protocols take; no data set is needed."""
-    from gepc.lab.bench.baselines import choose_baselines
-    from gepc.lab.bench.cost import trial_table
-
-    for _, protocol, backbone in _protocols(config, setup, loading):
-        say(trial_table(protocol, backbone, choose_baselines(methods, protocol, backbone, usual)).markdown())
-
-
 def _run(
     config: str,
     out: Path,
@@ -328,15 +304,21 @@ def _run(
     loading: opt.Loading,
     methods: Sequence[str] = (),
     usual: str = "light",
-    budget: float | None = None,
     only_ablations: bool = False,
+    dry_run: bool = False,
 ) -> None:
+    """Run the protocol, or those of all suites, and write the results; with `dry_run`, only print what they take."""
     from gepc.lab.bench.baselines import choose_baselines
     from gepc.lab.bench.evaluate import Benchmark
     from gepc.lab.bench.protocol import load_mask_protocol
     from gepc.lab.bench.run import run, write
     from gepc.methods.extraction import FeatureCache
 
+    if dry_run:
+        for _, protocol, backbone in _protocols(config, setup, loading):
+            text, _ = _estimate(protocol, backbone, choose_baselines(methods, protocol, backbone, usual))
+            say(text)
+        return
     if data is None:
         raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
     if not data.is_dir():
@@ -345,21 +327,14 @@ def _run(
         check_free(out, "results.json", "benchmark")
         _run_masks(with_masks, setup.load(loading, with_masks.backbone), data, out)
         return
-    work, minutes, cache = [], 0.0, setup.cache_folder()
+    work, cache = [], setup.cache_folder()
     for name, protocol, backbone in _protocols(config, setup, loading):
         check_free(out / name, "results.json", "benchmark")
         baselines = choose_baselines(methods, protocol, backbone, usual)
         benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache))
-        if name:
-            note(f"{name}:")
-        passes, own = _estimate(benchmark, baselines)
+        text, passes = _estimate(protocol, backbone, baselines, benchmark.sizes)
+        note(f"{name}:\n{text}" if name else text)
         work.append((name, benchmark, baselines, passes))
-        minutes += own
-    if budget is not None and minutes > budget:
-        raise OptionError(
-            f"the estimated time is {minutes:.0f} minutes, --budget-minutes allows {budget:g}; raise it, name fewer "
-            "methods, or set fewer images for the expensive ones with the protocol's key methods"
-        )
     for name, benchmark, baselines, passes in work:
         with progress("features", passes) as advance:
             result = run(benchmark, typed_command(), baselines, only_ablations, advance)
@@ -394,33 +369,28 @@ def _run_masks(protocol: MaskProtocol, backbone: Backbone, data: Path, out: Path
         say(table.markdown())
 
 
-def _estimate(benchmark: Benchmark, baselines: Sequence[Baseline]) -> tuple[int, float]:
-    """Print the estimated cost with an empty cache; returns the total for the progress bar, and minutes."""
-    from gepc.lab.bench.cost import estimate_cost, passes_needed
+def _estimate(
+    protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline], sizes: Sizes | None = None
+) -> tuple[str, int]:
+    """What every method takes with an empty cache, as text, and the number of network passes."""
+    from gepc.lab.bench.cost import estimate_cost
 
-    backbone, size = benchmark.backbone, (benchmark.protocol.size,) * 2
+    size = (protocol.size, protocol.size)
+    estimates = estimate_cost(protocol, backbone, baselines, sizes)
     pass_seconds = seconds_per_pass(backbone, size)
-    passes = passes_needed(benchmark.protocol, backbone, benchmark.sizes)
-    minutes = passes * pass_seconds / 60
-    note(f"{passes:,} network passes with an empty cache, about {minutes:.1f} minutes")
-    estimated = estimate_cost(baselines, benchmark)
-    jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimated) else 0.0
-    rows: list[tuple[Any, ...]] = []
-    for one in estimated:
-        total, images = one.total, f"{one.baseline.train_images} / {one.baseline.test_images}"
+    jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimates) else 0.0
+    rows, passes, seconds = [], 0, 0.0
+    for one in estimates:
+        cost = one.per_image
         # the time of a Jacobian-vector product includes its forward pass
-        own = ((total.forward - total.jvp) * pass_seconds + total.jvp * jvp_seconds) / 60
-        minutes += own
-        made = f"{total.forward + total.jvp:,} passes"
-        shared = "yes" if one.shared else ""
-        rows.append((one.baseline.label, one.baseline.preset or "", images, one.per_image, made, f"{own:.1f}", shared))
-        # the progress bar advances for every method, shared or not
-        passes += (one.per_image.forward + one.per_image.jvp) * one.images
-    if rows:
-        header = ("method", "preset", "train / test images", "per image", "in all", "minutes", "shared")
-        note(text_table(rows, header))
-        note(f"about {minutes:.0f} minutes in total with an empty cache")
-    return passes, minutes
+        own = one.images * ((cost.forward - cost.jvp) * pass_seconds + cost.jvp * jvp_seconds)
+        rows.append((one.label, f"{one.images:,}", cost, f"{one.passes:,}", duration(own)))
+        passes, seconds = passes + one.passes, seconds + own
+    memory = (
+        f" and {memory_of(size, protocol.batch_size) / 1e9:.1f} GB of memory" if backbone.device.type == "cpu" else ""
+    )
+    table = text_table(rows, ("method", "images", "per image", "passes", "time"))
+    return f"{table}\n{passes:,} network passes with an empty cache, about {duration(seconds)}{memory}", passes
 
 
 def _report(result: BenchmarkResult, out: Path) -> None:
