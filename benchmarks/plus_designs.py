@@ -25,7 +25,7 @@ from gepc.methods.extraction import FeatureTable
 from gepc.methods.features import find_feature
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.gepc_plus import CORRELATIONS, FULL_LEVELS, GepcPlus
-from gepc.methods.groups import SQUARE_SYMMETRIES, Group
+from gepc.methods.groups import Group
 
 Array = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class Design:
         places = [0, *(group.names.index(action.name) for action in self.method.group.moving)]
         table.update({name: table[name][:, :, places] for name in table if find_feature(name).by_element})
         if "inner" in table:
-            turning = [name for name in group.names if name in SQUARE_SYMMETRIES]
+            turning = [action.name for action in group if action.on_layers]
             kept = [turning.index(name) for name in self.method.group.names if name in turning]
             table["inner"] = table["inner"][:, :, kept]
         return table

@@ -13,7 +13,7 @@ from literal_gepc import DESTINATION, move, move_back
 
 from gepc.core.errors import OptionError
 from gepc.methods import groups
-from gepc.methods.groups import IDENTITY, Action, Group, find_action, register_action, shift
+from gepc.methods.groups import IDENTITY, Action, Group, find_action, register_action
 
 images = st.builds(
     lambda seed, count, channels, side: torch.from_numpy(
@@ -90,13 +90,13 @@ def test_an_action_is_on_the_last_two_dimensions(name: str) -> None:
 def test_shift_moves_right_and_down_around_the_border() -> None:
     x = torch.zeros(1, 1, 4, 5)
     x[0, 0, 0, 0] = 1.0
-    assert shift(2, -1).apply(x)[0, 0, 3, 2] == 1.0
+    assert find_action("shift(2,-1)").apply(x)[0, 0, 3, 2] == 1.0
 
 
 @pytest.mark.parametrize("name", sorted(groups._GROUPS))
 def test_non_square_images_lose_what_swaps_their_sides(name: str) -> None:
     """What is left acts on them without changing their shape; a group that has nothing left says so."""
-    group, x = Group.of(name), torch.randn(1, 1, 4, 6, generator=torch.Generator().manual_seed(0))
+    group, x = Group.of(name), torch.randn(1, 3, 4, 6, generator=torch.Generator().manual_seed(0))
     assert group.for_size(5, 5) is group
     kept = group.for_size(4, 6)
     assert kept.names[0] == "id"
@@ -213,8 +213,10 @@ def test_an_action_of_ones_own_is_pickled_with_all_that_it_is_and_a_known_one_by
     for square_only in (True, False):
         own = Action("own quarter", _quarter, _quarter_back, square_only)
         assert pickle.loads(pickle.dumps(own)) == own
-    for name in ("flip_x", "rot90", "shift(3,-2)"):
+    for name in ("flip_x", "rot90"):
         assert pickle.loads(pickle.dumps(find_action(name))) is find_action(name)
+    for name in ("shift(3,-2)", "rotate(30)", "rotate(-180..180)#2", "0.5*rot90", "hue(120)", "gamma(0.8)"):
+        assert pickle.loads(pickle.dumps(find_action(name))) == find_action(name)
 
 
 def test_an_action_that_depends_on_the_image_is_not_linear() -> None:

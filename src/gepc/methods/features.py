@@ -47,7 +47,7 @@ from torch.nn.functional import interpolate
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.plugins import plugins
 from gepc.methods.activations import activation_distance, channel_statistics, position_vectors
-from gepc.methods.groups import SQUARE_SYMMETRIES, Group
+from gepc.methods.groups import Group
 from gepc.methods.passes import ElementAnswers, LevelAnswers
 from gepc.methods.pooling import log_contrast
 
@@ -162,7 +162,7 @@ class Feature:
 
     def elements(self, group: Group) -> tuple[str, ...]:
         """Names of the group elements along the table's third axis, for a feature that is computed per element."""
-        return tuple(name for name in group.names if name in SQUARE_SYMMETRIES) if self.layers else group.names
+        return tuple(action.name for action in group if action.on_layers) if self.layers else group.names
 
     def columns(self, values: Array, each: bool, transformed: bool) -> Array:
         """Columns (N, levels, columns) from the table's values.
@@ -406,7 +406,7 @@ def inner_map(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor | None:
 
 def _layer_gaps(level: LevelAnswers, g: ElementAnswers) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(A - P_g^-1 A_g)^2 (n_g, C, h, w) and mean_p A^2 (n_g, C) of every layer that the element acts on."""
-    if g.action.name not in SQUARE_SYMMETRIES:
+    if not g.action.on_layers:
         return
     for name, activations in level.grids.items():
         here = activations if len(g.rows) == len(activations) else activations[g.rows]

@@ -50,7 +50,8 @@ class GepcExtractor(HasMaps, Extractor):
     pool : pooling over pixels: `mean`, `topk` or `local`.
     topk : the share of the largest pixels, for `topk` and `local`.
     window : side of the box filter, for `local`.
-    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `sign`), or a list of element names or actions.
+    group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `colours`, `sign`, `so2:samples=4`,
+        `translations:max=2,samples=4`), or a list of element names or actions; see `gepc.Group`.
     mc_samples : noise draws to average.
     group_samples : a random subset of this many elements per image and level; None uses all.
     level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.

@@ -1,19 +1,29 @@
-"""Orthogonal actions on images with their inverses, and the groups (finite sets of them) that GEPC averages over."""
+"""Actions on images with their inverses, and the groups (finite sets of them) that GEPC averages over.
+
+An action has a name, by which options and saved detectors refer to it. Those with numbers are `shift(dx,dy)`,
+`translate(dx,dy)`, `rotate(degrees)`, `shear(slope)`, `scale(factor)`, `hue(degrees)`, `channels(matrix)`,
+`gain(factor)` and `gamma(power)`; see `gepc.methods.operators`. A range `low..high` in place of a number means that the
+number is drawn for every image, uniformly and as a function of its content, and `#1`, `#2`, ... tells the draws apart:
+`rotate(-180..180)#1`. A weight in front, `0.5*rot90`, multiplies r_g^2.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from gepc.core.errors import OptionError, nearest
+from gepc.core.errors import OptionError, check_names, nearest, raising
+from gepc.methods.operators import FAMILIES, PIXELS, Operator
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
-PIXELS = (-2, -1)
 
 
 @dataclass(frozen=True)
@@ -26,18 +36,54 @@ class Action:
     apply : P_g.
     inverse : P_g^-1.
     square_only : whether it swaps height and width, and so needs square images.
+    kind : `orthogonal`; `approximate` if P_g^-1 P_g is not exactly the identity; or `intensity` if it acts on the clean
+        image alone, so that the noise and the network's answer stay as they are.
+    on_layers : whether it acts alike on grids of any resolution, and so on the layers of a network.
+    weight : what r_g^2 is multiplied by.
     """
 
     name: str
     apply: Transform
     inverse: Transform
     square_only: bool = False
+    kind: str = "orthogonal"
+    on_layers: bool = False
+    weight: float = 1.0
 
     def on_pixels(self, factor: int) -> Action:
         """The same action on images with `factor` pixels per side of a cell: shifts are that many times longer."""
-        if isinstance(self.apply, Shift):
-            return shift(self.apply.dx * factor, self.apply.dy * factor)
-        return self
+        if not isinstance(self.apply, Operator) or not FAMILIES[self.apply.family].in_pixels:
+            return self
+        longer = self.apply.times(factor)
+        return replace(self._with(longer), name=longer.name)
+
+    def drawn(self, seed: int, keys: Sequence[bytes]) -> Action:
+        """The action on the images with these keys; differs from the action itself if its numbers are random."""
+        if not isinstance(self.apply, Operator) or not self.apply.is_random:
+            return self
+        return self._with(self.apply.drawn(seed, keys, self.name.rpartition("*")[2]))
+
+    def _with(self, operator: Operator) -> Action:
+        return replace(self, apply=operator, inverse=replace(operator, inverted=True))
+
+    def error(self, x: torch.Tensor) -> torch.Tensor:
+        """P_g^-1 P_g x - x: what the operator itself changes, without a network."""
+        return self.inverse(self.apply(x)) - x
+
+    def transported(self, answer: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+        """P_g^-1 eps(P_g x_t), without what the operator itself changes in eps(x_t).
+
+        For an equivariant network, eps(P_g x_t) = P_g eps(x_t), the result is eps(x_t) whatever the operator loses.
+
+        Parameters
+        ----------
+        answer : eps(P_g x_t).
+        here : eps(x_t).
+        """
+        if self.kind == "intensity":
+            return answer
+        back = self.inverse(answer)
+        return back if self.kind == "orthogonal" else back - self.error(here)
 
     def __repr__(self) -> str:
         return f"Action({self.name!r})"
@@ -46,19 +92,7 @@ class Action:
         # by name, so that an unpickled action equals the registered one
         if _known(self.name) == self:
             return find_action, (self.name,)
-        return Action, (self.name, self.apply, self.inverse, self.square_only)
-
-
-@dataclass(frozen=True)
-class Shift:
-    """A circular shift by `dx` pixels to the right and `dy` down."""
-
-    dx: int
-    dy: int
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The shifted image."""
-        return torch.roll(x, (self.dy, self.dx), PIXELS)
+        return Action, (self.name, self.apply, self.inverse, self.square_only, self.kind, self.on_layers, self.weight)
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:
@@ -69,22 +103,21 @@ def _antitransposed(x: torch.Tensor) -> torch.Tensor:
     return x.rot90(2, PIXELS).transpose(*PIXELS)
 
 
-def _involution(name: str, transform: Transform, square_only: bool = False) -> Action:
-    return Action(name, transform, transform, square_only)
+def _involution(name: str, transform: Transform, square_only: bool = False, on_layers: bool = True) -> Action:
+    return Action(name, transform, transform, square_only, on_layers=on_layers)
 
 
 def _rotation(name: str, turns: int) -> Action:
     apply, inverse = partial(torch.rot90, k=turns, dims=PIXELS), partial(torch.rot90, k=-turns, dims=PIXELS)
-    return Action(name, apply, inverse, square_only=turns % 2 == 1)
+    return Action(name, apply, inverse, square_only=turns % 2 == 1, on_layers=True)
 
 
-@cache
-def shift(dx: int, dy: int, name: str | None = None) -> Action:
-    """The action of a circular shift by `dx` pixels to the right and `dy` down."""
-    return Action(name or f"shift({dx},{dy})", Shift(dx, dy), Shift(-dx, -dy))
+def _from_operator(operator: Operator, name: str | None = None) -> Action:
+    family, inverse = FAMILIES[operator.family], replace(operator, inverted=True)
+    return Action(name or operator.name, operator, inverse, kind=family.kind, on_layers=family.on_layers)
 
 
-IDENTITY = _involution("id", _same)
+IDENTITY = _involution("id", _same, on_layers=False)
 
 _ACTIONS: dict[str, Action] = {
     action.name: action
@@ -95,16 +128,13 @@ _ACTIONS: dict[str, Action] = {
         _rotation("rot90", 1),
         _rotation("rot180", 2),
         _rotation("rot270", 3),
-        shift(1, 0, "shift_x"),
-        shift(0, 1, "shift_y"),
+        _from_operator(Operator("shift", (1.0, 0.0)), "shift_x"),
+        _from_operator(Operator("shift", (0.0, 1.0)), "shift_y"),
         _involution("transpose", partial(torch.transpose, dim0=-2, dim1=-1), square_only=True),
         _involution("antitranspose", _antitransposed, square_only=True),
-        _involution("neg", torch.neg),
+        _involution("neg", torch.neg, on_layers=False),
     )
 }
-
-SQUARE_SYMMETRIES = ("flip_x", "flip_y", "rot90", "rot180", "rot270", "transpose", "antitranspose")
-"""Elements that act alike on a grid of any resolution, and so on the layers of a network, unlike shifts by a pixel."""
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "paper": ("id", "flip_x", "flip_y", "rot90", "rot180", "shift_x", "shift_y"),
@@ -112,10 +142,11 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "d4": ("id", "rot90", "rot180", "rot270", "flip_x", "flip_y", "transpose", "antitranspose"),
     "flips": ("id", "flip_x", "flip_y", "rot180"),
     "shifts": ("id", "shift_x", "shift_y"),
+    "colours": ("id", "hue(120)", "hue(240)"),
     "sign": ("id", "neg"),
 }
 
-_SHIFT = re.compile(r"shift\(\s*(-?\d+)\s*,\s*(-?\d+)\s*\)")
+_WITH_NUMBERS = re.compile(r"(\w+)\(([^()]*)\)(#\d+)?")
 
 
 def register_action(action: Action) -> Action:
@@ -131,17 +162,50 @@ def register_action(action: Action) -> Action:
 
 
 def find_action(name: str) -> Action:
-    """The action of that name; `shift(2,-1)` is a circular shift of 2 pixels right and 1 up."""
+    """The action of that name; `shift(2,-1)` is a circular shift of 2 pixels right and 1 up.
+
+    >>> find_action("rotate(30)"), find_action("rotate(-180..180)#1"), find_action("0.5*rot90").weight
+    (Action('rotate(30)'), Action('rotate(-180..180)#1'), 0.5)
+    """
     known = _known(name)
     if known is None:
-        hint = nearest(name, [*_ACTIONS, "shift(dx,dy)"])
+        hint = nearest(name, [*_ACTIONS, "shift(dx,dy)", *(f"{family}(number)" for family in FAMILIES)])
         raise OptionError(f"unknown group element {name!r}; {hint}; register your own with gepc.register_action")
     return known
 
 
 def _known(name: str) -> Action | None:
-    match = _SHIFT.fullmatch(name.strip())
-    return shift(int(match[1]), int(match[2])) if match else _ACTIONS.get(name)
+    weight, star, rest = name.strip().rpartition("*")
+    match = _WITH_NUMBERS.fullmatch(rest)
+    known = _with_numbers(match[1], match[2], match[3] or "") if match else _ACTIONS.get(rest)
+    if known is None or not star:
+        return known
+    factor = _number(weight)
+    if known is IDENTITY or not 0.0 < factor < math.inf:
+        return None
+    return replace(known, name=f"{factor:g}*{known.name}", weight=float(f"{factor:g}"))
+
+
+def _with_numbers(family_name: str, text: str, draw: str) -> Action | None:
+    """The action of a family with numbers or ranges; None if there is no such family or it has no such numbers."""
+    family = FAMILIES.get(family_name)
+    ends = [[_number(end) for end in part.split("..")] for part in text.split(",")]
+    if family is None or not all(len(pair) in (1, 2) and math.isfinite(sum(pair)) for pair in ends):
+        return None
+    low, high = [min(pair) for pair in ends], [max(pair) for pair in ends]
+    random = low != high
+    if random != bool(draw) or (random and not family.random) or not (family.allows(low) and family.allows(high)):
+        return None
+    numbers = [(a, b) if a < b else a for a, b in zip(low, high, strict=True)]
+    operator = Operator(family_name, tuple(numbers))
+    return _from_operator(operator, operator.name + draw)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _check(action: Action) -> None:
@@ -168,7 +232,11 @@ def _check(action: Action) -> None:
 
 @dataclass(frozen=True)
 class Group:
-    """A finite set of actions, the identity first. It need not be closed under composition: the paper's is not."""
+    """A finite set of actions, the identity first. It need not be closed under composition: the paper's is not.
+
+    >>> Group.of("so2:samples=2").names
+    ('id', 'rotate(-180..180)#1', 'rotate(-180..180)#2')
+    """
 
     actions: tuple[Action, ...]
 
@@ -182,8 +250,11 @@ class Group:
         if isinstance(group, Group):
             return group
         if isinstance(group, str):
+            name, _, options = group.partition(":")
+            if name in _CONTINUOUS:
+                return _CONTINUOUS[name](**_read_options(name, options))
             if group not in _GROUPS and _known(group) is None:
-                raise OptionError(f"unknown group {group!r}; {nearest(group, [*_GROUPS, *_ACTIONS])}")
+                raise OptionError(f"unknown group {group!r}; {nearest(group, [*_GROUPS, *_CONTINUOUS, *_ACTIONS])}")
             group = _GROUPS.get(group, (group,))
         actions = [item if isinstance(item, Action) else find_action(item) for item in group]
         for item in actions:
@@ -195,6 +266,46 @@ class Group:
         if len(set(names)) != len(names):
             raise OptionError(f"a group element is given twice: {', '.join(names)}")
         return cls((IDENTITY, *moving))
+
+    @classmethod
+    def so2(cls, samples: float = 4, max: float = 180) -> Group:  # noqa: A002
+        """Rotations by angles that are drawn for every image, uniformly up to `max` degrees either way.
+
+        In options: `so2`, `so2:samples=8`, `so2:samples=4,max=30`.
+        """
+        return cls._random(f"rotate({-max}..{max})", samples)
+
+    @classmethod
+    def translations(cls, max: float = 2, samples: float = 4) -> Group:  # noqa: A002
+        """Shifts by fractions of a pixel that are drawn for every image, uniformly up to `max` pixels along x and y.
+
+        In options: `translations`, `translations:max=2,samples=4`.
+        """
+        return cls._random(f"translate({-max}..{max},{-max}..{max})", samples)
+
+    @classmethod
+    def _random(cls, name: str, samples: float) -> Group:
+        if samples not in range(1, 1001):
+            raise OptionError(f"samples must be a whole number between 1 and 1000, got {samples:g}")
+        return cls.of([f"{name}#{number}" for number in range(1, int(samples) + 1)])
+
+    @classmethod
+    def learned(cls, images: npt.ArrayLike, counterparts: npt.ArrayLike) -> Group:
+        """The orthogonal map of channels that takes images to what you declare equivalent, such as another sensor's.
+
+        It solves the orthogonal Procrustes problem min_M sum_p |M x(p) - y(p)|^2 with M^T M = I: M = U V^T, where
+        U S V^T is the singular value decomposition of sum_p y(p) x(p)^T.
+
+        Parameters
+        ----------
+        images, counterparts : (N, C, H, W) in [-1, 1], pair by pair.
+        """
+        x, y = (np.asarray(values, dtype=np.float64) for values in (images, counterparts))
+        if x.ndim != 4 or x.shape != y.shape:
+            raise OptionError(f"give two arrays (N, C, H, W) of one shape, got {x.shape} and {y.shape}")
+        left, _, right = np.linalg.svd(np.einsum("nihw,njhw->ij", y, x))
+        entries = (left @ right).ravel().tolist()
+        return cls.of([f"channels({','.join(map(repr, entries))})"])
 
     def for_size(self, height: int, width: int) -> Group:
         """The group on images of this size: without the elements that need square images if they are not square."""
@@ -220,3 +331,14 @@ class Group:
 
     def __iter__(self) -> Iterator[Action]:
         return iter(self.actions)
+
+
+_CONTINUOUS: dict[str, Callable[..., Group]] = {"so2": Group.so2, "translations": Group.translations}
+
+
+def _read_options(name: str, text: str) -> dict[str, float]:
+    """Read `samples=4,max=2`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    check_names(f"group {name!r}", [key.strip() for key, _, _ in pairs], ("samples", "max"))
+    with raising(OptionError, f"group {name!r} takes samples=NUMBER and max=NUMBER, got {text!r}", ValueError):
+        return {key.strip(): float(value) for key, _, value in pairs}

@@ -74,7 +74,7 @@ class ElementAnswers:
     action: Action  # g
     rows: torch.Tensor  # positions of the images in `LevelAnswers`
     eps: torch.Tensor  # the transported answer P_g^-1 eps(P_g x_t)
-    gap: torch.Tensor  # mean over channels of r_g^2 = (P_g^-1 eps(P_g x_t) - eps(x_t))^2, (n, H, W)
+    gap: torch.Tensor  # the weight of g times the mean over channels of r_g^2 = (P_g^-1 eps(P_g x_t) - eps(x_t))^2
     activations: Activations  # for P_g x_t, not moved back, if recorded
     log_variance: torch.Tensor | None  # for P_g x_t, not moved back, if asked for
 
@@ -145,7 +145,8 @@ class Passes:
             if waiting and sum(len(others) for _, others in waiting) + len(rows) > self.batch.rows:
                 yield from self._together(level, waiting)
                 waiting = []
-            waiting.append((action, rows))
+            keys = [self.batch.keys[int(row)] for row in level.rows[chosen[:, position]]]
+            waiting.append((action.drawn(self.batch.seed, keys), rows))
         if waiting:
             yield from self._together(level, waiting)
 
@@ -157,16 +158,20 @@ class Passes:
         together = torch.cat(moved) if len(moved) > 1 else moved[0].contiguous()
         answers = self._network(together, level.t, self.record_moved).split([len(part) for part in moved])
         for (action, rows), answer in zip(elements, answers, strict=True):
-            eps = action.inverse(answer.eps)
-            gap = (eps - level.eps[rows]).square().mean(1)
+            here = level.eps[rows]
+            eps = action.transported(answer.eps, here)
+            gap = (eps - here).square().mean(1) * action.weight
             yield ElementAnswers(action, rows, eps, gap, answer.activations, answer.log_variance)
 
     def _moved(self, level: LevelAnswers, action: Action, rows: torch.Tensor) -> torch.Tensor:
         """P_g x_t; where the action is on pixels, sqrt(abar) encode(P_g x) + sigma P_g noise."""
+        if action.kind == "intensity":
+            return noised(action.apply(level.images[rows]), level.noise[rows], level.abar)
         if self.batch.pixels is None or self.backbone.act_on == "latents":
             return action.apply(level.x_t if len(rows) == len(level.x_t) else level.x_t[rows])
         in_batch = torch.from_numpy(level.rows).to(rows.device)[rows]
-        return noised(self.batch.moved(self.backbone, action)[in_batch], action.apply(level.noise[rows]), level.abar)
+        drawn = self.group.actions[self.group.names.index(action.name)].drawn(self.batch.seed, self.batch.keys)
+        return noised(self.batch.moved(self.backbone, drawn)[in_batch], action.apply(level.noise[rows]), level.abar)
 
     def _network(self, x: torch.Tensor, t: int, record: bool) -> _Answer:
         if record and self.backbone.net is not None:
