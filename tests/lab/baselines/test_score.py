@@ -284,20 +284,6 @@ def test_a_mixture_is_seen() -> None:
     assert np.ptp(found) > 0.1 * found.max()
 
 
-def test_median_over_draws() -> None:
-    images = sample(2)
-    extractor = EigenScore(draws=3, iterations=2, over_draws="median")
-    backbone = MixtureBackbone([1, 1], [0.3, -0.3], [0.01, 0.01], SHAPE, ABAR)
-    values = [extractor.eigenvalues(backbone, batch_of(images), T, draw).numpy()[:, 0] for draw in range(3)]
-    found = extractor.at_level(backbone, batch_of(images), T)["eigenscore"].numpy()
-    np.testing.assert_allclose(found, np.median(values, axis=0))
-
-
-def test_draws_are_averaged_or_their_median_is_taken() -> None:
-    with pytest.raises(OptionError, match="unknown over_draws 'all'"):
-        EigenScore(over_draws="all")
-
-
 @pytest.mark.parametrize(("options", "cost"), [({}, 96), ({"k": 2, "iterations": 3, "draws": 1}, 36)])
 def test_cost_of_eigenscore(options: dict[str, int], cost: int) -> None:
     assert passes(method("eigenscore", **options), gaussian()) == (cost, 0)

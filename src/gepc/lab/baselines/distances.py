@@ -3,7 +3,6 @@
     mse       mean of (a - b)^2
     msgms     1 - gradient magnitude similarity of the luminance (Prewitt), mean over pixels and three scales
     ssim      1 - structural similarity with a 7x7 uniform window, mean over two scales
-    backbone  squared distance of the diffusion network's own features, channels of each layer normalised
     lpips     Zhang et al., CVPR 2018 (Alex), if the package and its weights are installed
 
 Each is symmetric, and 0 for equal pictures. Scales differ: calibrate before adding them.
@@ -15,14 +14,12 @@ from pathlib import Path
 
 import torch
 
-from gepc.backbones.base import Backbone
-from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 from gepc.methods.diffpath import SSIM_WINDOW, similarity
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-DISTANCES = ("mse", "msgms", "ssim", "backbone", "lpips")
+DISTANCES = ("mse", "msgms", "ssim", "lpips")
 GMS_CONSTANT = 170.0 / 255.0**2
 SMALLEST_SIDE = 4
 
@@ -76,37 +73,6 @@ def _gradient(x: torch.Tensor) -> torch.Tensor:
     return both.square().sum(1, keepdim=True).sqrt()
 
 
-class BackboneDistance:
-    """Distance between the features that the diffusion network computes at rho about 0.05, without added noise.
-
-    As LPIPS with unit weights: the channels of a layer are normalised to length 1 at each pixel, squared differences
-    averaged over pixels and summed over layers. The layers are the outputs of the network's down blocks. Costs one pass
-    for each new picture: the features of the first argument are kept from call to call.
-    """
-
-    def __init__(self, backbone: Backbone) -> None:
-        if not hasattr(backbone.net, "down_blocks"):
-            raise OptionError("the distance 'backbone' needs a network with down blocks; use mse, msgms or ssim")
-        self.backbone = backbone
-        self.layers = [f"down_blocks.{place}" for place in range(len(backbone.net.down_blocks))]
-        (self.t,) = Levels.rho(0.05).timesteps(backbone.alphas_cumprod)
-        self._known: tuple[torch.Tensor, list[torch.Tensor]] | None = None
-
-    def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """(N,), for the pictures `a` that several are compared with, and one of those, `b`."""
-        if self._known is None or self._known[0] is not a:
-            self._known = (a, self._features(a))
-        layers = zip(self._known[1], self._features(b), strict=True)
-        gaps = [(left - right).square().sum(1).flatten(1).mean(1) for left, right in layers]
-        return sum(gaps[1:], gaps[0])
-
-    def _features(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The features of every layer, (N, C, H, W) each, with channels of unit length."""
-        scaled = (2.0 * x - 1.0) * float(self.backbone.alphas_cumprod[self.t]) ** 0.5
-        _, maps = self.backbone.eps_and_activations(scaled.to(self.backbone.dtype), self.t, self.layers)
-        return [field.double() / field.double().norm(dim=1, keepdim=True).clamp_min(1e-10) for field in maps.values()]
-
-
 class LPIPS:
     """LPIPS with AlexNet on the given device, from files on disk; nothing is downloaded."""
 
@@ -139,11 +105,9 @@ def check_distance(name: str) -> None:
         LPIPS()
 
 
-def distance_of(name: str, backbone: Backbone) -> Distance:
-    """The distance of that name."""
+def distance_of(name: str, device: torch.device | str = "cpu") -> Distance:
+    """The distance of that name, for pictures on the device."""
     check_choice("distance", name, DISTANCES)
-    if name == "backbone":
-        return BackboneDistance(backbone)
     if name == "lpips":
-        return LPIPS(backbone.device)
+        return LPIPS(device)
     return {"mse": mse, "msgms": msgms, "ssim": ssim}[name]

@@ -56,24 +56,19 @@ def reconstruct(
     timesteps: Sequence[int],
     order: int = 4,
     clip: bool = False,
-    history: list[Tensor] | None = None,
-    stop_early: bool = False,
 ) -> Tensor:
     """x_0 from x_t = x at the last of the ascending `timesteps`, down through all of them to rho = 0.
 
     Order 1 is DDIM. Higher orders mix the latest predictions by Adams-Bashforth weights as PLMS does, starting from
-    order 1, so every step costs one pass. As in published code, `history` are predictions of another trajectory to
-    start from, newest first and updated in place, and `stop_early` ends at the first timestep's x_t.
+    order 1, so every step costs one pass.
     """
     rho = np.concatenate([[0.0], rho_of(backbone.alphas_cumprod[list(timesteps)])])
-    if stop_early:
-        rho[0] = rho[1]
     y: Tensor = x / float(np.sqrt(backbone.alphas_cumprod[timesteps[-1]]))
-    seen = [] if history is None else history
+    seen: list[Tensor] = []
     for place in range(len(timesteps), 0, -1):
         t = timesteps[place - 1]
         _, eps = denoise(backbone, y * float(backbone.alphas_cumprod[t]) ** 0.5, t, clip)
-        seen[:] = [eps, *seen][:order]
+        seen = [eps, *seen][:order]
         slope = sum(weight * one for weight, one in zip(ADAMS_BASHFORTH[len(seen) - 1], seen, strict=True))
         y = y + float(rho[place - 1] - rho[place]) * slope
     return y
@@ -123,8 +118,8 @@ class DDPMOOD(Extractor):
 
     The starts are the rho of the authors' 10, 170, ..., 970 on their schedule of 1000 steps, matched to the grid; on
     their schedule an image costs 350 passes. Their code differs from the paper, which this follows: it uses the MSE
-    alone (`distances="mse"`), carries the sampler's history from one start to the next and ends at abar_0 (both with
-    `compat`), and stretches every image's contrast. LPIPS is in the preset `paper` only; its weights must be on disk.
+    alone (`distances="mse"`), carries the sampler's history from one start to the next, ends at abar_0, and stretches
+    every image's contrast. LPIPS is in the preset `paper` only; its weights must be on disk.
 
     Parameters
     ----------
@@ -133,10 +128,8 @@ class DDPMOOD(Extractor):
     distances : names of `gepc.lab.baselines.distances`.
     order : 4 is PLMS, 1 DDIM.
     clip : clip every estimate of x_0 to [-1, 1] on the way; the authors' code does not.
-    compat : carry the history of predictions from start to start, and end at abar_0, as the published code does.
     """
 
-    by_level = False  # the starts may share the sampler's history, and the image's own features
     calibration: ClassVar[str] = "z"
     pixels_only: ClassVar[str | None] = "it compares pictures with their reconstructions"
     presets: ClassVar[Presets] = {
@@ -149,7 +142,6 @@ class DDPMOOD(Extractor):
     distances: tuple[str, ...] = ("mse", "msgms")
     order: int = 4
     clip: bool = False
-    compat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,29 +167,22 @@ class DDPMOOD(Extractor):
         return tuple(sorted({grid[int(np.argmin(np.abs(log_rho[list(grid)] - log_rho[t])))] for t in wanted}))
 
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """Every grid point from each start down, with `compat` from all starts; an upper bound for some levels."""
+        """Every grid point from each start down; an upper bound for some levels."""
         grid = np.asarray(ddim_grid(backbone.n_steps, self.steps))
-        starts = self.timesteps(backbone)
-        if levels is not None and not self.compat:
-            starts = starts[-levels:]
-        extra = 1 + len(starts) if "backbone" in self.distances else 0  # of the image and its reconstructions
-        return Cost(forward=sum(int((grid <= start).sum()) for start in starts) + extra)
+        starts = self.timesteps(backbone)[-(levels or 0) :]
+        return Cost(forward=sum(int((grid <= start).sum()) for start in starts))
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         grid = ddim_grid(backbone.n_steps, self.steps)
-        distances = {name: distance_of(name, backbone) for name in self.distances}
+        distances = {name: distance_of(name, backbone.device) for name in self.distances}
         image = unit(batch.clean(backbone))
-        history: list[Tensor] | None = [] if self.compat else None
-        found: dict[str, list[Tensor]] = {name: [] for name in distances}
-        starts = self.timesteps(backbone) if self.compat else tuple(timesteps)
-        for start in starts:
+        gaps: dict[str, list[Tensor]] = {name: [] for name in distances}
+        for start in timesteps:
             x_t, _ = batch.noised(backbone, int(start))
-            below = [t for t in grid if t <= start]
-            again = unit(reconstruct(backbone, x_t, below, self.order, self.clip, history, self.compat))
+            again = unit(reconstruct(backbone, x_t, [t for t in grid if t <= start], self.order, self.clip))
             for name, distance in distances.items():
-                found[name].append(distance(image, again))
-        asked = [starts.index(start) for start in timesteps]
-        return {name: np.stack([to_numpy(values[place]) for place in asked], axis=1) for name, values in found.items()}
+                gaps[name].append(distance(image, again))
+        return {name: np.stack([to_numpy(value) for value in values], axis=1) for name, values in gaps.items()}
 
 
 @register("lmd")
@@ -243,12 +228,10 @@ class LMD(WholeImage):
         return f"{self.name}[{self.distance}]"
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """Repetitions times steps; the distance `backbone` takes one more per repetition and one for the image."""
-        extra = self.repetitions + 1 if self.distance == "backbone" else 0
-        return Cost(forward=self.repetitions * self.steps + extra)
+        return Cost(forward=self.repetitions * self.steps)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        distance = distance_of(self.distance, backbone)
+        distance = distance_of(self.distance, backbone.device)
         image, known = unit(batch.clean(backbone)), self._checkerboard(backbone, batch.size)
         found = []
         for repetition in range(self.repetitions):

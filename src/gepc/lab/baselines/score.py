@@ -138,7 +138,6 @@ class EigenScore(PerLevel):
     k : number of eigenvalues to sum.
     iterations : products with the Jacobian per eigenvalue; the last one gives the quotient.
     draws : noise draws.
-    over_draws : the `mean` or the `median` over draws.
     """
 
     calibration: ClassVar[str] = "z"
@@ -153,14 +152,13 @@ class EigenScore(PerLevel):
     k: int = at_least(1, 1)
     iterations: int = at_least(1, 8)
     draws: int = at_least(1, 2)
-    over_draws: str = one_of("mean", "median")
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
         return Cost(forward=2 * self.k * self.iterations * self.draws)
 
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
         found = torch.stack([self.eigenvalues(backbone, batch, t, draw).sum(1) for draw in range(self.draws)], 1)
-        return {self.name: found.mean(1) if self.over_draws == "mean" else found.quantile(0.5, dim=1)}
+        return {self.name: found.mean(1)}
 
     def eigenvalues(self, backbone: Backbone, batch: Batch, t: int, draw: int) -> Tensor:
         """(N, k) float64, largest first."""

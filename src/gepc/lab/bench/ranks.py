@@ -82,16 +82,6 @@ class Ranking:
         k, pairs = self.aurocs.shape
         return float(studentized_range.isf(ALPHA, k, np.inf) / np.sqrt(2.0) * np.sqrt(k * (k + 1) / (6.0 * pairs)))
 
-    @cached_property
-    def groups(self) -> list[tuple[int, int]]:
-        """First and last place of each largest run of methods that do not differ by the critical difference."""
-        ranks, found = self.average_ranks, list[tuple[int, int]]()
-        for first, rank in enumerate(ranks):
-            last = int(np.flatnonzero(ranks <= rank + self.critical_difference)[-1])
-            if last > first and (not found or last > found[-1][1]):
-                found.append((first, last))
-        return found
-
     def table(self) -> ResultTable:
         """Average rank, average AUROC over all pairs and in each benchmark, and the worst pair."""
         sizes = zip(self.suites, np.bincount(self.suite_of), strict=True)
@@ -126,32 +116,18 @@ def read_aurocs(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def diagram(ranking: Ranking) -> Figure:
-    """The critical-difference diagram: average ranks on a line, bars under methods that do not differ."""
-    ranks, names = ranking.average_ranks, ranking.methods
-    half, step = (len(names) + 1) // 2, 0.16
-    with drawing(0.9 + step * (half + len(ranking.groups))) as figure:
+    """The average rank of every method, with a bar as long as the critical difference.
+
+    Methods whose bars do not overlap differ.
+    """
+    ranks, places = ranking.average_ranks, np.arange(len(ranking.methods))
+    with drawing(0.7 + 0.17 * len(places)) as figure:
         figure.set_figwidth(DIAGRAM_WIDTH)
         axes = figure.add_subplot()
-        low, high = 1.0, float(len(names))
-        margin = 0.3 * (high - low)  # for the names, so that no line crosses them
-        bottom = 0.6 + 0.35 * len(ranking.groups)
-        axes.set(xlim=(low - margin, high + margin), ylim=(bottom + half + 0.4, -1.6))
-        axes.axis("off")
-        axes.plot([low, high], [0, 0], color=LIGHT["ink"], linewidth=1.0)
-        for tick in range(1, len(names) + 1):
-            axes.plot([tick, tick], [-0.15, 0], color=LIGHT["ink"], linewidth=0.8)
-            if tick % (1 + len(names) // 12) == 0 or tick == 1:
-                axes.text(tick, -0.3, str(tick), ha="center", va="bottom", fontsize=7)
-        axes.plot([low, low + ranking.critical_difference], [-1.15, -1.15], color=LIGHT["muted"], linewidth=2.0)
-        axes.text(low + ranking.critical_difference, -1.15, f"  CD {ranking.critical_difference:.2f}", va="center")
-        for place, (first, last) in enumerate(ranking.groups):
-            height = 0.4 + 0.35 * place
-            axes.plot(ranks[[first, last]], [height] * 2, color=LIGHT["outside"], linewidth=2.5)
-        for place, (rank, name) in enumerate(zip(ranks, names, strict=True)):
-            left = place < half
-            height = bottom + (place if left else len(names) - 1 - place) + 0.2
-            end, side = (low - 0.02 * margin, "right") if left else (high + 0.02 * margin, "left")
-            axes.plot([rank, rank, end], [0, height, height], color=LIGHT["muted"], linewidth=0.7)
-            label = f"{name}  {rank:.1f} " if left else f" {rank:.1f}  {name}"
-            axes.text(end, height, label, ha=side, va="center", fontsize=7)
+        axes.errorbar(ranks, places, xerr=ranking.critical_difference / 2, fmt="o", markersize=4, color=LIGHT["inside"])
+        names = [f"{name}  {rank:.1f}" for name, rank in zip(ranking.methods, ranks, strict=True)]
+        axes.set_yticks(places, names, fontsize=7)
+        axes.invert_yaxis()
+        axes.grid(axis="x", color=LIGHT["rule"], linewidth=0.6)
+        axes.set(xlabel="average rank; methods whose bars do not overlap differ")
     return figure

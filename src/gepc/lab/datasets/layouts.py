@@ -1,22 +1,18 @@
-"""Data sets as image files or array files: any folder or array, CelebA, DTD, Tiny-ImageNet, MNIST and SVHN."""
+"""Data sets as image files or array files: folders, arrays, CelebA, CIFAR, DTD, MNIST, SVHN and Tiny-ImageNet."""
 
 import gzip
 import math
 import struct
-import sys
+import tarfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 
 import numpy as np
-import numpy.typing as npt
 
-from gepc.core.errors import InputError, first_line, raising
+from gepc.core.errors import InputError, raising
 from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
-from gepc.images.sources import IMAGE_NAMES, FileImages, Images, ItemImages
+from gepc.images.sources import FileImages
 from gepc.lab.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 
 _CROP = 140
@@ -165,124 +161,79 @@ def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
 )
 def svhn(root: Path, split: str) -> PixelImages:
     """SVHN, cropped digits (Netzer et al., 2011): 73,257 training and 26,032 test images of 32x32."""
+    from scipy.io import loadmat
+
     path = first_of(root, f"{split}_32x32.mat")
-    pixels = read_matlab_bytes(path, "X")
-    if pixels.ndim != 4 or pixels.shape[2] != 3:
-        raise InputError(f"X in {path} has shape {pixels.shape} instead of (32, 32, 3, N)")
+    with raising(
+        InputError, f"{path} is not a complete MATLAB 5 file: {{error}}", Exception
+    ):  # scipy raises many kinds
+        pixels = loadmat(path, variable_names=["X"]).get("X")
+    if pixels is None:
+        raise InputError(f"{path} holds no array X")
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3:
+        raise InputError(f"X in {path} is {pixels.dtype} of shape {pixels.shape} instead of bytes (32, 32, 3, N)")
     return PixelImages([pixels.transpose(3, 0, 1, 2)], split)
 
 
-_Bytes = npt.NDArray[np.uint8]
-_HEADER = 128
-_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
-_UINT8, _MATRIX, _COMPRESSED = 2, 14, 15
-MAX_UNPACKED = 4 << 30  # four times the largest split of SVHN
-
-
-def read_matlab_bytes(path: Path, name: str) -> _Bytes:
-    """The array of bytes `name` in a MATLAB 5 file, its axes in MATLAB's order; memory-mapped if not compressed.
-
-    scipy's reader crashes on some damaged files. A file is a header of 128 bytes and a sequence of elements, each a
-    type, a size and its content. A variable is an element that holds others (flags, shape, name, numbers), and may be
-    compressed as a whole.
-    """
-    reason = f"{path} is not a complete MATLAB 5 file: {{error}}"
-    with raising(InputError, reason, OSError, ValueError, struct.error, zlib.error):
-        content = np.memmap(path, np.uint8, mode="r")
-        order = _ORDERS.get(content[_HEADER - 4 : _HEADER].tobytes())
-        if order is None:
-            raise ValueError("it has another header")
-        for fields in _variables(content[_HEADER:], order):
-            if len(fields) > 3 and fields[2][1].tobytes() == name.encode():
-                (_, shape), _, (kind, numbers) = fields[1:4]
-                if kind != _UINT8:
-                    raise ValueError(f"{name} is not an array of bytes")
-                return numbers.reshape(shape.view(f"{order}i4"), order="F")
-    raise InputError(f"{path} holds no array {name}")
-
-
-def _variables(content: _Bytes, order: str) -> Iterator[list[tuple[int, _Bytes]]]:
-    for kind, element in _elements(content, order):
-        if kind == _COMPRESSED:
-            unpacked = np.frombuffer(zlib.decompressobj().decompress(element.data, MAX_UNPACKED), np.uint8)
-            kind, element = next(_elements(unpacked, order), (0, element))
-        if kind == _MATRIX:
-            yield list(_elements(element, order))
-
-
-def _elements(content: _Bytes, order: str) -> Iterator[tuple[int, _Bytes]]:
-    """(type, content) of each element, as views."""
-    at = 0
-    while at < len(content):
-        kind, size = struct.unpack_from(f"{order}II", content.data, at)
-        start, end = at + 8, at + 8 + size
-        if kind >> 16:  # a small element: size and type share a word and the content is the next word
-            kind, size = kind & 0xFFFF, kind >> 16
-            start, end = at + 4, at + 4 + size
-        if end > len(content):
-            raise ValueError("it is cut short")
-        yield kind, content[start:end]
-        at = end if kind == _COMPRESSED else end + -end % 8
-
-
-_SWITCHES = (
-    ("datasets.config", "HF_DATASETS_OFFLINE"),
-    ("datasets.config", "HF_HUB_OFFLINE"),
-    ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
-)
+_CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 
 @register(
-    "hf",
-    layout="a folder of that name, written by save_to_disk or in a form that load_dataset reads; or the data set in "
-    "the cache of the datasets library, where its own load_dataset puts it",
-    home="https://huggingface.co/datasets",
-    by_name=True,
+    "cifar10",
+    layout="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or "
+    "cifar-10-binary.tar.gz",
+    home=_CIFAR_HOME,
 )
-def hugging_face(root: Path, split: str, name: str) -> Images:
-    """The split of that name; images are decoded when asked for."""
-    with raising(InputError, "hf needs the package `datasets`: pip install datasets", ImportError):
-        library = import_module("datasets")
-    path, _, configuration = name.partition(":")
-    try:
-        with _offline(library):
-            table = _load(library, root / path, path, configuration or None)
-    except InputError:
-        raise
-    except Exception as error:  # whatever the reader of that data set raises
-        raise InputError(f"{path} is neither below {root} nor in the cache: {first_line(error)}") from error
-    if split not in table:
-        raise InputError(f"{path} has no {split} split but {', '.join(map(str, table)) or 'none'}")
-    rows = table[split]
-    if not set(IMAGE_NAMES) & set(rows.column_names):
-        raise InputError(f"no column is called {', '.join(IMAGE_NAMES)}; there are {', '.join(rows.column_names)}")
-    return ItemImages(rows, f"{split}/")
+def cifar10(root: Path, split: str) -> PixelImages:
+    """CIFAR-10 (Krizhevsky, 2009): 50,000 training images in five batches, 10,000 test images, 32x32."""
+    train = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    names = train if split == "train" else ["test_batch.bin"]
+    return PixelImages(_read_cifar(root, "cifar-10-batches-bin", "cifar-10-binary.tar.gz", names, labels=1), split)
 
 
-def _load(library: Any, folder: Path, name: str, configuration: str | None) -> Any:
-    """The mapping from splits to tables; a table that was saved alone, without the name of a split, is a test set."""
-    saved = [name for name in ("dataset_dict.json", "state.json") if (folder / name).is_file()]
-    if saved:
-        if configuration is not None:
-            raise InputError(f"a data set written by save_to_disk has no configurations; leave out {configuration!r}")
-        found = library.load_from_disk(str(folder))
-        return found if saved[0] == "dataset_dict.json" else {str(found.split or "test"): found}
-    return library.load_dataset(str(folder) if folder.is_dir() else name, configuration)
+@register(
+    "cifar100",
+    layout="cifar-100-binary/ with train.bin and test.bin, or cifar-100-binary.tar.gz",
+    home=_CIFAR_HOME,
+)
+def cifar100(root: Path, split: str) -> PixelImages:
+    """CIFAR-100 (Krizhevsky, 2009): 50,000 training images, 10,000 test images, 32x32."""
+    names = [f"{split}.bin"]
+    return PixelImages(_read_cifar(root, "cifar-100-binary", "cifar-100-binary.tar.gz", names, labels=2), split)
 
 
-@contextmanager
-def _offline(library: Any) -> Iterator[None]:
-    """Turn the offline switches of the libraries on, and the progress bars off."""
-    modules = [(sys.modules.get(module), switch) for module, switch in _SWITCHES]
-    before = [(module, switch, getattr(module, switch)) for module, switch in modules if hasattr(module, switch)]
-    hidden = library.are_progress_bars_disabled()
-    library.disable_progress_bars()
-    try:
-        for module, switch, _ in before:
-            setattr(module, switch, True)
-        yield
-    finally:
-        for module, switch, value in before:
-            setattr(module, switch, value)
-        if not hidden:
-            library.enable_progress_bars()
+def _read_cifar(root: Path, folder: str, archive: str, names: Sequence[str], labels: int) -> list[Pixels]:
+    """Batches of records, viewed in place: `labels` bytes, then 1024 red, 1024 green and 1024 blue bytes."""
+    place, record = first_of(root, folder, archive), labels + 3 * 32 * 32
+    contents = _map_files(place, names) if place.is_dir() else _unpack(place, folder, names)
+    for name, content in zip(names, contents, strict=True):
+        if len(content) % record:
+            raise InputError(f"{name} in {place} is cut short: {len(content)} bytes are not whole records of {record}")
+    return [content.reshape(-1, record)[:, labels:].reshape(-1, 3, 32, 32) for content in contents]
+
+
+def _map_files(folder: Path, names: Sequence[str]) -> list[Pixels]:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"{folder} lacks {', '.join(missing)}")
+    with raising(InputError, f"{folder}: {{error}}", ValueError):  # an empty file
+        return [np.memmap(folder / name, np.uint8, mode="r") for name in names]
+
+
+def _unpack(archive: Path, folder: str, names: Sequence[str]) -> list[Pixels]:
+    """The named files of the archive, read into memory; nothing is written to disk."""
+    contents: dict[str, Pixels] = {}
+    reason = f"{archive} is damaged or cut short: {{error}}"
+    failing = raising(InputError, reason, OSError, EOFError, tarfile.TarError, zlib.error)
+    with failing, tarfile.open(archive, "r:*") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            stream = tar.extractfile(member) if path.parent.name == folder and path.name in names else None
+            if stream is not None:
+                contents[path.name] = np.frombuffer(stream.read(), np.uint8)
+            if len(contents) == len(names):
+                break
+    missing = [f"{folder}/{name}" for name in names if name not in contents]
+    if missing:
+        raise InputError(f"{archive} lacks {', '.join(missing)}")
+    return [contents[name] for name in names]

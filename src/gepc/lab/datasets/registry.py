@@ -26,39 +26,36 @@ SPLITS = ("train", "test")
 class DatasetSpec:
     """One family of data sets."""
 
-    family: str  # the name in the registry, which is what precedes the colon in `hf:NAME`
+    family: str  # the name in the registry, which is what precedes the colon in `npz:celeba32.npz`
     layout: str  # a description of the files on disk, for error messages
     home: str  # where to get the data
-    read: Callable[..., Images]  # takes (root, split), or (root, split, name) with `by_name`
-    by_name: bool = False  # whether what follows the colon is a name for the reader, not a path below the root
+    read: Callable[[Path, str], Images]  # takes the place of the files, and the split
 
     def open(self, root: Path, split: str, rest: str) -> Images:
         """Open the whole split; a missing or damaged file is an `InputError` that describes the expected layout."""
-        if self.by_name and not rest:
-            raise OptionError(f"{self.family} needs a name: write {self.family}:NAME")
-        place, name = (root, (rest,)) if self.by_name else (root / rest, ())
+        place = root / rest
         try:
-            if not self.by_name and not place.exists():
+            if not place.exists():
                 raise InputError(f"{place} does not exist")
-            return self.read(place, split, *name)
+            return self.read(place, split)
         except (InputError, OSError) as error:
-            home = f"; get it from {self.home}, or with `gepc data get`" if self.home and not self.by_name else ""
+            home = f"; get it from {self.home}, or with `gepc data get`" if self.home else ""
             raise InputError(
                 f"{self.family}, {split} split: {error}. Expected in {place}: {self.layout}{home}"
             ) from error
 
 
-Reader = TypeVar("Reader", bound=Callable[..., Images])
+Reader = TypeVar("Reader", bound=Callable[[Path, str], Images])
 _DATASETS: dict[str, DatasetSpec] = {}
 
 
-def register(family: str, layout: str, home: str = "", by_name: bool = False) -> Callable[[Reader], Reader]:
+def register(family: str, layout: str, home: str = "") -> Callable[[Reader], Reader]:
     """Function decorator: register a reader as a data set; see `DatasetSpec` for the parameters."""
 
     def add(read: Reader) -> Reader:
         if family in _DATASETS:
             raise OptionError(f"a data set named {family!r} exists already")
-        _DATASETS[family] = DatasetSpec(family, layout, home, read, by_name)
+        _DATASETS[family] = DatasetSpec(family, layout, home, read)
         return read
 
     return add
@@ -73,7 +70,7 @@ def _known() -> dict[str, DatasetSpec]:
 
 
 def list_datasets() -> list[str]:
-    """Names of the data sets; `hf` takes a name after a colon, the others may take a path."""
+    """Names of the data sets; each may take a path after a colon."""
     return sorted(_known())
 
 
@@ -89,8 +86,7 @@ def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None,
 
     Parameters
     ----------
-    name : one of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`),
-        `hf:NAME` is a Hugging Face data set.
+    name : one of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`).
     root : the folder that contains the folder or archive of the data set, or that folder or archive itself.
     split : `train` or `test`, as the data set defines them. They are read from different files and never overlap.
     limit : keep at most this many images. Without a seed they are the first ones.
