@@ -74,7 +74,7 @@ def pipeline(detector: gepc.Detector, paths: list[Path], place: Path, workers: i
     images = FileImages(paths)
     run = open_run(place / "run", Identity.of(detector.fitted, images), restart=True)
     score_shards(run, run.pending(), detector.fitted, images, workers=workers)
-    with result_table(place / "scores.csv", "csv") as append:
+    with result_table(place / "scores.csv") as append:
         merge(run, lambda p: DecisionRule(0.05).alarms(p, detector.fitted.reference), append)
     run.remove()
     return run

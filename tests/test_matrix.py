@@ -307,14 +307,16 @@ def test_save_and_load(method: str, preset: str | None, case: Any, expected: Any
 def test_an_actor_of_the_cluster(method: str, preset: str | None, case: Any, expected: Any) -> None:
     pytest.importorskip("ray", reason="a cluster needs gepc[ray]")
     from gepc.runs.cluster import DetectorPayload, ScoreActor
+    from gepc.runs.shards import parse_shard
 
     made = case(method, preset)
-    actor = ScoreActor(DetectorPayload.of(made.folder, str(made.network), 4), None)
+    actor = ScoreActor(DetectorPayload.of(made.folder, str(made.network), 4), Path.cwd(), None)
     names = [str(made.images / name) for name in (*GOOD, BAD)]
     batch = {"shard": [0], "start": [0], "stop": [len(names)], "names": [names], "labels": [[]]}
-    (rows,) = actor(batch)
-    assert [bool(error) for error in rows["error"]] == [False] * len(GOOD) + [True]
-    found = {name: (rows["score"][i], rows["p_value"][i]) for i, name in enumerate(GOOD)}
+    (text,) = actor(batch)["text"]
+    rows = parse_shard(text)
+    assert [row.error is not None for row in rows] == [False] * len(GOOD) + [True]
+    found = {name: (row.score, row.p_value) for name, row in zip(GOOD, rows, strict=False)}
     assert_same(found, expected(method, preset))
 
 

@@ -202,12 +202,10 @@ def test_another_detector_is_refused(place, gepc):
 
 
 def test_shards_are_kept_and_merged_on_demand(place, gepc, expected):
-    code, out, err = gepc("score", "det", "new", "--shards", "parts", "--shard-size", "3", "--format", "parquet")
+    code, out, err = gepc("score", "det", "new", "--shards", "parts", "--shard-size", "3")
     assert (code, out) == (0, ""), err
     assert "10 images in 4 shards in parts" in err
-    assert sorted(path.name for path in (place / "parts").glob("shard*")) == [
-        f"shard-0000{i}.parquet" for i in range(4)
-    ]
+    assert sorted(path.name for path in (place / "parts").glob("shard*")) == [f"shard-0000{i}.csv" for i in range(4)]
     for name in ("all.csv", "all.parquet"):
         assert gepc("score", "det", "new", "--shards", "parts", "--out", name, "--alpha", "0.1")[0] == 0
     assert_same_table((place / "all.csv").read_text(), expected)
@@ -223,7 +221,7 @@ def test_shards_are_kept_and_merged_on_demand(place, gepc, expected):
 
 
 def test_nothing_but_speed_depends_on_how(place, gepc, expected):
-    for options in (["--batch-size", "auto"], ["--batch-size", "3"], ["--shard-size", "1"]):
+    for options in (["--batch-size", "3"], ["--shard-size", "1"]):
         code, out, err = gepc("score", "det", "new", "--alpha", "0.1", *options)
         assert code == 0, err
         assert_same_table(out, expected)
@@ -326,9 +324,9 @@ def test_killed_while_a_run_is_thrown_away(place, gepc, expected, number):
         (["--shards", "x", "--out", "det/detector.json/x.csv"], "cannot write det/detector.json/x.csv: "),
         (["--out", "new"], "new is a folder; --out is a file, such as new/scores.csv"),
         (["--shards", "det/detector.json/x"], "cannot write det/detector.json/x: "),
-        (["--out", "x.csv", "--batch-size", "many"], "whole number of at least 1, or auto"),
+        (["--out", "x.csv", "--batch-size", "many"], "'many' is not a valid int"),
         (["--out", "x.csv", "--engine", "spark"], "unknown engine 'spark'"),
-        (["--out", "x.csv", "--format", "xlsx"], "unknown format 'xlsx'"),
+        (["--out", "x.xlsx"], "tables are CSV or Parquet"),
         (["--shards", "new"], "holds no run"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_missing_extra_is_one_sentence(gepc, monkeypatch, origin, command):
     """With the command that installs it from where the package itself came from."""
     record = SimpleNamespace(read_text=lambda name: origin and json.dumps(origin))
     monkeypatch.setattr(sys.modules["gepc.cli.app"], "distribution", lambda name: record)
-    monkeypatch.setattr("gepc.cli.detect.NEEDED", ("no_such_package",))
+    monkeypatch.setitem(sys.modules, "gepc.serve", None)
     code, _, error = gepc("serve", "det")
     assert (code, error) == (2, f"error: serving needs more packages; install with: {command}\n")
 

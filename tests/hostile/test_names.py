@@ -138,7 +138,7 @@ def test_a_run_that_is_resumed_scores_changed_files_again(detector, tmp_path: Pa
     images = FileImages([tmp_path / f"{index}.png" for index in range(9)])
 
     def resumed():
-        return open_run(tmp_path / "run", Identity.of(detector.fitted, images), "csv", 3, names=images.names)
+        return open_run(tmp_path / "run", Identity.of(detector.fitted, images), 3, names=images.names)
 
     run = resumed()
     score_shards(run, run.pending()[:2], detector.fitted, images)

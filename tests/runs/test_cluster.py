@@ -20,18 +20,18 @@ from toys import as_uint8, pictures
 
 import gepc
 from gepc.detector.stream import Result
-from gepc.images.sources import ArrayImages, open_images
+from gepc.images.sources import open_images
 from gepc.runs.local import score_shards
-from gepc.runs.shards import Identity, ScoreRun, Shard, open_run
+from gepc.runs.shards import Identity, ScoreRun, Shard, open_run, parse_shard, shard_text
 
 ray = pytest.importorskip("ray", reason="a cluster needs ray: pip install 'gepc[ray]'")
 from gepc.runs.cluster import (  # noqa: E402
     Cluster,
     DetectorPayload,
-    ImageLocations,
     ScoreActor,
     reason_of,
     score_shards_on_cluster,
+    work_item,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trusted")]
@@ -123,11 +123,11 @@ def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) 
     source = str(place / "new")
     images = open_images(source)
     detector = gepc.load_detector(place / "det")
-    open_run(tmp_path / "run", Identity.of(detector.fitted, images), "parquet", 1)
+    open_run(tmp_path / "run", Identity.of(detector.fitted, images), 1)
     run = KillsANode(tmp_path / "run", len(images), 1, "parquet")
     run.cluster = nodes
     payload = DetectorPayload.of(place / "det", None, batch_size=8)
-    score_shards_on_cluster(run, payload, ImageLocations.of(images, source), Cluster(nodes.address, 1, CPUS_PER_ACTOR))
+    score_shards_on_cluster(run, payload, images, source, Cluster(nodes.address, 1, CPUS_PER_ACTOR))
     assert run.cluster is None
     assert len(nodes.worker_nodes) == 1
     assert_as_local(run, place, source, tmp_path)
@@ -155,6 +155,11 @@ def test_the_command_line_on_a_cluster(place: Path, nodes: Any, monkeypatch: pyt
     np.testing.assert_allclose(scores, [result.score for result in near.results(place / "new")], atol=1e-4)
 
 
+def answer(actor: ScoreActor, item: dict[str, Any]) -> list[Result]:
+    (text,) = actor({name: [value] for name, value in item.items()})["text"]
+    return parse_shard(text)
+
+
 @pytest.mark.parametrize("kind", ["array", "address", "files"])
 def test_what_an_actor_does_with_a_shard(place: Path, kind: str) -> None:
     """The actor's own code, without a cluster around it."""
@@ -162,13 +167,14 @@ def test_what_an_actor_does_with_a_shard(place: Path, kind: str) -> None:
     given = {"array": f"{place}/stack.npz:x", "address": f"file://{place}/new", "files": str(place / "new")}[kind]
     images = open_images(given)
     expected = list(gepc.load_detector(place / "det").results(images))[2:5]
-    locations = ImageLocations.of(images, given)
-    actor = ScoreActor(DetectorPayload.of(place / "det", None, batch_size=2), locations.array)
-    item = locations.item(Shard(0, 2, 5), None)
-    (rows,) = actor({name: [value] for name, value in item.items()})
-    assert rows["index"].tolist() == [2, 3, 4]
-    np.testing.assert_allclose(rows["score"], [result.score for result in expected], atol=1e-5)
-    assert [locations.shown(index, "")[0] for index in (2, 3, 4)] == [result.name for result in expected]
+    actor = ScoreActor(
+        DetectorPayload.of(place / "det", None, batch_size=2), Path.cwd(), given if kind == "array" else None
+    )
+    found = answer(actor, work_item(Shard(0, 2, 5), images, None))
+    assert [row.index for row in found] == [2, 3, 4]
+    np.testing.assert_allclose([row.score for row in found], [result.score for result in expected], atol=1e-5)
+    if kind != "array":
+        assert [row.name for row in found] == [result.name for result in expected]
 
 
 @pytest.mark.parametrize("given", [None, "moved"])
@@ -183,26 +189,25 @@ def test_actors_load_the_backbone_with_its_own_options(
     detector = gepc.GEPC(backbone, levels=(0.99, 0.9), keep=1, group=("flip_x",)).fit(pictures(66, 16, seed=0))
     detector.save("det")
     images = pictures(5, 16, seed=3)
+    np.save("stack.npy", images)
     expected = [result.score for result in detector.results(images)]
     if given is not None:
         Path("net").rename(given)
     payload = DetectorPayload.of(Path("det"), given, batch_size=2)
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    np.save("stack.npy", images)
-    actor = ScoreActor(payload, "stack.npy")
+    monkeypatch.chdir(tmp_path / "elsewhere")  # where a process of the cluster starts
+    actor = ScoreActor(payload, tmp_path, "stack.npy")
     assert actor.fitted.backbone.load_options["dtype"] == "bfloat16"
-    item = ImageLocations.of(open_images("stack.npy"), "stack.npy").item(Shard(0, 0, 5), None)
-    (rows,) = actor({name: [value] for name, value in item.items()})
-    np.testing.assert_array_equal(rows["score"], expected)
+    found = answer(actor, work_item(Shard(0, 0, 5), open_images("stack.npy"), None))
+    np.testing.assert_array_equal([row.score for row in found], expected)
 
 
-def test_the_array_of_a_folder_whose_name_ends_like_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.npz.d").mkdir()
-    np.savez("data.npz.d/train.npz", x=as_uint8(pictures(5, 16)))
-    locations = ImageLocations.of(ArrayImages(pictures(5, 16)), "data.npz.d/train.npz:x")
-    assert locations.array == f"{tmp_path}/data.npz.d/train.npz:x"
+def test_a_directory_that_a_node_does_not_have(place: Path, tmp_path: Path) -> None:
+    """It does not matter to images at absolute paths or URLs."""
+    here = Path.cwd()
+    actor = ScoreActor(DetectorPayload.of(place / "det", None, batch_size=2), tmp_path / "nowhere", None)
+    assert Path.cwd() == here
+    assert len(answer(actor, work_item(Shard(0, 0, 2), open_images(str(place / "new")), None))) == 2
 
 
 def test_a_backbone_that_the_nodes_cannot_load(place: Path) -> None:
@@ -244,21 +249,22 @@ def test_a_cluster_that_stands_still_is_asked_again_while_it_gets_on(
 
     asked: list[int] = []
 
-    def standing_still(ray: Any, shards: list[Shard], *others: Any) -> Iterator[tuple[Shard, list[Result]]]:
-        asked.append(len(shards))
-        for shard in shards[:shards_each_time]:
-            yield shard, [Result(index, str(index), 0.0, 1.0) for index in range(shard.start, shard.stop)]
-        if shards[shards_each_time:]:
+    def standing_still(ray: Any, work: list[dict[str, Any]], *others: Any) -> Iterator[dict[str, Any]]:
+        asked.append(len(work))
+        for item in work[:shards_each_time]:
+            rows = [Result(index, str(index), 0.0, 1.0) for index in range(item["start"], item["stop"])]
+            yield {"shard": item["shard"], "text": shard_text(rows)}
+        if work[shards_each_time:]:
             raise ExecutionTimeoutError("no progress for 1800 s")
 
-    monkeypatch.setattr(cluster, "_computed", standing_still)
-    run = ScoreRun(tmp_path, 24, 8, "csv")
-    payload, locations = DetectorPayload({}, 2), ImageLocations(open_images(str(place / "new")), None)
+    monkeypatch.setattr(cluster, "_scored", standing_still)
+    run = ScoreRun(tmp_path, 24, 8)
+    payload, source = DetectorPayload({}, None, 2), str(place / "new")
     if shards_each_time:
-        score_shards_on_cluster(run, payload, locations, NoCluster())
+        score_shards_on_cluster(run, payload, open_images(source), source, NoCluster())
         assert asked == [3, 2, 1]
         assert [result.index for result in rows(run)] == list(range(24))
     else:
         with pytest.raises(gepc.core.errors.GepcError, match=r"gave up: no progress.*run it again"):
-            score_shards_on_cluster(run, payload, locations, NoCluster())
+            score_shards_on_cluster(run, payload, open_images(source), source, NoCluster())
         assert asked == [3]

@@ -13,16 +13,14 @@ from toys import pictures, toy_detector
 
 import gepc
 from gepc.conformal.p_values import group_labels
-from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result
 from gepc.images.sources import ArrayImages, Images, open_images
-from gepc.runs import local
-from gepc.runs.local import SIZES, fastest, fastest_batch_size, score_shards
+from gepc.runs.local import score_shards
 from gepc.runs.shards import Identity, ScoreRun, open_run
 
 
-def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4, kind: str = "csv") -> ScoreRun:
-    return open_run(place, Identity.of(detector.fitted, images), kind, shard_size)
+def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4) -> ScoreRun:
+    return open_run(place, Identity.of(detector.fitted, images), shard_size)
 
 
 def rows(run: ScoreRun) -> list[Result]:
@@ -84,69 +82,7 @@ def test_groups_follow_their_images(folder: Path, tmp_path: Path) -> None:
     detector = toy_detector().fit(pictures(40, seed=1), groups=["day", "night"] * 20)
     images = open_images(folder)
     labels = group_labels("folder", images, np.arange(len(images)))
-    run = open_run(tmp_path / "run", Identity.of(detector.fitted, images, labels), "csv", 5)
+    run = open_run(tmp_path / "run", Identity.of(detector.fitted, images, labels), 5)
     score_shards(run, run.pending(), detector.fitted, images, labels)
     assert_same(rows(run), list(detector.results(images, groups="folder")))
     assert Identity.of(detector.fitted, images, labels) != Identity.of(detector.fitted, images)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ({8: 4.0, 16: 3.0, 32: 2.0, 64: 2.5}, 32),
-        ({8: 1.0, 16: 1.0, 32: 0.1}, 8),  # larger and no faster: memory for nothing
-        ({8: 4.0, 16: 3.0, 32: 2.0}, 32),
-    ],
-)
-def test_the_fastest(seconds: dict[int, float], expected: int) -> None:
-    assert fastest(seconds.__getitem__, sorted(seconds)) == expected
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate"), RuntimeError("can't allocate memory")],
-)
-def test_what_does_not_fit_is_not_taken(error: Exception) -> None:
-    def seconds(size: int) -> float:
-        if size > 32:
-            raise error
-        return 1.0 / size
-
-    assert fastest(seconds) == 32
-    with pytest.raises(type(error)):
-        fastest(seconds, (64, 128))
-
-
-def test_other_errors_are_not_hidden() -> None:
-    def seconds(size: int) -> float:
-        if size > 8:
-            raise RuntimeError("shape mismatch")
-        return 1.0
-
-    with pytest.raises(RuntimeError, match="shape"):
-        fastest(seconds)
-
-
-def test_measuring_leaves_the_detector_as_it_was(detector: gepc.GEPC) -> None:
-    before = (detector.batch_size, detector.backbone.forward_count)
-    assert fastest_batch_size(detector.fitted, 20) in SIZES[:2]
-    assert fastest_batch_size(detector.fitted, 3) == SIZES[0]
-    assert (detector.batch_size, detector.backbone.forward_count) == before
-
-
-@pytest.mark.parametrize(("pixels", "expected"), [(1 << 19, [8, 16, 32, 64, 128]), (20 * 64, [8, 16]), (3 * 64, [3])])
-def test_a_batch_is_measured_as_it_would_be_scored(
-    detector: gepc.GEPC, monkeypatch: pytest.MonkeyPatch, pixels: int, expected: list[int]
-) -> None:
-    """In one network call also above the detector's own batch size, and never with more pixels than a chunk has."""
-    sizes = []
-
-    def evaluate(fitted: FittedDetector, images: list[object]) -> None:
-        assert fitted.batch_size == len(images)
-        sizes.append(len(images))
-
-    monkeypatch.setattr(FittedDetector, "evaluate", evaluate)
-    monkeypatch.setattr(local, "MAX_CHUNK_PIXELS", pixels)
-    monkeypatch.setattr(local, "WORTH_IT", 1e9)
-    assert fastest_batch_size(detector.fitted, 200) == expected[-1]
-    assert sizes == [1, *expected]

@@ -29,9 +29,9 @@ from gepc.runs.shards import (
     list_digest,
     merge,
     open_run,
-    read_shard,
+    parse_shard,
     result_table,
-    write_shard,
+    shard_text,
 )
 
 NAMES = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1)
@@ -49,25 +49,17 @@ def results(draw: st.DrawFn) -> list[Result]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
 @given(rows=results())
-def test_every_digit_and_letter_comes_back(
-    kind: str, rows: list[Result], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("shard") / f"shard.{kind}"
-    write_shard(path, rows)
-    found = read_shard(path)
+def test_every_digit_and_letter_comes_back(rows: list[Result]) -> None:
+    found = parse_shard(shard_text(rows))
     np.testing.assert_equal([vars(row) for row in found], [vars(row) for row in rows])
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.png")
     rows = [Result(0, name, 1.0, 0.5)]
-    write_shard(tmp_path / "shard.csv", rows)
-    assert read_shard(tmp_path / "shard.csv") == rows
-    write_shard(tmp_path / "shard.parquet", rows)
-    assert read_shard(tmp_path / "shard.parquet") == rows
-    with result_table(tmp_path / "scores.csv", "csv") as append:
+    assert parse_shard(shard_text(rows)) == rows
+    with result_table(tmp_path / "scores.csv") as append:
         append(rows, [True])
     assert "'caf\\udce9.png,1,0.5,true," in (tmp_path / "scores.csv").read_text(encoding="utf-8")
     assert list_digest(FileImages([Path(name)])) != list_digest(FileImages([Path("caf.png")]))
@@ -75,12 +67,12 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 def test_shards_cover_the_list_once() -> None:
     for count in range(12):
-        shards = ScoreRun(Path("run"), count, 5, "csv").shards
+        shards = ScoreRun(Path("run"), count, 5).shards
         assert [index for shard in shards for index in range(shard.start, shard.stop)] == list(range(count))
 
 
 def test_a_shard_with_a_missing_or_repeated_row_is_never_written(tmp_path: Path) -> None:
-    run = ScoreRun(tmp_path, 4, 2, "csv")
+    run = ScoreRun(tmp_path, 4, 2)
     rows = [Result(index, "x", 0.0, 1.0) for index in (0, 1)]
     for wrong in (rows[:1], [*rows, rows[0]], rows[::-1]):
         with pytest.raises(ValueError, match="once each"):
@@ -94,10 +86,10 @@ def identity(**changes: object) -> Identity:
 
 
 def test_a_run_is_taken_up_with_its_own_sizes(tmp_path: Path) -> None:
-    first = open_run(tmp_path / "run", identity(), "csv", 3)
+    first = open_run(tmp_path / "run", identity(), 3)
     first.write(first.shards[1], [Result(index, f"{index}.png", 0.0, 1.0) for index in (3, 4, 5)])
     (tmp_path / "run" / ".shard-00002.csv.abc.part").write_text("half")
-    second = open_run(tmp_path / "run", identity(), "parquet", 100)
+    second = open_run(tmp_path / "run", identity(), 100)
     assert [shard.number for shard in second.pending()] == [0, 2]
     assert not list((tmp_path / "run").glob(".*.part"))
     assert len(open_run(tmp_path / "run", identity(), restart=True).pending()) == 1
@@ -118,7 +110,7 @@ def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "shard-00000.csv").write_text(shard, newline="")
     run = open_run(tmp_path, identity())
     assert [shard.number for shard in run.pending()] == [1, 2]
-    assert read_shard(run.path(run.shards[0]))[2] == Result(2, "2.png", 0.5, 1.0)
+    assert parse_shard(run.path(run.shards[0]).read_text())[2] == Result(2, "2.png", 0.5, 1.0)
     open_run(tmp_path, identity(), restart=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
@@ -150,7 +142,7 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
 
 def test_shards_whose_run_is_lost_are_thrown_away_when_told(tmp_path: Path) -> None:
     open_run(tmp_path, identity())
-    write_shard(tmp_path / "shard-00000.csv", [])
+    (tmp_path / "shard-00000.csv").touch()
     (tmp_path / "run.json").unlink()
     with pytest.raises(InputError, match=r"pieces of a run and no run\.json; restart"):
         open_run(tmp_path, identity())
@@ -173,9 +165,8 @@ def test_a_table_for_standard_output_keeps_every_name(rows: list[Result]) -> Non
     assert text.getvalue().startswith("path,score,p_value,alarm,error\n")
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_damaged_shard_is_named(tmp_path: Path, kind: str) -> None:
-    run = ScoreRun(tmp_path, 2, 2, kind)
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    run = ScoreRun(tmp_path, 2, 2)
     rows = [Result(index, "x", 0.0, 1.0) for index in (0, 1)]
     run.write(run.shards[0], rows)
     whole = run.path(run.shards[0]).read_bytes()
@@ -183,13 +174,13 @@ def test_a_damaged_shard_is_named(tmp_path: Path, kind: str) -> None:
         run.path(run.shards[0]).write_bytes(damaged)
         with pytest.raises(InputError, match=r"shard-00000.*delete it"):
             list(run.results())
-    write_shard(run.path(run.shards[0]), rows[:1])
+    run.path(run.shards[0]).write_text(shard_text(rows[:1]), newline="")
     with pytest.raises(InputError, match="needs the rows 0 to 1, once each"):
         list(run.results())
 
 
 def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
-    run = ScoreRun(tmp_path / "run", 5, 2, "csv")
+    run = ScoreRun(tmp_path / "run", 5, 2)
     errors = {3: "damaged"}
     for shard in run.shards:
         indices = range(shard.start, shard.stop)
@@ -226,12 +217,7 @@ def test_what_changes_a_score_changes_the_digest(detector: gepc.GEPC) -> None:
     assert list_digest(FILES) != list_digest(FileImages(FILES.paths[::-1]))
 
 
-def test_the_format_is_what_is_asked_for_or_what_the_name_says() -> None:
-    assert [format_of(name, None) for name in (None, "a.csv", "a.txt", "a.parquet", "a.PQ")] == [
-        *("csv", "csv", "csv", "parquet", "parquet")
-    ]
-    assert format_of("a.csv", "parquet") == "parquet"
-    with pytest.raises(OptionError, match="did you mean 'parquet'"):
-        format_of(None, "parket")
+def test_the_format_is_what_the_name_says() -> None:
+    assert [format_of(name) for name in ("a.csv", "a.txt", "a.parquet", "a.PQ")] == ["csv", "csv", "parquet", "parquet"]
     with pytest.raises(OptionError, match=r"tables are CSV or Parquet, not \.xlsx"):
-        format_of("a.xlsx", None)
+        format_of("a.xlsx")

@@ -32,16 +32,12 @@ CONTROL_HELP = (
     "scene), or tile (false-alarm rate of each tile)."
 )
 METHOD_HELP = (
-    "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. Baselines: "
-    "ca_cfar, cfs, ddpm_ood, diffpath, dos, eigenscore, flow_mismatch, ic, idecode, k_cfar, lid, lmd, lr, msma, "
-    "nll_ode, nll_vlb, os_cfar, pixel_stats, rx, scoped, score_norm, spr, typicality, ufcod, waic, and energy for an "
-    "energy network; `gepc info --methods` describes them."
+    "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. "
+    "`gepc info --methods` lists the others and the presets of each."
 )
 PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
-    "pass, no transform), radar (1 pass, for targets that are small in their image), inspect (1 pass, for "
-    "parts in their own size). gepc: paper and paper-celeba (the paper's noise levels), inner (symmetry of inner "
-    "layers). Baselines: light and paper; diffpath also v2 and v2_light, energy two_sided."
+    "pass, no transform), radar (targets that are small in their image), inspect (parts in their own size)."
 )
 
 
@@ -262,7 +258,6 @@ def _numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(separator))
 
 
-NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 LOOPBACK = "127.0.0.1"
 MEGA = 1_000_000
 
@@ -377,10 +372,8 @@ def serve(
 
 def check_serving() -> None:
     """Raise an error if the packages for serving are not installed."""
-    from importlib.util import find_spec
-
-    if any(find_spec(module) is None for module in NEEDED):
-        raise GepcError("serving needs more packages; install with: pip install 'gepc[serve]'")
+    with raising(GepcError, "serving needs more packages; install with: pip install 'gepc[serve]'", ImportError):
+        import gepc.serve  # noqa: F401
 
 
 def serve_detector(

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from typer import Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress
-from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.errors import InputError, StorageError, check_choice
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
@@ -38,10 +37,7 @@ def score(
     groups: opt.Groups = None,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
-    batch_size: Annotated[
-        str | None, Option(metavar="N|auto", help="Number of images per network call; `auto` finds the fastest.")
-    ] = None,
-    format_: Annotated[str | None, Option("--format", help="Format: csv or parquet; that of --out by default.")] = None,
+    batch_size: opt.BatchSize = None,
     shards: Annotated[Path | None, Option(help="Folder for the shards, which are kept; --out merges them.")] = None,
     shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
@@ -65,25 +61,23 @@ def score(
     from gepc.conformal.p_values import group_labels
     from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
-    from gepc.runs.cluster import Cluster, DetectorPayload, ImageLocations, score_shards_on_cluster
+    from gepc.runs.cluster import Cluster, DetectorPayload, score_shards_on_cluster
     from gepc.runs.local import score_shards
     from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder
 
     check_choice("engine", engine, ("local", "ray"))
     cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
     rule = DecisionRule(alpha, confidence, fdr, procedure)
-    kind = format_of(out, format_ or ("parquet" if cluster is not None and out is None else None))
-    if "parquet" in (kind, format_of(out, None)):
+    if out is not None and format_of(out) == "parquet":
         arrow()
-    fitted, collection = opt.open_detector(detector, backbone, device=device).fitted, open_images(images)
+    fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
     if out is not None:
         _check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
         labels = group_labels(opt.read_groups(groups, collection), collection)
         shortfall = _shortfall(rule, fitted, labels)
-        fitted = replace(fitted, batch_size=_batch_size(batch_size, fitted, len(collection)))
         identity, names = Identity.of(fitted, collection, labels), getattr(collection, "names", ())
-        run = open_run(folder, identity, kind, shard_size, restart, names)
+        run = open_run(folder, identity, shard_size, restart, names)
         pending = _pending(run)
         count = sum(map(len, pending))
         opt.estimate(fitted.backbone, fitted.input_size, count, fitted.cost())
@@ -93,13 +87,12 @@ def score(
             else:
                 warn_about_range(collection, fitted.preprocessing.value_range)
                 payload = DetectorPayload.of(detector, backbone, fitted.batch_size)
-                places = ImageLocations.of(collection, images)
-                score_shards_on_cluster(run, payload, places, cluster, labels, advance)
+                score_shards_on_cluster(run, payload, collection, images, cluster, labels, advance)
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
         decide = None if shortfall else partial(rule.alarms, reference=fitted.reference, labels=labels)
-        failures = _merge(run, decide, out, kind)
+        failures = _merge(run, decide, out)
         if shards is None:
             run.remove()
     note(shortfall or f"guarantee: {rule.statement(fitted.reference)}")
@@ -167,27 +160,13 @@ def _pending(run: ScoreRun) -> list[Shard]:
     return pending
 
 
-def _batch_size(asked: str | None, fitted: FittedDetector, images: int) -> int:
-    from gepc.runs.local import fastest_batch_size
-
-    if asked is None:
-        return fitted.batch_size
-    if asked == "auto":
-        found = fastest_batch_size(fitted, images)
-        note(f"batch size {found}")
-        return found
-    if not asked.isdigit() or int(asked) < 1:
-        raise OptionError(f"--batch-size takes a whole number of at least 1, or auto; got {asked!r}")
-    return int(asked)
-
-
-def _merge(run: ScoreRun, decide: Decide | None, out: Path | None, kind: str) -> int:
+def _merge(run: ScoreRun, decide: Decide | None, out: Path | None) -> int:
     """Write the table of a finished run and return the number of images that could not be scored."""
     from gepc.runs.shards import csv_table, merge, result_table
 
     try:
         if out is not None:
-            with result_table(out, kind) as append:
+            with result_table(out) as append:
                 alarms, failures = merge(run, decide, append)
         else:
             with printing():

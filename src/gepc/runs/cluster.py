@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,14 @@ import numpy as np
 
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
-from gepc.core.files import read_json
+from gepc.core.files import write_json
 from gepc.core.isolation import beside_interpreter
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
-from gepc.detector.stream import Result, stream
-from gepc.images.formats import is_url
+from gepc.detector.stream import stream
 from gepc.images.sources import FileImages, Images, open_images
 from gepc.runs.local import Labels
-from gepc.runs.shards import ScoreRun, Shard
+from gepc.runs.shards import ScoreRun, Shard, parse_shard, shard_text
 
 READING_THREADS = 4
 PATIENCE = 1800.0
@@ -41,91 +40,56 @@ class DetectorPayload:
     """The files of a saved detector, sent to actors; its backbone must be loadable on their nodes."""
 
     files: dict[str, bytes]
+    backbone: str | None  # replaces the one that the detector names
     batch_size: int
 
     @classmethod
     def of(cls, folder: Path, backbone: str | None, batch_size: int) -> DetectorPayload:
-        """Read a saved detector; `backbone` replaces the place of its backbone, not the options of loading it."""
-        description = read_json(folder / DESCRIPTION)
-        stored = description["backbone"]
-        stored["source"] = _absolute(backbone or stored["source"])
-        stored["load_options"] = _absolute_options(stored["load_options"])
-        files = {DESCRIPTION: json.dumps(description).encode(), STATE: (folder / STATE).read_bytes()}
-        return cls(files, batch_size)
+        """Read a saved detector."""
+        return cls({name: (folder / name).read_bytes() for name in (DESCRIPTION, STATE)}, backbone, batch_size)
 
     def build(self) -> FittedDetector:
         """Load the detector."""
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
-            for name, content in self.files.items():
-                (Path(folder) / name).write_bytes(content)
+            description = json.loads(self.files[DESCRIPTION])
+            stored = description["backbone"]
+            stored["source"] = self.backbone or stored["source"]  # the options of loading it stay as they are
+            write_json(Path(folder) / DESCRIPTION, description)
+            (Path(folder) / STATE).write_bytes(self.files[STATE])
             fitted = load_fitted(folder, trust=True)  # whoever started the run has loaded it
         return replace(fitted, batch_size=self.batch_size)
 
 
-def _absolute(source: str | None) -> str | None:
-    """The absolute path of a file or folder, since actors have another working directory; other names unchanged."""
-    return str(Path(source).absolute()) if source is not None and Path(source).exists() else source
-
-
-def _absolute_options(options: dict[str, Any]) -> dict[str, Any]:
-    config = options.get("config")
-    return {**options, "config": _absolute(config)} if isinstance(config, str) else options
-
-
-@dataclass(frozen=True)
-class ImageLocations:
-    """How actors find images: by names, or in the array file `array`, which each of them opens."""
-
-    images: Images
-    array: str | None
-
-    @classmethod
-    def of(cls, images: Images, source: str) -> ImageLocations:
-        """Locations of `images`, which were opened from `source`."""
-        return cls(images, None if isinstance(images, FileImages) else str(Path.cwd() / source))
-
-    def shown(self, index: int, error: str) -> tuple[str, str]:
-        """Name and error message as `gepc.runs.local` writes them: relative paths stay relative."""
-        if not isinstance(self.images, FileImages):
-            return str(index), error
-        (name,) = self.images.between(index, index + 1).names
-        return name, error.replace(str(Path(name).absolute()), name)
-
-    def item(self, shard: Shard, labels: Labels | None) -> dict[str, Any]:
-        """What an actor receives for a shard: its range, absolute paths or URLs unless the array has the images."""
-        groups = [] if labels is None else [str(label) for label in labels[shard.start : shard.stop]]
-        names: Sequence[str] = ()
-        if isinstance(self.images, FileImages):
-            names = self.images.between(shard.start, shard.stop).names
-        absolute = [name if is_url(name) else str(Path(name).absolute()) for name in names]
-        place = {"shard": shard.number, "start": shard.start, "stop": shard.stop}
-        return {**place, "names": absolute, "labels": groups}
-
-
 class ScoreActor:
-    """A process of the cluster that scores shards."""
+    """A process of the cluster that scores shards.
 
-    def __init__(self, payload: DetectorPayload, array: str | None) -> None:
+    It works in the directory of the process that started the run, if its node has that, so that relative paths mean
+    the same. `array` is the file of the images if they are not files.
+    """
+
+    def __init__(self, payload: DetectorPayload, directory: Path, array: str | None) -> None:
         keep_freed_memory()
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
         self.fitted = payload.build()
         self.array = None if array is None else open_images(array)
 
-    def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The rows of the shards in `batch`."""
-        for row in zip(*(batch[name] for name in ("shard", "start", "stop", "names", "labels")), strict=True):
-            yield self._rows(*row)
-
-    def _rows(self, shard: int, start: int, stop: int, names: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-        groups = np.asarray(labels, dtype=np.str_) if len(labels) else None
-        if self.array is None:
-            images: Images = FileImages([str(name) for name in names])
-        else:
-            images = self.array.between(int(start), int(stop))
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The rows of the shard in `batch`, as the text of its file."""
+        number, start, stop = (int(batch[name][0]) for name in ("shard", "start", "stop"))
+        names, labels = (list(map(str, batch[name][0])) for name in ("names", "labels"))
+        images = FileImages(names) if self.array is None else self.array.between(start, stop)
+        groups = np.asarray(labels, dtype=np.str_) if labels else None
         scored = stream(self.fitted, images, labels=groups, threads=READING_THREADS, check_range=False)
-        results = [replace(result, index=result.index + int(start)) for chunk in scored for result in chunk.results]
-        numbers = {name: np.array([getattr(one, name) for one in results]) for name in ("index", "score", "p_value")}
-        errors = np.array([result.error or "" for result in results], dtype=object)
-        return {"shard": np.full(len(results), shard), **numbers, "error": errors}
+        results = [replace(result, index=result.index + start) for chunk in scored for result in chunk.results]
+        return {"shard": [number], "text": [shard_text(results)]}
+
+
+def work_item(shard: Shard, images: Images, labels: Labels | None) -> dict[str, Any]:
+    """What an actor receives for a shard: its range, the names of its files, and the groups of its images."""
+    names = images.between(shard.start, shard.stop).names if isinstance(images, FileImages) else []
+    groups = [] if labels is None else [str(label) for label in labels[shard.start : shard.stop]]
+    return {"shard": shard.number, "start": shard.start, "stop": shard.stop, "names": names, "labels": groups}
 
 
 @dataclass(frozen=True)
@@ -157,7 +121,7 @@ class Cluster:
         finally:
             ray.shutdown()
 
-    def most_actors(self, ray: Any, work: int | None = None) -> int:
+    def most_actors(self, ray: Any, work: int) -> int:
         """The number of actors to start: `actors`, or as many as fit, and not more than pieces of work."""
         if self.actors is not None:
             return self.actors
@@ -166,7 +130,7 @@ class Cluster:
         fitting = (resources.get("CPU", 1.0) - nodes) / self.cpus_per_actor
         if self.gpus_per_actor > 0:
             fitting = min(fitting, resources.get("GPU", 0.0) / self.gpus_per_actor)
-        return max(1, int(fitting) if work is None else min(int(fitting), work))
+        return max(1, min(int(fitting), work))
 
     @property
     def actor_options(self) -> dict[str, Any]:
@@ -178,23 +142,34 @@ class Cluster:
 def score_shards_on_cluster(
     run: ScoreRun,
     payload: DetectorPayload,
-    locations: ImageLocations,
+    images: Images,
+    source: str,
     cluster: Cluster,
     labels: Labels | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Score the pending shards of a run and write each as it comes back, until none is pending.
 
-    `labels` has the group of each image, for a detector fitted with groups; `on_progress` is called with numbers of
-    images.
+    Parameters
+    ----------
+    run : the run.
+    payload : the detector.
+    images, source : the images of all shards, and what they were opened from.
+    cluster : the cluster.
+    labels : the group of each image, for a detector fitted with groups.
+    on_progress : called with numbers of images.
     """
+    array = None if isinstance(images, FileImages) else source
     with cluster.joined() as ray:
         while pending := run.pending():
             for shard in pending:
                 run.begin(shard)
+            work = [work_item(shard, images, labels) for shard in pending]
+            shards = {shard.number: shard for shard in pending}
             try:
-                for shard, results in _computed(ray, pending, payload, locations, cluster, labels):
-                    run.write(shard, results)
+                for row in _scored(ray, work, (payload, Path.cwd(), array), cluster):
+                    shard = shards[row["shard"]]
+                    run.write(shard, parse_shard(row["text"]))
                     on_progress(len(shard))
             except (ray.exceptions.RayError, ray.data.exceptions.ExecutionTimeoutError) as error:
                 # if only nodes were lost, what is missing is submitted again
@@ -204,36 +179,19 @@ def score_shards_on_cluster(
                     ) from error
 
 
-def _computed(
-    ray: Any,
-    shards: list[Shard],
-    payload: DetectorPayload,
-    locations: ImageLocations,
-    cluster: Cluster,
-    labels: Labels | None,
-) -> Iterator[tuple[Shard, list[Result]]]:
-    most = cluster.most_actors(ray, len(shards))
-    data = ray.data.from_items([locations.item(shard, labels) for shard in shards], override_num_blocks=len(shards))
-    rows = data.map_batches(
+def _scored(ray: Any, work: list[dict[str, Any]], actor: tuple[Any, ...], cluster: Cluster) -> Iterator[dict[str, Any]]:
+    """The answers of actors that are made of the arguments `actor`, one for each item of work."""
+    most = cluster.most_actors(ray, len(work))
+    data = ray.data.from_items(work, override_num_blocks=len(work))
+    answers = data.map_batches(
         ScoreActor,
         batch_size=1,
-        fn_constructor_args=(payload, locations.array),
+        fn_constructor_args=actor,
         # one actor is enough to go on: a pool that must have more waits forever after a node is lost
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
         **cluster.actor_options,
     )
-    by_number = {shard.number: shard for shard in shards}
-    waiting: dict[int, dict[int, Result]] = {}
-    for batch in rows.iter_batches(batch_size=None, batch_format="numpy"):
-        for number, index, score, p_value, error in zip(
-            *(batch[name] for name in ("shard", "index", "score", "p_value", "error")), strict=True
-        ):
-            name, reason = locations.shown(int(index), str(error or ""))
-            result = Result(int(index), name, float(score), float(p_value), reason or None)
-            waiting.setdefault(int(number), {})[result.index] = result
-        for number in [number for number, found in waiting.items() if len(found) == len(by_number[number])]:
-            found = waiting.pop(number)
-            yield by_number[number], [found[index] for index in sorted(found)]
+    yield from answers.iter_rows()
 
 
 def _import_ray() -> Any:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, OptionError, StorageError, check_choice, raising
+from gepc.core.errors import InputError, OptionError, StorageError, raising
 from gepc.core.files import StrPath, replacing, write_bytes
 from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.core.tables import escape_cell, unescape_cell
@@ -31,7 +31,6 @@ from gepc.images.sources import FileImages, Images, file_stamp
 
 PIECES = r"shard-\d{5,}\.(csv|parquet)|files\.txt|images\.json"  # images.json: written by earlier versions
 SHARD_SIZE, FILES = 1024, "files.txt"
-FORMATS = ("csv", "parquet")
 NOT_WRITTEN = (".xlsx", ".xls", ".ods", ".json", ".feather", ".h5")
 COLUMNS = ("path", "score", "p_value", "alarm", "error")
 SHARD_COLUMNS = ("index", "path", "score", "p_value", "error")
@@ -72,19 +71,19 @@ class Identity:
 class ScoreRun:
     """The shards of a scoring run of `count` images; `open_run` starts or resumes one.
 
-    `kind` is the file format of the shards, `csv` or `parquet`. `names` are the paths or URLs of the images; none for
-    images that are not files. `outdated` is the number of shards that were removed because their files have changed.
+    `names` are the paths or URLs of the images; none for images that are not files. `outdated` is the number of shards
+    that were removed because their files have changed.
     """
 
-    def __init__(self, folder: Path, count: int, shard_size: int, kind: str, names: Sequence[str] = ()) -> None:
-        self.folder, self.count, self.kind, self.names = folder, count, kind, names
+    def __init__(self, folder: Path, count: int, shard_size: int, names: Sequence[str] = ()) -> None:
+        self.folder, self.count, self.names = folder, count, names
         self.outdated = 0
         starts = range(0, count, shard_size)
         self.shards = [Shard(number, start, min(start + shard_size, count)) for number, start in enumerate(starts)]
 
     def path(self, shard: Shard) -> Path:
         """The file of a shard, whether it exists or not."""
-        return self.folder / f"shard-{shard.number:05d}.{self.kind}"
+        return self.folder / f"shard-{shard.number:05d}.csv"
 
     def pending(self) -> list[Shard]:
         """The shards that are not written yet."""
@@ -112,7 +111,7 @@ class ScoreRun:
         """Write a complete shard: one row for each image of its range, in order."""
         _check_rows(shard, results)
         try:
-            write_shard(self.path(shard), results)
+            write_bytes(self.path(shard), shard_text(results).encode("utf-8"))
         except StorageError as error:
             done = len(self.shards) - len(self.pending())
             raise StorageError(
@@ -123,8 +122,9 @@ class ScoreRun:
         """The rows of every shard, in order."""
         for shard in self.shards:
             path = self.path(shard)
-            results = read_shard(path)
-            with raising(InputError, f"{path} is damaged ({{error}}); delete it and run it again", ValueError):
+            reason = f"{path} is damaged ({{error}}); delete it and run it again"
+            with raising(InputError, reason, OSError, ValueError, csv.Error):
+                results = parse_shard(path.read_bytes().decode("utf-8", "surrogateescape"))
                 _check_rows(shard, results)
             yield results
 
@@ -148,19 +148,18 @@ def run_folder(folder: Path) -> RunFolder:
 def open_run(
     folder: Path,
     identity: Identity,
-    kind: str = "csv",
     shard_size: int = SHARD_SIZE,
     restart: bool = False,
     names: Sequence[str] = (),
 ) -> ScoreRun:
     """Start a run in `folder`, or resume the one that is there, which must have the same identity; or discard it.
 
-    A resumed run keeps its file format, `csv` or `parquet`, and its number of images in a shard. `names` are paths or
-    URLs of the images: finished shards whose files have changed since are removed.
+    A resumed run keeps its number of images in a shard. `names` are paths or URLs of the images: finished shards whose
+    files have changed since are removed.
     """
-    layout = {"shard_size": shard_size, "format": kind, "versions": versions()}
+    layout = {"shard_size": shard_size, "versions": versions()}
     stored = run_folder(folder).begin(dataclasses.asdict(identity), layout, restart)
-    run = ScoreRun(folder, identity.count, stored["shard_size"], stored["format"], names)
+    run = ScoreRun(folder, identity.count, stored["shard_size"], names)
     run.drop_outdated()
     return run
 
@@ -202,12 +201,9 @@ def merge(run: ScoreRun, decide: Decide | None, append: Append) -> tuple[int, in
     return 0 if alarms is None else int(alarms.sum()), failures
 
 
-def format_of(path: StrPath | None, asked: str | None) -> str:
-    """The format asked for, else that of the suffix of `path`, else CSV."""
-    if asked is not None:
-        check_choice("format", asked, FORMATS)
-        return asked
-    suffix = "" if path is None else Path(path).suffix.lower()
+def format_of(path: StrPath) -> str:
+    """The format of a table by the suffix of its name: Parquet or CSV."""
+    suffix = Path(path).suffix.lower()
     if suffix in NOT_WRITTEN:
         raise OptionError(f"{path}: tables are CSV or Parquet, not {suffix}; give a name that ends in .csv or .parquet")
     return "parquet" if suffix in (".parquet", ".pq") else "csv"
@@ -221,74 +217,51 @@ def arrow() -> Any:
     return pyarrow
 
 
-def write_shard(path: Path, results: Sequence[Result]) -> None:
-    """Write the results of a shard with all digits, in the format of the suffix of `path`."""
-    if path.suffix == ".parquet":
-        sink = io.BytesIO()
-        table = _arrow_table(results, [False] * len(results), _schema(SHARD_COLUMNS))
-        arrow().parquet.write_table(table, sink)
-        write_bytes(path, sink.getvalue())
-        return
+def shard_text(results: Sequence[Result]) -> str:
+    """The rows of a shard as CSV, with all digits."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(SHARD_COLUMNS)
     for result in results:
         numbers = ("", "") if result.error is not None else (repr(result.score), repr(result.p_value))
         writer.writerow((result.index, escape_cell(result.name), *numbers, escape_cell(result.error or "")))
-    write_bytes(path, text.getvalue().encode("utf-8"))
+    return text.getvalue()
 
 
-def read_shard(path: Path) -> list[Result]:
-    """Read the results of a shard."""
-    pa = arrow() if path.suffix == ".parquet" else None
-    try:
-        if pa is not None:
-            table = pa.parquet.read_table(io.BytesIO(path.read_bytes()))
-            return [_result(*(row[name] for name in SHARD_COLUMNS)) for row in table.to_pylist()]
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
-        rows = csv.reader(io.StringIO(text, newline=""))
-        if tuple(next(rows, ())) != SHARD_COLUMNS:
-            raise ValueError("unexpected columns")
-        return [_result(*row) for row in rows]
-    except (OSError, ValueError, TypeError, KeyError, NotImplementedError, csv.Error) as error:
-        raise InputError(f"{path} is damaged ({error}); delete it and run it again") from error
-
-
-def _result(index: Any, name: str, score: Any, p_value: Any, error: str | None) -> Result:
-    if error:
-        return Result(int(index), unescape_cell(name), math.nan, math.nan, unescape_cell(error))
-    return Result(int(index), unescape_cell(name), float(score), float(p_value))
-
-
-def _schema(columns: Sequence[str]) -> Any:
-    pa = arrow()
-    types = {"index": pa.int64(), "score": pa.float64(), "p_value": pa.float64(), "alarm": pa.bool_()}
-    return pa.schema([(name, types.get(name, pa.string())) for name in columns])
-
-
-def _arrow_table(results: Sequence[Result], alarms: Sequence[Alarm], schema: Any) -> Any:
-    rows = []
-    for result, alarm in zip(results, alarms, strict=True):
-        row: dict[str, Any] = {"index": result.index, "path": escape_cell(result.name)}
-        if result.error is None:
-            row |= {"score": result.score, "p_value": result.p_value, "alarm": alarm}
-        else:
-            row["error"] = escape_cell(result.error)
-        rows.append(row)
-    return arrow().Table.from_pylist(rows, schema=schema)
+def parse_shard(text: str) -> list[Result]:
+    """The rows of a shard from its text; `ValueError` if it is damaged."""
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    if tuple(next(rows, ())) != SHARD_COLUMNS:
+        raise ValueError("unexpected columns")
+    results = []
+    for index, name, score, p_value, error in rows:
+        numbers = (math.nan, math.nan) if error else (float(score), float(p_value))
+        results.append(Result(int(index), unescape_cell(name), *numbers, unescape_cell(error) or None))
+    return results
 
 
 @contextlib.contextmanager
-def result_table(path: Path, kind: str) -> Iterator[Append]:
+def result_table(path: Path) -> Iterator[Append]:
     """Yield `append(results, alarms)` for a table at `path`, which appears once all rows are written."""
     with replacing(path) as draft:
-        if kind == "parquet":
-            schema = _schema(COLUMNS)
-            with open(draft, "wb") as sink, arrow().parquet.ParquetWriter(sink, schema) as writer:
-                yield lambda results, alarms: writer.write_table(_arrow_table(results, alarms, schema))
+        if format_of(path) == "parquet":
+            pa = arrow()
+            types = (pa.string(), pa.float64(), pa.float64(), pa.bool_(), pa.string())
+            schema = pa.schema(dict(zip(COLUMNS, types, strict=True)))
+            with open(draft, "wb") as sink, pa.parquet.ParquetWriter(sink, schema) as writer:
+                yield lambda results, alarms: writer.write_table(
+                    pa.Table.from_pylist([_row(*pair) for pair in zip(results, alarms, strict=True)], schema)
+                )
         else:
             with open(draft, "w", newline="", encoding="utf-8") as handle:
                 yield csv_table(handle)
+
+
+def _row(result: Result, alarm: Alarm) -> dict[str, Any]:
+    """A row of a Parquet table."""
+    if result.error is not None:
+        return {"path": escape_cell(result.name), "error": escape_cell(result.error)}
+    return {"path": escape_cell(result.name), "score": result.score, "p_value": result.p_value, "alarm": alarm}
 
 
 def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
