@@ -104,18 +104,13 @@ def test_fingerprint_tells_images_apart(data: Path, tiny: Recipe) -> None:
     assert fingerprint(images) == fingerprint(images.copy()) != fingerprint(other)
 
 
-@given(seed=st.integers(0, 2**31), step=st.integers(0, 10**6), parts=st.sampled_from([1, 2, 4]))
-def test_a_batch_depends_on_seed_and_step_and_its_parts_make_it_up(seed: int, step: int, parts: int) -> None:
+@given(seed=st.integers(0, 2**31), step=st.integers(0, 10**6))
+def test_a_batch_depends_on_seed_and_step(seed: int, step: int) -> None:
     recipe = Recipe(batch_size=4, seed=seed, diffusion_steps=50)
     table = low_noise_table(recipe, alphas_cumprod(recipe), entries=64)
     whole, again = (draw(recipe, 10, (1, 2, 2), table, step) for _ in range(2))
-    pieces = [again.part(index, parts) for index in range(parts)]
     for field in dataclasses.fields(whole):
-        values = getattr(whole, field.name)
-        joined = np.empty_like(values)
-        for index, piece in enumerate(pieces):
-            joined[index::parts] = getattr(piece, field.name)
-        np.testing.assert_array_equal(joined, values)
+        np.testing.assert_array_equal(getattr(again, field.name), getattr(whole, field.name))
 
 
 @given(seed=st.integers(0, 2**31), count=st.integers(1, 40), batch=st.integers(1, 12))

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from gepc.core.errors import InputError, OptionError, StorageError
 from gepc.core.files import only_writer
 from gepc.lab.training import checkpoint, loop
-from gepc.lab.training.checkpoint import LossLog, LossRow, read_loss_rows
+from gepc.lab.training.checkpoint import LossRow, read_loss_rows, resume_log
 from gepc.lab.training.choices import recipe_for
 from gepc.lab.training.loop import Tick, TrainingRun, learning_rate, train
 from gepc.lab.training.recipe import Recipe
@@ -342,62 +342,14 @@ def test_the_scale_of_fp16_gradients_is_resumed(data: Path, tiny: Recipe, tmp_pa
 
 
 def test_a_log_cut_short_is_mended(tmp_path: Path) -> None:
-    log = LossLog(tmp_path, 0)
+    log = resume_log(tmp_path, 0)
     rows = [LossRow(step, 1.0 / step, 1e-3, 10.0, float(step), float(step)) for step in (20, 40, 80)]
-    for row in rows:
-        log.append(row)
+    log.append(rows)
     path = tmp_path / "loss.csv"
     path.write_text(path.read_text() + "4")
     assert read_loss_rows(tmp_path) == rows
-    LossLog(tmp_path, 45).append(dataclasses.replace(rows[2], loss=0.25))
+    resume_log(tmp_path, 45).append([rows[2]._replace(loss=0.25)])
     assert [(row.step, row.loss) for row in read_loss_rows(tmp_path)] == [(20, 0.05), (40, 0.025), (80, 0.25)]
-
-
-RANK_SCRIPT = """
-import sys, json
-import torch
-torch.set_num_threads(1)
-from safetensors.torch import save_file
-from gepc.lab.training import loop
-from gepc.lab.training.loop import TrainingRun
-from gepc.lab.training.recipe import Recipe
-
-loop.LOG_EVERY = 4
-recipe = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(sys.argv[1]).items()}
-run = TrainingRun(Recipe(**recipe), sys.argv[2], sys.argv[3])
-run.loop()
-save_file({name: value.data.contiguous() for name, value in run.net.named_parameters()}, f"{sys.argv[4]}.{sys.argv[5]}")
-"""
-
-
-def test_two_processes_share_the_batch_and_agree(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
-    meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on any free port
-    common = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(meeting.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # both join the store, which rank 0 would open otherwise
-        "OMP_NUM_THREADS": "1",
-    }
-    arguments = [json.dumps(tiny.as_dict()), str(data), str(tmp_path / "out"), str(tmp_path / "weights")]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK_SCRIPT, *arguments, str(rank)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    messages = [process.communicate(timeout=600)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], messages
-    ranks = [load_file(f"{tmp_path / 'weights'}.{rank}") for rank in range(2)]
-    assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ranks[0])
-    one, two = (load_file(out / WEIGHTS) for out in (whole, tmp_path / "out"))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-5)
-    losses = [[row.loss for row in read_loss_rows(out / "training")] for out in (whole, tmp_path / "out")]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -62,8 +62,6 @@ def train(
     Fine-tuning: `gepc train --init photos-tiny --data photos/ --out my-backbone`
 
     An energy network: `gepc train --objective igebm --data photos/ --out energies`
-
-    On several GPUs: `accelerate launch -m gepc train ...`
     """
     from gepc.lab.training.choices import recipe_for
     from gepc.lab.training.loop import TrainingRun
@@ -75,16 +73,14 @@ def train(
     changes |= {name: value for name, value in given.items() if value is not None}
     recipe, choices = recipe_for(data, out, config, changes)
     run = TrainingRun(recipe, data, out, minutes)
-    report: Callable[[str], None] = note if run.is_main else lambda _: None
-    report(_opening(run, choices))
+    note(_opening(run, choices))
     advice = "{error}; free disk space and give the same command again to resume"
     with raising(StorageError, advice, StorageError), _progress(run) as on_tick:
         finished = run.loop(on_tick)
     if not finished:
-        report(f"stopped after step {run.state.step}, which is saved; to resume:\n  {typed_command()}")
+        note(f"stopped after step {run.state.step}, which is saved; to resume:\n  {typed_command()}")
         raise typer.Abort
-    if run.is_main:
-        _finish(run)
+    _finish(run)
 
 
 def _opening(run: TrainingRun, choices: Sequence[Choice]) -> str:
@@ -92,10 +88,10 @@ def _opening(run: TrainingRun, choices: Sequence[Choice]) -> str:
     if shown:
         rows = [(f"  {one.field}", json.dumps(one.value), one.reason) for one in shown]
         lines.append(f"chosen for the images; change a value with --set:\n{text_table(rows)}")
-    parameters, machine = sum(parameter.numel() for parameter in run.net.parameters()), run.accelerator
+    parameters = sum(parameter.numel() for parameter in run.net.parameters())
     lines.append(
         f"{len(run.images)} training images of {shape_text(run.images.shape[2:])}, {len(run.held_out)} held out; "
-        f"{parameters / 1e6:.2f} M parameters on {machine.num_processes} x {machine.device.type}"
+        f"{parameters / 1e6:.2f} M parameters on {run.accelerator.device.type}"
     )
     if run.resumed_from:
         lines.append(f"{run.out}: resuming after step {run.resumed_from}")
@@ -109,7 +105,7 @@ def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    shown, last = console.is_terminal and run.is_main, time.monotonic()
+    shown, last = console.is_terminal, time.monotonic()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, console=console, disable=not shown) as bar:
         task = bar.add_task("training", total=None, completed=run.resumed_from, facts="")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gepc.core.errors import InputError, raising
-from gepc.core.files import write_bytes, write_text
-from gepc.core.run_folder import storage_errors
+from gepc.core.files import write_bytes
+from gepc.core.run_folder import RowLog
+from gepc.core.tables import write_rows
 
 if TYPE_CHECKING:
     import torch
@@ -99,8 +100,7 @@ def restore(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, stat
     ema.optimization_step = state.ema_step
 
 
-@dataclass(frozen=True)
-class LossRow:
+class LossRow(NamedTuple):
     """One row of the loss log: the mean loss since the previous row, and the state at its step."""
 
     step: int
@@ -110,39 +110,20 @@ class LossRow:
     seconds: float
     cpu_seconds: float
 
-    def line(self) -> str:
-        """The row as text."""
-        step, *values = dataclasses.astuple(self)
-        return ",".join([str(step), *(f"{value:.6g}" for value in values)]) + "\n"
 
-
-def read_loss_rows(folder: Path, last_step: int | None = None) -> list[LossRow]:
-    """The rows up to `last_step`; lines cut short by a crash or a full disk are skipped."""
-    path = folder / LOG_NAME
-    if not path.exists():
-        return []
-    rows: list[LossRow] = []
-    with open(path, newline="", encoding="utf-8") as handle:
-        for cells in csv.reader(handle):
-            try:
-                row = LossRow(int(cells[0]), *map(float, cells[1:]))
-            except (ValueError, TypeError, IndexError):
-                continue
-            in_order = not rows or row.step > rows[-1].step
-            if in_order and (last_step is None or row.step <= last_step):
-                rows.append(row)
+def read_loss_rows(folder: Path) -> list[LossRow]:
+    """The rows of the loss log; lines cut short by a crash or a full disk are skipped."""
+    path, rows = folder / LOG_NAME, []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in lines[1:]:
+        step, *values = line.split(",")
+        with contextlib.suppress(ValueError, TypeError):
+            rows.append(LossRow(int(step), *map(float, values)))
     return rows
 
 
-class LossLog:
+def resume_log(folder: Path, step: int) -> RowLog:
     """The loss log of a run that resumes after `step`; rows of later steps are removed."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self._path = folder / LOG_NAME
-        header = ",".join(field.name for field in dataclasses.fields(LossRow)) + "\n"
-        write_text(self._path, header + "".join(row.line() for row in read_loss_rows(folder, step)))
-
-    def append(self, row: LossRow) -> None:
-        """Add one row."""
-        with storage_errors(self._path), open(self._path, "a", newline="", encoding="utf-8") as handle:
-            handle.write(row.line())
+    rows = [row for row in read_loss_rows(folder) if row.step <= step]
+    write_rows(folder / LOG_NAME, LossRow._fields, rows)
+    return RowLog(folder / LOG_NAME, LossRow._fields)

@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -160,10 +160,6 @@ class Draw:
     timesteps: Integers
     noise: npt.NDArray[np.float32]
     places: npt.NDArray[np.float64]
-
-    def part(self, index: int, parts: int) -> Draw:
-        """The `index`-th of `parts` equal parts, the share of one of several devices."""
-        return Draw(*(getattr(self, field.name)[index::parts] for field in fields(self)))
 
 
 def draw(recipe: Recipe, count: int, shape: tuple[int, ...], table: Integers, step: int) -> Draw:

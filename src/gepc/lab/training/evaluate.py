@@ -1,4 +1,4 @@
-"""Evaluation of a trained network: denoising error on held-out images and of baselines, samples, loss curve."""
+"""Evaluation of a trained network: denoising error on held-out images and of baselines, samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
 from gepc.lab.energy.network import EnergyBackbone
-from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossRow, read_loss_rows
+from gepc.lab.training.checkpoint import RUN_FOLDER
 from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_scheduler
 
 NAME = "held_out.json"
@@ -44,7 +44,7 @@ class LevelError:
 def evaluate(
     out: str | Path, recipe: Recipe, images: Image, held_out: Image, step: int
 ) -> tuple[list[LevelError], list[str]]:
-    """Evaluate the network in `out` and write `held_out.json`, `samples.png` and `loss.png` to its run folder.
+    """Evaluate the network in `out` and write `held_out.json` and `samples.png` to its run folder.
 
     The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
     """
@@ -63,9 +63,6 @@ def evaluate(
     else:
         notes.append("no held-out error, since no images are held out (held_out: 0)")
     write_samples(folder / "samples.png", net, recipe, images.shape[1:])
-    rows = read_loss_rows(folder)
-    if rows and not write_loss_curve(folder / "loss.png", rows):
-        notes.append("no loss curve, since matplotlib is not installed: pip install 'gepc[report]'")
     return errors, notes
 
 
@@ -157,26 +154,6 @@ def sample(
                 x = scheduler.step(net(x, timestep, return_dict=False)[0], timestep, x, return_dict=False)[0]
             images.append(x.cpu().numpy())
     return np.concatenate(images)
-
-
-def write_loss_curve(path: Path, rows: list[LossRow]) -> bool:
-    """Write the loss and its running mean as PNG; False if matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    steps, losses = np.array([row.step for row in rows]), np.array([row.loss for row in rows])
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(steps, losses, color="0.8", linewidth=0.8, label=f"each {LOG_EVERY} steps")
-    window = max(1, len(rows) // 40)
-    smooth = np.convolve(losses, np.full(window, 1.0 / window), mode="valid")
-    axes.plot(steps[window - 1 :], smooth, color="C0", label=f"mean of {LOG_EVERY * window} steps")
-    axes.set(xlabel="step", ylabel="noise MSE", yscale="log")
-    axes.legend()
-    with replacing(path) as draft:
-        figure.savefig(draft, format="png", dpi=150)
-    return True
 
 
 FULL_DIMENSIONS = 4096

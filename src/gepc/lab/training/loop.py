@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,7 @@ from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays,
 from gepc.images.sources import Image
 from gepc.lab.training import checkpoint
 from gepc.lab.training import recipe as recipes
-from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossLog, LossRow, TrainingState
+from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossRow, TrainingState, resume_log
 from gepc.lab.training.choices import saved_recipe
 from gepc.lab.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
 from gepc.lab.training.energy_losses import LOSSES
@@ -82,7 +82,7 @@ def train(
 
 
 class TrainingRun:
-    """One process of a training run: reads the images, builds the network, and restores the run in `out` if any.
+    """A training run: reads the images, builds the network, and restores the run in `out` if any.
 
     Its parameters are those of `train`. `recipe` is completed by the number of image channels and the network to start
     from; `resumed_from` is the step at which the run was resumed, 0 for a new run.
@@ -103,18 +103,11 @@ class TrainingRun:
         if found is not None:
             self._restore()
         self.resumed_from = self.state.step
-        self.accelerator.wait_for_everyone()
-        if self.is_main:
-            write_json(self.folder / "run.json", identity)
-            if found is None or not (self.out / TRAINED_ON).exists():
-                earlier = None if start is None else start.trained_on
-                hashes = self.data.hashes if earlier is None else np.union1d(earlier, self.data.hashes)
-                write_arrays(self.out / TRAINED_ON, {"hashes": hashes})
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes files and reports progress; the others only compute."""
-        return bool(self.accelerator.is_main_process)
+        write_json(self.folder / "run.json", identity)
+        if found is None or not (self.out / TRAINED_ON).exists():
+            earlier = None if start is None else start.trained_on
+            hashes = self.data.hashes if earlier is None else np.union1d(earlier, self.data.hashes)
+            write_arrays(self.out / TRAINED_ON, {"hashes": hashes})
 
     def _start(self, recipe: Recipe) -> tuple[Recipe, DiffusersBackbone | None]:
         """The recipe, completed by the network to start from; and this network, unless there is a checkpoint."""
@@ -163,8 +156,6 @@ class TrainingRun:
     def _build(self, start: DiffusersBackbone | None) -> None:
         recipe = self.recipe
         self.accelerator = _accelerator(recipe)
-        if recipe.objective != "noise" and self.accelerator.num_processes > 1:
-            raise OptionError(f"the objective {recipe.objective} is trained by one process, which holds the chains")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             self.net = cast("Any", recipes.build_net(recipe, *self.images.shape[2:]))
@@ -188,37 +179,33 @@ class TrainingRun:
     def loop(self, on_tick: Callable[[Tick], None] | None = None) -> bool:
         """Train until the run is finished (True) or a signal stops it (False), and save the state.
 
-        On any error, the files of the last checkpoint remain. `on_tick` is called in the main process only.
+        On any error, the files of the last checkpoint remain.
         """
-        with _stop_on_signals() as stopping, only_writer(self.folder) if self.is_main else nullcontext():
-            if self.is_main:
-                remove_drafts(self.out, self.folder)
+        with _stop_on_signals() as stopping, only_writer(self.folder):
+            remove_drafts(self.out, self.folder)
             finished = self._steps(on_tick, stopping)
             self._save()
-        if self.accelerator.num_processes > 1:
-            self.accelerator.end_training()
         return finished
 
     def _steps(self, on_tick: Callable[[Tick], None] | None, stopping: list[bool]) -> bool:
-        log = LossLog(self.folder, self.state.step) if self.is_main else None
+        log = resume_log(self.folder, self.state.step)
         start, cpu_start = time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds
         begun = time.monotonic()
         self.model.train()
         while self._fraction() < 1.0:
-            if any(self._agree(float(stopping[0]))):
+            if stopping[0]:
                 return False
             self.state.losses.append(self._step())
             self.state.step += 1
-            (self.state.seconds,) = self._agree(time.monotonic() - start)
+            self.state.seconds = time.monotonic() - start
             self.state.cpu_seconds = time.process_time() - cpu_start
             tick = self._tick((self.state.step - self.resumed_from) / max(1e-9, time.monotonic() - begun))
             if self.state.step % LOG_EVERY == 0:
                 self.state.losses = []
-                if log is not None:
-                    rate, state = self.adamw.param_groups[0]["lr"], self.state
-                    row = (tick.step, tick.loss, rate, tick.images_per_second, state.seconds, state.cpu_seconds)
-                    log.append(LossRow(*row))
-            if on_tick is not None and self.is_main:
+                rate, state = self.adamw.param_groups[0]["lr"], self.state
+                row = (tick.step, tick.loss, rate, tick.images_per_second, state.seconds, state.cpu_seconds)
+                log.append([LossRow(*row)])
+            if on_tick is not None:
                 on_tick(tick)
             if self.state.step % self.recipe.checkpoint_every == 0 and self._fraction() < 1.0:
                 self._save()
@@ -228,14 +215,6 @@ class TrainingRun:
         if self.minutes is not None:
             return self.state.seconds / (60.0 * self.minutes)
         return self.state.step / self.recipe.steps
-
-    def _agree(self, *values: float) -> list[float]:
-        """The mean of each value over all processes, so that they make the same decisions."""
-        if self.accelerator.num_processes == 1:
-            return list(values)
-        together = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
-        means: list[float] = self.accelerator.reduce(together, "mean").tolist()
-        return means
 
     def _tick(self, steps_per_second: float) -> Tick:
         done = max(1e-9, self._fraction())
@@ -250,10 +229,10 @@ class TrainingRun:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.recipe, self.state.step, self._fraction())
         loss = self._noise_loss() if self.recipe.objective == "noise" else self._energy_loss()
-        (mean_loss,) = self._agree(float(loss.detach()))
-        if not math.isfinite(mean_loss):
+        value = float(loss.detach())
+        if not math.isfinite(value):
             raise OptionError(
-                f"the loss became {mean_loss} at step {self.state.step}; start a new run in another folder with a "
+                f"the loss became {value} at step {self.state.step}; start a new run in another folder with a "
                 "lower learning_rate. The last good checkpoint is kept"
             )
         self.accelerator.backward(loss)
@@ -261,7 +240,7 @@ class TrainingRun:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.ema.step(self.net.parameters())
-        return mean_loss
+        return value
 
     def _noise_loss(self) -> torch.Tensor:
         """x_t = sqrt(abar_t) x_0 + sqrt(1 - abar_t) noise, with the t and noise of the step."""
@@ -281,9 +260,8 @@ class TrainingRun:
         return LOSSES[self.recipe.objective](self.recipe, self.net, images, generator)
 
     def _batch(self) -> tuple[Draw, Image]:
-        """The random choices of the step, and its images: the share of this process."""
+        """The random choices of the step, and its images."""
         batch = draw(self.recipe, len(self.images), self.images.shape[1:], self.table, self.state.step)
-        batch = batch.part(self.accelerator.process_index, self.accelerator.num_processes)
         crops = self.data.crops
         images = self.images[batch.indices] if crops is None else crops.cut(batch.indices, batch.places)
         images[batch.flip_x] = images[batch.flip_x][..., ::-1]
@@ -292,8 +270,6 @@ class TrainingRun:
 
     def _save(self) -> None:
         """Write the checkpoint, then the averaged weights; each file is replaced as a whole."""
-        if not self.is_main:
-            return
         scaler = self.accelerator.scaler
         if scaler is not None:
             self.state.grad_scale = float(scaler.get_scale())
@@ -311,7 +287,7 @@ def _check_same_architecture(net: UNet2DModel, start: DiffusersBackbone) -> None
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:
-    """The devices set by `accelerate launch` or `torchrun`; in a single process, the GPU or else the CPU."""
+    """The GPU or else the CPU, with the precision of the recipe."""
     with raising(GepcError, "training needs accelerate; install it with: pip install 'gepc[train]'", ImportError):
         from accelerate import Accelerator
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available())
@@ -321,13 +297,7 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     if precision == "fp16" and on_cpu:
         raise OptionError("mixed_precision fp16 needs a GPU; set it to auto or no")
     with raising(OptionError, f"mixed_precision {precision} is not available: {{error}}", ValueError):
-        accelerator = Accelerator(cpu=on_cpu, mixed_precision=precision)
-    if recipe.batch_size % accelerator.num_processes:
-        raise OptionError(
-            f"batch_size={recipe.batch_size} cannot be shared evenly by {accelerator.num_processes} processes; "
-            "set it to a multiple"
-        )
-    return accelerator
+        return Accelerator(cpu=on_cpu, mixed_precision=precision)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class Recipe:
     crop : take a random square of side `image_size` from an image in every step, instead of resizing the image.
     diffusion_steps : number of timesteps of the schedule.
     schedule : `cosine` or `linear`.
-    batch_size : images per step, over all devices.
+    batch_size : images per step.
     steps : number of training steps.
     learning_rate : learning rate after the warm-up.
     final_learning_rate : learning rate at the end of the cosine decay.
