@@ -324,7 +324,6 @@ def test_killed_while_a_run_is_thrown_away(place, gepc, expected, number):
         (["--shards", "x", "--out", "det/detector.json/x.csv"], "cannot write det/detector.json/x.csv: "),
         (["--out", "new"], "new is a folder; --out is a file, such as new/scores.csv"),
         (["--shards", "det/detector.json/x"], "cannot write det/detector.json/x: "),
-        (["--out", "x.csv", "--batch-size", "many"], "'many' is not a valid int"),
         (["--out", "x.csv", "--engine", "spark"], "unknown engine 'spark'"),
         (["--out", "x.xlsx"], "tables are CSV or Parquet"),
         (["--shards", "new"], "holds no run"),
