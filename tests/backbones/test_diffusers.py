@@ -193,14 +193,6 @@ def test_rescaled_timesteps(make_folder: Maker) -> None:
     assert rescaled.fingerprint != load(folder).fingerprint
 
 
-def test_respaced_timesteps(make_folder: Maker) -> None:
-    folder = make_folder()
-    backbone, x = load(folder, config={"timestep_respacing": "ddim5"}), torch.randn(2, 3, 8, 8)
-    assert backbone.n_steps == 5
-    assert np.array_equal(backbone.alphas_cumprod, load(folder).alphas_cumprod[::10])
-    torch.testing.assert_close(backbone.eps(x, 2), ask(plain_net(folder), x, 20), rtol=1e-5, atol=1e-6)
-
-
 def test_trained_betas(make_folder: Maker) -> None:
     betas = np.linspace(0.01, 0.5, 50)
     backbone = load(make_folder(scheduler={"trained_betas": betas.tolist()}))

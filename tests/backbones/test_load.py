@@ -178,7 +178,7 @@ def test_only_the_files_that_are_needed_are_downloaded(
 
 
 def test_scheduler_fields_from_a_file(make_folder: Maker, tmp_path: Path) -> None:
-    (tmp_path / "scheduler.yaml").write_text("prediction_type: sample\ntimestep_respacing: '10'\n")
+    (tmp_path / "scheduler.yaml").write_text("prediction_type: sample\nnum_train_timesteps: 10\n")
     backbone = gepc.load_backbone(make_folder(), config=tmp_path / "scheduler.yaml")
     assert backbone.n_steps == 10
     assert backbone.describe()["prediction_type"] == "sample"

@@ -316,7 +316,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "three res blocks": {"num_res_blocks": 3, "channel_mult": "1,2,2"},
     "classes": {"class_cond": True},
     "attention in the middle only": {"attention_resolutions": "1", "num_res_blocks": 2},
-    "respaced": {"timestep_respacing": "10", "diffusion_steps": 400},
 }
 
 
@@ -379,7 +378,7 @@ def test_what_plain_diffusers_must_do_itself_is_said(tmp_path: Path) -> None:
     assert "t*1000/100" in " ".join(convert(path, DEFAULTS).caveats)
     plain = {**DEFAULTS, "diffusion_steps": 1000}
     assert convert(path, plain).caveats == []
-    assert "respaced" in " ".join(convert(path, {**plain, "timestep_respacing": "10"}).caveats)
+    assert convert(path, {**plain, "timestep_respacing": "10"}).scheduler.n_train == 1000  # it concerns sampling only
 
 
 @torch.no_grad()

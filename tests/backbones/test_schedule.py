@@ -15,7 +15,6 @@ from gepc.backbones.schedule import (
     check_alphas_cumprod,
     cosine_alphas_cumprod,
     linear_alphas_cumprod,
-    respace,
     rho_of,
 )
 from gepc.core.errors import BackboneError, InputError, OptionError
@@ -88,7 +87,7 @@ def test_default_schedules_equal_diffusers_own() -> None:
 
 
 @pytest.mark.parametrize("zero_snr", [False, True])
-@pytest.mark.parametrize("name", ["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid", "laplace"])
+@pytest.mark.parametrize("name", ["linear", "scaled_linear", "squaredcos_cap_v2", "sigmoid"])
 def test_every_schedule_agrees_with_diffusers_to_its_float32(name: str, zero_snr: bool) -> None:
     from diffusers import DDPMScheduler
 
@@ -98,14 +97,6 @@ def test_every_schedule_agrees_with_diffusers_to_its_float32(name: str, zero_snr
     np.testing.assert_allclose(ours, theirs.alphas_cumprod.numpy(), atol=1e-6)
     if zero_snr:
         assert ours[-1] == 0.0
-
-
-def test_the_exponential_schedule() -> None:
-    from diffusers.schedulers.scheduling_heun_discrete import betas_for_alpha_bar
-
-    theirs = (1 - betas_for_alpha_bar(100, alpha_transform_type="exp")).cumprod(0)
-    ours = Scheduler(num_train_timesteps=100, beta_schedule="exp").alphas_cumprod()
-    np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
 
 
 def test_float64_matters_at_the_first_steps() -> None:
@@ -127,41 +118,6 @@ def test_network_times() -> None:
     assert plain.network_times()[136] == 136.0
     rescaled = Scheduler(num_train_timesteps=4000, rescale_timesteps=True)
     assert rescaled.network_times()[136] == 34.0
-
-
-def test_respacing_keeps_a_part_of_the_schedule() -> None:
-    whole = Scheduler(num_train_timesteps=4000, rescale_timesteps=True)
-    part = Scheduler(num_train_timesteps=4000, rescale_timesteps=True, timestep_respacing="ddim50")
-    assert part.kept_timesteps().tolist() == list(range(0, 4000, 80))
-    assert np.array_equal(part.alphas_cumprod(), whole.alphas_cumprod()[::80])
-    assert np.array_equal(part.network_times(), whole.network_times()[::80])
-
-
-def test_respacing_in_sections() -> None:
-    assert respace(10, "10") == list(range(10))
-    assert respace(100, "3") == [0, 50, 99]  # 49.5 rounds to even
-    assert respace(300, "10,15,20")[:10] == [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]
-    assert len(respace(300, "10,15,20")) == 45
-    assert respace(10, "0,1") == [5]
-
-
-@given(st.integers(1, 400), st.integers(1, 400))
-def test_respacing_keeps_both_ends(steps: int, count: int) -> None:
-    if count > steps:
-        with pytest.raises(OptionError, match="cannot keep"):
-            respace(steps, str(count))
-        return
-    kept = respace(steps, str(count))
-    assert len(set(kept)) == count
-    assert kept == sorted(kept)
-    assert kept[0] == 0
-    assert kept[-1] == (steps - 1 if count > 1 else 0)
-
-
-@pytest.mark.parametrize("text", ["ddim30", "many", "ddim", "", "0", "2000"])
-def test_bad_respacing_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="timestep_respacing"):
-        respace(100, text)
 
 
 def test_a_scheduler_without_betas_is_refused() -> None:

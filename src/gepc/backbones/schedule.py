@@ -162,9 +162,8 @@ VARIANCE_TYPES = ("fixed_small", "fixed_small_log", "fixed_large", "fixed_large_
 class Scheduler:
     """The forward process and the meaning of the network's answer, under the names diffusers uses.
 
-    Two fields are not from diffusers. With `rescale_timesteps` the network is called with t*1000/T instead of t, as
-    OpenAI's networks are. `timestep_respacing` keeps some of the timesteps, in OpenAI's notation ("250", "ddim50",
-    "10,10,20"): index i then means the i-th kept timestep, and the network is called with the original one.
+    One field is not from diffusers: with `rescale_timesteps` the network is called with t*1000/T instead of t, as
+    OpenAI's networks are.
     """
 
     num_train_timesteps: int = 1000
@@ -176,7 +175,6 @@ class Scheduler:
     prediction_type: str = "epsilon"
     variance_type: str | None = None
     rescale_timesteps: bool = False
-    timestep_respacing: str = ""
 
     def __post_init__(self) -> None:
         check_choice("prediction_type", self.prediction_type, PREDICTION_TYPES)
@@ -202,15 +200,10 @@ class Scheduler:
         """T, the number of timesteps the network was trained on."""
         return self.num_train_timesteps if self.trained_betas is None else len(self.trained_betas)
 
-    def kept_timesteps(self) -> npt.NDArray[np.int64]:
-        """The original timestep of each index: 0 ... T-1, or those that respacing keeps."""
-        kept = respace(self.n_train, self.timestep_respacing) if self.timestep_respacing else range(self.n_train)
-        return np.asarray(kept, dtype=np.int64)
-
     def network_times(self) -> FloatArray:
-        """The time that the network is called with at each index: the original timestep, times 1000/T if rescaled."""
+        """The time that the network is called with at each index: the index, times 1000/T if rescaled."""
         scale = 1000.0 / self.n_train if self.rescale_timesteps else 1.0
-        return self.kept_timesteps().astype(np.float64) * scale
+        return np.arange(self.n_train, dtype=np.float64) * scale
 
     def alphas_cumprod(self) -> FloatArray:
         """abar_t at each index."""
@@ -223,15 +216,11 @@ class Scheduler:
             # sqrt(abar) ends at 0 and keeps its first value (Lin et al., 2024, algorithm 1)
             root = np.sqrt(abar)
             abar = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
-        return check_alphas_cumprod(abar[self.kept_timesteps()])
+        return check_alphas_cumprod(abar)
 
     def settings(self) -> dict[str, Any]:
         """The values that change a prediction in addition to weights and schedule."""
-        return {
-            "prediction_type": self.prediction_type,
-            "rescale_timesteps": self.rescale_timesteps,
-            "timestep_respacing": self.timestep_respacing,
-        }
+        return {"prediction_type": self.prediction_type, "rescale_timesteps": self.rescale_timesteps}
 
     def facts(self) -> dict[str, Any]:
         """The values that describe the schedule to a reader."""
@@ -242,8 +231,8 @@ class Scheduler:
 
     def to_config(self) -> dict[str, Any]:
         """The fields that a `DDPMScheduler` knows, for its config file."""
-        values, ours = dataclasses.asdict(self), ("rescale_timesteps", "timestep_respacing")
-        return {name: value for name, value in values.items() if value is not None and name not in ours}
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if value is not None and name != "rescale_timesteps"}
 
 
 def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
@@ -254,46 +243,9 @@ def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
         return build(cls, {name: value for name, value in config.items() if name in names}, where)
 
 
-def respace(steps: int, sections: str) -> list[int]:
-    """The timesteps that OpenAI's `timestep_respacing` keeps.
-
-    "10,10,20" cuts 0 ... steps-1 into three equal sections and keeps 10, 10 and 20 evenly spaced timesteps of them,
-    both ends included; "ddim50" keeps every k-th timestep, with the smallest k that leaves exactly 50.
-    """
-    text = sections.strip()
-    with raising(OptionError, f"cannot read timestep_respacing {sections!r}; write 250, ddim50 or 10,20", ValueError):
-        counts = [int(part) for part in text.removeprefix("ddim").split(",")]
-    if text.startswith("ddim"):
-        for stride in range(1, steps):
-            if len(range(0, steps, stride)) == counts[0]:
-                return list(range(0, steps, stride))
-        raise OptionError(f"timestep_respacing {sections!r}: no whole stride keeps {counts[0]} of {steps} timesteps")
-    kept: list[int] = []
-    for section, count in zip(np.array_split(np.arange(steps), len(counts)), counts, strict=True):
-        if not 0 <= count <= len(section):
-            raise OptionError(f"timestep_respacing {sections!r}: cannot keep {count} of a section of {len(section)}")
-        distance = (len(section) - 1) / max(count - 1, 1)
-        kept += section[np.round(np.cumsum([0.0, *[distance] * (count - 1)])[:count]).astype(np.int64)].tolist()
-    if not kept:
-        raise OptionError(f"timestep_respacing {sections!r} keeps no timestep")
-    return kept
-
-
 def _cosine(steps: int) -> FloatArray:
     abar = np.concatenate([[1.0], cosine_alphas_cumprod(steps)])
     return np.asarray(1.0 - abar[1:] / abar[:-1])
-
-
-def _laplace(u: float) -> float:
-    half_log_snr = -0.5 * math.copysign(1.0, 0.5 - u) * math.log(1.0 - 2.0 * abs(0.5 - u) + 1e-6)
-    snr = math.exp(half_log_snr)
-    return math.sqrt(snr / (1.0 + snr))
-
-
-def _betas_of(abar: Callable[[float], float], steps: int) -> FloatArray:
-    """beta_t = 1 - abar((t+1)/T)/abar(t/T), at most 0.999."""
-    values = np.asarray([abar(step / steps) for step in range(steps + 1)])
-    return np.asarray(np.minimum(1.0 - values[1:] / values[:-1], 0.999))
 
 
 _BETAS: dict[str, Callable[[int, float, float], FloatArray]] = {
@@ -301,6 +253,4 @@ _BETAS: dict[str, Callable[[int, float, float], FloatArray]] = {
     "scaled_linear": lambda steps, start, end: np.linspace(start**0.5, end**0.5, steps) ** 2,
     "squaredcos_cap_v2": lambda steps, _start, _end: _cosine(steps),
     "sigmoid": lambda steps, start, end: (end - start) / (1.0 + np.exp(-np.linspace(-6.0, 6.0, steps))) + start,
-    "exp": lambda steps, _start, _end: _betas_of(lambda u: math.exp(-12.0 * u), steps),
-    "laplace": lambda steps, _start, _end: _betas_of(_laplace, steps),
 }

@@ -224,12 +224,11 @@ def level_table(backbone: Backbone, levels: tuple[float, ...]) -> list[dict[str,
 def backbone_text(facts: dict[str, Any]) -> str:
     """The description of a backbone, for people."""
     cost, size, encoder = facts["cost"], facts["image_size"], facts.get("encoder")
-    predicts, respaced = facts.get("prediction_type"), facts.get("timestep_respacing")
+    predicts = facts.get("prediction_type")
     schedule = [
         facts.get("schedule"),
         f"{facts['timesteps']} timesteps",
         f"abar {facts['first_abar']:.7g} to {facts['last_abar']:.4g}",
-        respaced and f"respaced {respaced}",
         facts.get("rescale_timesteps") and "called with t*1000/T",
     ]
     about = {

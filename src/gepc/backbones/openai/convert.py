@@ -50,8 +50,6 @@ class Converted:
         steps = self.scheduler.n_train
         if self.scheduler.rescale_timesteps and steps != 1000:
             notes.append(f"the net is called with t*1000/{steps}: gepc does it, with plain diffusers do it yourself")
-        if self.scheduler.timestep_respacing:
-            notes.append("the respaced timesteps are kept for gepc; plain diffusers sees the whole schedule")
         return notes
 
 
@@ -219,10 +217,7 @@ def _extras(converted: Converted) -> dict[str, Any]:
     return {
         "family": "openai",
         "patches": converted.patches.to_dict(),
-        "scheduler": {
-            "rescale_timesteps": scheduler.rescale_timesteps,
-            "timestep_respacing": scheduler.timestep_respacing,
-        },
+        "scheduler": {"rescale_timesteps": scheduler.rescale_timesteps},
         "converted_from": {"file": converted.path.name, "sha256": sha256(converted.path), "options": said},
     }
 

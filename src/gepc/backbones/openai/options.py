@@ -19,7 +19,7 @@ class Options:
     """What a user says about a checkpoint; None means unsaid.
 
     The tensors do not show the first block, so it is needed. They do show the second block: what is said there must
-    agree with them. The third changes no prediction and is accepted because OpenAI's option lists have it.
+    agree with them. The third concerns training and sampling and is accepted because OpenAI's option lists have it.
     """
 
     image_size: int | None = None
@@ -29,7 +29,6 @@ class Options:
     use_new_attention_order: bool = False
     noise_schedule: str | None = None
     diffusion_steps: int | None = None
-    timestep_respacing: str | int = ""
     rescale_timesteps: bool | None = None
     predict_xstart: bool = False
 
@@ -43,6 +42,7 @@ class Options:
     resblock_updown: bool | None = None
     conv_resample: bool | None = None
 
+    timestep_respacing: str | int = ""
     dropout: float = 0.0
     sigma_small: bool = False
     use_kl: bool = False
@@ -107,7 +107,6 @@ class Options:
             prediction_type="sample" if self.predict_xstart else "epsilon",
             variance_type="learned_range" if learned_variance else fixed,
             rescale_timesteps=bool(self.rescale_timesteps),
-            timestep_respacing=str(self.timestep_respacing),
         )
 
 

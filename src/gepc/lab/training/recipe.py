@@ -283,7 +283,7 @@ def load_init(init: str) -> DiffusersBackbone:
     scheduler = backbone.scheduler
     if not isinstance(scheduler, Scheduler) or scheduler.prediction_type != "epsilon" or backbone.learned_variance:
         raise cannot_start_from(init, "it does not predict noise alone")
-    if scheduler.rescale_timesteps or scheduler.timestep_respacing:
+    if scheduler.rescale_timesteps:
         raise cannot_start_from(init, "it is called with rescaled timesteps")
     return backbone
 
