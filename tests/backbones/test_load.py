@@ -295,7 +295,7 @@ def test_a_scheduler_where_there_is_one_already(make_folder: Maker) -> None:
     net, scheduler = diffusers_objects(folder)
     with pytest.raises(OptionError, match="DDPMPipeline has a scheduler and a vae of its own"):
         gepc.load_backbone(DDPMPipeline(net, scheduler), scheduler=scheduler)
-    with pytest.raises(OptionError, match="scheduler and vae go with a network object"):
+    with pytest.raises(OptionError, match="folder of diffusers with a scheduler, see `config`; leave out `scheduler`"):
         gepc.load_backbone(folder, scheduler=scheduler)
 
 

@@ -87,25 +87,14 @@ def load_backbone(
     >>> backbone.channels, backbone.n_steps
     (3, 4000)
     """
+    given = {name: value for name, value in locals().items() if name != "source"}
+
     from gepc.backbones.base import Backbone
     from gepc.backbones.sources import load_object, load_path, use_as_it_is
 
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
-    options = LoadOptions(
-        scheduler=scheduler,
-        vae=vae,
-        config=config,
-        device=device,
-        dtype=str(dtype).removeprefix("torch."),
-        class_label=class_label,
-        prompt=prompt,
-        embeddings=embeddings,
-        rescale_timesteps=rescale_timesteps,
-        variant=variant,
-        use_safetensors=use_safetensors,
-        act_on=act_on,
-    )
+    options = LoadOptions(**{**given, "config": config, "dtype": str(dtype).removeprefix("torch.")})
     if isinstance(source, Backbone):
         return use_as_it_is(source, options)
     if not isinstance(source, (str, os.PathLike)):

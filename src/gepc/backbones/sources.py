@@ -75,7 +75,6 @@ def _load_registered(folder: Path, config: dict[str, Any], options: LoadOptions)
 
 def _load_checkpoint(path: Path, options: LoadOptions) -> Backbone:
     """Load a checkpoint of OpenAI's improved-diffusion or guided-diffusion."""
-    _refuse_parts(options)
     options.check_usable(CHECKPOINT_OPTIONS, f"{path} is an OpenAI checkpoint, a network in pixel space without text")
     with _reading(path):
         converted = convert(path, options.config)
@@ -85,8 +84,7 @@ def _load_checkpoint(path: Path, options: LoadOptions) -> Backbone:
 
 def _load_folder(folder: Path, options: LoadOptions) -> Backbone:
     """Load a diffusers model or pipeline folder."""
-    _refuse_parts(options)
-    options.check_usable(FOLDER_OPTIONS, f"{folder} is a folder of diffusers")
+    options.check_usable(FOLDER_OPTIONS, f"{folder} is a folder of diffusers with a scheduler, see `config`")
     with _reading(folder):
         network = read_folder(folder, options)
     backbone = _backbone_of(network, options)
@@ -98,11 +96,6 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
     """Load a diffusers network or pipeline in memory."""
     options.check_usable(OBJECT_OPTIONS, "an object in memory has its weights already")
     return _backbone_of(read_object(source, options), options)
-
-
-def _refuse_parts(options: LoadOptions) -> None:
-    if options.scheduler is not None or options.vae is not None:
-        raise OptionError("scheduler and vae go with a network object; otherwise give the scheduler's fields as config")
 
 
 @contextmanager
