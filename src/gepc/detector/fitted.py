@@ -47,6 +47,7 @@ class FittedDetector:
     seed : the noise of an image is a function of this number and of the image's content.
     batch_size : the largest number of images per network call; it does not change a score.
     score_from : `features`, or `map` for the mean of the highest 0.3 % of the calibrated map.
+    group_choice : why `group="auto"` took or left out each action, as in `gepc.methods.symmetries.Evidence`.
     """
 
     method: Extractor
@@ -63,6 +64,7 @@ class FittedDetector:
     seed: int
     batch_size: int
     score_from: str
+    group_choice: tuple[Mapping[str, Any], ...] = ()
 
     # --- scoring -------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,11 @@ from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
-from gepc.methods.base import Batch, MapParts, Table, extract_table
-from gepc.methods.extraction import ExtractionSpec, FeatureTable, concatenate, extract_all
+from gepc.methods.base import Batch, Extractor, MapParts, Table, extract_table
+from gepc.methods.extraction import ExtractionSpec, FeatureTable, concatenate, extract_all, plain_options
+from gepc.methods.gepc import GepcExtractor
 from gepc.methods.pooling import Map, v_global
+from gepc.methods.symmetries import Evidence, choose, read_batch
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
@@ -56,13 +58,13 @@ def fit_detector(
     -------
     FittedDetector
     """
-    method = parameters.extractor
-    levels = method.timesteps(parameters.backbone)
-    spec = ExtractionSpec(method.for_fitting(), levels, parameters.seed, parameters.batch_size)
     source = open_images(images)
     hold_out = calibration_images is None
-    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, calibrating=hold_out)
     share = parameters.calibration_share if hold_out else 0.0
+    method, group_choice = _settled_method(parameters, source, share)
+    levels = method.timesteps(parameters.backbone)
+    spec = ExtractionSpec(method.for_fitting(), levels, parameters.seed, parameters.batch_size)
+    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, calibrating=hold_out)
     fit_rows, held_out_rows = split(table.keys, parameters.seed, share)
     _check_enough(len(fit_rows), table.keys)
     _warn_about_copies(table.keys)
@@ -78,7 +80,7 @@ def fit_detector(
     labels = group_labels(groups, calibration.images, calibration.table.indices)
     draft = FittedDetector(
         method=method,
-        options=parameters.options(),
+        options={**parameters.options(), **plain_options(method.options())},
         backbone=parameters.backbone,
         preprocessing=table.preprocessing,
         levels=tuple(levels),
@@ -91,6 +93,7 @@ def fit_detector(
         seed=parameters.seed,
         batch_size=parameters.batch_size,
         score_from=parameters.score_from,
+        group_choice=tuple(item.as_dict() for item in group_choice),
     )
     if method.has_maps:
         fitting = SomeImages.smallest(source, table.rows(fit_rows), FIT_IMAGES)
@@ -99,6 +102,24 @@ def fit_detector(
     if parameters.score_from == "map":
         return replace(draft, reference=CalibrationScores.of(_map_scores(draft, calibration), labels))
     return draft
+
+
+def _settled_method(parameters: Parameters, source: Images, share: float) -> tuple[Extractor, Sequence[Evidence]]:
+    """The method, with `group="auto"` replaced by what the images to fit on speak for, and the evidence.
+
+    Images that calibrate p-values are not looked at.
+    """
+    method = parameters.extractor
+    if not isinstance(method, GepcExtractor) or not method.group.auto:
+        return method, ()
+
+    def to_fit_on(keys: Sequence[bytes]) -> list[bytes]:
+        rows, _ = split(keys, parameters.seed, share)
+        return [keys[int(row)] for row in rows]
+
+    batch = read_batch(source, parameters.preprocessing(), parameters.seed, parameters.batch_size, to_fit_on)
+    group, evidence = choose(method, parameters.backbone, batch)
+    return replace(method, group=group), evidence
 
 
 def _separate(

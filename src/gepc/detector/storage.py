@@ -103,6 +103,7 @@ def describe(fitted: FittedDetector) -> Facts:
             "calibration_images": len(fitted.reference.scores),
             "groups": list(fitted.reference.by_group),
             "input_size": list(fitted.input_size),
+            **({"group_choice": list(fitted.group_choice)} if fitted.group_choice else {}),
         },
         "cost": {name: passes for name, passes in cost.items() if passes or name != "encoder"},
         "guarantee": guarantee,
@@ -294,6 +295,7 @@ class Fitted:
     mean_levels: float | None = None  # written by 0.1
     map_parts: tuple[str, ...] | None = None
     input_size: tuple[int, int] | None = None  # since 0.3
+    group_choice: tuple[dict[str, Any], ...] = ()  # since 0.3
 
     def check(self, parameters: Parameters, arrays: Facts) -> None:
         """Refuse values that contradict each other, the detector's options or the arrays."""
@@ -359,6 +361,7 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
         seed=parameters.seed,
         batch_size=parameters.batch_size,
         score_from=parameters.score_from,
+        group_choice=fitted.group_choice,
     )
     cost = loaded.cost()
     if cost.forward + cost.jvp > MAX_PASSES:

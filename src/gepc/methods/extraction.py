@@ -254,7 +254,7 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Levels):
             return str(value)
         if isinstance(value, Group):
-            return list(value.names)
+            return "auto" if value.auto else list(value.names)
         return list(value) if isinstance(value, tuple) else value
 
     return {name: plain(value) for name, value in options.items()}

@@ -138,6 +138,7 @@ class Feature:
     log_variance : whether the feature reads the log-variance of the reverse step.
     fresh_noise : whether the feature reads a second draw of noise.
     least_elements : the smallest random subset of the group that the feature can be computed from; None: all of it.
+    joint : whether a feature per element has columns of all elements together alone.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Feature:
     log_variance: bool = False
     fresh_noise: bool = False
     least_elements: int | None = 1
+    joint: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -158,7 +160,7 @@ class Feature:
     @property
     def by_element(self) -> bool:
         """Whether the table has one number for every group element, the identity first."""
-        return self.per == "element" and not self.layers
+        return self.per == "element" and not self.layers and not self.joint
 
     def elements(self, group: Group) -> tuple[str, ...]:
         """Names of the group elements along the table's third axis, for a feature that is computed per element."""

@@ -51,7 +51,7 @@ class GepcExtractor(HasMaps, Extractor):
     topk : the share of the largest pixels, for `topk` and `local`.
     window : side of the box filter, for `local`.
     group : a named group (`paper`, `c4`, `d4`, `flips`, `shifts`, `colours`, `sign`, `so2:samples=4`,
-        `translations:max=2,samples=4`), or a list of element names or actions; see `gepc.Group`.
+        `translations:max=2,samples=4`), `auto` to choose while fitting, or a list of element names or actions.
     mc_samples : noise draws to average.
     group_samples : a random subset of this many elements per image and level; None uses all.
     level_samples : a random subset of this many levels per image when scoring; None uses all, as fitting does.

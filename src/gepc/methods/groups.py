@@ -146,6 +146,9 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "sign": ("id", "neg"),
 }
 
+_RANDOM = ("translate(-2..2,-2..2)#1", "rotate(-15..15)#1", "rotate(-180..180)#1")
+_CANDIDATES = (*_GROUPS["paper"], *_RANDOM)  # what `auto` chooses from
+
 _WITH_NUMBERS = re.compile(r"(\w+)\(([^()]*)\)(#\d+)?")
 
 
@@ -239,6 +242,8 @@ class Group:
     """
 
     actions: tuple[Action, ...]
+    auto: bool = False
+    """Whether fitting chooses some of the actions, and their weights, from in-distribution images."""
 
     def __post_init__(self) -> None:
         if not self.actions or self.actions[0] != IDENTITY:
@@ -251,10 +256,14 @@ class Group:
             return group
         if isinstance(group, str):
             name, _, options = group.partition(":")
+            if group == "auto":
+                return cls(cls.of(_CANDIDATES).actions, auto=True)
             if name in _CONTINUOUS:
                 return _CONTINUOUS[name](**_read_options(name, options))
             if group not in _GROUPS and _known(group) is None:
-                raise OptionError(f"unknown group {group!r}; {nearest(group, [*_GROUPS, *_CONTINUOUS, *_ACTIONS])}")
+                raise OptionError(
+                    f"unknown group {group!r}; {nearest(group, ['auto', *_GROUPS, *_CONTINUOUS, *_ACTIONS])}"
+                )
             group = _GROUPS.get(group, (group,))
         actions = [item if isinstance(item, Action) else find_action(item) for item in group]
         for item in actions:
@@ -314,7 +323,7 @@ class Group:
         kept = tuple(action for action in self.actions if not action.square_only)
         if len(kept) < 2:
             raise OptionError(f"no element of this group acts on {height}x{width} images; add flips, rot180 or shifts")
-        return Group(kept)
+        return Group(kept, self.auto)
 
     @property
     def names(self) -> tuple[str, ...]:

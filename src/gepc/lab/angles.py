@@ -1,0 +1,70 @@
+"""The residual as a function of the rotation angle: its Fourier coefficients as a feature, and a curve to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gepc.backbones.base import Backbone
+from gepc.core.palette import LIGHT, line_style
+from gepc.methods.base import Batch
+from gepc.methods.features import feature, nanmean, relative_residual
+from gepc.methods.gepc import GepcExtractor
+from gepc.methods.groups import Group
+from gepc.methods.operators import Operator
+from gepc.methods.passes import ElementAnswers, LevelAnswers
+from gepc.methods.symmetries import residuals
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = npt.NDArray[np.float64]
+HARMONICS = 4
+ANGLES = tuple(range(15, 360, 15))
+
+
+def amplitudes(values: Array) -> Array:
+    """c_0 and |c_k|, k = 1 ... 4, from (N, levels, elements, 9): means over the rotations that were evaluated.
+
+    With angles drawn uniformly from the circle, each coefficient is unbiased before its absolute value is taken.
+    """
+    means = nanmean(np.moveaxis(values, 2, 3))
+    cosines, sines = means[..., 1 : 1 + HARMONICS], means[..., 1 + HARMONICS :]
+    return np.concatenate([means[..., :1], np.hypot(cosines, sines)], axis=-1)
+
+
+@feature("steer", per="element", average=amplitudes, joint=True)
+def steer(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor | None:
+    """R(a) (1, cos k a, sin k a), whose mean over rotations by a are the Fourier coefficients of R = pool(r_g^2)/b."""
+    operator = g.action.apply
+    if not isinstance(operator, Operator) or operator.family != "rotate":
+        return None
+    degrees = torch.as_tensor(operator.numbers[0], dtype=torch.float64).flatten().expand(len(g.rows))
+    phases = torch.deg2rad(degrees)[:, None] * torch.arange(1, HARMONICS + 1)
+    waves = torch.cat([torch.ones(len(g.rows), 1), phases.cos(), phases.sin()], dim=1)
+    return relative_residual(level, g).double()[:, None] * waves.to(level.eps.device)
+
+
+def residual_by_angle(method: GepcExtractor, backbone: Backbone, batch: Batch) -> Array:
+    """pool(r_g^2)/b of each image under rotations by `ANGLES`, (N, angles), at the middle level."""
+    return residuals(method, backbone, batch, Group.of([f"rotate({degrees})" for degrees in ANGLES]))
+
+
+def angle_figure(curves: Mapping[str, Array]) -> Figure:
+    """The median residual of each set against the angle, in the band between its quartiles."""
+    from gepc.lab.report.figures import PANEL, drawing
+
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        for position, (name, values) in enumerate(curves.items()):
+            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
+            style = {"color": LIGHT["inside"]} if position == 0 else line_style(position - 1)
+            axes.plot(ANGLES, middle, label=name, **style)
+            axes.fill_between(ANGLES, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.set(xlabel="rotation in degrees", ylabel="residual s", ylim=(0.0, None), xticks=range(0, 361, 90))
+        figure.legend(loc="outside upper center", ncols=3)
+    return figure
