@@ -347,6 +347,21 @@ def test_files_of_other_formats_are_counted(tmp_path: Path) -> None:
         open_images(tmp_path)
 
 
+def test_masks_beside_their_images_are_skipped_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("a.png", "a_mask.png", "b/c.jpg", "b/c-GT.png", "d_mask.png", "_mask.png"):
+        PILImage.new("RGB", (4, 4)).save(tmp_path / name)
+    with pytest.warns(UserWarning, match=r"2 masks beside their images are skipped, such as a_mask\.png"):
+        assert _names(tmp_path) == ["_mask.png", "a.png", "b/c.jpg", "d_mask.png"]  # two are nobody's masks
+
+
+def test_images_of_one_name_and_two_suffixes_are_pointed_out(tmp_path: Path) -> None:
+    for name in ("a.jpg", "a.png", "b.png"):
+        PILImage.new("RGB", (4, 4)).save(tmp_path / name)
+    with pytest.warns(UserWarning, match="1 images differ from another one in their suffix only"):
+        assert _names(tmp_path) == ["a.jpg", "a.png", "b.png"]
+
+
 @pytest.mark.parametrize("name", ["photos.zip", "photos.tar.gz", "PHOTOS.ZIP"])
 def test_an_archive_is_to_be_unpacked(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK\3\4")

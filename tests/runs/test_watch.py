@@ -141,6 +141,13 @@ def test_a_damaged_file_is_a_row_with_the_reason(detector, tmp_path):
     assert len(watch.monitor.scores) == 1
 
 
+def test_a_mask_beside_its_image_is_not_scored(detector, tmp_path):
+    _drop(tmp_path / "in", 2)
+    (tmp_path / "in" / "001_mask.png").write_bytes((tmp_path / "in" / "001.png").read_bytes())
+    list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step())
+    assert [Path(row["path"]).name for row in _rows(tmp_path / "log.csv")] == ["000.png", "001.png"]
+
+
 def test_a_name_that_is_not_text(detector, tmp_path):
     _drop(tmp_path / "in", 1)
     (path,) = (tmp_path / "in").iterdir()

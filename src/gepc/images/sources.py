@@ -7,6 +7,7 @@ import hashlib
 import heapq
 import itertools
 import os
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -28,6 +29,7 @@ Image = npt.NDArray[np.float32]
 ReadFile = Callable[[str], Pixels]
 _TEXT_KINDS = "UOT"  # kinds of numpy arrays that may hold names of files
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_MASK = re.compile("(.+)[_-](mask|gt|label|seg)s?", re.IGNORECASE)  # of the stem of a file
 _UNREADABLE = (
     *(".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf"),
     *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".wmv", *_ARCHIVES),
@@ -376,7 +378,26 @@ def _paths_below(place: Path) -> list[Path]:
         raise InputError(f"{place} holds no image file ({', '.join(EXTENSIONS)}){_skipped_text(skipped, '; ')}")
     if skipped:
         warnings.warn(f"{place}: {_skipped_text(skipped)}", stacklevel=2)
-    return paths
+    masks = masks_among(paths)
+    if masks:
+        warnings.warn(
+            f"{place}: {len(masks)} masks beside their images are skipped, such as {min(masks).name}", stacklevel=2
+        )
+    doubles = len(paths) - len({path.with_suffix("") for path in paths})
+    if doubles:
+        warnings.warn(
+            f"{place}: {doubles} images differ from another one in their suffix only, such as a.jpg and a.png; if they "
+            "are masks or copies, move them elsewhere",
+            stacklevel=2,
+        )
+    return [path for path in paths if path not in masks]
+
+
+def masks_among(paths: Sequence[Path]) -> set[Path]:
+    """The files that are masks by their names, beside the image that they belong to: `a_mask.png` beside `a.jpg`."""
+    images = {(path.parent, path.stem) for path in paths}
+    named = [(path, _MASK.fullmatch(path.stem)) for path in paths]
+    return {path for path, found in named if found is not None and (path.parent, found[1]) in images}
 
 
 def _skipped_text(skipped: Counter[str], start: str = "") -> str:

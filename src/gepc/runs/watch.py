@@ -17,7 +17,7 @@ from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result, stream
 from gepc.images.decoder import DecoderProcess
-from gepc.images.sources import FileImages, file_stamp, image_files
+from gepc.images.sources import FileImages, file_stamp, image_files, masks_among
 
 COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp", "time")
 
@@ -88,7 +88,9 @@ class Watch:
                 yield row
 
     def _ready(self) -> list[Path]:
-        fresh = [path for path in image_files(self.folder) if self.done.get(str(path)) != file_stamp(str(path))]
+        paths = list(image_files(self.folder))
+        images = set(paths) - masks_among(paths)
+        fresh = [path for path in images if self.done.get(str(path)) != file_stamp(str(path))]
         settled = [path for path in fresh if self._unchanged_for(path) >= self.settle]
         return sorted(settled, key=lambda path: (_modified(path), path))
 

@@ -50,6 +50,7 @@ def test_train_from_start_to_end(
     assert "step 40/40: loss" in told.err
     assert "noise MSE on 8 held-out images after 40 steps" in told.out
     assert "best linear" in told.out
+    assert "no better than the best linear predictor" in told.err
     assert f"backbone: {out}" in told.out
     assert list(UNet2DModel.from_pretrained(out).config.block_out_channels) == [8, 16]
     assert DDPMScheduler.from_pretrained(out).config.num_train_timesteps == 16

@@ -21,6 +21,7 @@ from gepc.lab.training.evaluate import (
     evaluate,
     fit_linear,
     sample,
+    worse_than_linear,
     write_samples,
 )
 from gepc.lab.training.loop import TrainingRun
@@ -83,6 +84,14 @@ def test_which_covariance_is_fitted() -> None:
     assert "stationary covariance of 31" in fit_linear(few).kind
     assert "full covariance of 32" in fit_linear(many).kind
     assert "stationary" in fit_linear(np.zeros((3, 1, 66, 64), np.float32)).kind
+
+
+def test_a_network_that_has_not_learnt_enough_is_commented_on() -> None:
+    good = LevelError(0.99, 3, 0.99, net=0.1, linear=0.2, zero=1.0)
+    assert worse_than_linear([good]) is None
+    advice = worse_than_linear([good, dataclasses.replace(good, asked=0.9, net=0.3)])
+    assert advice is not None
+    assert "no better than the best linear predictor at 1 of 2 levels (0.9)" in advice
 
 
 class ZeroNet:

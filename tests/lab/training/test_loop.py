@@ -181,6 +181,15 @@ def test_minutes_count_in_all(data: Path, tiny: Recipe, tmp_path: Path) -> None:
         train(recipe, data, tmp_path / "out", minutes=0)
 
 
+def test_minutes_include_what_comes_before_and_after(data: Path, tiny: Recipe, tmp_path: Path) -> None:
+    """A step of 4 images takes a second here, and so do 12 passes; at least half of the time is for training."""
+    run = TrainingRun(dataclasses.replace(tiny, batch_size=4), data, tmp_path / "out", minutes=1.0)
+    run.state.step, run.state.seconds = 10, 10.0
+    for spent, passes, expected in ((0.0, 0, 60.0), (20.0, 0, 40.0), (0.0, 120, 50.0), (20.0, 1200, 30.0)):
+        run._spent, run._passes_after = spent, passes
+        assert run._fraction() == pytest.approx(10.0 / expected)
+
+
 def test_a_checkpoint_without_the_newer_fields_resumes(data: Path, tiny: Recipe, tmp_path: Path) -> None:
     train(dataclasses.replace(tiny, steps=4), data, tmp_path / "out")
     path = tmp_path / "out" / "training" / checkpoint.NAME

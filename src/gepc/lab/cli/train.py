@@ -44,7 +44,9 @@ def train(
         Option(help=f"Train an energy network instead, for the method energy: {', '.join(ENERGIES)}."),
     ] = None,
     steps: Annotated[int | None, Option(help="Total number of steps; that of the recipe by default.")] = None,
-    minutes: Annotated[float | None, Option(help="Total training time in minutes, instead of --steps.")] = None,
+    minutes: Annotated[
+        float | None, Option(help="Total time in minutes, reading and evaluation included, instead of --steps.")
+    ] = None,
     settings: Annotated[
         list[str] | None, opt.setting("Option of the recipe, for example `--set image_size=64`")
     ] = None,
@@ -64,8 +66,10 @@ def train(
     An energy network: `gepc train --objective igebm --data photos/ --out energies`
     """
     from gepc.lab.training.choices import recipe_for
+    from gepc.lab.training.evaluate import evaluation_passes
     from gepc.lab.training.loop import TrainingRun
 
+    begun = time.monotonic()
     if steps is not None and minutes is not None:
         raise OptionError("give either --steps or --minutes, not both")
     changes = opt.parse_settings(settings)
@@ -76,7 +80,8 @@ def train(
     note(_opening(run, choices))
     advice = "{error}; free disk space and give the same command again to resume"
     with raising(StorageError, advice, StorageError), _progress(run) as on_tick:
-        finished = run.loop(on_tick)
+        passes = evaluation_passes(run.recipe, len(run.held_out))
+        finished = run.loop(on_tick, time.monotonic() - begun, passes)
     if not finished:
         note(f"stopped after step {run.state.step}, which is saved; to resume:\n  {typed_command()}")
         raise typer.Abort
@@ -123,7 +128,7 @@ def _progress(run: TrainingRun) -> Iterator[Callable[[Tick], None]]:
 
 
 def _finish(run: TrainingRun) -> None:
-    from gepc.lab.training.evaluate import error_table, evaluate
+    from gepc.lab.training.evaluate import error_table, evaluate, worse_than_linear
 
     note("evaluating on held-out images")
     errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
@@ -132,4 +137,6 @@ def _finish(run: TrainingRun) -> None:
     if errors:
         say(f"noise MSE on {len(run.held_out)} held-out images after {run.state.step} steps:")
         say(error_table(errors))
+        if (advice := worse_than_linear(errors)) is not None:
+            note(f"{advice}: give the same command with more --steps or --minutes, or --init photos-tiny")
     say(f"backbone: {run.out}   loss, samples, held-out error: {run.folder}")

@@ -92,6 +92,7 @@ class TrainingRun:
         if minutes is not None and not minutes > 0:
             raise OptionError(f"minutes must be positive, got {minutes:g}")
         self.out, self.folder, self.minutes = Path(out), Path(out) / RUN_FOLDER, minutes
+        self._spent, self._passes_after = 0.0, 0
         recipe, start = self._start(recipe)
         self.data = load_training_images(data, recipe)
         self.images, self.held_out = self.data.images, self.data.held_out
@@ -176,11 +177,13 @@ class TrainingRun:
             scale = {"scale": self.state.grad_scale, "_growth_tracker": self.state.grad_scale_age}
             scaler.load_state_dict({**scaler.state_dict(), **scale})
 
-    def loop(self, on_tick: Callable[[Tick], None] | None = None) -> bool:
+    def loop(self, on_tick: Callable[[Tick], None] | None = None, spent: float = 0.0, passes_after: int = 0) -> bool:
         """Train until the run is finished (True) or a signal stops it (False), and save the state.
 
-        On any error, the files of the last checkpoint remain.
+        On any error, the files of the last checkpoint remain. The `minutes` of the run include the seconds `spent`
+        before and the network passes that follow; at least half of them are for training.
         """
+        self._spent, self._passes_after = spent, passes_after
         with _stop_on_signals() as stopping, only_writer(self.folder):
             remove_drafts(self.out, self.folder)
             finished = self._steps(on_tick, stopping)
@@ -212,9 +215,12 @@ class TrainingRun:
         return True
 
     def _fraction(self) -> float:
-        if self.minutes is not None:
-            return self.state.seconds / (60.0 * self.minutes)
-        return self.state.step / self.recipe.steps
+        if self.minutes is None:
+            return self.state.step / self.recipe.steps
+        total, step_seconds = 60.0 * self.minutes, self.state.seconds / max(1, self.state.step)
+        # a training step costs about three passes of its batch
+        after = self._passes_after * step_seconds / (3 * self.recipe.batch_size)
+        return self.state.seconds / max(total / 2, total - self._spent - after)
 
     def _tick(self, steps_per_second: float) -> Tick:
         done = max(1e-9, self._fraction())
