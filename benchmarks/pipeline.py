@@ -24,6 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def pipeline(detector: gepc.Detector, paths: list[Path], place: Path, workers: i
     run = open_run(place / "run", Identity.of(detector.fitted, images), restart=True)
     score_shards(run, run.pending(), detector.fitted, images, workers=workers)
     with result_table(place / "scores.csv") as append:
-        merge(run, lambda p: DecisionRule(0.05).alarms(p, detector.fitted.reference), append)
+        merge(run, partial(DecisionRule(0.05).decide, detector.fitted.reference, None), append)
     run.remove()
     return run
 

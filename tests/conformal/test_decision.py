@@ -183,3 +183,12 @@ def test_p_values_may_be_0_or_1_and_no_other_number():
     for value in (-1e-9, 1.0 + 1e-9, np.nan):
         with pytest.raises(OptionError, match=r"p-values must lie in \[0, 1\]"):
             benjamini_hochberg([value], 0.1)
+
+
+def test_storey_warns_where_images_repeat():
+    reference = CalibrationScores({UNGROUPED: np.arange(99.0)})
+    scores, p = np.array([5.0, 5.0, np.nan, 7.0]), np.array([0.9, 0.9, np.nan, 0.8])
+    with pytest.warns(UserWarning, match="1 of 3 images have the same score as another one.*'bh'"):
+        DecisionRule(fdr=0.1, procedure="storey").decide(reference, None, p, scores)
+    DecisionRule(fdr=0.1).decide(reference, None, p, scores)  # no warning: valid under this dependence
+    DecisionRule(fdr=0.1, procedure="storey").decide(reference, None, p, scores + np.arange(4))

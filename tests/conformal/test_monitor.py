@@ -8,6 +8,7 @@ import pytest
 from gepc.conformal.monitor import Monitor
 from gepc.conformal.p_values import CalibrationScores
 from gepc.core.errors import InputError, OptionError
+from gepc.images.noise import generator
 
 
 def test_unmoved_streams_are_called_drifted_at_most_with_probability_delta():
@@ -63,10 +64,10 @@ def test_a_monitor_that_replays_its_scores_goes_on_as_if_nothing_had_happened():
     rng = np.random.default_rng(4)
     stream = rng.normal(0.4, size=120)
     whole = Monitor(np.sort(rng.normal(size=50)), window=10)
-    half = Monitor(whole.calibration, window=10)
+    half = Monitor(whole.calibration, window=10, seed=whole.seed)
     expected = whole.update_all(stream)
     half.update_all(stream[:70])
-    resumed = Monitor(whole.calibration, window=10)
+    resumed = Monitor(whole.calibration, window=10, seed=whole.seed)
     resumed.update_all(half.scores)
     assert resumed.update_all(stream[70:]) == expected[70:]
 
@@ -114,7 +115,7 @@ def test_the_first_bets_by_hand():
     """After one score, capital = mean over bets e of 1 + e (p - 1/2) = 1, since the bets -1, 0, 1 cancel."""
     monitor = Monitor(np.arange(99.0), seed=3)
     assert monitor.update(200.0).log10_capital == pytest.approx(0.0, abs=1e-12)
-    uniform = [np.random.default_rng([3, step]).random() for step in range(2)]
+    uniform = [generator(3, b"", "drift", step).random() for step in range(2)]
     first, second = (u / 100 for u in (uniform[0], uniform[1] * 100 / 101))  # larger than all before: p = U/(n + 1)
     shares = (1 + np.array([-1, 0, 1]) * (first - 0.5)) / 3
     moved = 0.99 * shares / shares.sum() + 0.01 / 3
@@ -152,14 +153,14 @@ def test_online_p_values_count_earlier_scores_of_the_stream_and_break_ties_at_ra
     monitor = Monitor(calibration, alpha=0.5, seed=4)
     for step, score in enumerate(stream):
         past = np.array(calibration + stream[:step])
-        uniform = np.random.default_rng([4, step]).random()
+        uniform = generator(4, b"", "drift", step).random()
         expected = ((past > score).sum() + uniform * (1 + (past == score).sum())) / (len(past) + 1)
         assert monitor._online_p_value(score) == pytest.approx(expected, rel=1e-12)
         monitor.scores.append(score)
 
 
 def test_a_reset_forgets_the_stream_and_its_drift():
-    monitor, fresh = Monitor(range(99), delta=0.5), Monitor(range(99), delta=0.5)
+    monitor, fresh = Monitor(range(99), delta=0.5, seed=1), Monitor(range(99), delta=0.5, seed=1)
     monitor.update_all([200.0] * 30)
     assert monitor.drifted
     monitor.reset()
@@ -173,3 +174,22 @@ def test_a_drift_stays_where_it_was_first_noticed():
     assert seen == sorted(seen)
     assert monitor.drifted_at == seen.index(True) + 1
     assert [verdict.seen for verdict in monitor.update_all([1.0, 2.0])] == [41, 42]
+
+
+def test_a_stream_of_equal_scores_drifts_as_rarely_as_stated():
+    """All ties: every p-value is the tie-breaking number itself, so the seeds must differ between streams."""
+    drifted = 0
+    for _ in range(400):
+        monitor = Monitor(np.zeros(19), delta=0.1)
+        monitor.update_all(np.zeros(100))
+        drifted += monitor.drifted
+    assert drifted / 400 <= 0.1 + 3 * np.sqrt(0.1 * 0.9 / 400)
+
+
+def test_equal_images_of_several_streams_are_ordered_by_their_keys():
+    first, again, other = (Monitor(np.zeros(19), seed=0) for _ in range(3))
+    verdicts = [
+        [m.update(0.0, f"{name} {n}") for n in range(5)] for m, name in ((first, "a"), (again, "a"), (other, "b"))
+    ]
+    assert verdicts[0] == verdicts[1]
+    assert verdicts[0] != verdicts[2]

@@ -187,7 +187,7 @@ def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
         run.write(shard, [Result(i, f"{i}.png", float(i), i / 10, errors.get(i)) for i in indices])
     seen: list[np.ndarray] = []
 
-    def decide(p_values: np.ndarray) -> np.ndarray:
+    def decide(p_values: np.ndarray, scores: np.ndarray) -> np.ndarray:
         seen.append(p_values)
         return p_values <= 0.2
 

@@ -36,7 +36,7 @@ def _drop(folder: Path, count: int, first: int = 0) -> None:
 
 
 def _watch(detector, folder, log) -> Watch:
-    return Watch(folder, detector.fitted, Monitor(detector), log, settle=0.0, patience=0.0)
+    return Watch(folder, detector.fitted, Monitor(detector, seed=0), log, settle=0.0, patience=0.0)
 
 
 def _rows(log: Path) -> list[dict[str, str]]:

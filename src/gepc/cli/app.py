@@ -7,9 +7,8 @@ import json
 import os
 import shlex
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from typer import Option
 
 from gepc._version import __version__
 from gepc.core.errors import GepcError, StorageError
+from gepc.core.progress import progress as progress
 
 new_app = partial(
     typer.Typer,
@@ -178,29 +178,3 @@ def text_table(rows: Iterable[Sequence[object]], headers: Sequence[str] = ()) ->
     text = io.StringIO()
     Console(file=text, width=1000, markup=False, highlight=False, emoji=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-
-
-@contextlib.contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar that appears if the work takes more than a second; yields `advance(count)`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(label, total=total)
-    begun, shown = time.monotonic(), False
-
-    def advance(count: int) -> None:
-        nonlocal shown
-        if not shown and console.is_terminal and time.monotonic() - begun > 1.0:
-            bar.start()
-            shown = True
-        bar.advance(task, count)
-
-    try:
-        yield advance
-    finally:
-        if shown:
-            bar.stop()

@@ -286,7 +286,11 @@ def watch(
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
     watcher = Watch(
-        folder, loaded.fitted, Monitor(loaded, alpha, delta, window), out, *((0.0, 0.0) if once else (1.0, 10.0))
+        folder,
+        loaded.fitted,
+        Monitor(loaded, alpha, delta, window, seed=0),
+        out,
+        *((0.0, 0.0) if once else (1.0, 10.0)),
     )
     resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
     note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")

@@ -91,7 +91,7 @@ def score(
         if out is None and shards is not None:
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
-        decide = None if shortfall else partial(rule.alarms, reference=fitted.reference, labels=labels)
+        decide = None if shortfall else partial(rule.decide, fitted.reference, labels)
         failures = _merge(run, decide, out)
         if shards is None:
             run.remove()

@@ -7,6 +7,7 @@ share a calibration set, and overlapping tiles of a scene, depend on each other;
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +117,19 @@ class DecisionRule:
         flag = procedures.get(self._method, benjamini_hochberg)
         flags[scored] = flag(p[scored], self._rate(max(1, int(scored.sum()))))
         return flags
+
+    def decide(self, reference: CalibrationScores, labels: Labels | None, p_values: Array, scores: Array) -> Flags:
+        """`alarms` with a warning where images repeat and the procedure needs independent ones."""
+        known = scores[~np.isnan(scores)]
+        repeated = len(known) - len(np.unique(known))
+        if self._method == "storey" and repeated:
+            warnings.warn(
+                f"{repeated} of {len(known)} images have the same score as another one, as copies do; Storey's "
+                "procedure needs independent images, and its false-discovery rate can be twice the target; leave "
+                "copies out, or use the procedure 'bh'",
+                stacklevel=3,
+            )
+        return self.alarms(p_values, reference, labels)
 
     def _rate(self, m: int) -> float:
         """The rate that the procedure is run at on `m` p-values."""

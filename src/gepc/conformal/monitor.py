@@ -13,6 +13,7 @@ inequality it ever reaches 1/delta with probability at most delta: that is the f
 from __future__ import annotations
 
 import bisect
+import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import UNGROUPED, CalibrationScores, check_rates
 from gepc.core.errors import InputError, check_least
+from gepc.images.noise import generator
 
 BETS = np.array([-1.0, 0.0, 1.0])
 
@@ -50,7 +52,8 @@ class Monitor:
     delta : the largest probability that `drifted` is ever true on a stream that has not drifted.
     window : how many of the last images the rolling alarm rate covers.
     jump : J, the share of the capital that is redistributed before each step.
-    seed : seed of the random order of equal scores.
+    seed : seed of the random order of equal scores. None draws a new one for every stream, as the bound of `delta`
+        needs where scores are equal; give a number to repeat the verdicts of a stream.
     group : for a detector fitted with groups, the group that the stream belongs to.
     """
 
@@ -61,13 +64,14 @@ class Monitor:
         delta: float = 0.01,
         window: int = 200,
         jump: float = 0.01,
-        seed: int = 0,
+        seed: int | None = None,
         group: str | None = None,
     ) -> None:
         check_rates(delta=delta, jump=jump)
         check_least(1, window=window)
         self.calibration = _scores_of(calibration, group)
-        self.alpha, self.delta, self.window, self.jump, self.seed = alpha, delta, window, jump, seed
+        self.alpha, self.delta, self.window, self.jump = alpha, delta, window, jump
+        self.seed = secrets.randbits(63) if seed is None else seed
         self._reference = CalibrationScores({UNGROUPED: self.calibration})
         self._rule = DecisionRule(alpha)
         self._rule.check(self._reference)
@@ -82,12 +86,25 @@ class Monitor:
         self._past = self.calibration.tolist()
         self._recent: deque[bool] = deque(maxlen=self.window)
 
-    def update(self, score: float) -> Verdict:
-        """Take one more score of the stream, in order."""
+    def update(self, score: float, key: str = "") -> Verdict:
+        """Take one more score of the stream, in order.
+
+        Parameters
+        ----------
+        score : float
+            The score of the image.
+        key : str
+            Tells the image from others with the same pixels, such as the time of its file. With a fixed `seed`, equal
+            images in several streams are then ordered independently.
+
+        Returns
+        -------
+        Verdict
+        """
         score = float(score)
         if not np.isfinite(score):
             raise InputError(f"score {len(self.scores) + 1} of the stream is {score}; leave failed images out")
-        self._bet(self._online_p_value(score))
+        self._bet(self._online_p_value(score, key))
         self.scores.append(score)
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
@@ -101,10 +118,10 @@ class Monitor:
         """Several scores, in order."""
         return [self.update(score) for score in scores]
 
-    def _online_p_value(self, score: float) -> float:
+    def _online_p_value(self, score: float, key: str = "") -> float:
         above = len(self._past) - bisect.bisect_right(self._past, score)
         equal = len(self._past) - above - bisect.bisect_left(self._past, score)
-        uniform = np.random.default_rng([self.seed, len(self.scores)]).random()
+        uniform = generator(self.seed, key.encode(), "drift", len(self.scores)).random()
         bisect.insort(self._past, score)
         return float((above + uniform * (equal + 1)) / len(self._past))
 

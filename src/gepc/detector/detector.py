@@ -14,12 +14,14 @@ from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import Guarantee, group_labels
 from gepc.core.errors import InputError, NotFittedError, OptionError, check_least, raising
 from gepc.core.files import StrPath
+from gepc.core.progress import Progress
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import Groups, feature_table, fit_detector
 from gepc.detector.hub import push
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options, without_unused
+from gepc.detector.plots import plot_results
 from gepc.detector.storage import load_fitted, save_detector
-from gepc.detector.stream import OnProgress, Result, scores_of, stream
+from gepc.detector.stream import Result, scores_of, stream
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.methods.base import Cost, Table, cost_of
@@ -27,6 +29,7 @@ from gepc.methods.pooling import Map
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
 Alarms = npt.NDArray[np.bool_]
@@ -185,7 +188,7 @@ class Detector(Parameters, FittedAttributes):
         images: Any,
         calibration_images: Any = None,
         groups: Groups = None,
-        on_progress: OnProgress | None = None,
+        on_progress: Progress = None,
     ) -> Detector:
         """Select levels, fit the calibrator and compute calibration scores from in-distribution images alone.
 
@@ -198,7 +201,8 @@ class Detector(Parameters, FittedAttributes):
             the calibration images, a warning gives their number.
         groups : a label for each calibration image, or "folder" for the name of its folder: p-values are then valid
             within every group (Mondrian calibration).
-        on_progress : called with the number of images of every finished chunk.
+        on_progress : True shows a progress bar on the terminal; a function is called with the number of images of every
+            finished chunk.
 
         Returns
         -------
@@ -216,7 +220,7 @@ class Detector(Parameters, FittedAttributes):
         on_error: str = "row",
         groups: Groups = None,
         ties: str = "conservative",
-        on_progress: OnProgress | None = None,
+        on_progress: Progress = None,
         paths: Iterable[object] | None = None,
     ) -> Iterator[Result]:
         """Results one by one, in order, in constant memory.
@@ -229,7 +233,8 @@ class Detector(Parameters, FittedAttributes):
         groups : a label for each image, or "folder"; required by a detector fitted with groups.
         ties : `conservative`, or `random` to order equal scores by a number drawn from the image's content, which makes
             p exactly uniform for in-distribution images.
-        on_progress : called with the number of images of every finished chunk.
+        on_progress : True shows a progress bar on the terminal; a function is called with the number of images of every
+            finished chunk.
         paths : names of the images, in order, instead of their own.
 
         Returns
@@ -242,19 +247,26 @@ class Detector(Parameters, FittedAttributes):
         results = (result for chunk in scored for result in chunk.results)
         return results if paths is None else _renamed(results, map(str, paths))
 
-    def score(self, images: Any, on_error: str = "raise") -> Array:
+    def score(self, images: Any, on_error: str = "raise", on_progress: Progress = None) -> Array:
         """One number per image, float64 (N,), higher = more out of distribution.
 
-        `images` and `on_error` are those of `results`; with `row`, an image that cannot be scored is NaN.
+        The parameters are those of `results`; with `on_error="row"`, an image that cannot be scored is NaN.
         """
-        return scores_of(self.fitted, open_images(images), on_error)
+        return scores_of(self.fitted, open_images(images), on_error, on_progress=on_progress)
 
-    def p_value(self, images: Any, groups: Groups = None, ties: str = "conservative", on_error: str = "raise") -> Array:
+    def p_value(
+        self,
+        images: Any,
+        groups: Groups = None,
+        ties: str = "conservative",
+        on_error: str = "raise",
+        on_progress: Progress = None,
+    ) -> Array:
         """Conformal p-values (N,), p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
 
         The parameters are those of `results`; with `on_error="row"`, an image that cannot be scored is NaN.
         """
-        results = self.results(images, on_error, groups, ties)
+        results = self.results(images, on_error, groups, ties, on_progress)
         return np.array([result.p_value for result in results], dtype=np.float64)
 
     def predict(
@@ -266,28 +278,36 @@ class Detector(Parameters, FittedAttributes):
         on_error: str = "raise",
         fdr: float | None = None,
         procedure: str = "bh",
+        on_progress: Progress = None,
     ) -> Alarms:
         """True where an image is out of distribution.
 
         Parameters
         ----------
-        images, groups, on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
+        images, groups, on_error, on_progress : as in `results`; with `row`, an image that cannot be scored raises no
+            alarm.
         alpha : the largest probability that an in-distribution image raises an alarm, on average over calibration sets.
         confidence : if given, the rate holds for the calibration set at hand with this probability.
         fdr : if given, control the false-discovery rate instead of `alpha`: on average at most this share of the
             alarms is false.
-        procedure : `bh` (Benjamini-Hochberg) or `storey`, with `fdr`.
+        procedure : `bh` (Benjamini-Hochberg) or `storey`, with `fdr`; `storey` warns if images repeat.
 
         Returns
         -------
         A boolean array (N,).
         """
         rule = DecisionRule(alpha, confidence, fdr, procedure)
+        return self._decided(rule, images, groups, on_error=on_error, on_progress=on_progress)[1]
+
+    def _decided(self, rule: DecisionRule, images: Any, groups: Groups, **options: Any) -> tuple[list[Result], Alarms]:
+        """The results of all images and their alarms; a rate that cannot be guaranteed is refused at once."""
         opened = open_images(images)
         labels = group_labels(groups, opened)
         reference = self.fitted.reference
         rule.check(reference, labels)
-        return rule.alarms(self.p_value(opened, groups, on_error=on_error), reference, labels)
+        results = list(self.results(opened, groups=groups, **options))
+        p_values, scores = np.array([(r.p_value, r.score) for r in results], dtype=np.float64).reshape(-1, 2).T
+        return results, rule.decide(reference, labels, p_values, scores)
 
     def predict_fdr(
         self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Groups = None, on_error: str = "raise"
@@ -317,15 +337,23 @@ class Detector(Parameters, FittedAttributes):
         """
         with raising(OptionError, "a data frame needs pandas; install it with: pip install 'gepc[frame]'", ImportError):
             import pandas
-        opened, rule = open_images(images), DecisionRule(alpha)
-        labels = group_labels(groups, opened)
-        rule.check(self.fitted.reference, labels)
-        rows = [(r.name, r.score, r.p_value, r.error) for r in self.results(opened, on_error, groups, paths=paths)]
-        frame = pandas.DataFrame(rows, columns=["path", "score", "p_value", "error"])
-        frame.insert(3, "alarm", rule.alarms(frame["p_value"].to_numpy(float), self.fitted.reference, labels))
-        return frame
+        results, alarms = self._decided(DecisionRule(alpha), images, groups, on_error=on_error, paths=paths)
+        rows = [(r.name, r.score, r.p_value, a, r.error) for r, a in zip(results, alarms.tolist(), strict=True)]
+        return pandas.DataFrame(rows, columns=["path", "score", "p_value", "alarm", "error"])
 
-    def score_map(self, images: Any, raw: bool = False) -> Map:
+    def plot(self, images: Any, alpha: float = 0.05, groups: Groups = None, on_progress: Progress = None) -> Figure:
+        """Score images and plot their scores, p-values and alarms; see `gepc.detector.plots.plot_results`.
+
+        The parameters are those of `predict`; images that cannot be scored are left out.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+        """
+        results, alarms = self._decided(DecisionRule(alpha), images, groups, on_progress=on_progress)
+        return plot_results([r.score for r in results], [r.p_value for r in results], alarms)
+
+    def score_map(self, images: Any, raw: bool = False, on_progress: Progress = None) -> Map:
         """Anomaly maps (N, H, W), in standard deviations of in-distribution maps; see `gepc.maps.statistics`.
 
         A detector without the statistics of maps, saved by version 0.1 or fitted with `maps="raw"`, gives raw maps.
@@ -335,9 +363,10 @@ class Detector(Parameters, FittedAttributes):
         images : the images.
         raw : return m = sum_t w_t mean_g mean_c r_g^2 / b_t instead (for `gepc+` also the denoising error), to be
             divided by `map_scale_`. With mean pooling and raw calibration, the mean of a raw map is the score.
+        on_progress : as in `results`.
         """
         fitted = self.fitted.without_groups()
-        scored = stream(fitted, open_images(images), maps=True, raw=raw, on_error="raise")
+        scored = stream(fitted, open_images(images), maps=True, raw=raw, on_error="raise", on_progress=on_progress)
         maps = [chunk.fields[fitted.map_part] for chunk in scored if chunk.fields is not None]
         if len({field.shape[1:] for field in maps}) > 1:
             raise OptionError("images of several sizes have maps of several sizes; give one image at a time")

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from gepc.conformal.p_values import CalibrationScores, group_labels
 from gepc.core.errors import AdviceWarning, InputError
+from gepc.core.progress import Progress, reporting
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import Parameters
-from gepc.detector.stream import OnProgress, scores_of
+from gepc.detector.stream import known_length, scores_of
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing, warn_about_range
@@ -48,7 +49,7 @@ def fit_detector(
     images: Any,
     calibration_images: Any = None,
     groups: Groups = None,
-    on_progress: OnProgress | None = None,
+    on_progress: Progress = None,
 ) -> FittedDetector:
     """Select levels, fit the calibrator and the maps, and score the calibration images.
 
@@ -127,7 +128,7 @@ def _separate(
     calibration_images: Any,
     fitted_on: FeatureTable,
     spec: ExtractionSpec,
-    on_progress: OnProgress | None,
+    on_progress: Progress,
 ) -> Calibration:
     """The calibration images that are given apart from those to fit on, each counted once."""
     source = open_images(calibration_images)
@@ -144,7 +145,7 @@ def _extract(
     images: Images,
     preprocessing: Preprocessing,
     spec: ExtractionSpec,
-    on_progress: OnProgress | None,
+    on_progress: Progress,
     calibrating: bool,
 ) -> FeatureTable:
     """The features of a collection; a warning names images that are left out or that the network was trained on."""
@@ -157,7 +158,8 @@ def _extract(
         observed = ObservedImages(images, Record.content_hash)
         hashes = observed.seen
     kept = SAMPLE_IMAGES if parameters.extractor.has_maps and isinstance(images, StreamImages) else 0
-    table = extract_all(observed, preprocessing, parameters.backbone, spec, on_progress=on_progress, sample_size=kept)
+    with reporting(on_progress, "fitting", known_length(images)) as advance:
+        table = extract_all(observed, preprocessing, parameters.backbone, spec, on_progress=advance, sample_size=kept)
     table.warn_about_skipped()
     if trained_on is not None:
         _warn_about_trained_on([hashes[index] for index in table.indices.tolist()], trained_on)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from gepc.conformal.p_values import Labels
 from gepc.core.errors import GepcError, InputError, check_choice
+from gepc.core.progress import Progress, reporting
 from gepc.detector.fitted import FittedDetector
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator
 from gepc.images.preprocessing import warn_about_range
-from gepc.images.sources import Images
+from gepc.images.sources import Images, StreamImages
 from gepc.maps.statistics import Fields
 from gepc.methods.pooling import Map
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int], None]
 ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 TIES = ("conservative", "random")
 NOT_FINITE = "cannot be scored: the network's answer is not finite"
@@ -89,7 +89,7 @@ def stream(
     threads: int = 1,
     keep_pixels: bool = False,
     check_range: bool = True,
-    on_progress: OnProgress | None = None,
+    on_progress: Progress = None,
 ) -> Iterator[ScoredChunk]:
     """Score a collection of images in order, in bounded memory, while the next images are read.
 
@@ -107,7 +107,7 @@ def stream(
     workers, threads : how many processes, or threads of this process, read ahead; see `gepc.images.batches.chunks`.
     keep_pixels : keep the pixels as they were read.
     check_range : look at the first images, and warn if their values seem to be in [0, 1]; see `warn_about_range`.
-    on_progress : called with the number of images of every finished chunk.
+    on_progress : called with the number of images of every finished chunk; True shows a progress bar.
 
     Returns
     -------
@@ -134,21 +134,29 @@ def stream(
     )
 
     def scored() -> Iterator[ScoredChunk]:
-        for chunk in read:
-            own = None if labels is None else labels[chunk.indices]
-            found = score_chunk(fitted, chunk, own, ties, maps=maps, raw=raw, on_error=on_error)
-            yield found
-            if on_progress is not None:
-                on_progress(len(chunk))
+        with reporting(on_progress, "scoring", known_length(images)) as advance:
+            for chunk in read:
+                own = None if labels is None else labels[chunk.indices]
+                yield score_chunk(fitted, chunk, own, ties, maps=maps, raw=raw, on_error=on_error)
+                advance(len(chunk))
 
     return scored()
 
 
+def known_length(images: Images) -> int | None:
+    """How many images there are; None for a stream, which has no length."""
+    return None if isinstance(images, StreamImages) else len(images)
+
+
 def scores_of(
-    fitted: FittedDetector, images: Images, on_error: str = "raise", indices: Iterable[int] | None = None
+    fitted: FittedDetector,
+    images: Images,
+    on_error: str = "raise",
+    indices: Iterable[int] | None = None,
+    on_progress: Progress = None,
 ) -> Array:
     """The scores (N,) alone, whatever the groups of the images; the parameters are those of `stream`."""
-    scored = stream(fitted.without_groups(), images, on_error=on_error, indices=indices)
+    scored = stream(fitted.without_groups(), images, on_error=on_error, indices=indices, on_progress=on_progress)
     return np.array([result.score for chunk in scored for result in chunk.results], dtype=np.float64)
 
 

@@ -36,8 +36,8 @@ COLUMNS = ("path", "score", "p_value", "alarm", "error")
 SHARD_COLUMNS = ("index", "path", "score", "p_value", "error")
 Alarm = bool | None  # None where nothing was decided
 Append = Callable[[Sequence[Result], Sequence[Alarm]], None]
-Decide = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.bool_]]
-"""p-values, NaN for images that could not be scored -> which images alarm."""
+Decide = Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64]], npt.NDArray[np.bool_]]
+"""p-values and scores, NaN for images that could not be scored -> which images alarm."""
 
 
 @dataclass(frozen=True)
@@ -186,16 +186,17 @@ def _digest(texts: Iterable[str]) -> str:
 def merge(run: ScoreRun, decide: Decide | None, append: Append) -> tuple[int, int]:
     """Pass every row of a complete run to `append`, in order; the numbers of alarms and of images without a score.
 
-    The shards are read twice, so that only the p-values are in memory: `decide` needs all of them. Without it, the
-    rows have no decision.
+    The shards are read twice, so that only p-values and scores are in memory: `decide` needs all of them. Without
+    it, the rows have no decision.
     """
-    p_values = np.full(run.count, np.nan)
+    p_values, scores = np.full((2, run.count), np.nan)
     failures = 0
     for results in run.results():
         for result in results:
-            p_values[result.index] = np.nan if result.error is not None else result.p_value
+            if result.error is None:
+                p_values[result.index], scores[result.index] = result.p_value, result.score
             failures += result.error is not None
-    alarms = None if decide is None else decide(p_values)
+    alarms = None if decide is None else decide(p_values, scores)
     for results in run.results():
         append(results, [None if alarms is None else bool(alarms[result.index]) for result in results])
     return 0 if alarms is None else int(alarms.sum()), failures

@@ -70,7 +70,7 @@ class Watch:
         for row in self.log.rows():
             self.done[unescape_cell(row["path"])] = row["stamp"]
             if row["score"]:
-                monitor.update(_number(row["score"], log))
+                monitor.update(_number(row["score"], log), row["stamp"])
 
     def step(self) -> Iterator[WatchedFile]:
         """Score every file that has appeared and settled since the last step, oldest first."""
@@ -80,8 +80,9 @@ class Watch:
             for result in scored.results:
                 if result.error is not None and self._unchanged_for(Path(result.name)) < self.patience:
                     continue
-                verdict = None if result.error is not None else self.monitor.update(result.score)
-                row = WatchedFile(result, verdict, stamps[result.name])
+                stamp = stamps[result.name]
+                verdict = None if result.error is not None else self.monitor.update(result.score, stamp)
+                row = WatchedFile(result, verdict, stamp)
                 self.log.append([row.cells()])
                 self.done[result.name] = row.stamp
                 self._arriving.pop(result.name, None)

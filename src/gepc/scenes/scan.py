@@ -9,10 +9,10 @@ from typing import Any
 
 from gepc.core.files import StrPath, read_json
 from gepc.core.options import build
+from gepc.core.progress import OnProgress
 from gepc.core.run_folder import storage_errors
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.stream import OnProgress
 from gepc.scenes.folder import ScanFolder
 from gepc.scenes.plan import ScanOptions, ScanPlan, make_plan
 from gepc.scenes.reading import Scene, open_scene

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from gepc.core.errors import InputError
+from gepc.core.progress import OnProgress
 from gepc.core.tables import escape_cell
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.stream import OnProgress, stream
+from gepc.detector.stream import stream
 from gepc.images.formats import Pixels
 from gepc.maps.drawing import resized
 from gepc.methods.pooling import Map

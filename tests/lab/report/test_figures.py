@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gepc.core.errors import InputError
+from gepc.detector import plots
 from gepc.lab.metrics import auroc
 from gepc.lab.report import figures
 
@@ -65,12 +66,12 @@ def test_ticks_are_round_inside_the_limits_and_apart(limits):
     def forward(x):
         return np.arcsinh(x)
 
-    ticks = figures._ticks(*limits, forward)
+    ticks = plots._ticks(*limits, forward)
     assert all(limits[0] <= tick <= limits[1] for tick in ticks)
     assert len(ticks) >= 2
     begin, end = forward(np.array(limits))
     places = (forward(np.array(ticks)) - begin) / (end - begin)
-    assert np.diff(places).min() >= figures.TICK_GAP - 1e-12
+    assert np.diff(places).min() >= plots.TICK_GAP - 1e-12
 
 
 def test_the_area_under_a_drawn_curve_is_the_auroc():

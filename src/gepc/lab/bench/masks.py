@@ -21,10 +21,11 @@ from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import InputError, OptionError, TooFewImagesError
 from gepc.core.options import DEFAULT_BACKBONE
+from gepc.core.progress import OnProgress
 from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
 from gepc.detector.registry import create_detector
-from gepc.detector.stream import OnProgress, stream
+from gepc.detector.stream import stream
 from gepc.images.formats import read_file
 from gepc.images.sources import FileImages, image_files
 from gepc.lab.metrics import auroc, auroc_interval, bootstrap_intervals, localisation

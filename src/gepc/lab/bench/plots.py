@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gepc.core.palette import LIGHT, line_style
+from gepc.detector.plots import PANEL, drawing
 from gepc.lab.bench.comparison import ComparedMethod
 from gepc.lab.bench.detector_tables import feature_variants, kept_raw
 from gepc.lab.bench.evaluate import GepcBench, Variant
 from gepc.lab.bench.protocol import Pair
 from gepc.lab.report import figures
-from gepc.lab.report.figures import PANEL, drawing
 from gepc.lab.report.page import Picture
 from gepc.methods.base import extract_map_parts
 from gepc.methods.pooling import combine, v_global

@@ -26,7 +26,7 @@ from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, ResultTable
-from gepc.lab.report.figures import drawing
+from gepc.detector.plots import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
