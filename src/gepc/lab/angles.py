@@ -56,7 +56,7 @@ def residual_by_angle(method: GepcExtractor, backbone: Backbone, batch: Batch) -
 
 def angle_figure(curves: Mapping[str, Array]) -> Figure:
     """The median residual of each set against the angle, in the band between its quartiles."""
-    from gepc.lab.report.figures import PANEL, drawing
+    from gepc.detector.plots import PANEL, drawing
 
     with drawing(PANEL) as figure:
         axes = figure.add_subplot()
