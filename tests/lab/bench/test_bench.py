@@ -15,11 +15,12 @@ import gepc
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
 from gepc.lab.bench import detector_tables, plots
-from gepc.lab.bench.cost import estimate_cost
+from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, Collection, GepcBench, Variant
 from gepc.lab.bench.protocol import BenchmarkDataset, Protocol, builtin_protocols, load_protocol
 from gepc.lab.bench.run import run, write
 from gepc.lab.datasets import open_dataset
+from gepc.methods.base import extract_table
 from gepc.methods.extraction import FeatureCache
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
@@ -327,6 +328,65 @@ def test_the_main_detector_has_the_features_and_the_noise_samples_of_the_protoco
     assert made.aurocs == fused
     assert fused != made.variant_aurocs(Variant(("s",)))
     assert made.raw(None, None).features == ("s",)
+
+
+def test_id_sets_may_differ_in_pooling_and_features(data, protocol):
+    """Every ID set has the scores that it has in a protocol with its own values for all sets."""
+    small = replace(protocol, seeds=(0,))
+    mixed = replace(small, topk={"default": 0.3, "set1": 0.5}, main_features={"set1": ("s", "cos"), "default": ("s",)})
+    alone = {"set0": small, "set1": replace(small, topk=0.5, main_features=("s", "cos"))}
+    backbone = kept_backbone()
+    benchmark = opened(mixed, data, None, backbone)
+    bench = GepcBench(benchmark, benchmark.collect())
+    assert bench.collection.passes == passes_needed(mixed, backbone, benchmark.sizes)
+    assert bench.collection.passes > passes_needed(small, backbone, benchmark.sizes)
+    assert bench.collection.sizes == benchmark.sizes
+    for name, own in alone.items():
+        single = opened(own, data, None, kept_backbone())
+        expected = GepcBench(single, single.collect()).scores(name, 0)
+        found = bench.scores(name, 0)
+        np.testing.assert_allclose(found.inside, expected.inside, rtol=1e-6)
+        for other, values in expected.outside.items():
+            np.testing.assert_allclose(found.outside[other], values, rtol=1e-6)
+    fewer = {place: keys[:24] for place, keys in bench.collection.keys.items()}
+    assert bench.on_images(fewer).scores("set1", 0).inside.shape == (24,)
+    with pytest.raises(OptionError, match="'set9' is no data set"):
+        replace(small, topk={"set9": 0.5})
+
+
+def test_histograms_show_the_sums_of_the_definitions(bench):
+    from gepc.lab.bench.plots import three_histograms
+
+    drawn = three_histograms(bench)
+    assert list(drawn) == ["energy", "residual", "definition"]
+    name, kept = bench.protocol.representative[0], bench.scores(bench.protocol.representative[0], 0).kept
+    batch = bench.read_rows((name, "test"), range(5))
+    x_t, _ = batch.noised(bench.backbone, kept[0])
+    sigma = (1.0 - bench.backbone.alphas_cumprod[kept[0]]) ** 0.5
+    energy = (bench.backbone.eps(x_t, kept[0]) / sigma).square().flatten(1).sum(1).numpy()
+    low, high = drawn["energy"][1].axes[0].get_xlim()
+    assert low <= np.log10(energy).min() <= np.log10(energy).max() <= high
+    table = extract_table(replace(bench.extractor, features=("b",), pool="mean"), bench.backbone, batch, kept)
+    np.testing.assert_allclose(batch.images[0].size * table["b"][:, 0], energy, rtol=1e-5)
+
+
+def test_the_dashed_lines_are_the_mean_over_kept_timesteps(bench):
+    from gepc.lab.bench.plots import timestep_curve
+
+    lines = [line for line in timestep_curve(bench, "set0").axes[0].lines if line.get_linestyle() == "--"]
+    expected = detector_tables.kept_raw(bench, None, only="set0").values()
+    assert [line.get_ydata()[0] for line in lines] == pytest.approx(list(expected))
+
+
+def test_the_runtime_table_has_the_columns_of_the_papers(bench):
+    table = runtime_table(bench)
+    rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    pair = bench.protocol.representative
+    assert [row["variant"] for row in rows] == [f"GEPC_s + {name}" for name in ("kde", "zscore", "raw", "mvn")]
+    assert rows[0]["AUROC"] == bench.aurocs[pair]
+    assert all(row["ms per image (ID)"] > 0 < row["ms per image (OOD)"] for row in rows)
+    assert (rows[0]["paper: AUROC"], rows[0]["paper: ms (ID)"], rows[0]["paper: ms (OOD)"]) == (0.894, 69.92, 69.96)
+    assert load_protocol("paper32").representative == ("svhn", "cifar100")
 
 
 def test_a_table_says_the_same_in_every_format():

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gepc.backbones.base import Backbone
@@ -11,7 +11,6 @@ from gepc.calibration.scorer import Scorer
 from gepc.core.tables import Cell, ResultTable
 from gepc.lab.bench import published
 from gepc.lab.bench.baselines import Baseline
-from gepc.lab.bench.detector_tables import CALIBRATIONS
 from gepc.lab.bench.evaluate import GepcBench, Sizes
 from gepc.lab.bench.protocol import Protocol
 from gepc.methods.base import Batch, Cost, Extractor, extract_table
@@ -46,7 +45,8 @@ def estimate_cost(
     if sizes is None:
         sizes = {place: protocol.images(place[1]) for place in protocol.timesteps(backbone)}
     # splits have different numbers of levels, so that GEPC is counted in images at one level
-    levels = sum(sizes[place] * len(timesteps) for place, timesteps in protocol.timesteps(backbone).items())
+    parts = [part.timesteps(backbone) for part in protocol.pooled_alike()]
+    levels = sum(sizes[place] * len(timesteps) for part in parts for place, timesteps in part.items())
     per_level = protocol.extractor().cost(backbone, size, levels=1)
     estimates = [CostEstimate("GEPC, each level", per_level, levels * len(protocol.seeds))]
     for baseline in baselines:
@@ -93,25 +93,35 @@ def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: S
 
 
 def runtime_table(bench: GepcBench) -> ResultTable:
-    """Milliseconds per image of the main detector with each calibration, and the ratio to one bare pass."""
-    name, seed, backbone = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0], bench.backbone
-    method, kept = bench.scoring_extractor, bench.scores(name, seed).kept
-    batch = bench.read_rows((name, "test"), range(bench.protocol.batch_size))
-    bare = _bare_seconds(backbone, batch) / len(batch)
-    extraction = _seconds(lambda: extract_table(method, backbone, batch, kept)) / len(batch)
-    columns = method.columns(extract_table(method, backbone, batch, kept))
-    passes = method.cost(backbone, batch.size, len(kept)).forward
+    """AUROC and milliseconds per ID and OOD image of the main detector with each calibration, as in the paper's table.
+
+    The pair is the paper's, SVHN against CIFAR-100, if the protocol has it.
+    """
+    pair = bench.protocol.representative
+    name = pair[0]
+    seed, backbone, method = bench.protocol.seeds[0], bench.backbone, bench.scoring_extractor
+    kept = bench.scores(name, seed).kept
+    passes = method.cost(backbone, (bench.protocol.size, bench.protocol.size), len(kept)).forward
     train = bench.columns(name, "train", seed, bench.main, kept)
+    batches = [bench.read_rows((place, "test"), range(bench.protocol.batch_size)) for place in pair]
+    bare = _bare_seconds(backbone, batches[0]) / len(batches[0])
+    extraction = [_seconds(partial(extract_table, method, backbone, batch, kept)) for batch in batches]
+    columns = [method.columns(extract_table(method, backbone, batch, kept)) for batch in batches]
     rows: list[tuple[Cell, ...]] = []
-    for calibration in CALIBRATIONS:
-        scorer = Scorer(calibration, weights="uniform").fit(train)
-        total = extraction + _seconds(partial(scorer.score, columns)) / len(batch)
-        paper, _ = published.RUNTIME_MS[calibration]
-        rows.append((f"GEPC_s + {calibration}", passes, 1000.0 * total, total / bare, total / bare / passes, paper))
-    header = ("variant", "F", "ms per image", "in bare passes", "overhead over F bare passes", "paper, ms (16 F, GPU)")
+    for calibration in bench.protocol.calibrations:
+        scorer, known = Scorer(calibration, weights="uniform").fit(train), calibration.partition(":")[0]
+        scoring = [_seconds(partial(scorer.score, values)) for values in columns]
+        times = [(a + b) / len(batch) for a, b, batch in zip(extraction, scoring, batches, strict=True)]
+        auroc = bench.variant_aurocs(replace(bench.main, calibration=calibration), only=name)[pair]
+        paper = (published.RUNTIME_AUROC.get(known), *published.RUNTIME_MS.get(known, (None, None)))
+        row = (auroc, *(1000.0 * seconds for seconds in times), times[0] / bare / passes, *paper)
+        rows.append((f"GEPC_s + {calibration}", passes, *row))
+    measured = ("AUROC", "ms per image (ID)", "ms per image (OOD)", "overhead over F bare passes")
+    header = ("variant", "F", *measured, "paper: AUROC", "paper: ms (ID)", "paper: ms (OOD)")
     note = (
-        f"One bare pass takes {1000.0 * bare:.2f} ms per image in this run (median of {REPEATS}, batches of "
-        f"{len(batch)}). The paper's values are for another network on an RTX 4060 laptop GPU."
+        f"{bench.protocol.label(*pair)}. One bare pass takes {1000.0 * bare:.2f} ms per image in this run (median of "
+        f"{REPEATS}, batches of {len(batches[0])}). The paper's values are for SVHN:C100, another network, 16 F and an "
+        "RTX 4060 laptop GPU."
     )
     return ResultTable("runtime", "Runtime and passes", header, tuple(rows), note)
 

@@ -16,7 +16,6 @@ from gepc.lab.bench.protocol import Pair, Protocol
 Row = tuple[Cell, ...]
 KEEPS = (1, 2, 3, 4)
 WEIGHTINGS = ("uniform", "inv_cv")
-CALIBRATIONS = ("kde", "zscore", "raw", "mvn")
 ALPHAS = (0.01, 0.05, 0.1, 0.2)
 KEPT_IN_THE_PAPER = ("candidates in the paper", "kept in the paper (weight)")
 PUBLISHED_NOTE = "Published values were measured with the paper's own, much larger CelebA-32 backbone."
@@ -99,8 +98,9 @@ def _ablation(
     rows: list[Row] = []
     for variant, found in values.items():
         rows.append(_row(bench, (variant, "measured"), found))
-        if variant in published.ABLATIONS[name]:
-            rows += published_rows(bench.protocol, (variant, "paper"), published.ABLATIONS[name][variant])
+        known = published.ABLATIONS[name].get(variant.partition(":")[0])  # without the options of a calibrator
+        if known is not None:
+            rows += published_rows(bench.protocol, (variant, "paper"), known)
     header = (column, "source", *bench.protocol.pair_labels, "average")
     return ResultTable(name, title, header, tuple(rows), note + published_note(bench.protocol))
 
@@ -127,7 +127,8 @@ def kept_raw(bench: GepcBench, elements: tuple[str, ...] | None, only: str | Non
 
 def calibration_table(bench: GepcBench) -> ResultTable:
     """KDE, z-score, raw and MVN on the feature s."""
-    values = {name: bench.variant_aurocs(replace(bench.main, calibration=name)) for name in CALIBRATIONS}
+    names = bench.protocol.calibrations
+    values = {name: bench.variant_aurocs(replace(bench.main, calibration=name)) for name in names}
     return _ablation(bench, "calibration", "Calibration of the feature s", "calibration", values)
 
 
@@ -164,7 +165,7 @@ def timestep_table(bench: GepcBench) -> ResultTable:
 
 def _id_p_values(bench: GepcBench, name: str, seed: int, reference: str) -> tuple[Array, CalibrationScores]:
     """p-values of one half of ID-test, against the other half (`test`) or a third of ID-train (`train`)."""
-    variant, timesteps = bench.main, bench.candidates(name)
+    variant, timesteps = bench.main_for(name), bench.candidates(name)
     train, test = (bench.columns(name, split, seed, variant, timesteps) for split in ("train", "test"))
     rng = np.random.default_rng(seed)
     train, test = train[rng.permutation(len(train))], test[rng.permutation(len(test))]

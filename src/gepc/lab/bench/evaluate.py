@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,12 @@ class Benchmark:
         number of images of each split. `on_progress` is called with the number of network passes of every finished
         chunk.
         """
+        alike = self.protocol.pooled_alike()
+        if extractor is None and len(alike) > 1:
+            parts = [replace(self, protocol=part).collect(on_progress=on_progress) for part in alike]
+            return Collection.joined(
+                {name: found for part, found in zip(alike, parts, strict=True) for name in part.pairs}
+            )
         protocol, backbone, cache = self.protocol, self.backbone, self.cache
         before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
         method = extractor or protocol.extractor()
@@ -109,6 +115,15 @@ class Collection:
     passes: int = 0
     cached: int = 0
     computed: int = 0
+    by_set: Mapping[str, Collection] = field(default_factory=dict)  # ID set -> features, where sets differ in them
+
+    @classmethod
+    def joined(cls, by_set: Mapping[str, Collection]) -> Collection:
+        """All features together; for a split that several ID sets look at, those of the first."""
+        parts = list({id(part): part for part in by_set.values()}.values())
+        tables = {place: table for part in reversed(parts) for place, table in part.tables.items()}
+        passes, cached = sum(part.passes for part in parts), sum(part.cached for part in parts)
+        return cls(tables, passes, cached, sum(part.computed for part in parts), by_set)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -126,7 +141,8 @@ class Collection:
 
     def of(self, keys: Keys) -> Collection:
         """The features of some of the images."""
-        return Collection({place: table.of(keys[place]) for place, table in self.tables.items()})
+        tables = {place: table.of(keys[place]) for place, table in self.tables.items()}
+        return Collection(tables, by_set={name: part.of(keys) for name, part in self.by_set.items()})
 
     @property
     def sizes(self) -> Sizes:
@@ -265,18 +281,25 @@ class GepcBench(MethodBench):
 
     def __init__(self, benchmark: Benchmark, collection: Collection) -> None:
         super().__init__(benchmark, collection)
-        protocol = benchmark.protocol
-        self.main = Variant(protocol.main_features, protocol.keep, protocol.weights, protocol.calibration)
+        protocol, first = benchmark.protocol, self.pairs[0][0]
+        self.main = Variant(protocol.main_features_for(first), protocol.keep, protocol.weights, protocol.calibration)
         self.calibration, self.extractor = protocol.calibration, protocol.extractor()
         self.scoring_extractor = replace(self.extractor, features=self.main.features)
+
+    def main_for(self, name: str) -> Variant:
+        """The main detector when `name` is in-distribution."""
+        return replace(self.main, features=self.protocol.main_features_for(name))
 
     def candidates(self, name: str) -> tuple[int, ...]:
         """Candidate timesteps when `name` is in-distribution."""
         return self.protocol.levels_for(name).timesteps(self.backbone.alphas_cumprod)
 
-    def columns(self, name: str, split: str, seed: int, variant: Variant, timesteps: Sequence[int]) -> Array:
-        """(N, levels, features) of one split under a variant."""
-        table, names = self.collection.tables[name, split, seed].at(timesteps).table, self.extractor.group.names
+    def columns(
+        self, name: str, split: str, seed: int, variant: Variant, timesteps: Sequence[int], id_set: str | None = None
+    ) -> Array:
+        """(N, levels, features) of one split under a variant, for the detector of `id_set` (by default `name`)."""
+        collection = self.collection.by_set.get(id_set or name, self.collection)
+        table, names = collection.tables[name, split, seed].at(timesteps).table, self.extractor.group.names
         found = []
         for feature in map(find_feature, variant.features):
             values = table[feature.name]
@@ -287,7 +310,7 @@ class GepcBench(MethodBench):
 
     def scores(self, name: str, seed: int, variant: Variant | None = None) -> Scores:
         """Fit a variant, by default `main`, on ID-train alone, then score ID-test and every OOD-test set."""
-        asked = (name, seed, variant or self.main)
+        asked = (name, seed, variant or self.main_for(name))
         if asked not in self._known:
             self._known[asked] = self._fit_and_score(*asked)
         return self._known[asked]
@@ -299,7 +322,7 @@ class GepcBench(MethodBench):
         scorer = variant.scorer().fit(train, train[:, :, base])
 
         def columns(other: str, kept: list[int]) -> Array:
-            return self.columns(other, "test", seed, variant, timesteps)[:, kept]
+            return self.columns(other, "test", seed, variant, timesteps, id_set=name)[:, kept]
 
         return self._score_tests(name, scorer, timesteps, columns)
 

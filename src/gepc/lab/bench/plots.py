@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,17 +12,18 @@ from gepc.core.palette import LIGHT, line_style
 from gepc.detector.plots import PANEL, drawing
 from gepc.lab.bench.comparison import ComparedMethod
 from gepc.lab.bench.detector_tables import feature_variants, kept_raw
-from gepc.lab.bench.evaluate import GepcBench, Variant
-from gepc.lab.bench.protocol import Pair
+from gepc.lab.bench.evaluate import Array, GepcBench
 from gepc.lab.report import figures
 from gepc.lab.report.page import Picture
-from gepc.methods.base import extract_map_parts
+from gepc.methods.base import extract_map_parts, extract_table
+from gepc.methods.features import find_feature
 from gepc.methods.pooling import combine, v_global
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = 4
+HISTOGRAM_IMAGES = 256  # of each set
 REFERENCE_MAPS = 16
 DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
@@ -44,9 +46,9 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod]) -> dict[str, 
     for name in bench.protocol.pairs:
         title = f"AUROC against t, ID {label(name)}"
         found[f"timesteps-{name}"] = Picture(timestep_curve(bench, name), "AUROC against the timestep", title)
-    for title, figure in three_histograms(bench, pair).items():
+    for name, (title, figure) in three_histograms(bench).items():
         alt = f"Histograms of {title} for ID and OOD images"
-        found["histogram-" + title.split()[0].lower()] = Picture(figure, alt, f"{title}, {named}")
+        found[f"histogram-{name}"] = Picture(figure, alt, f"{title}, {label(*bench.protocol.representative)}")
     for name in bench.protocol.pairs:
         scores = bench.scores(name, bench.protocol.seeds[0])
         curves = figures.roc({label(other): (scores.inside, outside) for other, outside in scores.outside.items()})
@@ -59,13 +61,14 @@ def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
     scores = bench.scores(name, bench.protocol.seeds[0])
     weights, kept = scores.selection.weights, scores.kept
     reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
-    scale = v_global(combine(extract_map_parts(bench.extractor, bench.backbone, reference, kept)[2], weights))
+    extractor = bench.protocol.extractor(name)
+    scale = v_global(combine(extract_map_parts(extractor, bench.backbone, reference, kept)[2], weights))
     found = {}
     for other, values in {name: scores.inside, **scores.outside}.items():
         order = np.argsort(values)
         picked = [*order[: SHOWN // 2], *order[-(SHOWN // 2) :]]
         batch = bench.read_rows((other, "test"), picked)
-        fields = combine(extract_map_parts(bench.extractor, bench.backbone, batch, kept)[2], weights)
+        fields = combine(extract_map_parts(extractor, bench.backbone, batch, kept)[2], weights)
         images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
         figure = figures.maps(images, list(fields), [f"{values[index]:.1f}" for index in picked], scale)
         label = bench.protocol.label(other)
@@ -90,8 +93,12 @@ def bars(values: Mapping[str, float], mean: float | None = None) -> Figure:
 
 
 def timestep_curve(bench: GepcBench, name: str) -> Figure:
-    """AUROC of the raw gap (sign-invariant) against the timestep, one line per OOD set; kept timesteps are marked."""
-    candidates = bench.candidates(name)
+    """AUROC of the raw gap (sign-invariant) against the timestep, one line per OOD set.
+
+    Dashed lines are the AUROC of the gap averaged over the kept timesteps, which have filled markers.
+    """
+    candidates, kept = bench.candidates(name), bench.scores(name, bench.protocol.seeds[0]).kept
+    means = kept_raw(bench, None, only=name)
     lines: dict[str, list[float]] = {other: [] for other in bench.protocol.pairs[name]}
     for t in candidates:
         for (_, other), value in bench.variant_aurocs(bench.raw(None, (t,)), symmetric=True, only=name).items():
@@ -99,36 +106,47 @@ def timestep_curve(bench: GepcBench, name: str) -> Figure:
     with drawing(PANEL) as figure:
         axes = figure.add_subplot()
         for position, (other, values) in enumerate(lines.items()):
-            label = bench.protocol.label(other)
-            axes.plot(candidates, values, marker="o", markersize=4, label=label, **line_style(position))
-        for t in bench.scores(name, bench.protocol.seeds[0]).kept:
-            axes.axvline(t, color=LIGHT["muted"], linewidth=0.8, linestyle=DASHED)
+            label, style = bench.protocol.label(other), line_style(position)
+            axes.plot(candidates, values, label=label, **style)
+            for t, value in zip(candidates, values, strict=True):
+                face = style["color"] if t in kept else "white"
+                axes.plot(t, value, marker="o", markersize=4, color=style["color"], markerfacecolor=face)
+            axes.axhline(means[name, other], color=style["color"], linewidth=0.9, linestyle=DASHED)
         axes.set_xscale("log")
         axes.set_xticks(candidates, [str(t) for t in candidates])
         axes.set_xticks([], minor=True)
-        axes.set(ylim=(0.4, 1.02), xlabel="timestep (dashed: kept)", ylabel="AUROC")
+        axes.set(ylim=(0.4, 1.02), xlabel="timestep (filled: kept; dashed: their mean)", ylabel="AUROC")
         figure.legend(loc="outside upper center", ncols=3)
     return figure
 
 
-def three_histograms(bench: GepcBench, pair: Pair) -> dict[str, Figure]:
-    """Title -> histogram for ID and OOD: score energy b, residual of one step, final score."""
-    seed, (name, other) = bench.protocol.seeds[0], pair
-    scores = bench.scores(name, seed)
-    names, first = (bench.protocol.label(name), bench.protocol.label(other)), scores.kept[:1]
+def three_histograms(bench: GepcBench) -> dict[str, tuple[str, Figure]]:
+    """Name -> title and histogram for ID and OOD images of the paper's representative pair.
 
-    def histogram(feature: str, label: str, log: bool = False) -> Figure:
-        inside, outside = (bench.columns(one, "test", seed, Variant((feature,)), first).ravel() for one in pair)
-        if log:
-            inside, outside = np.log10(inside), np.log10(outside)
-        return figures.histogram(inside, outside, names=names, label=label)
+    They show |s(x_t, t)|^2 and R_t(x_t, g) = |P_g^-1 s(P_g x_t) - s(x_t)|^2, for every element but the identity, at the
+    first kept timestep, and the definition sum_t w_t E_g R_t: sums over all pixels, neither pooled nor calibrated.
+    """
+    name, other = pair = bench.protocol.representative
+    scores = bench.scores(name, bench.protocol.seeds[0])
+    whole = replace(bench.extractor, features=("b", "residual"), pool="mean")
+    energies, residuals, definition = [], [], []
+    for place in pair:
+        batch = bench.read_rows((place, "test"), range(HISTOGRAM_IMAGES))
+        table, pixels = extract_table(whole, bench.backbone, batch, scores.kept), batch.images[0].size
+        energies.append(np.log10(pixels * table["b"][:, 0]))
+        residuals.append(np.log10(pixels * table["residual"][:, 0, 1:].ravel()))
+        averages = find_feature("residual").average(table["residual"])
+        definition.append(np.log10(pixels * averages @ scores.selection.weights))
+    names = (bench.protocol.label(name), bench.protocol.label(other))
 
-    drawn = {}
-    if "b" in bench.protocol.features:
-        drawn["log10 of the score energy b"] = histogram("b", "log10 b", log=True)
-    drawn["Residual of one step"] = histogram("s", "s at one timestep")
-    drawn["Final score"] = figures.histogram(scores.inside, scores.outside[other], names=names)
-    return drawn
+    def histogram(sets: Sequence[Array], label: str) -> Figure:
+        return figures.histogram(sets[0], sets[1], names=names, label=f"log10 {label}")
+
+    return {
+        "energy": ("Score magnitude |s|^2", histogram(energies, "|s|^2")),
+        "residual": ("Residual energy R_t of one step", histogram(residuals, "R_t")),
+        "definition": ("Time-averaged sum_t w_t E[R_t]", histogram(definition, "sum_t w_t E[R_t]")),
+    }
 
 
 def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:

@@ -1,7 +1,9 @@
 """What a benchmark runs on, as plain data from a YAML file."""
 
+from __future__ import annotations
+
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from gepc.methods.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.methods.groups import Group
 
 LEAST_IMAGES = 20
+PAPER_TOPK = 0.3
 Place = tuple[str, str]  # the short name of a data set, and a split of it
 Pair = tuple[str, str]  # the short names of an in-distribution and of an out-of-distribution set
 
@@ -69,15 +72,19 @@ class Protocol:
     levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
     train_images: int = at_least(LEAST_IMAGES, 2000)  # the number of ID-train images, selected by `subset_seed`
     test_images: int = at_least(LEAST_IMAGES, 1000)  # the number of images of each test set, selected by `subset_seed`
-    features: tuple[str, ...] = ("s", "cos", "pair", "b")  # of GEPC; those not in `main_features` are for the ablations
-    main_features: tuple[str, ...] = ("s",)  # those of the main detector, fused by their mean
+    # of GEPC; those not in `main_features` are for the ablations
+    features: tuple[str, ...] = ("s", "cos", "pair", "b")
+    # those of the main detector, fused by their mean; or ID set -> features, `default` for the others
+    main_features: tuple[str, ...] | dict[str, tuple[str, ...]] = ("s",)
     mc_samples: int = 1  # noise samples per image and level
     pool: str = "topk"  # how residuals are pooled over pixels
-    topk: float = 0.3  # the share of pixels that `topk` pooling averages
+    # the share of pixels that `topk` pooling averages; or ID set -> share, `default` for the others
+    topk: float | dict[str, float] = PAPER_TOPK
     group: str = "paper"  # the transforms, by the name of a group
     keep: int = 2  # how many levels the main detector keeps
     weights: str = one_of(*WEIGHTINGS)  # the weights of the kept levels, `inv_cv` or `uniform`
     calibration: str = "kde"  # the calibrator of the main detector
+    calibrations: tuple[str, ...] = ("kde", "zscore", "raw", "mvn")  # those that the ablation compares
     seeds: tuple[int, ...] = (0,)  # noise seeds; the main table gives the mean and the standard deviation over them
     subset_seed: int | None = 0  # seed of the draw of images; None takes the first ones
     batch_size: int = at_least(1, 64)  # images per network call
@@ -88,14 +95,19 @@ class Protocol:
         self._check_pairs()
         if "s" not in self.features:
             raise OptionError("protocol: features must include 's'")
-        for name in self.main_features:
-            check_choice("main_features", name, self.features)
+        for values in (self.levels, self.topk, self.main_features):
+            self._check_sets(values)
+        for name in self.pairs:
+            for feature in self.main_features_for(name):
+                check_choice("main_features", feature, self.features)
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise OptionError(f"protocol: seeds must be different whole numbers from 0, got {list(self.seeds)}")
-        create_calibrator(self.calibration)
+        for name in (self.calibration, *self.calibrations):
+            create_calibrator(name)
         self._check_levels()
         self._check_methods()
-        self.extractor()
+        for protocol in self.pooled_alike():
+            protocol.extractor()
 
     def _check_pairs(self) -> None:
         if not self.pairs:
@@ -109,10 +121,13 @@ class Protocol:
             if not others or len(set(others)) < len(others):
                 raise OptionError(f"protocol: pairs.{name} must name one or more different sets, got {list(others)}")
 
-    def _check_levels(self) -> None:
-        for name in self.levels:
+    def _check_sets(self, values: object) -> None:
+        """Check the names of ID sets in a value that may differ between them."""
+        for name in values if isinstance(values, dict) else ():
             if name != "default" and name not in self.datasets:
-                raise OptionError(f"protocol: levels names {name!r}; {nearest(name, ['default', *self.datasets])}")
+                raise OptionError(f"protocol: {name!r} is no data set; {nearest(name, ['default', *self.datasets])}")
+
+    def _check_levels(self) -> None:
         for name in self.pairs:
             count = len(self.levels_for(name).values)
             if not 1 <= self.keep <= count:
@@ -124,12 +139,12 @@ class Protocol:
         if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):
             raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
 
-    def extractor(self) -> GepcExtractor:
-        """The extractor of all features; its own levels are not used."""
+    def extractor(self, name: str | None = None) -> GepcExtractor:
+        """The extractor of all features when `name` (the first ID set) is in-distribution; its levels are not used."""
         return GepcExtractor(
             features=self.features,
             pool=self.pool,
-            topk=self.topk,
+            topk=self.topk_for(name or next(iter(self.pairs))),
             group=Group.of(self.group),
             mc_samples=self.mc_samples,
         )
@@ -137,6 +152,24 @@ class Protocol:
     def levels_for(self, name: str) -> Levels:
         """Candidate levels when `name` is in-distribution."""
         return Levels(self.levels.get(name, self.levels.get("default", PAPER_LEVELS)))
+
+    def topk_for(self, name: str) -> float:
+        """The share of pixels that is averaged when `name` is in-distribution."""
+        return self.topk if isinstance(self.topk, float) else self.topk.get(name, self.topk.get("default", PAPER_TOPK))
+
+    def main_features_for(self, name: str) -> tuple[str, ...]:
+        """The features of the main detector when `name` is in-distribution."""
+        features = self.main_features
+        return features.get(name, features.get("default", ("s",))) if isinstance(features, dict) else features
+
+    def pooled_alike(self) -> list[Protocol]:
+        """The protocol in parts whose ID sets average the same share of pixels, and so have features in common."""
+        shares: dict[float, dict[str, tuple[str, ...]]] = {}
+        for name, others in self.pairs.items():
+            shares.setdefault(self.topk_for(name), {})[name] = others
+        if len(shares) == 1:
+            return [self]
+        return [replace(self, pairs=pairs, topk=share) for share, pairs in shares.items()]
 
     def timesteps(self, backbone: Backbone) -> dict[Place, tuple[int, ...]]:
         """(set, split) -> timesteps: ID-train at its own candidates, a test set at those of every ID set it meets."""
@@ -168,6 +201,12 @@ class Protocol:
     def pair_list(self) -> list[Pair]:
         """All (ID, OOD) pairs in order."""
         return [(name, other) for name, others in self.pairs.items() for other in others]
+
+    @property
+    def representative(self) -> Pair:
+        """The pair of the paper's runtime table and histograms, SVHN against CIFAR-100, or else the first pair."""
+        labels = dict(zip(self.pair_labels, self.pair_list, strict=True))
+        return labels.get("SVHN:C100", self.pair_list[0])
 
     @property
     def pair_labels(self) -> tuple[str, ...]:

@@ -34,5 +34,6 @@ ABLATIONS: dict[str, dict[str, _A]] = {
 }
 KEPT: dict[str, Kept] = {name: build(Kept, values, f"kept.{name}") for name, values in _FILE["kept"].items()}
 RUNTIME_MS: dict[str, tuple[float, float]] = {name: tuple(pair) for name, pair in _FILE["runtime_ms"].items()}
+RUNTIME_AUROC = {name: values[PAIRS.index(("SVHN", "C100"))] for name, values in ABLATIONS["calibration"].items()}
 SAR: dict[str, tuple[float, float, float]] = {name: tuple(row) for name, row in _FILE["sar"].items()}
 """Data set with ships -> AUROC, FPR95 and AUPR of GEPC."""

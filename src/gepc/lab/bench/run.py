@@ -129,7 +129,7 @@ def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
         ("data sets", sets),
         ("images", images),
         ("noise seeds", ", ".join(map(str, protocol.seeds))),
-        ("detector", f"top-k {protocol.topk:g}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
+        ("detector", f"top-k {protocol.topk}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
         ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
         ("skipped images", str(len(about["skipped"]))),
     ]
