@@ -33,7 +33,7 @@ import gepc
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.lab.radar.annotations import AnnotatedScene, Box, box_mask, name_rank, open_scenes
 from gepc.lab.radar.bench import SarProtocol, gather
-from gepc.lab.radar.patches import PatchImages, PatchRules
+from gepc.lab.radar.patches import PatchImages
 from gepc.methods.pooling import box_filter
 from gepc.scenes import scan
 
@@ -296,8 +296,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.radius = round(math.sqrt(arguments.target_pixels))
     torch.set_num_threads(1)
-    rules, target = PatchRules(arguments.size), arguments.target_pixels
-    protocol = SarProtocol(rules, arguments.hold_out, arguments.fit_limit, target_pixels=target)
+    names = ("size", "hold_out", "fit_limit", "target_pixels")
+    protocol = SarProtocol(**{name: getattr(arguments, name) for name in names})
     scenes = sorted(open_scenes(arguments.data, "test").scenes, key=lambda scene: name_rank(scene.path.name, 0))
     scenes = scenes[: arguments.scenes]
     detectors = {method: fitted(method, protocol, arguments) for method in arguments.methods.split(",")}

@@ -11,7 +11,7 @@ import pytest
 
 from gepc.core.errors import InputError
 from gepc.images.formats import read_file
-from gepc.scenes.reading import open_scene
+from gepc.scenes.reading import PIXELS, open_scene
 
 rasterio = pytest.importorskip("rasterio")
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
@@ -98,5 +98,5 @@ def test_neighbours_of_a_file_are_not_read(tmp_path: Path, server: tuple[str, li
     opened.close()
     assert (pixels[0] == 9).all()
     assert pixels[1].all()
-    assert opened.place is None
+    assert opened.place == PIXELS
     assert asked == []

@@ -7,7 +7,7 @@ from toys import as_uint8, cosine_alphas_cumprod, pictures
 
 import gepc
 from gepc.images.batches import MAX_CHUNK_PIXELS
-from gepc.scenes import scan, scoring
+from gepc.scenes import scan
 from gepc.scenes.reading import ArrayScene
 
 pytestmark = pytest.mark.filterwarnings("ignore:with .* calibration images:UserWarning")
@@ -30,7 +30,7 @@ def test_no_network_call_has_more_pixels_than_a_chunk_and_no_read_more_bytes_tha
         return read(self, top, left, height, width)
 
     monkeypatch.setattr(ArrayScene, "read", noted)
-    monkeypatch.setattr(scoring, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr("gepc.scenes.scanning.READ_BYTES", 1 << 20)
     monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 1 << 16)
     np.save(tmp_path / "s.npy", as_uint8(pictures(1, (512, 1280), seed=3))[0])
     calls.clear()

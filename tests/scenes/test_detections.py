@@ -14,11 +14,13 @@ from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.maps.regions import map_regions
-from gepc.scenes import detections, scan
-from gepc.scenes.detections import COLUMNS, Detection, blobs
+from gepc.scenes import regions as scene_regions
+from gepc.scenes import scan
 from gepc.scenes.folder import MapFile
-from gepc.scenes.reading import Georeference
+from gepc.scenes.reading import PIXELS, Georeference
+from gepc.scenes.regions import Detection, blobs
 from gepc.scenes.tiling import Grid
+from gepc.scenes.writing import geojson
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning"),
@@ -41,7 +43,7 @@ def test_strips_give_the_blobs_of_the_whole_map(height, width, lines, seed, limi
     """Rings, spirals and blobs that part and meet again across strips, against labels of the whole map at once."""
     field = np.random.default_rng(seed).random((height, width)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detections, "STRIP_PIXELS", lines * width)
+        patch.setattr(scene_regions, "STRIP_PIXELS", lines * width)
         found = list(blobs(field, limit))
     assert facts(found) == facts(map_regions({"sum": field}, "sum", limit))
 
@@ -53,14 +55,14 @@ def test_a_blob_that_parts_and_meets_again_is_one(lines, monkeypatch):
     field[0, :5] = field[4, 4:] = 2.0  # joined above and below
     field[3, 8] = 3.0
     field[2, 2] = np.nan
-    monkeypatch.setattr(detections, "STRIP_PIXELS", lines * 9)
+    monkeypatch.setattr(scene_regions, "STRIP_PIXELS", lines * 9)
     (blob,) = blobs(field, 1.0)
     assert (blob.box, blob.peak, blob.score, blob.area) == ((0, 0, 5, 9), (3, 8), 3.0, int((field > 1.0).sum()))
 
 
 def test_the_first_of_equal_peaks_counts_and_a_map_below_its_limit_has_no_blob(monkeypatch):
     field = np.full((6, 3), 2.0, np.float32)
-    monkeypatch.setattr(detections, "STRIP_PIXELS", 6)
+    monkeypatch.setattr(scene_regions, "STRIP_PIXELS", 6)
     (blob,) = blobs(field, 1.0)
     assert blob.peak == (0, 0)
     assert list(blobs(field, 2.0)) == []
@@ -68,7 +70,7 @@ def test_the_first_of_equal_peaks_counts_and_a_map_below_its_limit_has_no_blob(m
 
 
 def test_memory_does_not_grow_with_the_height_of_the_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(detections, "STRIP_PIXELS", 1 << 14)
+    monkeypatch.setattr(scene_regions, "STRIP_PIXELS", 1 << 14)
     peaks = []
     for height in (512, 16384):
         field = np.zeros((height, 64), np.float32)
@@ -92,22 +94,20 @@ def test_the_tiles_that_hold_a_pixel(line, column):
     assert np.array_equal(mask, found)
 
 
-@pytest.mark.parametrize("place", [None, Georeference((10.0, 2.0, 500.0, 1.0, -10.0, 900.0), "WKT", 32631)])
+@pytest.mark.parametrize("place", [PIXELS, Georeference((10.0, 2.0, 500.0, 1.0, -10.0, 900.0), "WKT", 32631)])
 def test_a_detection_lies_at_the_centre_of_its_peak(place):
     detection = Detection(1, 5.0, 0.02, (3, 4, 9, 8), 11, (5, 6), 0.4, True)
-    x, y = (6.5, 5.5) if place is None else place(6.5, 5.5)
-    feature = detection.feature(place)
+    x, y = (6.5, 5.5) if place == PIXELS else (10 * 6.5 + 2 * 5.5 + 500, 6.5 - 10 * 5.5 + 900)
+    (feature,) = geojson([detection], place)["features"]
     assert feature["geometry"] == {"type": "Point", "coordinates": [x, y]}
-    assert tuple(feature["properties"]) == COLUMNS
-    expected = (1, "5", "0.02", "0.4", 11, 5, 6, 3, 4, 9, 8, "true", f"{x:.10g}", f"{y:.10g}")
-    assert detection.row(place) == expected
+    expected = (1, 5.0, 0.02, 0.4, 11, 5, 6, 3, 4, 9, 8, True, x, y)
+    assert feature["properties"] == dict(zip(Detection.COLUMNS, expected, strict=True))
 
 
 def test_a_raw_map_has_no_p_values():
-    detection = Detection(1, 5.0, np.nan, (3, 4, 9, 8), 11, (5, 6))
-    assert detection.feature(None)["properties"]["p_value"] is None
-    assert detection.row(None)[2:4] == (None, None)  # empty cells
-    json.dumps(detection.feature(None), allow_nan=False)
+    collection = geojson([Detection(1, 5.0, np.nan, (3, 4, 9, 8), 11, (5, 6))], PIXELS)
+    assert collection["features"][0]["properties"]["p_value"] is None
+    json.dumps(collection, allow_nan=False)
 
 
 @pytest.fixture(scope="module")

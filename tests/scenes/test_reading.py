@@ -9,7 +9,7 @@ from rasterio.transform import Affine
 
 from gepc.core.errors import InputError
 from gepc.images.formats import read_pixels
-from gepc.scenes.reading import open_scene
+from gepc.scenes.reading import PIXELS, open_scene
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 rng = np.random.default_rng(3)
@@ -123,10 +123,9 @@ def test_coordinates_are_those_of_the_file(tmp_path):
     place = open_scene(
         write_tiff(tmp_path / "g.tif", array, crs="EPSG:32631", transform=Affine(10, 0, 500, 0, -20, 900))
     ).place
-    assert place is not None
     assert place.epsg == 32631
     assert place(3, 2) == (530.0, 860.0)
-    assert open_scene(write_tiff(tmp_path / "plain.tif", array)).place is None
+    assert open_scene(write_tiff(tmp_path / "plain.tif", array)).place == PIXELS
 
 
 def test_files_that_are_no_scene_are_refused_in_a_sentence(tmp_path, monkeypatch):
@@ -169,7 +168,7 @@ def test_the_file_cache_is_bounded_while_a_scene_is_read_and_while_a_map_is_writ
 
     monkeypatch.setattr(shutil, "copy", noted_copy)
     np.save(tmp_path / "map.npy", np.zeros((20, 30), np.float32))
-    write_map(tmp_path / "map.tif", MapFile(tmp_path / "map.npy"), None)  # no scene is open
+    write_map(tmp_path / "map.tif", MapFile(tmp_path / "map.npy"), PIXELS)  # no scene is open
     scene = open_scene(tmp_path / "map.tif")
     found.append(get_gdal_config("GDAL_CACHEMAX"))
     scene.close()

@@ -1,23 +1,24 @@
-"""Connected flagged tiles as boxes, with their map, in pixels and in map coordinates."""
+"""Connected flagged tiles as boxes, in pixels and in map coordinates."""
 
 import numpy as np
 import pytest
 
-from gepc.scenes.reading import Georeference
+from gepc.scenes.reading import PIXELS, Georeference
+from gepc.scenes.regions import TileRegion, find_regions
 from gepc.scenes.tiling import Grid
-from gepc.scenes.writing import COLUMNS, find_regions, geojson
+from gepc.scenes.writing import geojson
 
 GRID = Grid.over(40, 60, (8, 8), (4, 4))
 SHAPE = (len(GRID.tops), len(GRID.lefts))
 
 
-def regions_of(*flagged, field=None, scale=1.0, grid=GRID):
+def regions_of(*flagged, grid=GRID):
     shape = (len(grid.tops), len(grid.lefts))
     flags = np.zeros(shape, dtype=bool)
     scores = np.arange(np.prod(shape), dtype=float).reshape(shape)
     for place in flagged:
         flags[place] = True
-    return find_regions(grid, flags, scores, 1.0 / (1.0 + scores), field, scale)
+    return find_regions(grid, flags, scores, 1.0 / (1.0 + scores))
 
 
 def test_no_flag_no_region():
@@ -48,35 +49,21 @@ def test_a_region_has_its_best_tile_and_regions_are_sorted_by_score():
     assert second.tiles == 2
 
 
-def test_the_map_gives_peak_and_hot_box_inside_the_tiles_only():
-    field = np.zeros((40, 60), np.float32)
-    field[2, 3], field[5, 6], field[30, 30] = 2.0, 3.0, 9.0
-    field[0, 0] = np.nan
-    (region,) = regions_of((0, 0), field=field)
-    assert region.peak == 3.0
-    assert region.peak_place == (5, 6)
-    assert region.hot == (2, 3, 6, 7)
-    (cold,) = regions_of((0, 0), field=field, scale=5.0)
-    assert cold.hot is None
-    (dark,) = regions_of((0, 0), field=np.full((40, 60), np.nan, np.float32))
-    assert dark.peak is None
-
-
-@pytest.mark.parametrize("place", [None, Georeference((10.0, 2.0, 500.0, 1.0, -10.0, 900.0), "WKT", 32631)])
+@pytest.mark.parametrize("place", [PIXELS, Georeference((10.0, 2.0, 500.0, 1.0, -10.0, 900.0), "WKT", 32631)])
 def test_geojson_is_a_ring_of_the_corners(place):
     found = regions_of((0, 1))
     collection = geojson(found, place)
     (ring,) = collection["features"][0]["geometry"]["coordinates"]
     corners = [(4, 0), (4, 8), (12, 8), (12, 0), (4, 0)]
-    if place is None:
+    if place == PIXELS:
         assert ring == [[float(x), float(y)] for x, y in corners]
         assert "pixels" in collection["coordinates"]
     else:
         assert ring == [[10 * x + 2 * y + 500, x - 10 * y + 900] for x, y in corners]
         assert collection["crs"]["properties"]["name"] == "urn:ogc:def:crs:EPSG::32631"
-    assert len(found[0].row(place)) == len(COLUMNS)
-    middle = (8.0, 4.0) if place is None else place(8, 4)
-    assert tuple(map(float, found[0].row(place)[-2:])) == middle
+    values = collection["features"][0]["properties"]
+    assert tuple(values) == TileRegion.COLUMNS
+    assert (values["x"], values["y"]) == ((8.0, 4.0) if place == PIXELS else (10 * 8 + 2 * 4 + 500, 8 - 10 * 4 + 900))
 
 
 def test_a_crs_without_a_number_is_written_out():

@@ -226,8 +226,7 @@ def _say_results(report: SceneReport, out: Path) -> None:
         peak = f"line {item['line']}, column {item['column']}, {item['area']} pixels"
         detections.append(f"{item['detection']:>4}  {_scores(item)}  {peak}  x {item['x']:.10g}, y {item['y']:.10g}")
     for item in report.regions[:SHOWN]:
-        box = item["pixel_box"]
-        sides = f"lines {box['top']}-{box['bottom']}, columns {box['left']}-{box['right']}"
+        sides = f"lines {item['top']}-{item['bottom']}, columns {item['left']}-{item['right']}"
         regions.append(f"{item['region']:>4}  {_scores(item)}  {sides}")
     for name, lines in (("detections", detections), ("regions", regions)):
         if lines:

@@ -5,10 +5,10 @@
     report = scan(gepc.load_detector("det"), "scene.tif", "out", stride=16, control="bh", alpha=0.1)
     report.detections, report.regions, report.guarantee
 
-Data flow: reading (windows) -> tiling (tiles, no-data) -> scoring (detector, map) -> regions and detections -> writing.
+Data flow: reading (windows) -> tiling (tiles, no-data) -> scanning (detector, map) -> regions, detections -> writing.
 """
 
 from gepc.scenes.plan import ScanOptions, ScanPlan
-from gepc.scenes.scan import SceneReport, plan_scan, scan
+from gepc.scenes.scanning import SceneReport, plan_scan, scan
 
 __all__ = ["ScanOptions", "ScanPlan", "SceneReport", "plan_scan", "scan"]

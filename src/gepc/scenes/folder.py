@@ -53,6 +53,11 @@ class MapFile:
     def __getitem__(self, part: tuple[slice, slice]) -> Map:
         return np.array(np.load(self.path, mmap_mode="r")[part])
 
+    def read(self, top: int, left: int, height: int, width: int) -> tuple[Map, npt.NDArray[np.bool_]]:
+        """A window, and where its values are known."""
+        values = self[top : top + height, left : left + width]
+        return values, ~np.isnan(values)
+
     def create(self, height: int, width: int) -> None:
         """Create the file, unless it exists."""
         if not self.path.exists():

@@ -10,14 +10,13 @@ from PIL import Image, ImageDraw, ImageFont
 from gepc.core.files import replacing
 from gepc.core.palette import DARK
 from gepc.images.formats import Pixels
-from gepc.maps.drawing import overlay
-from gepc.scenes.detections import Detection
+from gepc.maps.drawing import colour_bar, overlay
 from gepc.scenes.folder import MapFile
 from gepc.scenes.reading import Scene, Valid
-from gepc.scenes.regions import TileRegion
+from gepc.scenes.regions import Detection, TileRegion
 
-LONGEST, FOOTER, SMALL = 2000, 56, 900  # pixels of the picture
-WINDOW_PIXELS = 1 << 20
+LONGEST, FOOTER, BAR, SMALL = 2000, 32, 64, 900  # pixels of the picture
+WINDOW_PIXELS = 1 << 16
 NO_DATA = 0.35
 MARK = 9  # pixels, the radius of the circle around the peak of a detection
 
@@ -41,20 +40,29 @@ def write_overview(
     Scene and map are reduced by block means. 8-bit scenes are shown as they are, others between the 2 % and 98 %
     quantiles of the reduced scene. Missing pixels are grey. `scale` is the detector's common scale of maps.
     """
-    factor = -(-max(scene.height, scene.width) // (LONGEST - FOOTER))
-    picture = _shown(shrink(scene.read_around_damage, scene.height, scene.width, factor), scene.dtype)
+    factor = -(-max(scene.height, scene.width) // (LONGEST - BAR))
+    picture = _shown(shrink(scene.read_or_missing, scene.height, scene.width, factor), scene.dtype)
     if field is not None and scale is not None:
-
-        def part(top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
-            values = field[top : top + height, left : left + width]
-            return values, ~np.isnan(values)
-
-        means = shrink(part, *field.shape, factor)[..., 0]
+        means = shrink(field.read, *field.shape, factor)[..., 0]
         picture = np.asarray(overlay(picture, np.nan_to_num(means).astype(np.float32), scale or 1.0))
     enlarge = max(1, SMALL // max(picture.shape[:2]))
     pixels = np.rint(picture.clip(0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, 0).repeat(enlarge, 1)
-    peaks = [detection.peak for detection in detections]
-    sheet = _drawn(pixels, enlarge / factor, regions, peaks, scale if field is not None else None, caption)
+    if field is not None and scale is not None:
+        pixels = np.concatenate([pixels, colour_bar(len(pixels), scale, BAR)], axis=1)
+    height, width = pixels.shape[:2]
+    sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
+    sheet.paste(Image.fromarray(pixels), (0, 0))
+    draw, font, zoom = ImageDraw.Draw(sheet), ImageFont.load_default(14), enlarge / factor
+    for detection in detections:
+        y, x = (round((index + 0.5) * zoom) for index in detection.peak)
+        draw.ellipse((x - MARK, y - MARK, x + MARK, y + MARK), outline=DARK["ink"], width=2)
+    for region in reversed(regions):  # the first ones on top
+        top, left, bottom, right = (round(edge * zoom) for edge in region.box)
+        draw.rectangle(
+            (left, top, max(right - 1, left + 2), max(bottom - 1, top + 2)), outline=DARK["series5"], width=2
+        )
+        draw.text((left + 4, top + 2), str(region.number), fill=DARK["series5"], font=font)
+    draw.text((8, height + 6), f"{caption}; grey: no data", fill=DARK["ink"], font=font)
     with replacing(path) as draft:
         sheet.save(draft, format="PNG")
 
@@ -92,34 +100,3 @@ def _shown(values: Array, dtype: str) -> Array:
     picture = np.full(values.shape, NO_DATA)
     picture[there] = ((values[there] - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
     return picture
-
-
-def _drawn(
-    pixels: Pixels,
-    zoom: float,
-    regions: Sequence[TileRegion],
-    peaks: Sequence[tuple[int, int]],
-    scale: float | None,
-    caption: str,
-) -> Image.Image:
-    """Boxes and circles on the picture; below it the caption and the colours of the overlay from 0 to `scale`."""
-    height, width = pixels.shape[:2]
-    sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
-    sheet.paste(Image.fromarray(pixels), (0, 0))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
-    for line, column in peaks:
-        x, y = round((column + 0.5) * zoom), round((line + 0.5) * zoom)
-        draw.ellipse((x - MARK, y - MARK, x + MARK, y + MARK), outline=DARK["ink"], width=2)
-    for region in reversed(regions):  # the first ones on top
-        top, left, bottom, right = (round(edge * zoom) for edge in region.box)
-        box = (left, top, min(max(right - 1, left + 2), width - 1), min(max(bottom - 1, top + 2), height - 1))
-        draw.rectangle(box, outline=DARK["series5"], width=2)
-        draw.text((left + 4, top + 2), str(region.number), fill=DARK["series5"], font=font)
-    draw.text((8, height + 6), caption, fill=DARK["ink"], font=font)
-    if scale is not None:
-        ramp = np.repeat(np.linspace(0.0, 1.0, 160, dtype=np.float32)[None], 12, axis=0)
-        colours = overlay(np.zeros((12, 160, 3)), ramp, 1.0, strength=1.0)
-        sheet.paste(Image.fromarray(np.rint(colours * 255.0).astype(np.uint8)), (24, height + 35))
-        draw.text((8, height + 32), "0", fill=DARK["ink"], font=font)
-        draw.text((190, height + 32), f"{scale:.3g} and above; grey: no data", fill=DARK["ink"], font=font)
-    return sheet

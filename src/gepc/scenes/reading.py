@@ -25,14 +25,13 @@ CACHE_BYTES = 64 << 20  # of decoded file blocks, which GDAL would otherwise let
 _TIFF, _JPEG2000 = "GTiff", "JP2OpenJPEG"
 DRIVERS = {b"II*\0": _TIFF, b"MM\0*": _TIFF, b"II+\0": _TIFF, b"MM\0+": _TIFF}
 DRIVERS |= {b"\0\0\0\x0c": _JPEG2000, b"\xff\x4f\xff\x51": _JPEG2000}
-_PIECE = 64
 
 
 @dataclass(frozen=True)
 class Georeference:
     """Map coordinates of pixels: x = a column + b row + c, y = d column + e row + f, in the reference system `crs`."""
 
-    transform: tuple[float, float, float, float, float, float]
+    transform: tuple[float, float, float, float, float, float] = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
     crs: str | None = None
     epsg: int | None = None
 
@@ -42,12 +41,15 @@ class Georeference:
         return a * column + b * row + c, d * column + e * row + f
 
 
+PIXELS = Georeference()  # of a file without map coordinates: x to the right, y downwards, from the upper left corner
+
+
 class Scene(ABC):
     """An image that is read window by window.
 
     A pixel is missing where a used band is NaN or infinite, where all used bands hold the no-data value, or where the
     file's own mask or transparency marks it. `bands` are the positions, from 0, of the bands that are used, `nodata` a
-    value in addition to what the file declares, and `place` the map coordinates, if the file has any.
+    value in addition to what the file declares, and `place` the map coordinates, or `PIXELS`.
     """
 
     path: Path
@@ -56,7 +58,7 @@ class Scene(ABC):
     dtype: str
     bands: tuple[int, ...]
     nodata: float | None
-    place: Georeference | None = None
+    place: Georeference = PIXELS
 
     @abstractmethod
     def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
@@ -73,22 +75,12 @@ class Scene(ABC):
             valid = valid & ~(pixels == self.nodata).all(axis=2)
         return pixels[..., 0] if pixels.shape[2] == 1 else pixels, valid
 
-    def read_around_damage(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
-        """As `read`; pieces of up to 64x64 pixels that cannot be read count as missing."""
+    def read_or_missing(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
+        """As `read`; all pixels of a window that cannot be read count as missing."""
         try:
             return self.read(top, left, height, width)
         except InputError:
-            if max(height, width) <= _PIECE:
-                shape = (height, width) if len(self.bands) == 1 else (height, width, len(self.bands))
-                return np.zeros(shape), np.zeros((height, width), dtype=bool)
-        if height >= width:
-            axis, half = 0, height // 2
-            windows = [(top, left, half, width), (top + half, left, height - half, width)]
-        else:
-            axis, half = 1, width // 2
-            windows = [(top, left, height, half), (top, left + half, height, width - half)]
-        pixels, valid = zip(*(self.read_around_damage(*window) for window in windows), strict=True)
-        return np.concatenate(pixels, axis), np.concatenate(valid, axis)
+            return np.zeros((height, width, len(self.bands))), np.zeros((height, width), dtype=bool)
 
     @property
     def pixel_bytes(self) -> int:
@@ -207,9 +199,7 @@ class RasterScene(Scene):
         self._stack.close()
 
 
-def _georeference(file: Any) -> Georeference | None:
-    if file.transform.is_identity and file.crs is None:
-        return None
+def _georeference(file: Any) -> Georeference:
     a, b, c, d, e, f = (float(value) for value in tuple(file.transform)[:6])
     crs = file.crs
     return Georeference((a, b, c, d, e, f), crs.to_wkt() if crs else None, crs.to_epsg() if crs else None)

@@ -1,68 +1,106 @@
-"""Regions: flagged tiles of a scene that touch or overlap."""
+"""What a scene report lists: regions of flagged tiles, and detections in the stitched map.
 
+A detection is a blob: connected pixels of the stitched map above its limit. The limit is that of the maps of single
+tiles (`gepc.maps.statistics`): the map of an in-distribution tile exceeds it anywhere with probability at most alpha.
+The stitched map is a weighted mean of the maps of the tiles, so it exceeds the limit only where the map of at least one
+tile does. With m tiles and the p-value p of a peak, min(1, m p) is therefore valid for the scene, however the
+overlapping tiles depend on each other (the union bound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import label
+from scipy.ndimage import find_objects, label
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from gepc.maps.regions import Box, Region, numbered
+from gepc.conformal.p_values import images_needed
+from gepc.detector.fitted import FittedDetector
+from gepc.maps.regions import Region, numbered
 from gepc.methods.pooling import Map
 from gepc.scenes.folder import MapFile
 from gepc.scenes.reading import Georeference, Valid
 from gepc.scenes.tiling import Grid
 
-EDGES = ("top", "left", "bottom", "right")
-COLUMNS = (
-    *("region", "score", "p_value", "tiles", *EDGES),
-    *("peak", "peak_line", "peak_column", "hot_top", "hot_left", "hot_bottom", "hot_right", "x", "y"),
-)
+STRIP_PIXELS = 1 << 20  # of the map in memory at once, unless one line is longer
 Array = npt.NDArray[np.float64]
-Boxes = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.integer[Any]]
+
+
+EDGES, POINT = ("top", "left", "bottom", "right"), ("flagged", "x", "y")
 
 
 @dataclass(frozen=True)
 class TileRegion(Region):
-    """Connected flagged tiles."""
+    """Connected flagged tiles: their number, the highest score and the smallest p-value among them."""
+
+    COLUMNS: ClassVar = ("region", "score", "p_value", "tiles", *EDGES, "x", "y")
 
     tiles: int = 1
-    peak: float | None = None  # the largest value of the map
-    peak_place: tuple[int, int] | None = None
-    hot: Box | None = None  # around the pixels above the common scale
 
-    def row(self, place: Georeference | None) -> tuple[Any, ...]:
-        """A row of `regions.csv`; x and y are the centre of the box in map coordinates, or in pixels."""
+    def properties(self, place: Georeference) -> dict[str, Any]:
+        """The values under `COLUMNS`; (x, y) is the centre of the box in map coordinates."""
         top, left, bottom, right = self.box
-        middle = ((left + right) / 2, (top + bottom) / 2)
-        x, y = middle if place is None else place(*middle)
-        numbers = (self.number, f"{self.score:.9g}", f"{self.p_value:.9g}", self.tiles, *self.box)
-        peak = ("", "", "") if self.peak is None else (f"{self.peak:.6g}", *(self.peak_place or ("", "")))
-        return (*numbers, *peak, *(self.hot or ("", "", "", "")), f"{x:.10g}", f"{y:.10g}")
+        centre = place((left + right) / 2, (top + bottom) / 2)
+        values = (self.number, self.score, self.p_value, self.tiles, *self.box, *centre)
+        return dict(zip(self.COLUMNS, values, strict=True))
 
-    def feature(self, place: Georeference | None) -> dict[str, Any]:
-        """A GeoJSON feature: the box as a polygon, rotated if the axes of the file are."""
+    def geometry(self, place: Georeference) -> dict[str, Any]:
+        """The box as a GeoJSON polygon, rotated if the axes of the file are."""
         top, left, bottom, right = self.box
         corners = [(left, top), (left, bottom), (right, bottom), (right, top), (left, top)]
-        ring = [list(map(float, corner)) if place is None else list(place(*corner)) for corner in corners]
-        properties = {
-            "region": self.number,
-            "score": self.score,
-            "p_value": self.p_value,
-            "tiles": self.tiles,
-            "pixel_box": dict(zip(EDGES, self.box, strict=True)),
-            "peak": self.peak,
-        }
-        return {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [ring]}, "properties": properties}
+        return {"type": "Polygon", "coordinates": [[list(place(*corner)) for corner in corners]]}
 
 
-def find_regions(
-    grid: Grid, flags: Valid, scores: Array, p_values: Array, field: Map | MapFile | None = None, scale: float = 1.0
-) -> list[TileRegion]:
+@dataclass(frozen=True)
+class Detection(Region):
+    """A blob of the stitched map.
+
+    Its score is the largest value of the map, at the pixel `peak` (line, column), and `area` is the number of pixels.
+    `p_value` is valid within the map of one tile and `p_scene` within the scene; both are NaN for raw maps. `flagged`
+    states whether a flagged tile holds the peak.
+    """
+
+    COLUMNS: ClassVar = (*("detection", "score", "p_value", "p_scene", "area", "line", "column"), *EDGES, *POINT)
+
+    area: int = 0
+    peak: tuple[int, int] = (0, 0)
+    p_scene: float = np.nan
+    flagged: bool = False
+
+    def properties(self, place: Georeference) -> dict[str, Any]:
+        """The values under `COLUMNS`; (x, y) is the centre of the peak's pixel in map coordinates."""
+        p_values = (None if np.isnan(p) else p for p in (self.p_value, self.p_scene))
+        numbers = (self.number, self.score, *p_values, self.area, *self.peak, *self.box)
+        return dict(zip(self.COLUMNS, (*numbers, self.flagged, *self._centre(place)), strict=True))
+
+    def geometry(self, place: Georeference) -> dict[str, Any]:
+        """A GeoJSON point at the peak."""
+        return {"type": "Point", "coordinates": list(self._centre(place))}
+
+    def _centre(self, place: Georeference) -> tuple[float, float]:
+        line, column = self.peak
+        return place(column + 0.5, line + 0.5)
+
+    def joined(self, other: Detection) -> Detection:
+        """One blob from two pieces; of two equal peaks the first one counts, in the order of reading."""
+        highest = min(self, other, key=lambda piece: (-piece.score, piece.peak))
+        (top, left, bottom, right), (up, start, down, end) = self.box, other.box
+        box = (min(top, up), min(left, start), max(bottom, down), max(right, end))
+        return replace(highest, box=box, area=self.area + other.area)
+
+
+def find_regions(grid: Grid, flags: Valid, scores: Array, p_values: Array) -> list[TileRegion]:
     """Regions of the flagged tiles, the highest score first.
 
     The scene is cut along the borders of the flagged tiles, and cells of tiles are connected over sides and corners.
-    `flags`, `scores` and `p_values` have the rows and columns of the grid; `field` is the map, hot above `scale`.
+    `flags`, `scores` and `p_values` have the rows and columns of the grid.
     """
     rows, columns = np.nonzero(flags)
     if len(rows) == 0:
@@ -77,32 +115,98 @@ def find_regions(
         cells[first[tile] : last[tile], left[tile] : right[tile]] = True
     labels = label(cells, structure=np.ones((3, 3)))[0][first, left]
     order = np.argsort(labels, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
-    scores, p_values = scores[rows, columns], p_values[rows, columns]
-    return numbered(_region(boxes[tiles], scores[tiles], p_values[tiles], field, scale) for tiles in groups)
+    scores, p_values, regions = scores[rows, columns], p_values[rows, columns], []
+    for tiles in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        upper, lower = boxes[tiles, :2].min(axis=0), boxes[tiles, 2:].max(axis=0)
+        score, p_value = scores[tiles].max(), p_values[tiles].min()
+        regions.append(TileRegion(0, float(score), float(p_value), (*upper.tolist(), *lower.tolist()), len(tiles)))
+    return numbered(regions)
 
 
-def _region(boxes: Boxes, scores: Array, p_values: Array, field: Map | MapFile | None, scale: float) -> TileRegion:
-    region = TileRegion(0, float(scores.max()), float(p_values.min()), _around(boxes), len(boxes))
-    peaks, hot = [], []
-    for top, left, bottom, right in boxes.tolist():
-        if field is None:
-            break
-        values = np.asarray(field[top:bottom, left:right])
-        if np.isnan(values).all():  # no data
+def find_detections(
+    fitted: FittedDetector, field: MapFile, grid: Grid, flags: Valid, tiles: int, alpha: float
+) -> list[Detection]:
+    """The detections of a scene at the level `alpha` for the map of each tile, the highest score first.
+
+    `flags` has the rows and columns of the grid, and `tiles` is the number of scored tiles. There are no detections at
+    a level that the calibration maps are too few for.
+    """
+    statistics = fitted.maps
+    if statistics is not None and not statistics.allows(alpha):
+        return []
+    ordered = numbered(blobs(field, fitted.map_limit(alpha)))
+    p_values = np.full(len(ordered), np.nan)
+    if statistics is not None:
+        p_values = statistics.p_values(np.array([blob.score for blob in ordered]), fitted.map_part)
+    detections = []
+    for blob, p in zip(ordered, p_values.tolist(), strict=True):
+        flagged = bool(flags[grid.holding(*blob.peak)].any())
+        detections.append(replace(blob, p_value=p, p_scene=min(tiles * p, 1.0), flagged=flagged))
+    return detections
+
+
+def statement(fitted: FittedDetector, tiles: int, alpha: float) -> str:
+    """What the detections of a scene of so many tiles promise, in words."""
+    if fitted.maps is None:
+        return "The detector has no statistics of maps: detections are above its raw scale and have no p-values."
+    n = fitted.maps.maxima.shape[1]
+    if not fitted.maps.allows(alpha):
+        return f"No detections: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {n}."
+    return (
+        f"The map of an in-distribution tile exceeds {fitted.map_limit(alpha):.4g} anywhere with probability at most "
+        f"{alpha:g} ({n} calibration maps); of {tiles} such tiles at most {alpha * tiles:.3g} are expected to hold a "
+        f"detection by chance. p_value refers to the map of one tile. p_scene = min(1, {tiles} p_value) bounds the "
+        "probability that a scene of in-distribution tiles holds such a detection anywhere."
+    )
+
+
+def blobs(field: Map | MapFile, limit: float) -> Iterator[Detection]:
+    """Groups of pixels above a limit that are connected over sides and corners, without numbers and p-values.
+
+    The map is read in strips, and the pieces of a blob are joined where strips meet. Memory therefore grows with the
+    width of the map and the number of blobs, not with the height.
+    """
+    height, width = field.shape
+    lines = max(1, STRIP_PIXELS // width)
+    unfinished: list[Detection] = []  # the blobs that reach the line above the strip
+    above = np.zeros(width, dtype=np.int64)  # for each pixel of that line, 1 + the index of its blob, or 0
+    for top in range(0, height, lines):
+        values = field[top : top + lines, 0:width]
+        labels, count = label(np.vstack([above > 0, values > limit]), structure=np.ones((3, 3)))
+        group_of = _groups(above, labels[0], len(unfinished), count)
+        joined: dict[int, Detection] = {}
+        for node, piece in chain(enumerate(unfinished), _pieces(values, labels[1:], top, len(unfinished))):
+            group = int(group_of[node])
+            joined[group] = piece if group not in joined else joined[group].joined(piece)
+        last = labels[-1]
+        groups, indices = np.unique(group_of[len(unfinished) + last[last > 0] - 1], return_inverse=True)
+        above[:] = 0
+        above[last > 0] = indices + 1
+        unfinished = [joined.pop(int(group)) for group in groups]
+        yield from joined.values()
+    yield from unfinished
+
+
+def _groups(above: Labels, first: Labels, unfinished: int, labels: int) -> Labels:
+    """The group of every unfinished blob and of every label of a strip: they belong together where they share a pixel.
+
+    Both arguments describe the line above the strip; the nodes are the blobs, followed by the labels.
+    """
+    shared = above > 0
+    edges = (above[shared] - 1, unfinished + first[shared] - 1)
+    nodes = unfinished + labels
+    graph = coo_array((np.ones(int(shared.sum())), edges), shape=(nodes, nodes))
+    return np.asarray(connected_components(graph, directed=False)[1])
+
+
+def _pieces(values: Map, labels: Labels, top: int, offset: int) -> Iterator[tuple[int, Detection]]:
+    """The piece of each label in a strip that begins at line `top`, with its node in the graph of `_groups`."""
+    for number, part in enumerate(find_objects(labels)):
+        if part is None:  # a label of the line above the strip only
             continue
-        line, column = (int(place) for place in np.unravel_index(int(np.nanargmax(values)), values.shape))
-        peaks.append((float(values[line, column]), (top + line, left + column)))
-        lines, columns = np.nonzero(values > scale)
-        if len(lines):
-            hot.append((top + lines.min(), left + columns.min(), top + lines.max() + 1, left + columns.max() + 1))
-    if not peaks:
-        return region
-    peak, place = max(peaks, key=lambda peak: peak[0])
-    return replace(region, peak=peak, peak_place=place, hot=_around(np.array(hot)) if hot else None)
-
-
-def _around(boxes: Boxes) -> Box:
-    top, left = boxes[:, :2].min(axis=0)
-    bottom, right = boxes[:, 2:].max(axis=0)
-    return int(top), int(left), int(bottom), int(right)
+        mask = labels[part] == number + 1
+        inside = np.where(mask, values[part], -np.inf)
+        line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
+        down, right = top + part[0].start, part[1].start
+        box, peak = (down, right, top + part[0].stop, part[1].stop), (down + line, right + column)
+        yield offset + number, Detection(0, float(inside[line, column]), np.nan, box, int(mask.sum()), peak)

@@ -13,11 +13,11 @@ from gepc.core.errors import InputError, OptionError
 from gepc.core.tables import ResultTable
 from gepc.lab.metrics import aupr, auroc
 from gepc.lab.radar.bench import PatchSets, SarProtocol, gather, measure, score_patches
-from gepc.lab.radar.patches import PatchImages, PatchRules
+from gepc.lab.radar.patches import PatchImages
 from gepc.lab.radar.simulate import Sea, write_simulation
 
 METHODS = ("gepc+:radar", "ca_cfar", "rx")
-PROTOCOL = SarProtocol(PatchRules(size=16), 0.5, fit_limit=16, limit=6, methods=METHODS, target_pixels=9, draws=10)
+PROTOCOL = SarProtocol(size=16, hold_out=0.5, fit_limit=16, limit=6, methods=METHODS, target_pixels=9, draws=10)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from radar_files import write_hrsid, write_ssdd
 from gepc.cli.app import run
 
 pytestmark = pytest.mark.usefixtures("trusted")
+SMALL = [part for text in ("size=16", "hold_out=0.5", "target_pixels=9", "draws=10") for part in ("--set", text)]
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +64,16 @@ def test_patches_to_an_archive_with_counts(place: Path, call: Callable[..., tupl
         assert archive["train_x"].dtype == np.uint8
 
 
-def test_patches_to_a_folder_can_be_fitted_on_scored_and_mapped(
-    place: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
-    assert call("patches", "HRSID", "--out", "cut", "--size", 16)[0] == 0
-    assert len(list((place / "cut" / "train_x").glob("*.png"))) == 64
-    assert len(json.loads((place / "cut" / "sources.json").read_text())["test_x"]) == 28
-    code, told, error = call("fit", "cut/train_x", "--out", "det", "--backbone", "net", "--target-pixels", 9)
+def test_patches_can_be_fitted_on_and_scored(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    assert call("patches", "HRSID", "--out", "cut.npz", "--size", 16)[0] == 0
+    code, told, error = call("fit", "cut.npz:train_x", "--out", "det", "--backbone", "net", "--target-pixels", 9)
     assert code == 0, error
     assert "fitted on 43 patches, calibrated on 21" in told
     assert "smallest false-alarm rate: 0.045 per patch" in told
     stored = json.loads((place / "det" / "detector.json").read_text())
     assert stored["preprocessing"]["magnitude"] == "log"
     assert stored["options"]["window"] == 1
-    assert run(["score", "det", "cut/test_ship_x", "--out", "scores.csv"]) == 0
+    assert run(["score", "det", "cut.npz:test_ship_x", "--out", "scores.csv"]) == 0
     with open(place / "scores.csv") as handle:
         rows = list(csv.DictReader(handle))
     assert len(rows) == 4
@@ -96,7 +93,7 @@ def test_simulated_scenes_can_be_cut(place: Path, call: Callable[..., tuple[int,
 
 
 def test_bench_writes_one_table(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
-    options = ["--size", 16, "--limit", 4, "--fit-limit", 16, "--hold-out", 0.5, "--draws", 10, "--target-pixels", 9]
+    options = ["--limit", 4, "--fit-limit", 16, *SMALL]
     methods = "gepc+:radar,ca_cfar"
     command = ["bench", "HRSID", "--ood", "SSDD", "--out", "out", "--backbone", "net", "--methods", methods, *options]
     code, told, error = call(*command, "--dry-run")
@@ -117,10 +114,9 @@ def test_bench_writes_one_table(place: Path, call: Callable[..., tuple[int, str,
     ("arguments", "message"),
     [
         (["patches", "nowhere", "--out", "x.npz"], "nowhere is not a folder"),
-        (["patches", "HRSID", "--out", "x.txt"], "an .npz file or a folder"),
+        (["patches", "HRSID", "--out", "x.txt"], "--out is an .npz file"),
         (["patches", "SSDD", "--out", "x.npz", "--split", "train"], "no training split"),
         (["patches", "HRSID", "--out", "x.npz", "--size", "128"], "nothing was written"),
-        (["patches", "HRSID", "--out", "net", "--size", "16"], "holds no patches"),
         (["simulate", "--out", "HRSID"], "is not empty"),
         (["simulate", "--out", "x", "--nu", "0"], "nu must be positive"),
         (["fit", "nowhere", "--out", "x", "--backbone", "net"], "does not exist"),
@@ -154,11 +150,10 @@ def test_reproduce_measures_both_normalisations_and_shows_the_paper_s_values(
 ) -> None:
     monkeypatch.chdir(place)
     command = ["reproduce", "radar", "--data", ".", "--out", "paper", "--backbone", "net"]
-    small = ["--set", "size=16", "--set", "hold_out=0.5", "--set", "target_pixels=9", "--set", "draws=10"]
-    assert run([*command, *small, "--dry-run"]) == 0
+    assert run([*command, *SMALL, "--dry-run"]) == 0
     assert "network passes, about" in capsys.readouterr().err
     assert not (place / "paper").exists()
-    assert run([*command, *small]) == 0
+    assert run([*command, *SMALL]) == 0
     tables = {
         table["name"]: table["rows"] for table in json.loads((place / "paper" / "radar.json").read_text())["tables"]
     }

@@ -12,9 +12,10 @@ from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, typed_command
 from gepc.cli.detect import estimate_fit
 from gepc.cli.options import duration, seconds_per_pass
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, write_text
-from gepc.lab.cli.setup import DEFAULT_CHECKPOINT, Checkpoint
+from gepc.core.options import build
+from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -43,13 +44,11 @@ TargetPixels = Annotated[float, Option(help="Number of pixels that a target cove
 @sar.command()
 def patches(
     data: DataArgument,
-    out: Annotated[Path, Option(help=".npz file, or folder for image files.")],
+    out: Annotated[Path, Option(help="New .npz file.")],
     size: Size = 256,
     stride: Stride = None,
     ship_share: ShipShare = 0.5,
     split: Annotated[str | None, Option(help="Split to cut: train or test; all splits by default.")] = None,
-    layout: Annotated[str | None, Option(help="Layout: hrsid, ssdd or folder; detected by default.")] = None,
-    boxes: Annotated[Path | None, Option(help="CSV file for a plain folder: file,x,y,width,height.")] = None,
     hold_out: Annotated[
         float | None, Option(help="Share of the training images to leave out, for fitting detectors later.")
     ] = None,
@@ -67,15 +66,14 @@ def patches(
     Example: `gepc sar patches data/HRSID --out patches.npz --size 64 --split train --hold-out 0.35 --log`
     """
     from gepc.lab.radar.annotations import SPLITS, detect_layout, divide, open_scenes
-    from gepc.lab.radar.patches import ARRAYS, PatchRules, cut, sample, stack, write_folder, write_npz
+    from gepc.lab.radar.patches import ARRAYS, PatchRules, cut, sample, stack, write_npz
 
     how = PatchRules(size, stride, ship_share)
     value_range = None if white is None else (0.0, white)
-    if out.suffix not in ("", ".npz"):
-        raise OptionError(f"--out is an .npz file or a folder, got {out}")
-    known = detect_layout(data) if layout is None else layout
-    names = list(SPLITS) if known == "hrsid" else ["test"]
-    opened = {name: open_scenes(data, name, known, boxes) for name in (names if split is None else {*names, split})}
+    if out.suffix != ".npz":
+        raise OptionError(f"--out is an .npz file, got {out}")
+    names = list(SPLITS) if detect_layout(data) == "hrsid" else ["test"]
+    opened = {name: open_scenes(data, name) for name in (names if split is None else {*names, split})}
     arrays, sources = {}, {}
     for name in names if split is None else [split]:
         scenes = opened[name]
@@ -85,7 +83,6 @@ def patches(
         with progress(f"cutting {name}", len(scenes.scenes)) as advance:
             found = cut(scenes, how, apart, value_range, advance)
         say(f"{name}: {found.scenes} images, {len(found.clutter)} clutter and {len(found.ships)} ship patches")
-        say(f"  boxes clipped to their image: {scenes.clipped_boxes}, wholly outside: {scenes.dropped_boxes}")
         for reason, count in sorted(found.left_out.items()):
             say(f"  left out, {reason}: {count}")
         for array, chosen in zip(ARRAYS[name], (found.clutter, found.ships), strict=True):
@@ -93,7 +90,7 @@ def patches(
             arrays[array], sources[array] = stack(kept, log, value_range), [patch.name for patch in kept]
     if not any(map(len, arrays.values())):
         raise InputError(f"{data} gives no patch of {size}x{size}; nothing was written")
-    (write_npz if out.suffix == ".npz" else write_folder)(out, arrays, sources)
+    write_npz(out, arrays, sources)
     note(f"{out}: " + ", ".join(f"{name} {len(array)}" for name, array in arrays.items()))
 
 
@@ -166,37 +163,29 @@ def fit(
 def bench(
     data: DataArgument,
     out: Annotated[Path, Option(help="Folder for radar.md, radar.csv and radar.json.")],
-    backbone: opt.NewBackbone = "sar-tiny",
     ood: Annotated[list[Path] | None, Option(help="Further data with ships: SSDD, or a folder with boxes.csv.")] = None,
     methods: Annotated[str, Option(help="Methods to compare, separated by commas.")] = METHODS,
-    size: Size = 256,
-    stride: Stride = None,
-    ship_share: ShipShare = 0.5,
     limit: Annotated[int | None, Option(min=2, help="Maximum number of patches per test set.")] = None,
     fit_limit: Annotated[int | None, Option(min=12, help="Maximum number of patches to fit on.")] = None,
-    hold_out: Annotated[float, Option(help="Share of the training images to fit on.")] = 0.35,
-    target_pixels: TargetPixels = 200,
     normalise: Normalise = "fixed",
-    draws: Annotated[int, Option(min=10, help="Number of bootstrap samples per confidence interval.")] = 300,
-    seed: Annotated[int, Option(help="Random seed for the noise and the selection of patches.")] = 0,
     dry_run: Annotated[bool, Option("--dry-run", help="Cut the patches, print the estimated time, and exit.")] = False,
-    checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
+    setup: Setup = DEFAULT_SETUP,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Measure how well detectors distinguish ships from sea clutter, and where their maps point.
 
     Detectors are fitted on clutter from the training images that `gepc sar patches --hold-out` left out when the
-    backbone was trained. A data set without a training split, such as simulated scenes, is divided by image.
+    backbone was trained. A data set without a training split, such as simulated scenes, is divided by image. Further
+    options are set with `--set`: size, stride and ship_share of the patches, hold_out, target_pixels, draws, seed.
 
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
     """
     from gepc.lab.radar.bench import SarProtocol
-    from gepc.lab.radar.patches import PatchRules
 
     check_free(out, "radar.json", "benchmark")
-    rules, names = PatchRules(size, stride, ship_share), tuple(methods.split(","))
-    protocol = SarProtocol(rules, hold_out, fit_limit, limit, names, target_pixels, normalise, draws, seed)
-    _measure([protocol], data, ood or [], checkpoint.load(loading, backbone), out, dry_run)
+    given = {"limit": limit, "fit_limit": fit_limit, "normalise": normalise, "methods": tuple(methods.split(","))}
+    protocol = build(SarProtocol, {**given, **setup.values()}, "radar benchmark")
+    _measure([protocol], data, ood or [], setup.load(loading, setup.backbone or "sar-tiny"), out, dry_run)
 
 
 def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, settings: dict[str, Any]) -> None:
@@ -208,20 +197,17 @@ def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, se
     out : folder for the tables.
     backbone : the network.
     dry_run : stop after the estimate.
-    settings : further options of `gepc.lab.radar.bench.SarProtocol`, and `size`, the side of a patch.
+    settings : further options of `gepc.lab.radar.bench.SarProtocol`.
     """
     from gepc.lab.radar.bench import METHODS, SarProtocol
-    from gepc.lab.radar.patches import PatchRules
 
     check_free(out, "radar.json", "benchmark")
     places = [data / name for name in ADDRESSES]
     for place in places:
         if not place.is_dir():
             raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
-    for name in settings:
-        check_choice("--set", name, ("size", "hold_out", "fit_limit", "limit", "target_pixels", "draws", "seed"))
-    rules = PatchRules(settings.pop("size", 256))
-    protocols = [SarProtocol(rules, methods=METHODS, normalise=how, **settings) for how in ("patch", "fixed")]
+    options = {"methods": METHODS, **settings}
+    protocols = [build(SarProtocol, {**options, "normalise": how}, "radar benchmark") for how in ("patch", "fixed")]
     _measure(protocols, places[0], places[1:], backbone, out, dry_run)
 
 
@@ -232,7 +218,7 @@ def _measure(
     from gepc.core.tables import write_tables
     from gepc.lab.radar.bench import gather, measure
 
-    sets, size = gather(protocols[0], data, ood), protocols[0].rules.size
+    sets, size = gather(protocols[0], data, ood), protocols[0].size
     each = sum(one.detector(method, loaded).cost().forward for one in protocols for method in one.methods)
     seconds = sets.total * each * seconds_per_pass(loaded, (size, size))
     note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ Mask = npt.NDArray[np.bool_]
 
 SPLITS = ("train", "test")
 BOX_COLUMNS = ("file", "x", "y", "width", "height")
-_NAMES = {"id", "image_id", "file_name"}
 LAYOUTS = {
     "hrsid": "JPEGImages/ with the images, annotations/train2017.json and annotations/test2017.json (COCO)",
     "ssdd": "JPEGImages/ with the images and Annotations/NAME.xml (VOC) for each",
@@ -48,13 +47,7 @@ class Box:
         """The part inside an image of that size; its area is 0 if the box lies outside."""
         left, top = min(max(self.x, 0.0), columns), min(max(self.y, 0.0), rows)
         right, bottom = min(self.x + self.width, columns), min(self.y + self.height, rows)
-        if (left, top, right, bottom) == (self.x, self.y, self.x + self.width, self.y + self.height):
-            return self  # x + width - x need not be the width
         return Box(left, top, max(0.0, right - left), max(0.0, bottom - top))
-
-    def moved(self, x: float, y: float) -> Box:
-        """The same box in coordinates with the origin at (x, y)."""
-        return replace(self, x=self.x - x, y=self.y - y)
 
     @property
     def area(self) -> float:
@@ -80,12 +73,10 @@ class AnnotatedScene:
 
 @dataclass(frozen=True)
 class SceneSet:
-    """The scenes of one split, and how many boxes were clipped to their image or dropped because they lie outside."""
+    """The scenes of one split."""
 
     name: str
     scenes: tuple[AnnotatedScene, ...]
-    clipped_boxes: int = 0
-    dropped_boxes: int = 0
 
 
 def box_mask(boxes: Iterable[Box], rows: int, columns: int) -> Mask:
@@ -115,30 +106,19 @@ def detect_layout(root: Path) -> str:
     return "folder"
 
 
-def open_scenes(
-    root: StrPath,
-    split: str = "test",
-    layout: str | None = None,
-    boxes: StrPath | None = None,
-) -> SceneSet:
+def open_scenes(root: StrPath, split: str = "test") -> SceneSet:
     """Read the annotations of one split, `train` or `test`.
 
-    Only HRSID is divided; all images of other layouts are test images. `layout` is `hrsid`, `ssdd` or `folder`, or None
-    to detect it. For a plain folder, `boxes` is a CSV file with the boxes in place of its `boxes.csv`.
+    Only HRSID is divided; all images of other layouts are test images.
     """
     place = Path(root)
     check_choice("split", split, SPLITS)
-    known = detect_layout(place) if layout is None else layout
-    check_choice("layout", known, LAYOUTS)
-    if boxes is not None and known != "folder":
-        raise OptionError(f"boxes applies to a plain folder; {place} is read as {known}, which has its own annotations")
-    if known == "hrsid":
+    layout = detect_layout(place)
+    if layout == "hrsid":
         return read_hrsid(place, split)
     if split == "train":
-        raise InputError(f"{place} ({known}) has no training split; only HRSID has one")
-    if known == "ssdd":
-        return read_ssdd(place)
-    return read_folder(place, None if boxes is None else Path(boxes))
+        raise InputError(f"{place} ({layout}) has no training split; only HRSID has one")
+    return read_ssdd(place) if layout == "ssdd" else read_folder(place)
 
 
 def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, SceneSet]:
@@ -153,10 +133,10 @@ def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, Sce
     parts: tuple[list[AnnotatedScene], list[AnnotatedScene]] = ([], [])
     for scene in scenes.scenes:
         parts[name_rank(scene.source, seed) < share].append(scene)
-    rest, held = (replace(scenes, scenes=tuple(part), clipped_boxes=0, dropped_boxes=0) for part in parts)
-    if not rest.scenes or not held.scenes:
+    if not all(parts):
         raise InputError(f"{scenes.name}: {len(scenes.scenes)} images cannot be divided with a share of {share}")
-    return rest, replace(held, name=f"{scenes.name}, held out")
+    rest, held_out = map(tuple, parts)
+    return SceneSet(scenes.name, rest), SceneSet(f"{scenes.name}, held out", held_out)
 
 
 def name_rank(name: str, seed: int) -> float:
@@ -167,8 +147,8 @@ def name_rank(name: str, seed: int) -> float:
 def read_hrsid(root: Path, split: str) -> SceneSet:
     """One split of HRSID. Every image must be listed in the annotations of a split."""
     images, annotations = root / "JPEGImages", root / "annotations" / f"{split}2017.json"
-    if not images.is_dir() or not annotations.is_file():
-        raise InputError(f"{root} is not the {split} split of HRSID; expected {LAYOUTS['hrsid']}")
+    if not annotations.is_file():
+        raise InputError(f"{root} has no {split} split of HRSID; expected {LAYOUTS['hrsid']}")
     files, content = _image_files(images), _coco(annotations)
     listed = {entry["file_name"] for entry in content["images"]}
     others = {entry["file_name"] for path in annotations.parent.glob("*2017.json") for entry in _coco(path)["images"]}
@@ -183,15 +163,14 @@ def read_hrsid(root: Path, split: str) -> SceneSet:
     for entry in sorted(content["images"], key=lambda entry: str(entry["file_name"])):
         path, crop = files[entry["file_name"]], CROP.match(Path(entry["file_name"]).stem)
         place = None if crop is None else (crop[1], int(crop[3]), int(crop[2]))
-        width, height = (_side(entry[name], f"{annotations}: {entry['file_name']}") for name in ("width", "height"))
-        scenes.append(AnnotatedScene(path, width, height, tuple(ships[entry["id"]]), place))
+        scenes.append(AnnotatedScene(path, entry["width"], entry["height"], tuple(ships[entry["id"]]), place))
     return _scene_set(f"{root}, {split}", scenes)
 
 
 def read_ssdd(root: Path) -> SceneSet:
     """All images of SSDD, for testing: the data set has no official partition here."""
     images, annotations = root / "JPEGImages", root / "Annotations"
-    if not images.is_dir() or not annotations.is_dir():
+    if not images.is_dir():
         raise InputError(f"{root} is not SSDD; expected {LAYOUTS['ssdd']}")
     files = {path.stem: path for path in _image_files(images).values()}
     annotated = {path.stem: path for path in sorted(annotations.glob("*.xml"))}
@@ -199,13 +178,12 @@ def read_ssdd(root: Path) -> SceneSet:
     return _scene_set(str(root), [_voc_scene(files[stem], path) for stem, path in sorted(annotated.items())])
 
 
-def read_folder(root: Path, boxes: Path | None = None) -> SceneSet:
-    """Every image below `root`, with boxes from a CSV file that names files relative to it; without one, no ships."""
+def read_folder(root: Path) -> SceneSet:
+    """Every image below `root`, with the boxes of its `boxes.csv`, if there is one; it names files relative to it."""
     paths = {path.relative_to(root).as_posix(): path for path in FileImages.below(root).paths}
-    if boxes is None and (root / "boxes.csv").is_file():
-        boxes = root / "boxes.csv"
+    boxes = root / "boxes.csv"
     ships: dict[str, list[Box]] = {name: [] for name in paths}
-    for line, row in enumerate([] if boxes is None else _csv_rows(boxes), start=2):
+    for line, row in enumerate(_csv_rows(boxes) if boxes.is_file() else [], start=2):
         if row["file"] not in ships:
             raise InputError(f"{boxes}, line {line}: there is no image {row['file']} in {root}")
         ships[row["file"]].append(_box([row[name] for name in BOX_COLUMNS[1:]], f"{boxes}, line {line}"))
@@ -217,18 +195,16 @@ def read_folder(root: Path, boxes: Path | None = None) -> SceneSet:
 
 
 def _scene_set(name: str, scenes: Sequence[AnnotatedScene]) -> SceneSet:
-    """Clip boxes to their image and drop those outside it, with counts."""
+    """Clip boxes to their image and drop those outside it."""
     if not scenes:
         raise InputError(f"{name}: the split is empty")
-    clipped = dropped = 0
-    checked = []
+    clipped = []
     for scene in scenes:
-        inside = [(box, box.clipped(scene.width, scene.height)) for box in scene.ships]
-        kept = [(box, part) for box, part in inside if part.area > 0]
-        dropped += len(inside) - len(kept)
-        clipped += sum(box != part for box, part in kept)
-        checked.append(replace(scene, ships=tuple(part for _, part in kept)))
-    return SceneSet(name, tuple(checked), clipped, dropped)
+        if not 1 <= min(scene.width, scene.height) <= max(scene.width, scene.height) <= LARGEST_SIDE:
+            raise InputError(f"{scene.path} cannot have the annotated size of {scene.width}x{scene.height} pixels")
+        inside = (box.clipped(scene.width, scene.height) for box in scene.ships)
+        clipped.append(replace(scene, ships=tuple(box for box in inside if box.area > 0)))
+    return SceneSet(name, tuple(clipped))
 
 
 def _image_files(folder: Path) -> dict[str, Path]:
@@ -261,43 +237,40 @@ def _box(values: Any, where: str) -> Box:
         raise InputError(f"{where}: a box is four numbers x, y, width, height; got {str(values)[:80]}") from error
 
 
-def _side(value: Any, where: str) -> int:
-    try:
-        if 1 <= float(value) <= LARGEST_SIDE:
-            return int(value)
-    except (TypeError, ValueError):
-        pass
-    raise InputError(f"{where}: a width or height is a number from 1 to {LARGEST_SIDE:,}; got {str(value)[:80]!r}")
+COCO = {
+    "images": {"id": (int, str), "file_name": str, "width": int, "height": int},
+    "annotations": {"image_id": (int, str), "bbox": list},
+}
 
 
 def _coco(path: Path) -> dict[str, list[dict[str, Any]]]:
     content = read_json(path)
-    needed = {"images": {"id", "file_name", "width", "height"}, "annotations": {"image_id", "bbox"}}
-    for part, keys in needed.items():
+    for part, types in COCO.items():
         entries = content.get(part) if isinstance(content, dict) else None
-        if not isinstance(entries, list) or any(not isinstance(entry, dict) or keys - set(entry) for entry in entries):
-            raise InputError(f"{path} is not a COCO file: {part!r} must be a list of entries with {sorted(keys)}")
-        if any(not isinstance(entry[name], (int, str)) for entry in entries for name in keys & _NAMES):
-            raise InputError(f"{path} is not a COCO file: {', '.join(sorted(keys & _NAMES))} must be numbers or text")
+        if not isinstance(entries, list) or not all(_has_types(entry, types) for entry in entries):
+            raise InputError(f"{path} is not a COCO file: {part!r} must be a list of entries with {sorted(types)}")
     checked: dict[str, list[dict[str, Any]]] = content
     return checked
+
+
+def _has_types(entry: Any, types: Mapping[str, Any]) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in types.items())
 
 
 def _voc_scene(image: Path, annotation: Path) -> AnnotatedScene:
     tree = _parse_xml(annotation)
 
-    def number(element: ET.Element, tag: str) -> float:
-        text = element.findtext(tag)
-        with raising(InputError, f"{annotation}: {tag} is {'missing' if text is None else repr(text)}", ValueError):
-            return float(text if text is not None else "")
+    def number(element: ET.Element, tag: str) -> int:
+        text = element.findtext(tag, "missing")
+        with raising(InputError, f"{annotation}: {tag} is {text!r}, not a number of pixels", ValueError):
+            return int(text)
 
     ships = []
     for item in tree.iter("object"):
         left, top, right, bottom = (number(item, f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax"))
         # VOC coordinates start at 1 and include the last pixel
-        ships.append(_box([left - 1.0, top - 1.0, right - left + 1.0, bottom - top + 1.0], str(annotation)))
-    width, height = (_side(number(tree, f"size/{name}"), str(annotation)) for name in ("width", "height"))
-    return AnnotatedScene(image, width, height, tuple(ships))
+        ships.append(Box(left - 1, top - 1, right - left + 1, bottom - top + 1))
+    return AnnotatedScene(image, number(tree, "size/width"), number(tree, "size/height"), tuple(ships))
 
 
 def _parse_xml(path: Path) -> ET.Element:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,9 @@ def local_pooling(target_pixels: float, size: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SarProtocol:
-    """What the benchmark compares. In-distribution is sea clutter; no parameter is tuned on ships."""
+class SarProtocol(PatchRules):
+    """What the benchmark compares, on which patches. In-distribution is sea clutter; nothing is tuned on ships."""
 
-    rules: PatchRules = field(default_factory=PatchRules)
     hold_out: float = 0.35  # share of the training images (of all, if there is no training split) to fit detectors on
     fit_limit: int | None = None  # largest number of patches to fit on
     limit: int | None = None  # largest number of patches of each test set
@@ -90,15 +89,15 @@ class SarProtocol:
     seed: int = 0  # of the noise, and of the selection of patches
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self)
         for method in self.methods:
             check_choice("method", method, METHODS)
 
     def detector(self, method: str, backbone: Backbone) -> Detector:
         """The detector of a method, not fitted."""
-        size = self.rules.size
         options = {"seed": self.seed, "maps": "raw"}  # patches are compared by raw maps
-        return radar_detector(backbone, method, self.target_pixels, size, self.normalise, **options)
+        return radar_detector(backbone, method, self.target_pixels, self.size, self.normalise, **options)
 
 
 @dataclass(frozen=True)
@@ -133,17 +132,17 @@ def gather(
         test, held_out = divide(open_scenes(data), protocol.hold_out)
         apart = ((), ())
     own = zip(("fit", data.name), (held_out, test), apart, strict=True)
-    cuts = {name: cut(scenes, protocol.rules, other, on_progress=on_progress) for name, scenes, other in own}
+    cuts = {name: cut(scenes, protocol, other, on_progress=on_progress) for name, scenes, other in own}
     for other in others:
         if other.name in cuts:
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")
-        cuts[other.name] = cut(open_scenes(other), protocol.rules, on_progress=on_progress)
+        cuts[other.name] = cut(open_scenes(other), protocol, on_progress=on_progress)
     ships = {name: sample(found.ships, protocol.limit, protocol.seed) for name, found in cuts.items() if name != "fit"}
     if others and not ships[data.name]:
         del ships[data.name]  # clutter alone
     for name, found in ships.items():
         if not found:
-            raise InputError(f"{name} has no patch of {protocol.rules.size} pixels with a ship")
+            raise InputError(f"{name} has no patch of {protocol.size} pixels with a ship")
     fit = sample(cuts["fit"].clutter, protocol.fit_limit, protocol.seed)
     clutter = sample(cuts[data.name].clutter, protocol.limit, protocol.seed)
     if len(fit) < 12 or len(clutter) < 2:
@@ -169,7 +168,7 @@ def measure(
     protocol: SarProtocol, sets: PatchSets, backbone: Backbone, on_progress: OnProgress = lambda _: None
 ) -> ResultTable:
     """Fit every method on clutter, and measure how well it detects and locates ships; progress is told in patches."""
-    backbone.check_size(protocol.rules.size, protocol.rules.size, what="patches")
+    backbone.check_size(protocol.size, protocol.size, what="patches")
     rows: list[tuple[Cell, ...]] = []
     for method in protocol.methods:
         detector = protocol.detector(method, backbone)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from gepc.core.errors import InputError, OptionError
-from gepc.core.files import check_free, replacing, write_json
+from gepc.core.files import replacing
 from gepc.images.formats import Pixels, read_pixels
 from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude, window_starts
 from gepc.images.sources import Images, Record
@@ -62,7 +61,7 @@ class Patch:
         return max((self._clipped(box).area / box.area for box in self.scene.ships), default=0.0)
 
     def _clipped(self, box: Box) -> Box:
-        return box.moved(self.left, self.top).clipped(self.size, self.size)
+        return Box(box.x - self.left, box.y - self.top, box.width, box.height).clipped(self.size, self.size)
 
     @property
     def name(self) -> str:
@@ -228,27 +227,9 @@ def write_npz(path: Path, arrays: dict[str, Pixels], sources: dict[str, list[str
         np.savez_compressed(handle, **named)
 
 
-def write_folder(folder: Path, arrays: dict[str, Pixels], sources: dict[str, list[str]]) -> None:
-    """Write `NAME/000000.png` (`.npy` for float and complex pixels) for every patch, and finally `sources.json`."""
-    check_free(folder, "sources.json", "patches")
-    for name, stacked in arrays.items():
-        for index, pixels in enumerate(stacked[..., 0]):
-            picture = pixels.dtype in (np.uint8, np.uint16)
-            with (
-                replacing(folder / name / f"{index:06d}{'.png' if picture else '.npy'}") as draft,
-                open(draft, "wb") as handle,
-            ):
-                if picture:
-                    Image.fromarray(pixels).save(handle, format="PNG")
-                else:
-                    np.save(handle, pixels)
-    write_json(folder / "sources.json", sources)
-
-
 BLACK = 0.01  # of white
 EDGE_SHARE, BLACK_SHARE = 0.95, 0.5
 SAME_BITS = 4
-_BITS = np.array([value.bit_count() for value in range(256)], dtype=np.uint8)
 
 
 def has_black_border(magnitude: Pixels, white: float) -> bool:
@@ -280,7 +261,7 @@ class NearDuplicates:
         """Whether the patch differs from all new patches so far; if it does, it is added to them."""
         found = difference_hash(magnitude)
         differing = (np.array(self._hashes, dtype=np.uint64) ^ np.uint64(found)).view(np.uint8).reshape(-1, 8)
-        if (_BITS[differing].sum(axis=1) <= SAME_BITS).any():
+        if (np.unpackbits(differing, axis=1).sum(axis=1) <= SAME_BITS).any():
             return False
         self._hashes.append(found)
         return True
