@@ -16,6 +16,7 @@ from gepc._version import __version__
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone as Backbone
+    from gepc.backbones.encoders import Encoder as Encoder
     from gepc.backbones.load import list_backbones as list_backbones
     from gepc.backbones.load import load_backbone as load_backbone
     from gepc.backbones.schedule import Levels as Levels
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "gepc.backbones.base": ("Backbone",),
+    "gepc.backbones.encoders": ("Encoder",),
     "gepc.backbones.load": ("list_backbones", "load_backbone"),
     "gepc.backbones.schedule": ("Levels",),
     "gepc.core.errors": ("GepcError",),

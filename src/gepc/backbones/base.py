@@ -21,7 +21,7 @@ from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_varian
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Encoder = Callable[[torch.Tensor], torch.Tensor]
+LatentEncoder = Callable[[torch.Tensor], torch.Tensor]
 ACT_ON = ("latents", "pixels")
 ENCODED_PIXELS = 2**18  # the pixels in one call of an encoder, whose activations are 100 times as large as the images
 
@@ -170,7 +170,7 @@ class Backbone(Identity, ABC):
 
     gives = "noise predictions"
     learned_variance = False
-    encoder: Encoder | None = None
+    encoder: LatentEncoder | None = None
     factor = pixels_per_cell = 1
     act_on = "latents"
     net: Any = None
@@ -223,7 +223,7 @@ class Backbone(Identity, ABC):
     def counts(self, counts: tuple[int, int, int]) -> None:
         self.forward_count, self.jvp_count, self.encoder_count = counts
 
-    def with_encoder(self, encoder: Encoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
+    def with_encoder(self, encoder: LatentEncoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
         """Put an encoder in front of this backbone, which then sees the latents of images.
 
         Parameters
@@ -426,7 +426,7 @@ class LatentBackbone(Backbone):
     def __init__(
         self,
         inner: Backbone,
-        encoder: Encoder,
+        encoder: LatentEncoder,
         factor: int,
         channels: int = 3,
         act_on: str = "latents",

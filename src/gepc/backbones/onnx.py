@@ -18,23 +18,35 @@ KEY = "gepc"  # the name of our metadata in the file
 MOST_IMAGES = 32  # in a call; some networks of diffusers take another path from 64 images on
 
 
+def open_session(path: Path, tensors: Sequence[str] = ()) -> Any:
+    """Open an ONNX file with onnxruntime on the CPU; `tensors` inside the network become outputs too."""
+    with raising(OptionError, f"{path} needs onnx and onnxruntime: pip install 'gepc[onnx]'", ImportError):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        content: str | bytes = str(path)
+        if tensors:
+            import onnx
+
+            model = onnx.load(path)
+            names = {output.name for output in model.graph.output}
+            model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in names)
+            content = model.SerializeToString()
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a dozen of its own
+        raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
+
+
 class OnnxBackbone(Backbone):
     """A network that `export_onnx` wrote, run by onnxruntime on the CPU: predictions and activations only."""
 
     family = "onnx"
 
     def __init__(self, path: str | Path) -> None:
-        with raising(OptionError, f"{path} needs onnxruntime: pip install 'gepc[onnx]'", ImportError):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            net = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        net = open_session(Path(path))
+        with raising(InputError, f"{path} was not written by gepc: it does not name its noise schedule", KeyError):
             about = json.loads(net.get_modelmeta().custom_metadata_map[KEY])
-        except KeyError as error:
-            raise InputError(f"{path} was not written by gepc: it does not say which noise schedule it has") from error
-        except Exception as error:  # onnxruntime has a dozen of its own
-            raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
         super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
         self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
         self.parameters, self.sha256, self.source = about["parameters"], sha256(Path(path)), str(path)
