@@ -4,13 +4,14 @@ CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/.matplotlib
 
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint types check bench docs notebooks coverage mutants wheel oldest hostile clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/gepc demo --out demo
 
 # each file on one worker, so that fixtures of a file are built once; in the order of the folders, so that large files
@@ -82,9 +83,14 @@ hostile: $(READY)
 clean:
 	rm -rf $(VENV) demo docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist .coverage coverage.txt
 
-# torch first and by its exact version: a looser request may bring gigabytes of GPU libraries
-$(READY): pyproject.toml constraints.txt
+# what the demo needs; torch first and by its exact version: a looser request may bring gigabytes of GPU libraries
+$(DEMO_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) torch
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[demo]'
+	touch $@
+
+# and the tools of development
+$(READY): $(DEMO_READY)
 	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[all,dev]'
-	touch $(READY)
+	touch $@

@@ -1,12 +1,15 @@
-"""The pictures of the pages "How it works" and "Radar", made by the library with its embedded backbones.
+"""The pictures of the README and of the pages "How it works" and "Radar", made by the library with its own networks.
 
-Run it with `python docs/pictures.py`; it writes docs/images/how-*.png and radar-maps.png. Some minutes on one core.
-`python docs/pictures.py radar` writes the latter alone.
+    python docs/pictures.py [beach | radar | how]
+
+Without a name it draws all of them: images/beach.jpg and beach-map.jpg, radar-maps.png, how-*.png. Some minutes on one
+core.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +23,7 @@ from gepc.images.noise import image_key, normal
 from gepc.lab.radar.bench import radar_detector
 from gepc.lab.radar.simulate import Sea, Target, simulate
 from gepc.lab.report import figures
-from gepc.lab.report.demo import FIT_ROWS, INSIDE, OUTSIDE, TEST_ROWS, draw
+from gepc.lab.report.demo import FIT_ROWS, FULL, INSIDE, OUTSIDE, TEST_ROWS, Search, draw, search, things_table
 from gepc.methods.groups import find_action
 
 OUT = Path(__file__).parent / "images"
@@ -79,11 +82,13 @@ def radar(side: int = 128) -> Figure:
     return figures.maps(pictures, maps, list(ships), detector.map_limit())
 
 
-def main() -> None:
-    """Write all pictures."""
-    radar().savefig(OUT / "radar-maps.png", dpi=150, facecolor="w")
-    if sys.argv[1:] == ["radar"]:
-        return
+def beach() -> Search:
+    """The search of `gepc demo`, on larger photographs."""
+    return search(gepc.load_backbone("photos-tiny"), replace(FULL, height=640, width=960, new_photographs=1))
+
+
+def how() -> None:
+    """The pictures of "How it works"."""
     backbone = gepc.load_backbone("celeba32-tiny")
     with torch.no_grad():
         face = data.astronaut()[20:212:6, 128:320:6]
@@ -92,21 +97,30 @@ def main() -> None:
     detector = gepc.GEPC(backbone, levels=LEVELS, keep=2)
     (fit,) = draw(INSIDE, [60], FIT_ROWS)
     (inside,) = draw(INSIDE, [24], TEST_ROWS)
-    others = [draw(photograph, [10])[0] for photograph in OUTSIDE]
-    detector.fit(fit.pixels)
-    default = gepc.create_detector(gepc.load_backbone("photos-tiny")).fit(fit.pixels)
-    shown = [inside.pixels[0], inside.pixels[1], *(set_.pixels[0] for set_ in others[1:4])]
-    maps = default.score_map([pixels.squeeze() if pixels.shape[2] == 1 else pixels for pixels in shown])
-    labels = [inside.name, inside.name, *(set_.name for set_ in others[1:4])]
-    figures.maps(shown, maps, labels, default.map_limit()).savefig(OUT / "how-maps.png", dpi=150, facecolor="w")
+    others = {photograph: draw(photograph, [10])[0] for photograph in OUTSIDE}
+    detector.fit(fit)
 
-    scores = {set_.name: detector.score(set_.pixels) for set_ in (inside, *others)}
-    outside = np.concatenate([scores[set_.name] for set_ in others])
+    scores = {name: detector.score(patches) for name, patches in {INSIDE: inside, **others}.items()}
+    outside = np.concatenate([scores[name] for name in others])
     limit = threshold(detector.calibration_scores_, 0.05)
-    figure = figures.histogram(scores[inside.name], outside, limit, ("gravel", "other photographs"))
+    figure = figures.histogram(scores[INSIDE], outside, limit, (INSIDE, "other photographs"))
     figure.savefig(OUT / "how-scores.png", dpi=150, facecolor="w")
     for name, values in scores.items():
         print(f"{name}: {(values > limit).sum()} of {len(values)} above the threshold at alpha 0.05")
+
+
+def main() -> None:
+    """Write the pictures that are asked for."""
+    wanted = sys.argv[1:] or ["beach", "radar", "how"]
+    if "beach" in wanted:
+        found = beach()
+        found.boxed.save(OUT / "beach.jpg", quality=88)
+        found.mapped.save(OUT / "beach-map.jpg", quality=88)
+        print(things_table(found).markdown())
+    if "radar" in wanted:
+        radar().savefig(OUT / "radar-maps.png", dpi=150, facecolor="w")
+    if "how" in wanted:
+        how()
 
 
 if __name__ == "__main__":

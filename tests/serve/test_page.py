@@ -20,7 +20,7 @@ pytestmark = [
 TOKEN = "correct-horse-battery"
 FLAGS = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
 FLAGS += ["disable-component-update", "disable-sync"]
-SHOWN = {"gravel": 3, "page": 2, "tissue": 1, "moon": 1, "brick": 1}  # patches on the picture, by photograph
+SHOWN = {"gravel": 3, "page": 2, "grass": 1, "moon": 1, "brick": 1}  # patches on the picture, by photograph
 PASTE = """async ({ data, name }) => {
     const file = new File([Uint8Array.from(data)], name, { type: "image/png" });
     const carrier = new DataTransfer();
@@ -321,12 +321,13 @@ def test_a_picture_of_the_page(open_page, live, tmp_path):
     from gepc.lab.report import demo
 
     pytest.importorskip("skimage", reason="the photographs come with scikit-image")
-    data = demo.load_data(demo.FULL)
-    detector = demo.build_detector(gepc.load_backbone(DEFAULT_BACKBONE))
-    detector.fit(data.fit.pixels, data.calibration.pixels).save(tmp_path / "det")
-    for patches in data.scored:
-        for index, patch in enumerate(patches.pixels[: SHOWN.get(patches.name, 0)]):
-            Image.fromarray(patch.squeeze()).save(tmp_path / f"{patches.name}-{index + 1}.png")
+    (fit,) = demo.draw(demo.INSIDE, [128], demo.FIT_ROWS)
+    calibration, new = demo.draw(demo.INSIDE, [59, SHOWN[demo.INSIDE]], demo.TEST_ROWS)
+    gepc.create_detector(gepc.load_backbone(DEFAULT_BACKBONE)).fit(fit, calibration).save(tmp_path / "det")
+    for name, count in SHOWN.items():
+        patches = new if name == demo.INSIDE else demo.draw(name, [count])[0]
+        for index, patch in enumerate(patches):
+            Image.fromarray(patch.squeeze()).save(tmp_path / f"{name}-{index + 1}.png")
     page = ready(open_page(live(tmp_path / "det"), viewport={"width": 1280, "height": 1440}))
     upload(page, *sorted(tmp_path.glob("*.png")))
     page.select_option("#sort", "unusual")

@@ -43,30 +43,30 @@ def finished(place) -> processes.Finished:
 def test_it_ends_well_and_says_where_the_report_is(finished, place):
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.endswith(f"report: {Path('out') / 'report.html'}\n")
-    assert "600 network passes, about" in finished.stderr
+    assert "32 photographs of 384x128 pixels" in finished.stderr
     assert "Traceback" not in finished.stderr
-    assert sorted(path.name for path in (place / "out").iterdir()) == ["demo.json", "report.html"]
+    names = ["boxes.png", "demo.json", "report.html"]
+    assert sorted(path.name for path in (place / "out").iterdir()) == names
 
 
-def test_the_table_on_the_terminal_is_the_one_in_the_report(finished, place):
+def test_the_tables_on_the_terminal_are_those_in_the_report(finished, place):
     html = (place / "out" / "report.html").read_text(encoding="utf-8")
-    page = ReadPage(html)
-    assert outside_references(page) == []
+    assert outside_references(ReadPage(html)) == []
     lines = finished.stdout.splitlines()
-    assert lines[0].split()[:2] == ["against", "patches"]
-    for line, name in zip(lines[1:6], ("brick", "grass", "moon", "page", "tissue"), strict=True):
-        assert line.startswith(name)
+    assert lines[0].split()[:2] == ["thing", "result"]
+    shown = [line for line in lines if line.startswith(("coin", "brick", "grass", "moon", "page", "closer"))]
+    assert len(shown) == 6
+    for line in shown:
         for cell in line.split("  "):
             assert cell.strip() in html
     assert str(place) not in html
 
 
 def test_the_numbers_are_in_a_file_too(finished, place):
-    found = json.loads((place / "out" / "demo.json").read_text())
-    assert found["kind"] == "gepc demo"
-    assert found["passes"] == 600
-    assert found["detector"]["backbone"]["source"] == "net"
-    assert len(found["scores"]["gravel"]["score"]) == 24
+    results = json.loads((place / "out" / "demo.json").read_text())
+    assert results["kind"] == "gepc demo"
+    assert len(results["beach"]["lost"]) == 6
+    assert len(results["textures"]["scores"]["gravel"]) == 24
 
 
 def test_a_demo_may_be_written_over_and_other_files_stay(finished, place, monkeypatch):

@@ -1,4 +1,4 @@
-"""The demonstration takes the patches it says it takes, and reports what the detector says."""
+"""The demonstration takes the photographs and patches it says it takes, and reports what the detector says."""
 
 from __future__ import annotations
 
@@ -12,22 +12,91 @@ from pages import ReadPage, outside_references
 from toys import toy_backbone
 
 from gepc.lab.report import demo
-from gepc.lab.report.demo import FULL, INSIDE, OUTSIDE, QUICK, SIDE, Amounts
+from gepc.lab.report.beach import THINGS, Lost, beach, lose
+from gepc.lab.report.demo import FULL, INSIDE, OUTSIDE, SIDE, TEST_ROWS, Amounts
+from gepc.maps.regions import Region
 
-SMALL = Amounts(fit=12, calibration=19, held_out=7, other=2)
+SMALL = Amounts(128, 384, 3, fit_patches=12, held_out_patches=7, other_patches=2, calibration_patches=19)
 
 
 @pytest.fixture(scope="module")
-def finished() -> tuple[demo.Demo, list[int], int]:
-    """A small run on a toy network: the result, the passes told along the way, the passes estimated."""
-    detector = demo.build_detector(toy_backbone(image_size=None))
-    data = demo.load_data(SMALL)
-    told: list[int] = []
-    estimated = demo.passes_needed(detector, data)
-    return demo.run(detector, data, told.append), told, estimated
+def finished() -> tuple[demo.Demo, list[int], list[int]]:
+    """A small run on a toy network: the result, and the photographs and patches told along the way."""
+    photographs: list[int] = []
+    patches: list[int] = []
+    return demo.run(toy_backbone(image_size=None), SMALL, photographs.append, patches.append), photographs, patches
 
 
-@pytest.mark.parametrize("photograph", [INSIDE, *OUTSIDE], ids=lambda photograph: photograph.name)
+# --- the beach -------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_one_photograph_and_another_seed_another():
+    first, again, other = beach(0, 64, 96), beach(0, 64, 96), beach(1, 64, 96)
+    assert first.shape == (64, 96, 3)
+    assert first.dtype == np.uint8
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_things_lie_inside_and_apart(seed):
+    lost = lose(THINGS, seed, 128, 384)
+    assert [item.thing for item in lost] == list(THINGS)
+    for item in lost:
+        reach = item.thing.reach
+        assert reach <= item.line < 128 - reach
+        assert reach <= item.column < 384 - reach
+        assert item.touches(at(item))
+        assert not any(item.touches(at(other)) for other in lost if other is not item)
+
+
+def at(item: Lost) -> Region:
+    return Region(1, 9.0, 0.05, (item.line, item.column, item.line + 1, item.column + 1))
+
+
+def test_a_photograph_changes_at_the_lost_thing_alone():
+    (item,) = lose(THINGS[2:3], 3, 200, 200)
+    changed = (beach(3, 200, 200) != beach(3, 200, 200, [item])).any(axis=2)
+    lines, columns = np.nonzero(changed)
+    reach = item.thing.reach + 36  # light and blur reach as far as their filters
+    assert changed.any()
+    assert abs(lines - item.line).max() <= reach
+    assert abs(columns - item.column).max() <= reach
+
+
+def test_finds_are_the_things_that_a_box_touches(finished):
+    search = finished[0].search
+    first, *others = search.lost
+    shown = replace(search, regions=(at(first), Region(2, 8.0, 0.05, (0, 0, 1, 1))))
+    assert shown.finds[0] == (first, shown.regions[0])
+    assert [region for _, region in shown.finds[1:]] == [None] * len(others)
+    assert shown.found == 1
+    rows = demo.things_table(shown).rows
+    assert [row[1] for row in rows] == ["box 1", *["missed"] * len(others)]
+
+
+def test_boxes_and_map_are_drawn_on_the_photograph(finished):
+    search = finished[0].search
+    one = replace(search, regions=(Region(1, 9.0, 0.05, (40, 40, 60, 60)),))
+    before, after = search.photograph, np.asarray(one.boxed)
+    assert (before[40:60, 40:60] == after[40:60, 40:60]).all()
+    assert (before[32, 40:60] != after[32, 40:60]).any(axis=-1).all()
+    assert search.mapped.size == one.boxed.size
+
+
+def test_alarms_on_new_photographs_are_the_detectors(finished):
+    search = finished[0].search
+    seeds = range(27, 27 + SMALL.new_photographs)
+    new = np.stack([beach(seed, SMALL.height, SMALL.width) for seed in seeds])
+    assert search.check.images == len(new)
+    assert search.check.alarms == search.detector.predict(new, alpha=demo.ALPHA).sum()
+    assert search.p_value == search.detector.p_value(search.photograph[None])[0]
+
+
+# --- textures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("photograph", [INSIDE, *OUTSIDE])
 def test_photographs_need_no_download(photograph, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a download was tried")
@@ -38,77 +107,49 @@ def test_photographs_need_no_download(photograph, monkeypatch):
     assert pixels.ndim == 3
 
 
-@pytest.mark.parametrize("amounts", [FULL, QUICK, SMALL], ids=["full", "quick", "small"])
-def test_there_are_as_many_patches_as_asked_for(amounts):
-    data = demo.load_data(amounts)
-    assert (len(data.fit), len(data.calibration), len(data.held_out)) == (
-        amounts.fit,
-        amounts.calibration,
-        amounts.held_out,
-    )
-    assert [len(other) for other in data.others] == [amounts.other] * len(OUTSIDE)
-
-
-def test_patches_of_a_photograph_never_share_a_pixel():
-    data = demo.load_data()
-    for sets in ([data.fit, data.calibration, data.held_out], *([other] for other in data.others)):
-        used = np.zeros(demo.load_photograph(sets[0].photograph).shape[:2], dtype=int)
-        for patches in sets:
-            for top, left in patches.corners:
-                used[top : top + SIDE, left : left + SIDE] += 1
-        assert used.max() == 1
+def test_patches_are_cut_from_a_grid_without_overlap():
+    pixels, corners = demo.load_photograph("moon"), demo.corners("moon")
+    (patches,) = demo.draw("moon", [7])
+    assert len({tuple(corner) for corner in corners}) == len(corners)
+    assert not (corners % SIDE).any()
+    for patch, (top, left) in zip(patches, corners, strict=False):
+        assert np.array_equal(patch, pixels[top : top + SIDE, left : left + SIDE])
 
 
 def test_what_is_fitted_on_lies_a_patch_apart_from_what_is_scored():
-    data = demo.load_data()
-    lowest = data.fit.corners[:, 0].max() + SIDE
-    highest = min(patches.corners[:, 0].min() for patches in (data.calibration, data.held_out))
-    assert highest - lowest >= SIDE
+    lowest = demo.corners(INSIDE, demo.FIT_ROWS)[:, 0].max() + SIDE
+    assert demo.corners(INSIDE, TEST_ROWS)[:, 0].min() - lowest >= SIDE
 
 
-def test_calibration_and_held_out_patches_are_mixed():
-    data = demo.load_data()
-    rows = [set(patches.corners[:, 0]) for patches in (data.calibration, data.held_out)]
-    assert rows[0] == rows[1]
+def test_a_photograph_has_patches_enough():
+    counts = [FULL.calibration_patches, FULL.held_out_patches]
+    assert [len(part) for part in demo.draw(INSIDE, counts, TEST_ROWS)] == counts
+    assert [len(demo.draw(other, [FULL.other_patches])[0]) for other in OUTSIDE] == [FULL.other_patches] * 5
 
 
-def test_patches_are_cut_where_they_say_and_the_same_every_time():
-    first, second = demo.load_data(QUICK), demo.load_data(QUICK)
-    for one, two in zip(first.scored, second.scored, strict=True):
-        assert np.array_equal(one.pixels, two.pixels)
-        top, left = one.corners[3]
-        pixels = demo.load_photograph(one.photograph)
-        assert np.array_equal(one.pixels[3], pixels[top : top + SIDE, left : left + SIDE])
+def test_scores_and_alarms_are_the_detectors(finished):
+    textures = finished[0].textures
+    for other in OUTSIDE:
+        (patches,) = demo.draw(other, [SMALL.other_patches])
+        assert np.allclose(textures.scores[other], textures.detector.score(patches))
+        assert textures.alarms[other] == textures.detector.predict(patches, alpha=demo.ALPHA).sum()
+    assert textures.check.alarms == textures.alarms[INSIDE]
 
 
-def test_passes_are_estimated_reported_and_counted_alike(finished):
-    result, told, estimated = finished
-    assert result.passes == sum(told) == estimated
+# --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def test_alarms_are_the_scores_above_the_threshold(finished):
-    result = finished[0]
-    for scored in result.scored:
-        assert np.array_equal(scored.scores > result.threshold, scored.p_values <= result.alpha)
-        assert scored.alarms == (scored.scores > result.threshold).sum()
-        assert scored.alarms == result.detector.predict(scored.pixels, alpha=result.alpha).sum()
-
-
-def test_scores_and_maps_are_the_detectors(finished):
-    result = finished[0]
-    for scored in result.scored:
-        assert np.allclose(scored.scores, result.detector.score(scored.pixels))
-        shown = scored.scores[list(scored.shown)]
-        assert shown.min() == scored.scores.min()
-        assert shown.max() == scored.scores.max()
-        assert np.allclose(scored.maps, result.detector.score_map(scored.pixels[list(scored.shown)]))
+def test_every_image_is_told_once(finished):
+    _, photographs, patches = finished
+    assert (sum(photographs), sum(patches)) == SMALL.images
 
 
 def test_results_are_plain_values(finished):
     result = finished[0]
     again = json.loads(json.dumps(result.as_dict()))
-    assert [pair["name"] for pair in again["pairs"]] == [photograph.name for photograph in OUTSIDE]
-    assert again["scores"]["gravel"]["score"] == result.held_out.scores.tolist()
+    assert list(again["textures"]["pairs"]) == list(OUTSIDE)
+    assert [thing["name"] for thing in again["beach"]["lost"]] == [thing.name for thing in THINGS]
+    assert again["textures"]["scores"][INSIDE] == result.textures.scores[INSIDE].tolist()
 
 
 @pytest.mark.parametrize(("n", "m"), [(19, 24), (59, 53), (200, 10)])
@@ -122,67 +163,31 @@ def test_false_alarms_of_exchangeable_scores_fall_in_the_expected_range(n, m):
     assert inside >= 0.9 - 3 * np.sqrt(0.9 * 0.1 / 4000)
 
 
-@pytest.mark.parametrize(("alarms", "expected"), [(0, True), (4, True), (5, False)])
-def test_a_count_outside_the_range_is_called_so(alarms, expected):
-    check = demo.AlarmCheck(0.05, alarms, 20, 0, 4)
-    assert check.as_expected is expected
-    assert check.rate == alarms / 20
-
-
 def test_the_report_holds_the_results_and_the_limits(finished):
     result = finished[0]
     page = ReadPage(demo.render_demo(result, "gepc demo --out demo"))
     text = " ".join(page.text)
     assert outside_references(page) == []
     assert page.unclosed == []
-    for row in demo.result_rows(result):
-        for cell in row:
-            assert cell in text
-    guarantee = result.detector.guarantee(result.alpha)
+    assert len(page.all("img")) == 3
+    for table in (demo.things_table(result.search), demo.textures_table(result.textures)):
+        for row in table.rows:
+            for cell in row:
+                assert cell in text
+    guarantee = result.search.detector.guarantee(demo.ALPHA)
     for wanted in (
         f"{guarantee.low:.3f} and {guarantee.high:.3f}",
         f"{result.passes:,} counted",
         "gepc demo --out demo",
-        "Nothing was tuned.",
         "A quick run.",
         "torch ",
     ):
         assert wanted in text
-    assert "trained on faces" not in text
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """Pages without their figures, which a test above draws."""
-    monkeypatch.setattr("gepc.lab.report.page.inline_svg", lambda *_: "")
-
-
-def test_the_report_says_that_the_embedded_network_knows_faces(finished, no_figures):
-    result = finished[0]
-    result.detector.backbone.source = "celeba32-tiny"
-    try:
-        assert "trained on faces" in demo.render_demo(result, "")
-    finally:
-        result.detector.backbone.source = None
-
-
-def test_an_auroc_of_one_is_not_certain(finished):
-    scored = finished[0].held_out
-    result = replace(finished[0], scored=(scored, replace(scored, scores=scored.scores + 1e6)))
-    low = 0.025 ** (1 / len(scored.scores))
-    assert demo.result_rows(result)[0][2:4] == ("1.000", f"{low:.3f} to 1.000")
-
-
-def test_the_report_says_whether_the_alarms_are_as_expected(finished, no_figures):
-    result = finished[0]
-    for alarms, words in ((0, "is in this range"), (len(result.held_out), "which happens by chance")):
-        changed = replace(result, scored=(replace(result.held_out, alarms=alarms), *result.others))
-        assert changed.false_alarms.as_expected == (alarms == 0)
-        assert words in " ".join(demo.render_demo(changed, "").split())
-
-
-@pytest.mark.parametrize(
-    ("score", "text"), [(-5.23, "−5.2"), (99.94, "99.9"), (99.96, "100"), (2476.3, "2476"), (-300.2, "−300")]
-)
-def test_scores_are_short(score, text):
-    assert demo.short(score) == text
+@pytest.mark.parametrize(("alarms", "words"), [(0, "in this range"), (3, "outside this range")])
+def test_the_report_says_whether_the_alarms_are_as_expected(finished, monkeypatch, alarms, words):
+    monkeypatch.setattr("gepc.lab.report.page.inline_svg", lambda *_: "")  # a test above draws the figures
+    search = finished[0].search
+    changed = replace(search, check=search.check._replace(alarms=alarms))
+    assert words in " ".join(demo.render_demo(replace(finished[0], search=changed), "").split())

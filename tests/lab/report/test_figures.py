@@ -86,27 +86,9 @@ def test_the_area_under_a_drawn_curve_is_the_auroc():
         assert f"{auroc(inside, outside):.3f}" in curve.get_label()
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 9])
-def test_a_gallery_shows_every_image_with_its_label(count):
-    figure = figures.gallery(PATCHES[:count], [f"no {i}" for i in range(count)], columns=4)
-    sheet = _axes(figure)
-    width, height = figure.get_size_inches()
-    assert (*sheet.get_xlim(), *sheet.get_ylim()) == (0.0, width, height, 0.0)
-    for i, (tile, text) in enumerate(zip(sheet.images, sheet.texts, strict=True)):
-        assert np.allclose(tile.get_array() * 255.0, np.repeat(PATCHES[i], 3, axis=2))
-        left, right, bottom, top = tile.get_extent()
-        assert 0.0 <= left < right <= width
-        assert 0.0 <= top < bottom < height
-        assert right - left == pytest.approx(bottom - top)
-        assert text.get_text() == f"no {i}"
-        assert left < text.get_position()[0] < right
-        assert bottom < text.get_position()[1] < height
-
-
-@pytest.mark.parametrize("draw", [lambda: figures.gallery([], []), lambda: figures.maps([], [], [], 1.0)])
-def test_nothing_to_show_is_refused(draw):
+def test_nothing_to_show_is_refused():
     with pytest.raises(InputError, match="no images"):
-        draw()
+        figures.maps([], [], [], 1.0)
 
 
 def test_maps_have_one_scale_whatever_else_is_shown():
@@ -141,7 +123,7 @@ def test_grey_and_colour_become_pictures(shape):
 @pytest.mark.parametrize("name", ["_hidden", "a $5 and $6", "$\\oops", "<b>&"])
 def test_names_are_shown_as_they_are(name):
     shown = [figures.histogram(INSIDE, OUTSIDE, names=("gravel", name)), figures.roc({name: (INSIDE, OUTSIDE)})]
-    for figure in (*shown, figures.gallery(PATCHES[:1], [name])):
+    for figure in (*shown, figures.maps(PATCHES[:1], [PATCHES[0][..., 0]], [name], 1.0)):
         text = html.unescape(_saved(figure).decode())
         assert name in text
 

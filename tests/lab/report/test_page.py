@@ -44,7 +44,7 @@ TEMPLATE = """
 
 
 def _render(name: str = "moon") -> str:
-    rows = ((name, "0.987"), ("brick", "0.654"))
+    rows, blank = ((name, "0.987"), ("brick", "0.654")), np.zeros((8, 8, 3), np.uint8)
     return (
         environment()
         .from_string(TEMPLATE)
@@ -52,7 +52,7 @@ def _render(name: str = "moon") -> str:
             name=name,
             table=ResultTable("t", f"Table of {name}", ("against", "AUROC"), rows, f"Note on {name}."),
             picture=Picture(_histogram(name), f"Scores of {name}", name, f"Caption of {name}"),
-            patch=Picture(figures.gallery([np.zeros((8, 8, 3), np.uint8)], [name]), f"Patch of {name}"),
+            patch=Picture(figures.maps([blank], [blank[..., 0]], [name], 1.0), f"Patch of {name}"),
         )
     )
 

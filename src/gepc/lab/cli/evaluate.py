@@ -18,7 +18,7 @@ from gepc.cli.app import note, progress, say, text_table, typed_command
 from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError
-from gepc.core.files import check_free, read_json, write_json, write_text
+from gepc.core.files import check_free, read_json, replacing, write_json, write_text
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
 from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
@@ -55,9 +55,10 @@ def demo(
     loading: opt.Loading = opt.DEFAULT_LOADING,
     serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
 ) -> None:
-    """Fit on patches of one photograph, score patches of others, and write a report. Nothing is downloaded.
+    """Look for things that were lost on a beach, tell a texture from others, and write a report.
 
-    The photographs ship with scikit-image. The report, `report.html`, is a single file; the numbers are also in
+    Nothing is downloaded: the photographs of the beach are computed, and those of the textures ship with scikit-image.
+    The report, `report.html`, is a single file. The beach with its boxes is also in `boxes.png`, and the numbers are in
     `demo.json`.
 
     Example: `gepc demo --out demo --quick`
@@ -65,33 +66,31 @@ def demo(
     _check_demo(out)
     if serve:
         check_serving()
-    from gepc.detector.storage import describe
     from gepc.lab.report import demo as demonstration
-    from gepc.lab.report.demo import render_demo
 
-    detector = demonstration.build_detector(loading.load(backbone))
-    data = demonstration.load_data(demonstration.QUICK if quick else demonstration.FULL)
+    net = loading.load(backbone)
+    amounts = demonstration.QUICK if quick else demonstration.FULL
     with storage_errors(out):  # before minutes of work
         out.mkdir(parents=True, exist_ok=True)
-    passes = demonstration.passes_needed(detector, data)
-    seconds = passes * seconds_per_pass(detector.backbone, detector.input_size)
+    photographs, patches = amounts.images
     note(
-        f"fit on {len(data.fit)} patches of {data.fit.name}, score {sum(map(len, data.scored))} of {data.fit.name}, "
-        f"{', '.join(patches.name for patches in data.others)}: {passes:,} network passes, about {duration(seconds)}"
+        f"look for lost things on a beach ({photographs} photographs of {amounts.width}x{amounts.height} pixels), "
+        f"then compare textures ({patches} patches); about a minute on two CPU cores, a third of it with --quick"
     )
-    with progress("network passes", passes) as advance:
-        result = demonstration.run(detector, data, advance)
+    with progress("photographs", photographs) as on_photographs, progress("patches", patches) as on_patches:
+        result = demonstration.run(net, amounts, on_photographs, on_patches)
     note("drawing the report")
-    html = render_demo(result, _demo_command(out, quick, backbone))
-    found = {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, "detector": describe(result.detector.fitted), **result.as_dict()}
-    write_json(out / DEMO_RESULTS, found)  # first, because it marks the folder as one of a demo
+    html = demonstration.render_demo(result, _demo_command(out, quick, backbone))
+    write_json(out / DEMO_RESULTS, {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, **result.as_dict()})  # marks the folder
+    with replacing(out / "boxes.png") as draft:
+        result.search.boxed.save(draft, "PNG")
     write_text(out / "report.html", html)
     say(_demo_results(result))
     say(f"report: {out / 'report.html'}")
     if serve:
         from gepc.serve import Settings
 
-        result.detector.save(out / "detector")
+        result.search.detector.save(out / "detector")
         serve_detector(out / "detector", Settings(), port=0)
 
 
@@ -118,15 +117,18 @@ def _demo_command(out: Path, quick: bool, backbone: str) -> str:
 
 
 def _demo_results(result: Demo) -> str:
-    from gepc.lab.report.demo import COLUMNS, result_rows
+    from gepc.lab.report.demo import ALPHA, textures_table, things_table
 
-    check = result.false_alarms
+    lost, check = result.search, result.search.check
+    things, textures = things_table(lost), textures_table(result.textures)
     return (
-        f"{text_table(result_rows(result), COLUMNS)}\n\n"
-        f"mean AUROC {result.mean_auroc:.3f}; {result.passes:,} passes in {result.seconds:.0f} s\n"
-        f"false alarms on held-out {result.held_out.name} at alpha {check.alpha:g}: {check.alarms} of {check.count} "
-        f"({check.low} to {check.high} expected with probability 0.9)\n"
-        f"guarantee: {result.detector.guarantee(check.alpha)}"
+        f"{text_table(things.rows, things.header)}\n\n"
+        f"{lost.found} of {len(lost.lost)} lost things found; photograph: p = {lost.p_value:.2f}\n"
+        f"{check.images} new photographs of the beach without lost things: {check.alarms} false alarms, "
+        f"{lost.false_boxes} false boxes\n"
+        f"guarantee: {lost.detector.guarantee(ALPHA)}\n\n"
+        f"{text_table(textures.rows, textures.header)}\n\n"
+        f"{result.passes:,} network passes in {result.seconds:.0f} s"
     )
 
 

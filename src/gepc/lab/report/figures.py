@@ -62,20 +62,6 @@ def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
     return figure
 
 
-def gallery(images: Images, labels: Sequence[str], columns: int = 4) -> Figure:
-    """Images in rows of `columns`, each with its label below; fewer images leave the last places empty."""
-    side = _tile_side(len(images), columns)
-    pitch = side + LINE + GAP
-    with drawing(pitch * -(-len(images) // columns), layout=None) as figure:
-        sheet = _sheet(figure)
-        for place, (image, label) in enumerate(zip(images, labels, strict=True)):
-            row, column = divmod(place, columns)
-            left, top = MARGIN + column * (side + GAP), row * pitch
-            _put(sheet, picture(image), left, top, side)
-            sheet.text(left + side / 2, top + side + 0.04, label, fontsize=8, ha="center", va="top")
-    return figure
-
-
 def maps(images: Images, fields: Images, labels: Sequence[str], scale: float) -> Figure:
     """Each image above its map and its overlay, with the colour bar of the common scale 0 ... `scale`.
 
