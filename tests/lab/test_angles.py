@@ -59,7 +59,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     out = tmp_path / "out"
     assert run(["symmetries", str(tmp_path / "normal.npy"), "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "not invariant under" in text
+    assert "the data are not invariant (p = 0.00" in text
     assert "--set group=auto" in text
     facts = json.loads((out / "symmetries.json").read_text())
     assert facts["images"] == 40

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
-HARMONICS = 4
+HARMONICS, SHOWN = 4, 32
 ANGLES = tuple(range(15, 360, 15))
 
 
@@ -50,8 +50,9 @@ def steer(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor | None:
 
 
 def residual_by_angle(method: GepcExtractor, backbone: Backbone, batch: Batch) -> Array:
-    """pool(r_g^2)/b of each image under rotations by `ANGLES`, (N, angles), at the middle level."""
-    return residuals(method, backbone, batch, Group.of([f"rotate({degrees})" for degrees in ANGLES]))
+    """pool(r_g^2)/b of the first images under rotations by `ANGLES`, (at most 32, angles), at the middle level."""
+    few = Batch(batch.images[:SHOWN], batch.keys[:SHOWN], batch.seed, batch.rows)
+    return residuals(method, backbone, few, Group.of([f"rotate({degrees})" for degrees in ANGLES]))
 
 
 def angle_figure(curves: Mapping[str, Array]) -> Figure:

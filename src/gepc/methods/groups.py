@@ -1,8 +1,8 @@
 """Actions on images with their inverses, and the groups (finite sets of them) that GEPC averages over.
 
 An action has a name, by which options and saved detectors refer to it. Those with numbers are `shift(dx,dy)`,
-`translate(dx,dy)`, `rotate(degrees)`, `shear(slope)`, `scale(factor)`, `hue(degrees)`, `channels(matrix)`,
-`gain(factor)` and `gamma(power)`; see `gepc.methods.operators`. A range `low..high` in place of a number means that the
+`rotate(degrees)`, `shear(slope)`, `scale(factor)`, `hue(degrees)`, `channels(matrix)`, `gain(factor)` and
+`gamma(power)`; see `gepc.methods.operators`. A range `low..high` in place of a number means that the
 number is drawn for every image, uniformly and as a function of its content, and `#1`, `#2`, ... tells the draws apart:
 `rotate(-180..180)#1`. A weight in front, `0.5*rot90`, multiplies r_g^2.
 """
@@ -146,7 +146,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "sign": ("id", "neg"),
 }
 
-_RANDOM = ("translate(-2..2,-2..2)#1", "rotate(-15..15)#1", "rotate(-180..180)#1")
+_RANDOM = ("shift(-2..2,-2..2)#1", "rotate(-15..15)#1", "rotate(-180..180)#1")
 _CANDIDATES = (*_GROUPS["paper"], *_RANDOM)  # what `auto` chooses from
 
 _WITH_NUMBERS = re.compile(r"(\w+)\(([^()]*)\)(#\d+)?")
@@ -197,7 +197,11 @@ def _with_numbers(family_name: str, text: str, draw: str) -> Action | None:
         return None
     low, high = [min(pair) for pair in ends], [max(pair) for pair in ends]
     random = low != high
-    if random != bool(draw) or (random and not family.random) or not (family.allows(low) and family.allows(high)):
+    if (
+        random != bool(draw)
+        or (random and family_name == "channels")
+        or not (family.allows(low) and family.allows(high))
+    ):
         return None
     numbers = [(a, b) if a < b else a for a, b in zip(low, high, strict=True)]
     operator = Operator(family_name, tuple(numbers))
@@ -290,7 +294,7 @@ class Group:
 
         In options: `translations`, `translations:max=2,samples=4`.
         """
-        return cls._random(f"translate({-max}..{max},{-max}..{max})", samples)
+        return cls._random(f"shift({-max}..{max},{-max}..{max})", samples)
 
     @classmethod
     def _random(cls, name: str, samples: float) -> Group:

@@ -63,8 +63,10 @@ def shear(x: torch.Tensor, slope: Number, dim: int = -1) -> torch.Tensor:
     return fourier_shift(x, slope * (distance[:, None] if dim == -1 else distance), dim)
 
 
-def translate(x: torch.Tensor, dx: Number, dy: Number) -> torch.Tensor:
-    """Shift by `dx` pixels to the right and `dy` down, which may be fractions."""
+def shift(x: torch.Tensor, dx: Number, dy: Number) -> torch.Tensor:
+    """Shift by `dx` pixels to the right and `dy` down; whole pixels are moved without arithmetic."""
+    if not isinstance(dx, torch.Tensor) and not isinstance(dy, torch.Tensor) and dx % 1 == dy % 1 == 0:
+        return torch.roll(x, (int(dy), int(dx)), PIXELS)
     return fourier_shift(fourier_shift(x, dx, -1), dy, -2)
 
 
@@ -158,12 +160,8 @@ def gamma(x: torch.Tensor, power: Number) -> torch.Tensor:
     return 2.0 * intensity ** torch.as_tensor(power, dtype=torch.float64).to(x) - 1.0
 
 
-def _roll(x: torch.Tensor, dx: float, dy: float) -> torch.Tensor:
-    return torch.roll(x, (int(dy), int(dx)), PIXELS)
-
-
-def _are_whole(numbers: Sequence[float]) -> bool:
-    return len(numbers) == 2 and all(float(number).is_integer() for number in numbers)
+def _is_pair(numbers: Sequence[float]) -> bool:
+    return len(numbers) == 2
 
 
 def _is_single(numbers: Sequence[float]) -> bool:
@@ -186,7 +184,6 @@ class Family:
         image alone, so that the noise and the network's answer stay as they are.
     in_pixels : whether the numbers are lengths in pixels.
     on_layers : whether it acts alike on grids of any resolution, and so on the layers of a network.
-    random : whether the numbers may be drawn at random.
     """
 
     apply: Callable[..., torch.Tensor]
@@ -195,19 +192,15 @@ class Family:
     kind: str = "orthogonal"
     in_pixels: bool = False
     on_layers: bool = False
-    random: bool = True
 
 
 FAMILIES = {
-    "shift": Family(_roll, lambda x, dx, dy: _roll(x, -dx, -dy), _are_whole, in_pixels=True, random=False),
-    "translate": Family(
-        translate, lambda x, dx, dy: translate(x, -dx, -dy), lambda numbers: len(numbers) == 2, in_pixels=True
-    ),
+    "shift": Family(shift, lambda x, dx, dy: shift(x, -dx, -dy), _is_pair, in_pixels=True),
     "rotate": Family(rotate, rotate_back, on_layers=True),
     "shear": Family(shear, lambda x, slope: shear(x, -slope), on_layers=True),
     "scale": Family(scale, lambda x, factor: scale(x, 1.0 / factor), _is_positive, "approximate"),
     "hue": Family(hue, lambda x, degrees: hue(x, -degrees)),
-    "channels": Family(mix_channels, lambda x, *entries: _mix(x, _square(entries).T), _is_orthogonal, random=False),
+    "channels": Family(mix_channels, lambda x, *entries: _mix(x, _square(entries).T), _is_orthogonal),
     "gain": Family(gain, lambda x, factor: gain(x, 1.0 / factor), _is_positive, "intensity"),
     "gamma": Family(gamma, lambda x, power: gamma(x, 1.0 / power), _is_positive, "intensity"),
 }

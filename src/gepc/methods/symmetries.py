@@ -10,7 +10,6 @@ images. No out-of-distribution image is used.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -96,9 +95,8 @@ def read_batch(
         for key, image in zip(chunk.keys, chunk.images, strict=True):
             sample.add(key, image)
     read = sample.of(allowed(keys), most)
-    sizes = Counter(image.shape for image in read.values())
-    usual = sizes.most_common(1)[0][0] if sizes else None
-    chosen = {key: image for key, image in read.items() if image.shape == usual}
+    first = next(iter(read.values()), None)
+    chosen = {key: image for key, image in read.items() if first is not None and image.shape == first.shape}
     if len(chosen) < LEAST_IMAGES:
         raise InputError(f"a test of symmetries needs at least {LEAST_IMAGES} images of one size; got {len(chosen)}")
     return Batch(np.stack(list(chosen.values())), list(chosen), seed, rows)

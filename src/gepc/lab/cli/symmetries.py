@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -14,10 +13,14 @@ from gepc.cli.app import note, say, text_table
 from gepc.core.files import write_json
 from gepc.core.options import DEFAULT_BACKBONE
 
-if TYPE_CHECKING:
-    from gepc.methods.symmetries import Evidence
+MEANING = """
+holds: the images are compatible with this symmetry; a test that does not reject is no proof. Where it does not hold,
+the residual measures the orientation of the data, too, and not only what the network does not know.
+operator_error: what the transform and its inverse change in the noisy image without the network.
+power: AUROC of synthetic outliers by the residual alone; 0.5 is chance.
 
-COLUMNS = ("transform", "p-value", "symmetry", "residual", "operator error", "power", "weight")
+To fit with the chosen transforms and weights, add --set group=auto to `gepc fit`, or
+"""
 
 
 @opt.with_groups
@@ -39,54 +42,27 @@ def symmetries(
     """
     from gepc.detector.registry import GEPC
     from gepc.images.sources import open_images
-    from gepc.methods.base import Batch
     from gepc.methods.gepc import GepcExtractor
-    from gepc.methods.symmetries import NETWORK_IMAGES, choose, read_batch
+    from gepc.methods.symmetries import choose, read_batch
 
     detector = GEPC(loading.load(backbone), size=size)
-    method, seed, rows = detector.extractor, detector.seed, detector.batch_size
+    method = detector.extractor
     assert isinstance(method, GepcExtractor)
-    batch = read_batch(open_images(images), detector.preprocessing(), seed, rows, most=count)
+    batch = read_batch(open_images(images), detector.preprocessing(), detector.seed, detector.batch_size, most=count)
     group, evidence = choose(method, detector.backbone, batch)
-    facts = {"images": len(batch), "group": list(group.names[1:]), "transforms": [item.as_dict() for item in evidence]}
-    say(json.dumps(facts, indent=2) if as_json else _text(evidence, len(batch), group.names[1:]))
+    chosen, transforms = list(group.names[1:]), [item.as_dict() for item in evidence]
+    facts = {"images": len(batch), "group": chosen, "transforms": transforms}
+    if as_json:
+        say(json.dumps(facts, indent=2))
+    else:
+        say(text_table([tuple(row.values()) for row in transforms], list(transforms[0])))
+        say(f"{MEANING}--set 'group={json.dumps(chosen)}'")
     if out is None:
         return
     from gepc.lab.angles import angle_figure, residual_by_angle
     from gepc.lab.report.figures import save
 
-    few = Batch(batch.images[: NETWORK_IMAGES // 2], batch.keys[: NETWORK_IMAGES // 2], seed, rows)
-    figure = angle_figure({"normal images": residual_by_angle(method, detector.backbone, few)})
     out.mkdir(parents=True, exist_ok=True)
-    save(figure, out / "angles")
+    save(angle_figure({"normal images": residual_by_angle(method, detector.backbone, batch)}), out / "angles")
     write_json(out / "symmetries.json", facts)
     note(f"wrote {out / 'symmetries.json'} and {out / 'angles.png'}")
-
-
-def _text(evidence: Sequence[Evidence], count: int, group: Sequence[str]) -> str:
-    rows = [
-        (
-            item.action,
-            f"{item.p_value:.3f}",
-            "holds" if item.holds else "broken",
-            f"{item.residual:.4f}",
-            f"{item.operator_error:.1e}",
-            f"{item.power:.3f}",
-            f"{item.weight:g}" if item.weight else "-",
-        )
-        for item in evidence
-    ]
-    broken = [item.action for item in evidence if not item.holds]
-    lines = [text_table(rows, COLUMNS), ""]
-    if broken:
-        lines += [
-            f"The images are not invariant under {', '.join(broken)}: there the residual measures the orientation of "
-            "the data, too, and not only what the network does not know."
-        ]
-    lines += [
-        f"The other transforms are compatible with {count} images; a test that does not reject is no proof. Power is "
-        "the AUROC on synthetic outliers, 0.5 is chance. To fit with the chosen transforms and their weights:",
-        "gepc fit NORMAL --out DETECTOR --method gepc --set group=auto",
-        f"or, as chosen here: --set 'group={json.dumps(list(group))}'",
-    ]
-    return "\n".join(lines)
