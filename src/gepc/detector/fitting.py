@@ -22,7 +22,7 @@ from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
 from gepc.methods.base import Batch, Extractor, MapParts, Table, extract_table
-from gepc.methods.extraction import ExtractionSpec, FeatureTable, concatenate, extract_all, plain_options
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.pooling import Map, v_global
 from gepc.methods.symmetries import Evidence, choose, read_batch
@@ -50,10 +50,12 @@ def fit_detector(
     calibration_images: Any = None,
     groups: Groups = None,
     on_progress: Progress = None,
+    cache: FeatureCache | None = None,
 ) -> FittedDetector:
     """Select levels, fit the calibrator and the maps, and score the calibration images.
 
-    The parameters are those of `Detector.fit`. Nothing of `parameters` is changed.
+    The parameters are those of `Detector.fit`; features are read from a `cache` where they are known. Nothing of
+    `parameters` is changed.
 
     Returns
     -------
@@ -65,7 +67,7 @@ def fit_detector(
     method, group_choice = _settled_method(parameters, source, share)
     levels = method.timesteps(parameters.backbone)
     spec = ExtractionSpec(method.for_fitting(), levels, parameters.seed, parameters.batch_size)
-    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, calibrating=hold_out)
+    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, hold_out, cache)
     fit_rows, held_out_rows = split(table.keys, parameters.seed, share)
     _check_enough(len(fit_rows), table.keys)
     _warn_about_copies(table.keys)
@@ -77,7 +79,7 @@ def fit_detector(
         calibration = Calibration(source, held_out, columns)
     else:
         spec = replace(spec, extractor=method, timesteps=tuple(levels[position] for position in kept))
-        calibration = _separate(parameters, calibration_images, table, spec, on_progress)
+        calibration = _separate(parameters, calibration_images, table, spec, on_progress, cache)
     labels = group_labels(groups, calibration.images, calibration.table.indices)
     draft = FittedDetector(
         method=method,
@@ -129,10 +131,11 @@ def _separate(
     fitted_on: FeatureTable,
     spec: ExtractionSpec,
     on_progress: Progress,
+    cache: FeatureCache | None,
 ) -> Calibration:
     """The calibration images that are given apart from those to fit on, each counted once."""
     source = open_images(calibration_images)
-    table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, calibrating=True)
+    table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, True, cache)
     _warn_about_copies(table.keys)
     distinct, _ = split(table.keys, parameters.seed, 0.0)
     table = table.rows(distinct)
@@ -147,6 +150,7 @@ def _extract(
     spec: ExtractionSpec,
     on_progress: Progress,
     calibrating: bool,
+    cache: FeatureCache | None,
 ) -> FeatureTable:
     """The features of a collection; a warning names images that are left out or that the network was trained on."""
     if next(images.first(1), None) is None:
@@ -159,7 +163,9 @@ def _extract(
         hashes = observed.seen
     kept = SAMPLE_IMAGES if parameters.extractor.has_maps and isinstance(images, StreamImages) else 0
     with reporting(on_progress, "fitting", known_length(images)) as advance:
-        table = extract_all(observed, preprocessing, parameters.backbone, spec, on_progress=advance, sample_size=kept)
+        table = extract_all(
+            observed, preprocessing, parameters.backbone, spec, cache=cache, on_progress=advance, sample_size=kept
+        )
     table.warn_about_skipped()
     if trained_on is not None:
         _warn_about_trained_on([hashes[index] for index in table.indices.tolist()], trained_on)

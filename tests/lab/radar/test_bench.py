@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from radar_files import write_hrsid, write_ssdd
 from toys import toy_backbone
 
 from gepc.core.errors import InputError, OptionError
 from gepc.core.tables import ResultTable
 from gepc.lab.metrics import aupr, auroc
-from gepc.lab.radar.bench import PatchSets, SarProtocol, gather, measure, score_patches
+from gepc.lab.radar.bench import (
+    PAPER,
+    PatchSets,
+    SarProtocol,
+    fit_and_score,
+    gather,
+    radar_table,
+    score_patches,
+)
+from gepc.lab.radar.figures import write_figures
 from gepc.lab.radar.patches import PatchImages
 from gepc.lab.radar.simulate import Sea, write_simulation
+from gepc.methods.extraction import FeatureCache
 
 METHODS = ("gepc+:radar", "ca_cfar", "rx")
 PROTOCOL = SarProtocol(size=16, hold_out=0.5, fit_limit=16, limit=6, methods=METHODS, target_pixels=9, draws=10)
@@ -36,7 +48,8 @@ def sets(data: tuple[Path, Path]) -> PatchSets:
 
 @pytest.fixture(scope="module")
 def table(sets: PatchSets) -> ResultTable:
-    return measure(PROTOCOL, sets, toy_backbone(1, None))
+    measured = [fit_and_score(PROTOCOL, method, sets, toy_backbone(1, None), FeatureCache(None)) for method in METHODS]
+    return radar_table(PROTOCOL, sets, measured)
 
 
 def test_the_table_has_a_row_for_every_method_and_set(table: ResultTable) -> None:
@@ -46,7 +59,8 @@ def test_the_table_has_a_row_for_every_method_and_set(table: ResultTable) -> Non
     assert [row[3] for row in table.rows[:3]] == [1, 0, 0]
     for heading in ("AUROC", "FPR95", "AUPR", "pixel AUROC", "pointing game", "PRO"):
         assert all(0.0 <= value <= 1.0 for value in table.numbers(heading))
-    assert "Fitted on 16 clutter patches, tested on 6" in table.note
+    assert "Fitted on 16 of " in table.note
+    assert "tested on 6 of 42; ships: 6 of 6 HRSID, 2 of 2 SSDD" in table.note
     found = dict(zip([row[2] for row in table.rows], table.numbers("AUROC"), strict=True))
     assert found["ca_cfar"] == 1.0  # white ships on a dark sea
 
@@ -59,6 +73,32 @@ def test_the_figures_are_those_of_the_detector(sets: PatchSets, table: ResultTab
     scores, maps = score_patches(detector.fitted, sets.clutter)
     assert np.allclose(scores, inside, rtol=1e-4)
     assert maps.shape == (len(sets.clutter), 16, 16)
+
+
+def test_the_paper_s_detector_has_its_values_beside_it_and_its_figures(
+    sets: PatchSets, tmp_path: Path, tiny_net: object
+) -> None:
+    """Seven elements, two kept levels, the largest 30 % of the pixels, KDE; a second run makes no pass for features."""
+    backbone = toy_backbone(3, None)
+    backbone.sha256 = "toy"
+    protocol = replace(PROTOCOL, methods=(PAPER,), normalise="patch", localise=False)
+    options = protocol.detector(PAPER, backbone).options()
+    assert (options["pool"], options["topk"], options["keep"], options["calibration"]) == ("topk", 0.3, 2, "kde")
+    assert (options["magnitude"], options["normalise"]) == ("log", "patch")
+    assert protocol.detector(PAPER, backbone).cost().forward == 14
+    cache = FeatureCache(tmp_path / "cache")
+    item = fit_and_score(protocol, PAPER, sets, backbone, cache)
+    again = fit_and_score(protocol, PAPER, sets, backbone, known := FeatureCache(tmp_path / "cache"))
+    assert (known.misses, known.hits) == (0, cache.misses)
+    assert np.array_equal(item.scores["HRSID"], again.scores["HRSID"])
+    table = radar_table(protocol, sets, [item])
+    assert "PRO" not in table.header
+    for metric, values in (("AUROC", [0.853, 1.0]), ("FPR95", [0.0, 0.0]), ("AUPR", [0.619, 1.0])):
+        assert table.numbers(f"{metric}: paper") == values
+    write_figures(tmp_path, "toy", item, sets)
+    for name in ("toy-main.png", "toy-appendix.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert np.asarray(picture.convert("L")).std() > 10
 
 
 def test_nothing_is_fitted_on_what_is_tested(sets: PatchSets) -> None:

@@ -17,7 +17,7 @@ def test_pooling_follows_the_targets_size(pixels: int, window: int) -> None:
     Pooling(options["pool"], options["topk"], options["window"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS[:-1])
 def test_every_method_is_set_to_the_target(method: str) -> None:
     detector = radar_detector(toy_backbone(1, None), method, target_pixels=50, size=128, normalise="patch")
     assert (detector.extractor.window, detector.extractor.topk) == (5, 50 / 128**2)  # type: ignore[attr-defined]

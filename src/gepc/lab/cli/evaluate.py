@@ -273,7 +273,7 @@ def reproduce(
     from gepc.lab.datasets.download import FILES, MANUAL, missing_files
 
     if config == "radar":
-        reproduce_radar(data, out, setup.load(loading, setup.backbone or "sar-tiny"), dry_run, setup.values())
+        reproduce_radar(data, out, dry_run, setup, loading)
         return
     protocol = load_protocol(config, setup.overrides())
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]

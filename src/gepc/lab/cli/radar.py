@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -127,7 +127,7 @@ def fit(
     backbone: opt.NewBackbone = "sar-tiny",
     target_pixels: TargetPixels = 200,
     method: Annotated[
-        str, Option(help="gepc+:radar, gepc (the paper's residual), ca_cfar, os_cfar, k_cfar or rx.")
+        str, Option(help="gepc+:radar, ca_cfar, os_cfar, k_cfar, rx or gepc:paper (the paper's detector).")
     ] = "gepc+:radar",
     normalise: Normalise = "fixed",
     white: White = None,
@@ -162,7 +162,7 @@ def fit(
 @opt.with_groups
 def bench(
     data: DataArgument,
-    out: Annotated[Path, Option(help="Folder for radar.md, radar.csv and radar.json.")],
+    out: Annotated[Path, Option(help="Folder for radar.md, radar.json, a CSV file for each table, and figures.")],
     ood: Annotated[list[Path] | None, Option(help="Further data with ships: SSDD, or a folder with boxes.csv.")] = None,
     methods: Annotated[str, Option(help="Methods to compare, separated by commas.")] = METHODS,
     limit: Annotated[int | None, Option(min=2, help="Maximum number of patches per test set.")] = None,
@@ -185,52 +185,61 @@ def bench(
     check_free(out, "radar.json", "benchmark")
     given = {"limit": limit, "fit_limit": fit_limit, "normalise": normalise, "methods": tuple(methods.split(","))}
     protocol = build(SarProtocol, {**given, **setup.values()}, "radar benchmark")
-    _measure([protocol], data, ood or [], setup.load(loading, setup.backbone or "sar-tiny"), out, dry_run)
+    backbone = setup.load(loading, setup.backbone or "sar-tiny")
+    _measure([(protocol, backbone)], data, ood or [], out, setup, dry_run)
 
 
-def reproduce_radar(data: Path, out: Path, backbone: Backbone, dry_run: bool, settings: dict[str, Any]) -> None:
-    """The paper's radar experiment on every patch, with either normalisation, for GEPC, gepc+, CFAR and RX.
+def reproduce_radar(data: Path, out: Path, dry_run: bool, setup: Setup, loading: opt.Loading) -> None:
+    """The paper's radar experiment, and beside it the detectors for practice (gepc+, CFAR, RX).
 
-    Parameters
-    ----------
-    data : folder that holds HRSID and SSDD in their original layouts.
-    out : folder for the tables.
-    backbone : the network.
-    dry_run : stop after the estimate.
-    settings : further options of `gepc.lab.radar.bench.SarProtocol`.
+    The paper's detector runs on the network of `setup`, or on `photos-tiny`, a network of natural images as in the
+    paper, and on `sar-tiny`. `data` is the folder that holds HRSID and SSDD in their original layouts.
     """
-    from gepc.lab.radar.bench import METHODS, SarProtocol
+    from gepc.lab.radar.bench import PAPER, SarProtocol
 
     check_free(out, "radar.json", "benchmark")
     places = [data / name for name in ADDRESSES]
     for place in places:
         if not place.is_dir():
             raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
-    options = {"methods": METHODS, **settings}
-    protocols = [build(SarProtocol, {**options, "normalise": how}, "radar benchmark") for how in ("patch", "fixed")]
-    _measure(protocols, places[0], places[1:], backbone, out, dry_run)
+    as_stated = {"methods": (PAPER,), "normalise": "patch", "localise": False}
+    paper, practice = (build(SarProtocol, {**setup.values(), **own}, "radar") for own in (as_stated, {}))
+    sources = ("photos-tiny", "sar-tiny") if setup.backbone is None else (setup.backbone,)
+    networks = [setup.load(loading, source) for source in sources]
+    runs = [*((paper, network) for network in networks), (practice, networks[-1])]
+    _measure(runs, places[0], places[1:], out, setup, dry_run)
 
 
 def _measure(
-    protocols: Sequence[SarProtocol], data: Path, ood: list[Path], loaded: Backbone, out: Path, dry_run: bool = False
+    runs: Sequence[tuple[SarProtocol, Backbone]], data: Path, ood: list[Path], out: Path, setup: Setup, dry_run: bool
 ) -> None:
-    """Cut the patches, say how long it takes, measure every protocol, and write the tables."""
+    """Cut the patches, say how long it takes, measure every protocol, and write tables and figures."""
     from gepc.core.tables import write_tables
-    from gepc.lab.radar.bench import gather, measure
+    from gepc.lab.radar.bench import PAPER, fit_and_score, gather, radar_table
+    from gepc.lab.radar.figures import write_figures
+    from gepc.methods.extraction import FeatureCache
 
-    sets, size = gather(protocols[0], data, ood), protocols[0].size
-    each = sum(one.detector(method, loaded).cost().forward for one in protocols for method in one.methods)
-    seconds = sets.total * each * seconds_per_pass(loaded, (size, size))
-    note(f"{sets.total} patches, {sets.total * each:,} network passes, about {duration(seconds)}")
+    sets, size = gather(runs[0][0], data, ood), runs[0][0].size
     for name, found in sets.cuts.items():
         left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(found.left_out.items()))
         note(f"{name}: {len(found.clutter)} clutter, {len(found.ships)} ship patches; left out: {left_out or 'none'}")
+    for protocol, backbone in runs:
+        detectors = [protocol.detector(method, backbone) for method in protocol.methods]
+        fitting = sum(detector.fit_cost((size, size)).forward for detector in detectors) * len(sets.fit)
+        passes = fitting + sum(detector.cost().forward for detector in detectors) * (sets.total - len(sets.fit))
+        took = duration(passes * seconds_per_pass(backbone, (size, size)))
+        note(f"{backbone.source}: {sets.total} patches, at most {passes:,} network passes, about {took}")
     if dry_run:
         return
-    with progress("measuring", sets.total * sum(len(one.methods) for one in protocols)) as advance:
-        tables = [measure(one, sets, loaded, advance) for one in protocols]
-    about = {"command": typed_command(), "backbone": loaded.source or loaded.family, "sha256": loaded.sha256}
-    for table in tables:
-        write_text(out / f"{table.name}.csv", table.csv())
-    say(write_tables(out, "radar", tables, about))
+    tables, cache = [], FeatureCache(setup.cache_folder())
+    for protocol, backbone in runs:
+        with progress("measuring", sets.total * len(protocol.methods)) as advance:
+            measured = [fit_and_score(protocol, name, sets, backbone, cache, advance) for name in protocol.methods]
+        tables.append(radar_table(protocol, sets, measured))
+        write_text(out / f"{tables[-1].name}.csv", tables[-1].csv())
+        for item in measured:
+            if item.method == PAPER:
+                write_figures(out, tables[-1].name, item, sets)
+    networks = {str(backbone.source): backbone.sha256 for _, backbone in runs}
+    say(write_tables(out, "radar", tables, {"command": typed_command(), "networks": networks}))
     say(f"tables: {out}")

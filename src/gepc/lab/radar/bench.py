@@ -16,21 +16,23 @@ from gepc.core.options import check_fields, one_of
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
+from gepc.detector.fitting import fit_detector
 from gepc.detector.registry import create_detector
 from gepc.detector.stream import stream
 from gepc.lab.bench import published
 from gepc.lab.metrics import aupr, auroc, bootstrap_intervals, fpr_at_tpr, localisation
 from gepc.lab.radar.annotations import detect_layout, divide, open_scenes
 from gepc.lab.radar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.methods.pooling import Map, box_filter
 
 Array = npt.NDArray[np.float64]
 OnProgress = Callable[[int], None]
 
 TARGET_PIXELS = 200
-PRESET = "gepc+:radar"
-METHODS = (PRESET, "gepc", "ca_cfar", "os_cfar", "k_cfar", "rx")
+PRESET, PAPER = "gepc+:radar", "gepc:paper"
 CFARS = ("ca_cfar", "os_cfar", "k_cfar")
+METHODS = (PRESET, *CFARS, "rx", PAPER)
 
 
 def radar_detector(
@@ -46,9 +48,9 @@ def radar_detector(
     Parameters
     ----------
     backbone : the network that predicts noise.
-    method : `gepc+:radar`, `gepc` (the paper's residual under a half turn, which does not mix range and azimuth, at one
-        level), `ca_cfar`, `os_cfar`, `k_cfar` or `rx`.
-    target_pixels : area of a target in pixels, which sets the pooling.
+    method : `gepc+:radar`, `ca_cfar`, `os_cfar`, `k_cfar`, `rx`, or `gepc:paper`, the detector of the paper: seven
+        group elements, the two most stable of its candidate levels, the mean of the largest 30 % of the pixels, KDE.
+    target_pixels : area of a target in pixels, which sets the pooling of all methods but the paper's.
     size : side of a patch in pixels.
     normalise : `fixed` (one scale for all patches) or `patch` (mean and contrast of each patch removed). CFAR needs the
         intensity and is always on the fixed scale.
@@ -56,14 +58,14 @@ def radar_detector(
     """
     check_choice("method", method, METHODS)
     name, _, preset = method.partition(":")
-    given: dict[str, Any] = {**local_pooling(target_pixels, size), "size": size, "resize": "cut"}
-    given |= {"magnitude": "log", "normalise": "fixed" if method in CFARS else normalise}
+    given: dict[str, Any] = {"size": size, "resize": "cut", "magnitude": "log"}
+    given["normalise"] = "fixed" if method in CFARS else normalise
+    if method != PAPER:
+        given |= local_pooling(target_pixels, size)
     if method in CFARS:
         given["scale"] = "log"
     if method in (*CFARS, "rx"):
         del given["pool"]
-    if method == "gepc":
-        given |= {"levels": "0.99", "keep": None, "group": ["id", "rot180"], "calibration": "z"}
     return create_detector(backbone, name, preset=preset or None, **{**given, **options})
 
 
@@ -82,9 +84,10 @@ class SarProtocol(PatchRules):
     hold_out: float = 0.35  # share of the training images (of all, if there is no training split) to fit detectors on
     fit_limit: int | None = None  # largest number of patches to fit on
     limit: int | None = None  # largest number of patches of each test set
-    methods: tuple[str, ...] = METHODS  # this and the next two: see `radar_detector`
+    methods: tuple[str, ...] = METHODS[:-1]  # this and the next two: see `radar_detector`
     target_pixels: float = TARGET_PIXELS
     normalise: str = one_of("fixed", "patch")
+    localise: bool = True  # whether to measure where the maps point
     draws: int = 300  # bootstrap samples of source images for each interval
     seed: int = 0  # of the noise, and of the selection of patches
 
@@ -164,40 +167,67 @@ def score_patches(
     return np.array(scores), np.concatenate(maps)
 
 
-def measure(
-    protocol: SarProtocol, sets: PatchSets, backbone: Backbone, on_progress: OnProgress = lambda _: None
-) -> ResultTable:
-    """Fit every method on clutter, and measure how well it detects and locates ships; progress is told in patches."""
-    backbone.check_size(protocol.size, protocol.size, what="patches")
+@dataclass(frozen=True)
+class Fitted:
+    """A method fitted on clutter, and the scores of the test sets: "clutter", and ships by data set."""
+
+    method: str
+    detector: FittedDetector
+    scores: dict[str, Array]
+
+
+def fit_and_score(
+    protocol: SarProtocol,
+    method: str,
+    sets: PatchSets,
+    backbone: Backbone,
+    cache: FeatureCache,
+    on_progress: OnProgress = lambda _: None,
+) -> Fitted:
+    """Fit a method on clutter and score the test sets; progress is told in patches. A repeated run reads the cache."""
+    detector = protocol.detector(method, backbone)
+    detector.batch_size = 1  # a patch has the same score in a sample of any size, to the last bit
+    fitted = fit_detector(detector, PatchImages(sets.fit), on_progress=on_progress, cache=cache)
+    spec = ExtractionSpec(fitted.method, fitted.kept, fitted.seed, fitted.batch_size)
+    scores = {}
+    for name, patches in {"clutter": sets.clutter, **sets.ships}.items():
+        table = extract_all(
+            PatchImages(patches), fitted.preprocessing, backbone, spec, cache=cache, on_progress=on_progress
+        )
+        scores[name] = fitted.scorer.score_kept(table.columns)
+    return Fitted(method, fitted, scores)
+
+
+def radar_table(protocol: SarProtocol, sets: PatchSets, measured: Sequence[Fitted]) -> ResultTable:
+    """How well every method detects ships, the paper's values beside its detector, and where the maps point."""
     rows: list[tuple[Cell, ...]] = []
-    for method in protocol.methods:
-        detector = protocol.detector(method, backbone)
-        detector.batch_size = 1  # a patch has the same score in a sample of any size, to the last bit
-        detector.fit(PatchImages(sets.fit), on_progress=on_progress)
-        results = detector.results(PatchImages(sets.clutter), "raise", on_progress=on_progress)
-        clutter = np.array([result.score for result in results])
-        for name, patches in sets.ships.items():
-            ships, maps = score_patches(detector.fitted, patches, on_progress)
-            groups = [[patch.scene.source for patch in part] for part in (sets.clutter, patches)]
-            spans = bootstrap_intervals(_metrics, (clutter, ships), groups, protocol.draws)
-            found = _metrics(clutter, ships)
-            spans_of = zip(found, spans, strict=True)
-            cells: list[Cell] = [cell for value, (low, high) in spans_of for cell in (value, interval_text(low, high))]
-            cells += _where(maps, patches)
-            paper: tuple[Cell, ...] = (None,) * 4
-            if (method, protocol.normalise) == ("gepc", "patch") and name in published.SAR:
-                paper = (*published.SAR[name], found[0] - published.SAR[name][0])
-            rows.append((f"{name} ships", len(patches), method, detector.cost().forward, *cells, *paper))
-    rows.sort(key=lambda row: list(sets.ships).index(str(row[0]).removesuffix(" ships")))
-    metrics = ("AUROC", "95 % interval", "FPR95", "95 % interval ", "AUPR", "95 % interval  ")
-    in_the_paper = ("AUROC in the paper", "FPR95 in the paper", "AUPR in the paper", "difference")
+    for name, patches in sets.ships.items():
+        groups = [[patch.scene.source for patch in part] for part in (sets.clutter, patches)]
+        for item in measured:
+            scores = (item.scores["clutter"], item.scores[name])
+            spans = bootstrap_intervals(_metrics, scores, groups, protocol.draws)
+            cells: list[Cell] = [f"{name} ships", len(patches), item.method, item.detector.cost().forward]
+            same = (item.method, protocol.normalise) == (PAPER, "patch") and name in published.SAR
+            paper = published.SAR[name] if same else (None,) * 3
+            for value, (low, high), stated in zip(_metrics(*scores), spans, paper, strict=True):
+                cells += [value, interval_text(low, high), stated]
+            if protocol.localise:
+                cells += _where(score_patches(item.detector, patches)[1], patches)
+            rows.append(tuple(cells))
+    metrics = [(name, f"{name}: 95 % interval", f"{name}: paper") for name in ("AUROC", "FPR95", "AUPR")]
+    header = ("OOD set", "patches", "method", "passes", *(heading for three in metrics for heading in three))
+    backbone = measured[0].detector.backbone
+    network = Path(backbone.source or backbone.family).name
+    fit, tested, *_ = sets.cuts.values()
+    ships = ", ".join(f"{len(part)} of {len(sets.cuts[name].ships)} {name}" for name, part in sets.ships.items())
     return ResultTable(
-        "radar" if protocol.normalise == "fixed" else "radar-patch",
-        f"Ships against sea clutter, {backbone.source or backbone.family}, {protocol.normalise} scale",
-        ("OOD set", "patches", "method", "passes", *metrics, "pixel AUROC", "pointing game", "PRO", *in_the_paper),
+        f"radar-{network}-{protocol.normalise}",
+        f"Ships against sea clutter, {network}, {protocol.normalise} scale",
+        (*header, *(("pixel AUROC", "pointing game", "PRO") if protocol.localise else ())),
         tuple(rows),
-        f"Fitted on {len(sets.fit)} clutter patches, tested on {len(sets.clutter)}. Intervals resample whole images. "
-        "The paper has GEPC with an LSUN-256 backbone and per-patch normalisation; the difference is in AUROC.",
+        f"Fitted on {len(sets.fit)} of {len(fit.clutter)} clutter patches, tested on {len(sets.clutter)} of "
+        f"{len(tested.clutter)}; ships: {ships} (chosen by a hash with the seed {protocol.seed}). Intervals resample "
+        "whole images. The values of the paper are for an LSUN-256 network.",
     )
 
 
