@@ -10,6 +10,7 @@ import torch
 from toys import toy_backbone
 
 import gepc
+from gepc.cli.options import parse_settings
 from gepc.core.errors import OptionError
 from gepc.methods.groups import Action, Group, find_action
 from gepc.methods.operators import fourier_shift
@@ -123,6 +124,14 @@ def test_the_spelling_of_groups(given: str | list[str], names: tuple[str, ...]) 
     group = Group.of(given)
     assert group.names == names
     assert Group.of(group.names).names == names
+
+
+def test_the_spelling_survives_the_command_line() -> None:
+    settings = ["group=so2:samples=2", 'group=["shift(0.5,0)","0.5*rotate(-30..30)#1"]']
+    for setting, names in zip(
+        settings, (Group.so2(2).names, ("id", "shift(0.5,0)", "0.5*rotate(-30..30)#1")), strict=True
+    ):
+        assert Group.of(parse_settings([setting])["group"]).names == names
 
 
 def test_groups_from_python() -> None:

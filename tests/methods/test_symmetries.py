@@ -12,7 +12,7 @@ import pytest
 from toys import toy_backbone, toy_network
 
 import gepc
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, OptionError
 from gepc.images.noise import image_key
 from gepc.lab.analytic import GaussianBackbone
 from gepc.methods.base import Batch
@@ -91,6 +91,8 @@ def test_auto_is_chosen_while_fitting_and_stored_with_its_reasons(tmp_path: Path
     backbone = toy_backbone(1)
     detector = gepc.GEPC(backbone, levels=(0.9,), keep=1, group="auto", maps="raw").fit(images)
     assert detector.extractor.options()["group"].auto
+    with pytest.raises(OptionError, match="chosen by fit"):
+        detector.features(images[:2])
     chosen = detector.fitted.options["group"]
     assert "auto" not in chosen
     assert not {"flip_y", "rot180"} & {name.rpartition("*")[2] for name in chosen}
@@ -118,6 +120,15 @@ def test_auto_keeps_an_action_for_inner_layers() -> None:
     detector = gepc.create_detector(toy_network(), "gepc+", group="auto", features=("s", "inner"), maps="raw")
     names = detector.fit(images).fitted.options["group"]
     assert any(action.on_layers for action in Group.of(names))
+
+
+def test_auto_on_a_network_that_is_equivariant_under_some_actions() -> None:
+    """Their residual is exactly zero, so it separates nothing."""
+    backbone = gepc.Backbone.from_callable(lambda x, t: x * x.flip(-1), toy_backbone().alphas_cumprod, 1, 8)
+    _, evidence = choose(gepc.GEPC(backbone).extractor, backbone, batch_of(textures(30)))  # type: ignore[arg-type]
+    reasons = {item.action: item.reason for item in evidence}
+    assert reasons["flip_y"] == "its residual does not separate synthetic outliers"
+    assert "hue(120)" not in reasons
 
 
 def test_auto_needs_images_to_read_twice_and_enough_of_them() -> None:

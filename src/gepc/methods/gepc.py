@@ -226,6 +226,10 @@ class GepcExtractor(HasMaps, Extractor):
     def _run(
         self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
     ) -> tuple[Table, MapParts]:
+        if self.group.auto:
+            raise OptionError(
+                "group='auto' is chosen by fit; take the group of a fitted detector's method, or name one"
+            )
         group = self.acting(batch.size)
         if len(group) < len(self.group):
             dropped = sorted(set(self.group.names) - set(group.names))

@@ -102,12 +102,6 @@ def read_batch(
     return Batch(np.stack(list(chosen.values())), list(chosen), seed, rows)
 
 
-def candidates(channels: int, size: tuple[int, int]) -> Group:
-    """The actions that `group="auto"` chooses from, on images of this kind."""
-    colours = ["hue(120)"] if channels == 3 else []
-    return Group.of([*Group.of("auto").names, *colours]).for_size(*size)
-
-
 def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Group) -> tuple[list[Evidence], Array]:
     """What the images of a batch say about every action other than the identity.
 
@@ -147,9 +141,11 @@ def choose(method: GepcExtractor, backbone: Backbone, batch: Batch) -> tuple[Gro
     if it ranks the images as a chosen one does. The weight is (2 power - 1) / spread, 1 on average, so that elements
     with a large residual do not drown the others.
     """
-    actions = candidates(batch.images.shape[1], batch.size)
+    colours = ["hue(120)"] if backbone.encoder is None and backbone.channels == 3 else []
+    actions = Group.of([*Group.of("auto").names, *colours]).for_size(*batch.size)
     evidence, inside = examine(method, backbone, batch, actions)
-    ranks = np.abs(np.corrcoef(rankdata(inside, axis=0), rowvar=False))
+    with np.errstate(invalid="ignore"):  # residuals that are all zero have no correlation
+        ranks = np.abs(np.corrcoef(rankdata(inside, axis=0), rowvar=False))
     order = sorted(range(len(evidence)), key=lambda i: (not evidence[i].holds, -evidence[i].power))
     chosen: list[int] = []
     reasons: dict[int, str] = {}
