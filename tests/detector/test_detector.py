@@ -444,7 +444,7 @@ def test_forgiving_is_a_choice(fitted: gepc.GEPC) -> None:
         ("gepc", {"keep": 3, "group_samples": 2}),
         ("gepc+", {"preset": "full"}),
         ("gepc+", {"preset": "full", "elements": "mean", "level_samples": 2}),
-        ("ddpm_ood", {"compat": True, "keep": 1, "steps": 8, "distances": "mse"}),
+        ("ddpm_ood", {"keep": 1, "steps": 8, "distances": "mse"}),
         ("msma", {"keep": 4, "calibration": "kde"}),
     ],
 )

@@ -173,7 +173,7 @@ class DecisionRule:
                 f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
                 "of in-distribution images raise an alarm"
             )
-        return str(Guarantee.at(self.alpha, reference.smallest))
+        return str(Guarantee.at(self.alpha, reference.smallest, reference.trimmed))
 
     def scene_statement(self, m: int, n: int) -> str:
         """What is promised of a scene of `m` tiles with `n` calibration images, and what that rests on."""

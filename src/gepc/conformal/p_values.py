@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import beta
+from scipy.stats import f as fisher
 
 from gepc.core.errors import InputError, OptionError, TooFewImagesError, nearest
 from gepc.images.sources import FileImages, Images
@@ -18,6 +19,8 @@ Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
 Rows = npt.NDArray[np.int64]
 UNGROUPED = ""
+TAIL, SUSPECTED = 0.3, (0.01, 0.05, 0.1)  # shares of the largest scores: their tail, and possible outliers in it
+FEWEST_IN_DOUBT = 40  # with fewer calibration scores there is no tail to look at
 SLACK = 1.0 + 1e-12  # rates are compared up to rounding, so that 1 - 0.9 is a tenth
 
 
@@ -79,20 +82,37 @@ class Guarantee:
     On average over calibration sets the false-alarm rate is at most alpha. For the calibration set at hand it is a
     number that follows Beta(k, n + 1 - k), k = floor(alpha (n + 1)) (Vovk, Conditional validity of inductive
     conformal predictors, 2012); `low` and `high` are its 5 % and 95 % quantiles.
+
+    If the k = `trimmed` largest calibration scores were left out, this holds where they were the outliers. Otherwise
+    the rate is at most alpha + k/(n + 1), on average; see `CalibrationScores.trim`.
+
+    Examples
+    --------
+    >>> from gepc.conformal.p_values import Guarantee
+    >>> Guarantee.at(0.05, 99).low
+    0.019...
     """
 
     alpha: float
     n: int
     low: float
     high: float
+    trimmed: int = 0
 
     @classmethod
-    def at(cls, alpha: float, n: int) -> Guarantee:
-        """The guarantee at `alpha` with `n` calibration images."""
+    def at(cls, alpha: float, n: int, trimmed: int = 0) -> Guarantee:
+        """The guarantee at `alpha` with `n` calibration images, after `trimmed` others were left out."""
         check_alpha(alpha, n)
-        return cls(alpha, n, *realised_range(alpha, n))
+        return cls(alpha, n, *realised_range(alpha, n), trimmed)
 
     def __str__(self) -> str:
+        if self.trimmed:
+            worst = self.alpha + self.trimmed / (self.n + 1)
+            return (
+                f"at most {self.alpha:.3g} of in-distribution images raise an alarm if the {self.trimmed} calibration "
+                f"images that were left out are outliers, and at most {worst:.3g} in any case, on average over "
+                "calibration sets"
+            )
         return (
             f"at most {self.alpha:.3g} of in-distribution images raise an alarm, on average over calibration sets; "
             f"with these {self.n} calibration images the rate lies between {self.low:.3g} and {self.high:.3g} "
@@ -147,11 +167,56 @@ def _ranges(alpha: float, n: Rows, probability: float) -> tuple[Array, Array]:
     return low, high
 
 
+def contamination_p_value(scores: Array) -> float:
+    """The p-value of the hypothesis that no calibration score is too large for the others.
+
+    With u = sqrt(s - median) in descending order, the spacings i (u_(i) - u_(i+1)) are independent with one mean if the
+    tail of u is exponential (Renyi 1953). The mean of the spacings of the largest 1, 5 and 10 % over that of the other
+    spacings among the largest 30 % then follows an F distribution. The smallest of the three p-values is multiplied by
+    3. The root lets clean scores have a heavy tail: P(s > x) may fall as slowly as exp(-c sqrt(x)).
+
+    Parameters
+    ----------
+    scores : array (n,)
+        Calibration scores.
+
+    Returns
+    -------
+    float
+        At most `a` with probability at most `a` on clean scores with such a tail, and more rarely where the tail is
+        lighter, as that of a normal or an exponential distribution. 1 for fewer than 40 scores, too few to tell.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.conformal.p_values import contamination_p_value
+    >>> scores = np.random.default_rng(0).normal(size=100)
+    >>> contamination_p_value(scores) > 0.01
+    True
+    >>> contamination_p_value(np.append(scores, [19.0, 32.0, 44.0])) > 0.01
+    False
+    """
+    n, largest = len(scores), np.sort(scores)[::-1]
+    tail = math.floor(TAIL * n)
+    if n < FEWEST_IN_DOUBT:
+        return 1.0
+    excess = np.sqrt(largest[: tail + 1] - np.median(largest))
+    spacings = np.arange(1, tail + 1) * (excess[:-1] - excess[1:])
+    smallest = 1.0
+    for share in SUSPECTED:
+        m = max(1, round(share * n))
+        usual = spacings[m:].mean()
+        if usual > 0.0:
+            smallest = min(smallest, float(fisher.sf(spacings[:m].mean() / usual, 2 * m, 2 * (tail - m))))
+    return min(1.0, len(SUSPECTED) * smallest)
+
+
 @dataclass(frozen=True)
 class CalibrationScores:
     """The calibration scores that p-values compare with, sorted, by group; without groups all are in one."""
 
     by_group: dict[str, Array]
+    removed: dict[str, Array] = field(default_factory=dict)  # the largest scores, which `trim` has left out
 
     @classmethod
     def of(cls, scores: Array, labels: Labels | None) -> CalibrationScores:
@@ -166,6 +231,32 @@ class CalibrationScores:
         if labels is None:
             return cls({UNGROUPED: np.sort(scores)})
         return cls({str(label): np.sort(scores[labels == label]) for label in np.unique(labels)})
+
+    def trim(self, contamination: float) -> CalibrationScores:
+        """Leave out the k = floor(contamination n) largest of the n scores of each group.
+
+        If at most k of the n calibration images are outliers, and the others are exchangeable with a new image, then
+
+            P(p <= alpha) <= alpha + k/(n - k + 1),
+
+        since trimming removes at most k scores of images that are no outliers. If the k removed images are all the
+        outliers, P(p <= alpha) <= alpha. See the guide on false alarms for the proof.
+        """
+        kept, removed = {}, {}
+        for label, scores in self.by_group.items():
+            stop = len(scores) - math.floor(contamination * len(scores) * SLACK)
+            kept[label], removed[label] = scores[:stop], scores[stop:]
+        return CalibrationScores(kept, removed)
+
+    @property
+    def trimmed(self) -> int:
+        """How many scores were left out in the group that lost the most."""
+        return max((len(scores) for scores in self.removed.values()), default=0)
+
+    @property
+    def looks_contaminated(self) -> bool:
+        """Whether the scores of some group look as if they contained outliers; see `contamination_p_value`."""
+        return min(map(contamination_p_value, self.by_group.values())) * len(self.by_group) <= 0.01
 
     @property
     def grouped(self) -> bool:

@@ -22,7 +22,6 @@ from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options,
 from gepc.detector.plots import plot_results
 from gepc.detector.storage import load_fitted, save_detector
 from gepc.detector.stream import Result, scores_of, stream
-from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.methods.base import Cost, Table, cost_of
 from gepc.methods.pooling import Map
@@ -157,6 +156,9 @@ class Detector(Parameters, FittedAttributes):
         are usual otherwise.
     calibration_share : float
         Share of the in-distribution images that is held out for p-values.
+    contamination : float
+        Share of the calibration images that may be outliers: their highest scores are left out. The guarantee that
+        remains is stated by `guarantee`.
     batch_size : int
         The largest number of images per network call. It bounds the memory and does not change a score.
     seed : int
@@ -382,10 +384,8 @@ class Detector(Parameters, FittedAttributes):
         images : the images.
         noise : noise (levels, N, C, H, W) that replaces the drawn noise; that of latents has the latents' shape.
         """
-        return feature_table(self, self._preprocessing_in_use(), open_images(images), noise)
-
-    def _preprocessing_in_use(self) -> Preprocessing:
-        return self.preprocessing() if self.fitted_ is None else self.fitted_.preprocessing
+        preprocessing = self.preprocessing() if self.fitted_ is None else self.fitted_.preprocessing
+        return feature_table(self, preprocessing, open_images(images), noise)
 
     # --- cost ----------------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ class FittedDetector:
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
         """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
-        return Guarantee.at(alpha, self.reference.smallest)
+        return Guarantee.at(alpha, self.reference.smallest, self.reference.trimmed)
 
     # --- maps ----------------------------------------------------------------------------------------------------
 

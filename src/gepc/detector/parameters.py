@@ -12,7 +12,7 @@ from gepc.calibration.calibrators import create_calibrator
 from gepc.calibration.scorer import Scorer
 from gepc.conformal.p_values import check_rates
 from gepc.core.errors import OptionError, check_names, nearest
-from gepc.core.options import at_least, check_fields, coerce, is_scalar, one_of
+from gepc.core.options import at_least, check_fields, checked, coerce, is_scalar, one_of
 from gepc.images.batches import settled
 from gepc.images.preprocessing import OWN_SIZE, Preprocessing
 from gepc.images.sources import Images
@@ -46,6 +46,7 @@ class Parameters:
     maps: str = one_of("calibrated", "aligned", "raw")
     score_from: str = one_of("features", "map")
     calibration_share: float = 1 / 3
+    contamination: float = checked(0.0, lambda value: 0.0 <= value < 0.5, "at least 0 and below 0.5")
     batch_size: int = at_least(1, 64)
     seed: int = 0
 

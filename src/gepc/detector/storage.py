@@ -100,7 +100,7 @@ def describe(fitted: FittedDetector) -> Facts:
             "map_scale": fitted.map_scale,
             "map_parts": None if fitted.maps is None else list(fitted.maps.parts),
             "fit_images": fitted.fit_images,
-            "calibration_images": len(fitted.reference.scores),
+            "calibration_images": sum(len(scores) for scores in stored_scores(fitted).values()),
             "groups": list(fitted.reference.by_group),
             "input_size": list(fitted.input_size),
             **({"group_choice": list(fitted.group_choice)} if fitted.group_choice else {}),
@@ -129,10 +129,16 @@ def versions(*more: str) -> dict[str, str]:
     return found
 
 
+def stored_scores(fitted: FittedDetector) -> dict[str, np.ndarray[Any, Any]]:
+    """All calibration scores by group, sorted, with those that trimming left out."""
+    removed = fitted.reference.removed
+    return {label: np.append(kept, removed.get(label, [])) for label, kept in fitted.reference.by_group.items()}
+
+
 def state_of(fitted: FittedDetector) -> Facts:
     """The fitted arrays by name."""
     arrays = fitted.scorer.state()
-    for position, scores in enumerate(fitted.reference.by_group.values()):
+    for position, scores in enumerate(stored_scores(fitted).values()):
         arrays[f"reference/{position}"] = scores
     if fitted.maps is not None:
         arrays |= {f"{MAPS}{name}": values for name, values in fitted.maps.state().items()}
@@ -353,7 +359,7 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
         preprocessing=preprocessing,
         levels=tuple(fitted.timesteps),
         scorer=_restored(parameters, selection, state),
-        reference=CalibrationScores(scores),
+        reference=CalibrationScores(scores).trim(parameters.contamination),
         maps=maps,
         map_scale=fitted.map_scale,
         fit_images=fitted.fit_images,

@@ -22,7 +22,7 @@ of an image by its map is the mean of the highest 0.3 % of z.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -150,6 +150,11 @@ class MapStatistics:
         ]
         excess = np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
         return {TOGETHER: together + excess, **found}
+
+    def trim(self, contamination: float) -> MapStatistics:
+        """Leave out the largest maxima and scores of a share of the calibration images, which may be outliers."""
+        kept = len(self.scores) - int(contamination * len(self.scores))
+        return replace(self, maxima=np.sort(self.maxima, axis=1)[:, :kept], scores=np.sort(self.scores)[:kept])
 
     def p_values(self, field: Map, part: str = TOGETHER) -> Array:
         """The family-wise p-value of each pixel of a map of that part."""

@@ -1,0 +1,86 @@
+"""Outliers among the images of `fit`: false alarms, power and warnings, with and without trimmed calibration.
+
+    python benchmarks/contamination.py --data data [--inside cifar10] [--outside svhn] [--repeats 200]
+
+A share of the images to fit on, and the same share of the calibration images, is replaced by images of the other data
+set. Features are computed once; every repetition draws 200 images to fit on and 200 to calibrate with, fits the scorer,
+and tests on 200 in-distribution images and 100 others that neither part contains. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import gepc
+from gepc.conformal.p_values import CalibrationScores
+from gepc.core.tables import markdown_table
+from gepc.methods.extraction import ExtractionSpec, FeatureTable, extract_all
+
+SHARES = (0.0, 0.01, 0.05, 0.1)
+FIT = CALIBRATION = TEST = 200
+OTHERS = 100
+ALPHA = 0.05
+Rows = npt.NDArray[np.int64]
+
+
+def features(detector: gepc.Detector, images: object) -> FeatureTable:
+    """The features of a data set at every candidate level."""
+    method, backbone = detector.extractor, detector.backbone
+    spec = ExtractionSpec(method.for_fitting(), method.timesteps(backbone), detector.seed, detector.batch_size)
+    return extract_all(images, detector.preprocessing(), backbone, spec)
+
+
+def repetition(
+    detector: gepc.Detector, tables: tuple[FeatureTable, FeatureTable], share: float, rng: np.random.Generator
+) -> tuple[float, ...]:
+    """False alarms, power and whether the calibration set looks contaminated; then the first two after trimming."""
+    inside, outside = (rng.permutation(len(table)) for table in tables)
+    columns = [table.columns for table in tables]
+
+    def mixed(start: int, count: int, first: int) -> npt.NDArray[np.float64]:
+        odd = round(share * count)
+        usual = columns[0][inside[start : start + count - odd]]
+        return np.concatenate([usual, columns[1][outside[first : first + odd]]])
+
+    fit, calibration = mixed(0, FIT, 0), mixed(FIT, CALIBRATION, round(share * FIT))
+    scorer = detector.scorer().fit(fit)
+    kept = list(scorer.selection_.kept)
+    reference = CalibrationScores.of(scorer.score_kept(calibration[:, kept]), None)
+    tests = (columns[0][inside[-TEST:]], columns[1][outside[-OTHERS:]])
+    scores = [scorer.score_kept(test[:, kept]) for test in tests]
+    rates = [(reference.p_values(values) <= ALPHA).mean() for values in scores]
+    trimmed = [(reference.trim(share).p_values(values) <= ALPHA).mean() for values in scores]
+    return (*rates, float(reference.looks_contaminated), *trimmed)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--inside", default="cifar10")
+    parser.add_argument("--outside", default="svhn")
+    parser.add_argument("--backbone", default="photos-tiny")
+    parser.add_argument("--repeats", type=int, default=200)
+    arguments = parser.parse_args()
+    detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "gepc+", size=32)
+    counts = {arguments.inside: FIT + CALIBRATION + TEST, arguments.outside: 2 * round(max(SHARES) * FIT) + OTHERS}
+    first, second = (
+        features(detector, gepc.open_dataset(name, arguments.data, "test", limit=count, seed=0))
+        for name, count in counts.items()
+    )
+    rows = []
+    for share in SHARES:
+        rng = np.random.default_rng(0)
+        found = [repetition(detector, (first, second), share, rng) for _ in range(arguments.repeats)]
+        rows.append((f"{share:.0%}", *(f"{value:.3f}" for value in np.mean(found, axis=0))))
+    header = ("outliers", "false alarms", "power", "warned", "false alarms, trimmed", "power, trimmed")
+    print(f"{arguments.inside} against {arguments.outside}, alpha = {ALPHA}, {arguments.repeats} repetitions\n")
+    print(markdown_table(header, rows))
+
+
+if __name__ == "__main__":
+    main()
