@@ -16,6 +16,7 @@ from gepc._version import __version__
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone as Backbone
+    from gepc.backbones.devices import deterministic as deterministic
     from gepc.backbones.encoders import Encoder as Encoder
     from gepc.backbones.load import list_backbones as list_backbones
     from gepc.backbones.load import load_backbone as load_backbone
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "gepc.backbones.base": ("Backbone",),
+    "gepc.backbones.devices": ("deterministic",),
     "gepc.backbones.encoders": ("Encoder",),
     "gepc.backbones.load": ("list_backbones", "load_backbone"),
     "gepc.backbones.schedule": ("Levels",),

@@ -193,6 +193,18 @@ def test_rescaled_timesteps(make_folder: Maker) -> None:
     assert rescaled.fingerprint != load(folder).fingerprint
 
 
+def test_the_network_is_asked_for_a_multiple_of_its_time(make_folder: Maker) -> None:
+    folder = make_folder()
+    net, x = plain_net(folder), torch.randn(2, 3, 8, 8)
+    scaled = load(folder, time_scale=4)
+    torch.testing.assert_close(scaled.eps(x, 7), ask(net, x, 28), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(scaled.alphas_cumprod, load(folder).alphas_cumprod)  # the level stays
+    assert (scaled.load_options, scaled.describe()["time_scale"]) == ({"time_scale": 4}, 4.0)
+    assert scaled.fingerprint != load(folder).fingerprint
+    with pytest.raises(OptionError, match="time_scale must be positive"):
+        load(folder, time_scale=0)
+
+
 def test_trained_betas(make_folder: Maker) -> None:
     betas = np.linspace(0.01, 0.5, 50)
     backbone = load(make_folder(scheduler={"trained_betas": betas.tolist()}))

@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
     "prompt": "a cat",
     "embeddings": {"prompt_embeds": torch.zeros(1, 2, 3)},
     "rescale_timesteps": True,
+    "time_scale": 4.0,
     "variant": "fp16",
     "use_safetensors": False,
     "act_on": "pixels",

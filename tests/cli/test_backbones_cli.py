@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from gepc import load_backbone
 from gepc.backbones.openai.architecture import Architecture, expected_shapes
 from gepc.cli.app import run
+from gepc.core.errors import BackboneError
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -124,7 +126,7 @@ def test_options_from_a_file_and_from_settings(checkpoint: Path, tmp_path: Path)
     ("words", "message"),
     [
         (["--architecture", "improved-cifar"], "did you mean 'improved-cifar10'"),
-        (["--preset", "improved-cifar10"], "contradicts the tensors"),
+        (["--architecture", "improved-cifar10"], "contradicts the tensors"),
         (["--architecture", "improved-cifar10", "--config", "x.yaml"], "either --architecture or --config"),
         (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
         (["--set", "num_haeds=4"], "did you mean 'num_heads'"),
@@ -175,3 +177,43 @@ def test_info_on_something_that_is_not_there(capsys: pytest.CaptureFixture[str])
 def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert f"Example: gepc {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_checkpoint_of_the_shape_of_diffpath_s_celeba_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """52.5 million random weights: described, fitted with, saved with its time scale, and loaded again."""
+    import gepc
+
+    monkeypatch.chdir(tmp_path)
+    net = Architecture(3, 6, 128, (128, 256, 256, 256), 3, (False, True, True, False), True, "conv", None)
+    random = torch.Generator().manual_seed(0)
+    tensors = {name: 0.02 * torch.randn(shape, generator=random) for name, shape in expected_shapes(net).items()}
+    torch.save({name: tensor.half() for name, tensor in tensors.items()}, "celeba_ema.pt")
+    np.save("images.npy", np.random.default_rng(0).integers(0, 256, (14, 32, 32, 3), dtype=np.uint8))
+    monkeypatch.setattr("gepc.lab.cli.evaluate.seconds_per_pass", lambda *_: 0.1)
+    chosen = ["--architecture", "diffpath-celeba32", "--time-scale", "4"]
+    fit = ["fit", "images.npy", "--out", "det", "--backbone", "celeba_ema.pt", "--method", "score_norm"]
+    assert run([*fit, *chosen, "--set", "levels=rho:0.1", "--set", "keep=1"]) == 0, capsys.readouterr().err
+    backbone = json.loads(Path("det/detector.json").read_text())["backbone"]
+    assert backbone["load_options"] == {"config": {"preset": "diffpath-celeba32"}, "time_scale": 4.0}
+    assert (backbone["time_scale"], backbone["rescale_timesteps"], backbone["timesteps"]) == (4.0, True, 4000)
+    loaded = gepc.load_detector("det", trust=True).backbone
+    assert loaded._times[136] == 136.0  # t/4 is what it was trained on
+    capsys.readouterr()
+    dry = [
+        "bench",
+        "quick",
+        "--data",
+        ".",
+        "--out",
+        "out",
+        "--dry-run",
+        "--backbone",
+        "celeba_ema.pt",
+        "--methods",
+        "msma",
+    ]
+    assert run([*dry, *chosen]) == 0, capsys.readouterr().err
+    with pytest.raises(BackboneError, match=r"time_scale is 4\.0, this one has 1\.0"):
+        gepc.load_detector("det", gepc.load_backbone("celeba_ema.pt", config="diffpath-celeba32"))

@@ -1,5 +1,9 @@
 """Where networks run, and in which precision."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from gepc.core.errors import OptionError, check_choice, first_line
@@ -35,3 +39,52 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> tuple[torch.
         except (RuntimeError, TypeError) as error:
             raise OptionError(f"{device} cannot compute in {name}; leave dtype at float32") from error
     return (torch.float32, chosen) if name in MIXED else (chosen, None)
+
+
+def profits_from_bfloat16() -> bool:
+    """Return whether this processor multiplies bfloat16 numbers in hardware (AVX-512 BF16 or AMX), as torch reports."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, bool)() for name in checks)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Compute on a GPU as exactly and as reproducibly as PyTorch can, in the block.
+
+    TensorFloat-32 is off, so that float32 products have 24 bits and not 11. Algorithms are deterministic, and cuDNN
+    does not choose them by timing. An operation without a deterministic algorithm raises an error. All settings are
+    restored at the end. `GEPC_DETERMINISTIC=1` in the environment does this for a whole command.
+
+    Enter the block before the first use of CUDA in the process: cuBLAS reads its setting when it starts.
+
+    Examples
+    --------
+    >>> import gepc, torch
+    >>> with gepc.deterministic():
+    ...     torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32
+    (True, False)
+    >>> torch.are_deterministic_algorithms_enabled()
+    False
+
+    See Also
+    --------
+    load_backbone : `dtype` is the precision of the network.
+    """
+    matmul, cudnn, workspace = torch.backends.cuda.matmul, torch.backends.cudnn, "CUBLAS_WORKSPACE_CONFIG"
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+    enabled, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    configured = os.environ.get(workspace)
+    try:
+        os.environ.setdefault(workspace, ":4096:8")
+        matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
+        cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        if configured is None:
+            os.environ.pop(workspace, None)

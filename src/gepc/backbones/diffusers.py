@@ -34,7 +34,7 @@ class DiffusersBackbone(Backbone):
     ----------
     net : a network whose class is in `gepc.backbones.calling.CLASSES`.
     scheduler : the noise schedule, and what the network predicts.
-    class_label, embeddings, device, dtype : see `gepc.load_backbone`.
+    class_label, embeddings, device, dtype, time_scale : see `gepc.load_backbone`.
     patches : the changes that were made when the network was built.
     """
 
@@ -49,6 +49,7 @@ class DiffusersBackbone(Backbone):
         embeddings: Mapping[str, Any] | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "float32",
+        time_scale: float = 1.0,
         patches: Patches | None = None,
     ) -> None:
         config, cells = net.config, CLASSES[type(net).__name__].cells
@@ -76,7 +77,8 @@ class DiffusersBackbone(Backbone):
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
         if self.device.type == "cpu":
             self.rows = CPU_ROWS if self.parameters < LARGE else LARGE_ROWS
-        self._times = _time_table(net, self.path.times).to(self.device)
+        self.time_scale = float(time_scale)
+        self._times = _time_table(net, self.path.times, self.time_scale).to(self.device)
 
     def _network(self, given: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The network's whole answer: C channels, or 2C with a learned variance."""
@@ -121,6 +123,7 @@ class DiffusersBackbone(Backbone):
             **({} if kind == "UNet2DModel" else {"network": kind}),
             **self.scheduler.settings(),
             "class_label": self.class_label,
+            "time_scale": self.time_scale,
             "precision": mixed + str(self.autocast or self.precision).removeprefix("torch."),
             "patches": self.patches.to_dict(),
         }
@@ -173,11 +176,16 @@ def _check_label(net: Any, label: int | None) -> int | None:
     return int(label)
 
 
-def _time_table(net: Any, times: FloatArray | None) -> torch.Tensor:
+def _time_table(net: Any, path_times: FloatArray | None, scale: float) -> torch.Tensor:
     """The time that the network is called with at each index: whole numbers if its embedding is a table."""
-    assert times is not None
+    assert path_times is not None
+    if not 0.0 < scale < np.inf:
+        raise OptionError(f"time_scale must be positive, got {scale:g}")
+    times = path_times * scale
     if net.config.get("time_embedding_type") != "learned":
         return torch.from_numpy(times).to(torch.float32)
-    if (times != np.round(times)).any():
-        raise OptionError("this net has one learned embedding per timestep: rescale_timesteps does not apply to it")
+    if (times != np.round(times)).any() or scale != 1.0:
+        raise OptionError(
+            "this net has one learned embedding per timestep: rescale_timesteps and time_scale do not apply to it"
+        )
     return torch.from_numpy(times).to(torch.int64)

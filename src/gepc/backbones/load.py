@@ -42,6 +42,7 @@ def load_backbone(
     prompt: str | None = None,
     embeddings: str | Path | Mapping[str, Any] | None = None,
     rescale_timesteps: bool | None = None,
+    time_scale: float = 1.0,
     variant: str | None = None,
     use_safetensors: bool = True,
     act_on: str = "latents",
@@ -71,6 +72,8 @@ def load_backbone(
     embeddings : instead of encoding a prompt, `prompt_embeds` (1, tokens, width) and, where the network needs them,
         `pooled_prompt_embeds` and `prompt_attention_mask`: a mapping or a `.safetensors` file.
     rescale_timesteps : call the network with t*1000/T; None leaves it to the checkpoint's config.
+    time_scale : ask the network for `time_scale` times its time. The paper's released code asked a network that was
+        trained on t/4 for t, which is 4.
     variant : load the weights of that variant of a folder, for example "fp16".
     use_safetensors : False also downloads `.bin` weights, if a hub repository has no others. They are opened without
         running code, like those of a folder.

@@ -28,6 +28,7 @@ class LoadOptions:
     prompt: str | None = None
     embeddings: str | Path | Mapping[str, Any] | None = None
     rescale_timesteps: bool | None = None
+    time_scale: float = 1.0
     variant: str | None = None
     use_safetensors: bool = True
     act_on: str = "latents"

@@ -25,9 +25,9 @@ from gepc.core.plugins import plugins
 
 # What each source uses. Every other option is refused.
 OBJECT_OPTIONS = {"scheduler", "vae", "config", "device", "dtype", "class_label", "prompt", "embeddings"}
-OBJECT_OPTIONS |= {"rescale_timesteps", "act_on"}
+OBJECT_OPTIONS |= {"rescale_timesteps", "time_scale", "act_on"}
 FOLDER_OPTIONS = OBJECT_OPTIONS - {"scheduler", "vae"} | {"variant", "use_safetensors"}
-CHECKPOINT_OPTIONS = {"config", "device", "dtype", "class_label", "rescale_timesteps"}
+CHECKPOINT_OPTIONS = {"config", "device", "dtype", "class_label", "rescale_timesteps", "time_scale"}
 
 
 def use_as_it_is(backbone: Backbone, options: LoadOptions) -> Backbone:
@@ -123,6 +123,7 @@ def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
         embeddings=network.embeddings,
         device=options.device,
         dtype=options.dtype,
+        time_scale=options.time_scale,
         patches=network.patches,
     )
     backbone.family, backbone.sha256, backbone.load_options = network.family, network.sha256, options.stored()

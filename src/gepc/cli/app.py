@@ -84,7 +84,8 @@ def run(arguments: list[str] | None = None) -> int:
     warnings.showwarning = partial(show_warning, arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold bytes that are not text
-    code = _run(arguments)
+    with _deterministic():
+        code = _run(arguments)
     try:
         with printing():
             if sys.stdout:  # None if the process was started without a standard output
@@ -97,6 +98,14 @@ def run(arguments: list[str] | None = None) -> int:
             note(f"error: {error}")
             code = 2
     return code
+
+
+def _deterministic() -> contextlib.AbstractContextManager[None]:
+    if os.environ.get("GEPC_DETERMINISTIC") != "1":
+        return contextlib.nullcontext()
+    from gepc.backbones.devices import deterministic
+
+    return deterministic()
 
 
 def _drop_output() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from gepc.backbones.openai.options import PRESETS
 from gepc.cli import options as opt
 from gepc.cli.app import note, say, text_table
 from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
@@ -19,15 +18,6 @@ from gepc.core.files import read_json
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
 
-Architecture = Annotated[
-    str | None,
-    Option(
-        "--architecture",
-        "--preset",
-        help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}. --preset is the old name.",
-    ),
-]
-Config = Annotated[Path | None, Option(help="YAML or JSON file with the options of an OpenAI checkpoint.")]
 CheckpointSettings = Annotated[list[str] | None, opt.setting("Option of an OpenAI checkpoint, under OpenAI's name")]
 
 
@@ -38,8 +28,6 @@ def info(
         Argument(help="Detector folder, or backbone: name of an embedded backbone, diffusers folder, or checkpoint."),
     ] = None,
     methods: Annotated[bool, Option("--methods", help="List the detection methods and their presets.")] = False,
-    architecture: Architecture = None,
-    config: Config = None,
     settings: CheckpointSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
     as_json: opt.AsJson = False,
@@ -70,8 +58,7 @@ def info(
         facts = read_json(Path(source) / DESCRIPTION)
         text = detector_text(facts)
     else:
-        options = checkpoint_options(architecture, config, settings)
-        facts = backbone_facts(loading.load(source, config=options))
+        facts = backbone_facts(loading.load(source, settings))
         text = backbone_text(facts)
     say(json.dumps(facts, indent=2) if as_json else text)
 
@@ -81,8 +68,8 @@ def convert(
         Path, Argument(help="Checkpoint of improved-diffusion or guided-diffusion (.pt, .safetensors).")
     ],
     out: Annotated[Path, Option(help="New folder for the backbone.")],
-    architecture: Architecture = None,
-    config: Config = None,
+    architecture: opt.Architecture = None,
+    config: opt.CheckpointConfig = None,
     settings: CheckpointSettings = None,
 ) -> None:
     """Convert an OpenAI checkpoint to a diffusers folder.
@@ -95,7 +82,7 @@ def convert(
     from gepc.backbones.openai.convert import convert as convert_checkpoint
     from gepc.backbones.openai.convert import save_folder
 
-    converted = convert_checkpoint(checkpoint, checkpoint_options(architecture, config, settings))
+    converted = convert_checkpoint(checkpoint, opt.checkpoint_options(architecture, config, settings))
     save_folder(converted, out)
     for caveat in converted.caveats:
         note(f"note: {caveat}")
@@ -124,20 +111,6 @@ def export(
         f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores of {made.images} images")  # fmt: skip
     say(f"speed: {made.speed:.2f} times that of torch")
     say(f"to score with it: gepc score {out} IMAGES --backbone {network}")
-
-
-def checkpoint_options(
-    architecture: str | None, config: Path | None, settings: list[str] | None
-) -> dict[str, Any] | None:
-    """The options of a checkpoint from --architecture, --config and --set; None if none is given."""
-    from gepc.core.options import read_yaml
-
-    if architecture is not None and config is not None:
-        raise OptionError("give either --architecture or --config, not both")
-    values = read_yaml(config) if config is not None else {}
-    if architecture is not None:
-        values["preset"] = architecture
-    return {**values, **opt.parse_settings(settings)} or None
 
 
 def detector_text(facts: dict[str, Any]) -> str:
@@ -178,6 +151,7 @@ def shape_text(sides: Iterable[object]) -> str:
 
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
+    from gepc.backbones.devices import profits_from_bfloat16
     from gepc.methods.base import cost_of
     from gepc.methods.base import methods as known_methods
     from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
@@ -195,6 +169,7 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     return {
         **backbone.describe(),
         "device": str(backbone.device),
+        "processor_has_bfloat16": profits_from_bfloat16(),
         "levels": {name: level_table(backbone, wanted) for name, wanted in levels.items()},
         "gives": backbone.gives,
         "cost": {
@@ -230,6 +205,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
         f"{facts['timesteps']} timesteps",
         f"abar {facts['first_abar']:.7g} to {facts['last_abar']:.4g}",
         facts.get("rescale_timesteps") and "called with t*1000/T",
+        facts.get("time_scale", 1.0) != 1.0 and f"at {facts['time_scale']:g} times its time",
     ]
     about = {
         "family": facts["family"],
@@ -245,6 +221,9 @@ def backbone_text(facts: dict[str, Any]) -> str:
         "conditioning": ", ".join(facts.get("conditioning", ())) or None,
         **{option: facts.get(option) for option in ("class_label", "act_on", "device", "precision")},
     }
+    if facts["device"] == "cpu" and facts["precision"] == "float32":
+        faster = "has instructions for" if facts["processor_has_bfloat16"] else "does not accelerate"
+        about["processor"] = f"{faster} bfloat16 (--dtype bfloat16)"
     tables = [_facts_table(about)]
     for name, rows in facts["levels"].items():
         cells = [(f"{r['sqrt_abar']:g}", r["timestep"], f"{r['found']:.6f}", f"{r['rho']:.5f}") for r in rows]

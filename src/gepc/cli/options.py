@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
+from gepc.backbones.openai.options import PRESETS
 from gepc.cli.app import note
 from gepc.core.errors import InputError, OptionError, raising
 
@@ -39,6 +40,14 @@ Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribu
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
+Architecture = Annotated[
+    str | None, Option(help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}.")
+]
+CheckpointConfig = Annotated[
+    Path | None, Option("--config", help="YAML or JSON file with the options of an OpenAI checkpoint.")
+]
+
+
 def setting(what: str) -> Any:
     """The option `--set KEY=VALUE`, which may be repeated."""
     return Option("--set", metavar="KEY=VALUE", help=f"{what}. Repeat for several options.")
@@ -61,6 +70,20 @@ def parse_settings(settings: Iterable[str] | None) -> dict[str, Any]:
     return values
 
 
+def checkpoint_options(
+    architecture: str | None, config: Path | None, settings: Iterable[str] | None
+) -> dict[str, Any] | None:
+    """The options of a checkpoint from --architecture, --config and --set; None if none is given."""
+    from gepc.core.options import read_yaml
+
+    if architecture is not None and config is not None:
+        raise OptionError("give either --architecture or --config, not both")
+    values = read_yaml(config) if config is not None else {}
+    if architecture is not None:
+        values["preset"] = architecture
+    return {**values, **parse_settings(settings)} or None
+
+
 def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     """`folder`, or the labels in a text file with one line per image, in the order of the images."""
     if groups is None or groups == "folder":
@@ -79,17 +102,22 @@ class Loading:
 
     device: Device = "auto"
     dtype: Annotated[str, Option(help="float32, bfloat16, float16, mixed_bfloat16 or mixed_float16.")] = "float32"
+    time_scale: Annotated[float, Option(help="Ask the network for this times its time.")] = 1.0
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
     embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None
     variant: Annotated[str | None, Option(help="Variant of a folder's weights, for example fp16.")] = None
     act_on: Annotated[str, Option(help="What a group acts on, for a latent backbone: latents or pixels.")] = "latents"
+    architecture: Architecture = None
+    checkpoint_config: CheckpointConfig = None
 
-    def load(self, source: str, **more: Any) -> Backbone:
-        """The backbone at `source`."""
+    def load(self, source: str, settings: Iterable[str] | None = None) -> Backbone:
+        """Load the backbone at `source`; `settings` are `--set` options of an OpenAI checkpoint."""
         from gepc.backbones.load import load_backbone
 
-        return load_backbone(source, **vars(self), **more)
+        options = dict(vars(self))
+        architecture, config = options.pop("architecture"), options.pop("checkpoint_config")
+        return load_backbone(source, config=checkpoint_options(architecture, config, settings), **options)
 
     @staticmethod
     def refuse(settings: Mapping[str, Any]) -> None:

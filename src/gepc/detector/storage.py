@@ -57,7 +57,7 @@ MAX_COLUMNS = 1 << 17  # features of inner layers have some columns for every ch
 MAX_BATCH, MAX_PASSES, MAX_PIXELS, MAX_SIDE, MIN_WIDTH = 4096, 1_000_000, 1 << 24, 1 << 20, 64
 _PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dict, "fitted": dict}
 _LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
-_LOAD_OPTIONS |= {"act_on", "offload"}
+_LOAD_OPTIONS |= {"time_scale", "act_on", "offload"}
 # of a backbone's description: where it lies and runs, and what is compared by itself
 _MAY_DIFFER = {"source", "sha256", "load_options", "device", "parameters", "family", "unchecked"}
 
@@ -277,7 +277,7 @@ def _find_backbone(stored: Facts, given: Backbone | str | None, options: Facts, 
     source = stored["source"] if given is None else given
     backbone = load_again(source, options, stored["sha256"], str(folder))
     found = json.loads(json.dumps(backbone.describe()))
-    for name, value in stored.items():
+    for name, value in {"time_scale": 1.0, **stored}.items():
         if name not in _MAY_DIFFER and name in found and found[name] != value:
             raise BackboneError(
                 f"{folder} was fitted with a backbone whose {name} is {value!r}, this one has {found[name]!r}; "

@@ -11,31 +11,13 @@ from typer import Option
 
 from gepc.backbones.openai.options import Options as CheckpointOptions
 from gepc.cli import options as opt
-from gepc.cli.backbones import Architecture, checkpoint_options
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """What the tensors of an OpenAI checkpoint do not show."""
-
-    architecture: Architecture = None
-    checkpoint_config: Annotated[
-        Path | None, Option("--config", help="YAML or JSON file with the options of an OpenAI checkpoint.")
-    ] = None
-
-    def load(self, loading: opt.Loading, source: str) -> Backbone:
-        """Load the backbone at `source` with the options of its checkpoint, if any are given."""
-        return loading.load(source, config=checkpoint_options(self.architecture, self.checkpoint_config, None))
-
-
-DEFAULT_CHECKPOINT = Checkpoint()
-
-
-@dataclass(frozen=True)
-class Setup(Checkpoint):
+class Setup:
     """How a command changes a protocol, loads its network and keeps features."""
 
     backbone: Annotated[str | None, Option(help="Backbone instead of the protocol's: a name, folder or file.")] = None
@@ -63,7 +45,7 @@ class Setup(Checkpoint):
     def load(self, loading: opt.Loading, source: str) -> Backbone:
         """Load the backbone at `source` with the options of its checkpoint, if any are given."""
         mine = [one for one in self.settings or () if one.partition("=")[0].strip() not in self.values()]
-        return loading.load(source, config=checkpoint_options(self.architecture, self.checkpoint_config, mine))
+        return loading.load(source, mine)
 
     def cache_folder(self) -> Path | None:
         """The folder of known features; None with `--no-cache`."""
