@@ -186,6 +186,6 @@ def _time_table(net: Any, path_times: FloatArray | None, scale: float) -> torch.
         return torch.from_numpy(times).to(torch.float32)
     if (times != np.round(times)).any() or scale != 1.0:
         raise OptionError(
-            "this net has one learned embedding per timestep: rescale_timesteps does not apply to it, nor does time_scale"
+            "this net has a learned embedding per timestep: rescale_timesteps does not apply to it, nor time_scale"
         )
     return torch.from_numpy(times).to(torch.int64)
