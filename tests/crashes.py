@@ -97,4 +97,5 @@ def tree(folder: Path) -> dict[str, bytes]:
     """The files below a folder with their content, without what interrupted writes left beside them."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     names = ((path.relative_to(folder), path) for path in files)
-    return {name.as_posix(): path.read_bytes() for name, path in names if not str(name).startswith(".")}
+    shown = ((name, path) for name, path in names if not any(part.startswith(".") for part in name.parts))
+    return {name.as_posix(): path.read_bytes() for name, path in shown}

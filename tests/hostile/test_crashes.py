@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from crashes import crashes, tree
+from crashes import changes, crash, crashes, tree
 from PIL import Image
 from toys import as_uint8, pictures
 
 import gepc
 import gepc.cli
+from gepc.backbones.onnx import OnnxBackbone
 from gepc.cli.app import run
 
 NETWORK = "photos-tiny"
@@ -84,3 +86,97 @@ def test_watch(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert sorted(row.split(",")[0] for row in rows) == [f"new/{number}.png" for number in range(4)]
         shutil.rmtree("out")
     assert seen > 3
+
+
+def test_fit_over_an_existing_detector(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The old detector or the new one is there, whole, whenever the process ended."""
+    arguments = ["fit", "normal", "--out", "det", "--method", "rx", "--set", "size=16", "--set", "seed=3"]
+    old = tree(place / "det")
+    assert run(arguments) == 0
+    new = tree(place / "det")
+    assert old != new
+    write_tree(place / "det", old)
+    seen = []
+    for _ in crashes(lambda: run(arguments)):
+        found = tree(place / "det")
+        assert found in (old, new)
+        seen.append(found == new)
+        if len(seen) % 4 == 0:
+            assert run(arguments) == 0
+            assert tree(place / "det") == new
+        write_tree(place / "det", old)
+    assert len(seen) > 4
+    assert seen == sorted(seen)
+
+
+def write_tree(folder: Path, files: dict[str, bytes]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def test_export_over_an_exported_detector(
+    place: Path, plain_net: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Detector and network are replaced together. The network is traced once, and copied afterwards."""
+    pytest.importorskip("onnxruntime", reason="exporting needs gepc[onnx]")
+    from diffusers import DDPMScheduler
+
+    plain_net.save_pretrained("net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained("net")
+    network = gepc.load_backbone("net", device="cpu")
+    for seed in (0, 1):
+        gepc.GEPC(network, levels=(0.99,), keep=1, group=("flip_x",), seed=seed).fit("normal").save(f"det{seed}")
+    arguments = ["export", "det0", "--out", "out/exported"]
+    assert run(arguments) == 0
+    old, traced = tree(place / "out"), (place / "out" / "exported" / "net.onnx").read_bytes()
+
+    def copied(original: Any, path: Path, *_: Any) -> OnnxBackbone:
+        path.write_bytes(traced)
+        return OnnxBackbone(path)
+
+    monkeypatch.setattr("gepc.detector.export.export_onnx", copied)
+    arguments[1] = "det1"
+    assert run(arguments) == 0
+    new = tree(place / "out")
+    assert old != new
+    seen = []
+    for number in range(1, changes(lambda: run(arguments)) + 1, 2):
+        write_tree(place / "out", old)
+        assert crash(lambda: run(arguments), number)
+        found = tree(place / "out")
+        assert found in (old, new)
+        seen.append(found == new)
+    assert run(arguments) == 0
+    assert tree(place / "out") == new
+    assert len(seen) > 4
+    assert seen == sorted(seen)
+
+
+def test_train(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """The folder is always one that the same command completes. Steps are not computed, only what is written."""
+    monkeypatch.setattr("gepc.lab.training.loop.TrainingRun._step", lambda _: 0.5)
+    monkeypatch.setattr("gepc.lab.training.loop.LOG_EVERY", 1)
+    monkeypatch.setattr("gepc.lab.training.evaluate.GRID", 1)
+    fields = {"channels": "[4]", "checkpoint_every": 2, "diffusion_steps": 4, "held_out": 2, "image_size": 8}
+    settings = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
+    arguments = ["train", "--data", "normal", "--out", "out/net", "--steps", "3", *settings]
+    assert run(arguments) == 0
+    expected = steady(place / "out")
+    shutil.rmtree("out")
+    count = changes(lambda: run(arguments))
+    assert count > 30
+    for number in range(1, count + 1, 4):
+        shutil.rmtree("out", ignore_errors=True)
+        assert crash(lambda: run(arguments), number)
+        if (place / "out" / "net" / "diffusion_pytorch_model.safetensors").exists():
+            gepc.load_backbone(place / "out" / "net", device="cpu")
+        assert run(arguments) == 0
+        assert steady(place / "out") == expected
+
+
+def steady(folder: Path) -> dict[str, bytes]:
+    """The files of a training run except those with times in them."""
+    timed = ("loss.csv", "checkpoint.safetensors")
+    return {name: content for name, content in tree(folder).items() if not name.endswith(timed)}

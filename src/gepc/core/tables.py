@@ -116,10 +116,10 @@ def show(cell: Cell) -> str:
 
 
 def write_tables(folder: Path, name: str, tables: Sequence[ResultTable], about: dict[str, Any]) -> str:
-    """`name.md` and `name.json` in the folder; gives back the Markdown."""
+    """`name.json`, by which commands recognise the folder, and `name.md`; gives back the Markdown."""
     text = "\n".join(table.markdown() for table in tables)
-    write_text(folder / f"{name}.md", text)
     write_json(folder / f"{name}.json", {"about": about, "tables": [table.as_dict() for table in tables]})
+    write_text(folder / f"{name}.md", text)
     return text
 
 

@@ -1,6 +1,5 @@
 """Export a detector: its network as an ONNX file, in a folder with the detector that uses it."""
 
-import os
 import tempfile
 import timeit
 from dataclasses import replace
@@ -68,8 +67,7 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
                 f"the exported network differs from torch's by {predictions:.1e} in its predictions and {scores:.1e} "
                 f"in the scores, more than {AGREEMENT:g}; nothing was written"
             )
-        save_detector(other, final)
-        os.replace(path, final / NETWORK)
+        save_detector(other, final, path)
 
     def seconds(network: Backbone) -> float:
         return min(timeit.repeat(lambda: network.eps(x, t), number=1, repeat=9))

@@ -1,10 +1,12 @@
 """gepc bench and gepc ablate through the command line, on a tiny network and made-up data sets."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crashes import changes, crash, tree
 from pages import ReadPage, outside_references
 from toys import as_uint8, pictures
 
@@ -107,3 +109,27 @@ def test_bad_input_is_one_sentence(place, monkeypatch, capsys, arguments, senten
     assert run(arguments) == 2
     assert sentence in capsys.readouterr().err
     assert not (place / "x").exists()
+
+
+def test_a_benchmark_that_ends_while_it_writes_is_completed(place, monkeypatch, capfd):
+    """The old results or the new ones are there, file by file, and the same command completes; see `crashes`."""
+    from gepc.lab.bench import run as benchmark
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    words = ["bench", "protocol.yaml", "--data", "data", "--out", "crashed", "--cache", "cache"]
+    monkeypatch.setattr("gepc.lab.cli.evaluate.seconds_per_pass", lambda *_: 1e-3)
+    results = []
+    compute = benchmark.run
+    monkeypatch.setattr(benchmark, "run", lambda *given, **more: results.append(compute(*given, **more)) or results[0])
+    assert run(words) == 0
+    expected = tree(Path("crashed"))
+    monkeypatch.setattr(benchmark, "run", lambda *_, **__: results[0])  # the numbers are there; writing them is not
+    count = changes(lambda: run(words))
+    for number in (1, 2, 3, 5, 8, 12, count // 2, count):
+        shutil.rmtree("crashed", ignore_errors=True)
+        assert crash(lambda: run(words), number)
+        found = tree(Path("crashed")) if Path("crashed").exists() else {}
+        assert found.items() <= expected.items()
+        assert run(words) == 0
+        assert tree(Path("crashed")) == expected

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crashes import crashes, tree
 from PIL import Image
 from scipy.io import savemat
 
@@ -279,3 +280,25 @@ def test_every_file_of_a_data_set_has_an_address_of_its_own() -> None:
     assert all(isinstance(one, RemoteFile) and len(one.md5) == 32 for one in files)
     with pytest.raises(OptionError, match="unknown data set"):
         fetch("imagenet", Path())
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar100"])
+def test_a_download_that_ends_at_any_change_is_completed(
+    name: str, offered: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Single files, and an archive that is unpacked."""
+    monkeypatch.chdir(tmp_path)
+    words = ["data", "get", name, "--to", "folder"]
+    assert run(words) == 0
+    expected = tree(tmp_path / "folder")
+    shutil.rmtree("folder")
+    seen = 0
+    for _ in crashes(lambda: run(words)):
+        seen += 1
+        found = tree(tmp_path / "folder") if Path("folder").exists() else {}
+        whole = {path: content for path, content in found.items() if not path.endswith(".part")}
+        assert whole.items() <= expected.items()
+        assert run(words) == 0
+        assert tree(tmp_path / "folder") == expected
+        shutil.rmtree("folder")
+    assert seen > 3

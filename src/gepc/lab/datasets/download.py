@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,25 +86,27 @@ def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) 
         import pooch  # type: ignore[import-untyped,unused-ignore]
         import requests
 
-    pooch.get_logger().setLevel("ERROR")
-    resume = partial(_resume, place / f"{one.name}.part", on_bytes or (lambda _: None))
+    part = place / f"{one.name}.part"
     try:
-        pooch.retrieve(url, f"md5:{one.md5}", one.name, place, downloader=resume)
+        place.mkdir(parents=True, exist_ok=True)
+        _resume(part, url, on_bytes or (lambda _: None))
+        if pooch.file_hash(str(part), alg="md5") != one.md5:
+            part.unlink()
+            raise InputError(
+                f"{url} is not the expected file, its MD5 is not {one.md5}; it was removed: try again or give another "
+                "`mirror`",
+                options=("mirror",),
+            )
+        os.replace(part, place / one.name)
     except requests.RequestException as error:
         message = f"{url} cannot be downloaded: {error}; try again to continue, or give a `mirror`"
         raise InputError(message, options=("mirror",)) from error
-    except ValueError as error:  # what pooch raises for a wrong checksum
-        raise InputError(
-            f"{url} is not the expected file, its MD5 is not {one.md5}; it was removed: try again or give another "
-            "`mirror`",
-            options=("mirror",),
-        ) from error
     except OSError as error:
         raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
 
 
-def _resume(part: Path, on_bytes: OnBytes, url: str, output_file: str, _pooch: Any) -> None:
-    """Continue a file of which some bytes are in `part`, as pooch calls a downloader."""
+def _resume(part: Path, url: str, on_bytes: OnBytes) -> None:
+    """Download a file of which some bytes may be in `part`."""
     import requests
 
     done = part.stat().st_size if part.exists() else 0
@@ -114,14 +115,14 @@ def _resume(part: Path, on_bytes: OnBytes, url: str, output_file: str, _pooch: A
         for scheme in ("http://", "https://"):
             session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
         answer = session.get(url, stream=True, timeout=TIMEOUT, headers=headers)
-        if answer.status_code != requests.codes.requested_range_not_satisfiable:  # else all bytes are there
-            answer.raise_for_status()
-            continued = answer.status_code == requests.codes.partial_content
-            with part.open("ab" if continued else "wb") as target:
-                for chunk in answer.iter_content(CHUNK):
-                    target.write(chunk)
-                    on_bytes(len(chunk))
-    os.replace(part, output_file)
+        if answer.status_code == requests.codes.requested_range_not_satisfiable:
+            return  # all bytes are there
+        answer.raise_for_status()
+        continued = answer.status_code == requests.codes.partial_content
+        with part.open("ab" if continued else "wb") as target:
+            for chunk in answer.iter_content(CHUNK):
+                target.write(chunk)
+                on_bytes(len(chunk))
 
 
 def _unpack(archive: Path, folder: Path, holds: str) -> None:

@@ -136,7 +136,8 @@ class TrainingRun:
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"{self.out} is a file; give a folder")
         if not (self.folder / "run.json").exists():
-            if self.out.exists() and any(self.out.iterdir()):
+            # an interrupted start leaves folders and drafts, whose names begin with a dot
+            if any(path.is_file() and not path.name.startswith(".") for path in self.out.rglob("*")):
                 raise InputError(f"{self.out} is not empty and not a training run; give another folder")
             return None
         stored = read_json(self.folder / "run.json")
