@@ -1,6 +1,6 @@
 """Outliers among the images of `fit`: false alarms, power and warnings, with and without trimmed calibration.
 
-    python benchmarks/contamination.py --data data [--inside cifar10] [--outside svhn] [--repeats 200]
+    python benchmarks/contamination.py cifar10.npz:test_x svhn32.npz:test_x [--repeats 200]
 
 A share of the images to fit on, and the same share of the calibration images, is replaced by images of the other data
 set. Features are computed once; every repetition draws 200 images to fit on and 200 to calibrate with, fits the scorer,
@@ -10,7 +10,6 @@ and tests on 200 in-distribution images and 100 others that neither part contain
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import gepc
 from gepc.conformal.p_values import CalibrationScores
 from gepc.core.tables import markdown_table
+from gepc.images.sources import Images, open_images
 from gepc.methods.extraction import ExtractionSpec, FeatureTable, extract_all
 
 SHARES = (0.0, 0.01, 0.05, 0.1)
@@ -27,7 +27,7 @@ ALPHA = 0.05
 Rows = npt.NDArray[np.int64]
 
 
-def features(detector: gepc.Detector, images: object) -> FeatureTable:
+def features(detector: gepc.Detector, images: Images) -> FeatureTable:
     """The features of a data set at every candidate level."""
     method, backbone = detector.extractor, detector.backbone
     spec = ExtractionSpec(method.for_fitting(), method.timesteps(backbone), detector.seed, detector.batch_size)
@@ -60,25 +60,20 @@ def repetition(
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--inside", default="cifar10")
-    parser.add_argument("--outside", default="svhn")
+    parser.add_argument("inside", help="in-distribution images: a folder or an array")
+    parser.add_argument("outside", help="other images")
     parser.add_argument("--backbone", default="photos-tiny")
     parser.add_argument("--repeats", type=int, default=200)
     arguments = parser.parse_args()
     detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "gepc+", size=32)
     counts = {arguments.inside: FIT + CALIBRATION + TEST, arguments.outside: 2 * round(max(SHARES) * FIT) + OTHERS}
-    first, second = (
-        features(detector, gepc.open_dataset(name, arguments.data, "test", limit=count, seed=0))
-        for name, count in counts.items()
-    )
+    first, second = (features(detector, open_images(source).between(0, count)) for source, count in counts.items())
     rows = []
     for share in SHARES:
         rng = np.random.default_rng(0)
         found = [repetition(detector, (first, second), share, rng) for _ in range(arguments.repeats)]
         rows.append((f"{share:.0%}", *(f"{value:.3f}" for value in np.mean(found, axis=0))))
     header = ("outliers", "false alarms", "power", "warned", "false alarms, trimmed", "power, trimmed")
-    print(f"{arguments.inside} against {arguments.outside}, alpha = {ALPHA}, {arguments.repeats} repetitions\n")
     print(markdown_table(header, rows))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw
 from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
@@ -18,7 +18,7 @@ from gepc.core.palette import LIGHT
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
 from gepc.images.sources import open_images
-from gepc.maps.drawing import colour_bar, drawn, overlay, resized
+from gepc.maps.drawing import FRAME, colour_bar, drawn, overlay, readable_range, resized
 from gepc.maps.regions import Region
 from gepc.methods.extraction import ImageSample
 from gepc.methods.groups import Group
@@ -138,9 +138,9 @@ def test_maps_are_written_beside_their_pictures(tmp_path: Path) -> None:
 def test_pictures_share_one_scale_or_have_each_their_own(tmp_path: Path) -> None:
     detector = toy_detector().fit(ID)
     images = open_images([as_uint8(ID[:1])[0], as_uint8(ID[1:2])[0]])
-    common = write_maps(detector.fitted, images, tmp_path / "global")
+    common = write_maps(detector.fitted, images, tmp_path / "global", MapOptions("global"))
     assert [entry["scale"] for entry in common] == [detector.map_limit()] * 2
-    raw = write_maps(detector.fitted, images, tmp_path / "raw", MapOptions(raw=True))
+    raw = write_maps(detector.fitted, images, tmp_path / "raw", MapOptions("global", raw=True))
     assert [entry["scale"] for entry in raw] == [detector.map_scale_] * 2
     own = write_maps(detector.fitted, images, tmp_path / "image", MapOptions("image"))
     for entry in own:
@@ -327,7 +327,7 @@ def test_files_are_named_by_number_and_name_without_strange_letters(tmp_path: Pa
 
 
 def test_maps_are_calibrated_on_one_scale_at_a_rate_of_a_twentieth_unless_told_otherwise() -> None:
-    assert MapOptions() == MapOptions(scale="global", raw=False, alpha=0.05, bands=None)
+    assert MapOptions() == MapOptions(scale="readable", raw=False, alpha=0.05, bands=None)
     with pytest.raises(OptionError, match="alpha must be between 0 and 1, got 0"):
         MapOptions(alpha=0.0)
 
@@ -355,3 +355,25 @@ def test_a_map_of_nothing_is_drawn_from_0_to_1(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(FittedDetector, "evaluate", lambda *_, **__: (np.ones(1), nothing))
     (entry,) = write_maps(detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions("image", raw=True))
     assert (entry["scale"], entry["mean"], entry["regions"]) == (1.0, 0.0, 0)
+
+
+def test_the_structure_of_an_image_that_is_unusual_as_a_whole_stays_visible() -> None:
+    """On the common scale every pixel has the last colour; from the median on, a brighter half is told apart."""
+    picture, field = np.zeros((64, 64, 3), dtype=np.float32), np.full((64, 64), 9.0, dtype=np.float32)
+    field[:20] = 12.0
+    start, scale = readable_range(field, 2.0)
+    assert (start, scale) == (9.0, 3.0)
+    flat, shown = (np.asarray(drawn(picture, field, *args)) for args in ((2.0, [], ""), (scale, [], "", start)))
+    inside = (slice(20 + FRAME, None), slice(256 + FRAME, 512 - FRAME))
+    upper, lower = (image[inside][[4, 150], 200].astype(int) for image in (flat, shown))
+    assert (upper[0] == upper[1]).all()
+    assert np.abs(lower[0] - lower[1]).max() > 100
+    assert tuple(shown[21, 300]) == ImageColor.getrgb(LIGHT["outside"])
+    assert tuple(flat[21, 300]) != ImageColor.getrgb(LIGHT["outside"])
+
+
+def test_a_usual_map_has_the_common_scale_and_a_defect_extends_it() -> None:
+    field = np.zeros((32, 32), dtype=np.float32)
+    assert readable_range(field, 2.0) == (0.0, 2.0)
+    field[:4, :4] = 10.0
+    assert readable_range(field, 2.0) == (0.0, 10.0)

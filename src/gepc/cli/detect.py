@@ -113,7 +113,12 @@ def map_(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
     out: Annotated[Path, Option(help="Folder for pictures, arrays and metadata.json.")],
-    scale: Annotated[str, Option(help="Colour scale: `global` (one for all images) or `image` (one each).")] = "global",
+    scale: Annotated[
+        str,
+        Option(
+            help="Colour scale: `readable` (structure stays visible), `global` (one for all) or `image` (one each)."
+        ),
+    ] = "readable",
     part: Annotated[
         str | None, Option(help="Part of the map (gepc+ only): sum, residual, inner, error or activations.")
     ] = None,

@@ -19,11 +19,11 @@ from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result, ScoredChunk, stream
 from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Images
-from gepc.maps.drawing import drawn, resized
+from gepc.maps.drawing import drawn, readable_range, resized
 from gepc.maps.regions import COLUMNS, MapRegion, coco, csv_rows, in_image
 from gepc.methods.pooling import QUANTILE, Map
 
-SCALES = ("global", "image")
+SCALES = ("readable", "global", "image")
 MAP_BATCH = 8  # pictures of the original images are kept until they are drawn
 LARGEST_PICTURE = 1024  # side of a picture in pixels
 
@@ -36,14 +36,16 @@ class MapOptions:
 
     Attributes
     ----------
-    scale : `global` draws all maps from 0 to `FittedDetector.map_limit`, so that they can be compared. `image` draws
-        each map up to its own 0.99 quantile: structure shows in every picture, also in those of usual images.
+    scale : `readable` draws maps from 0 to `FittedDetector.map_limit`, and further where a map exceeds it; an image
+        that is unusual as a whole has a frame, and its colours begin at its median. `global` draws all maps from 0 to
+        the limit, so that all colours can be compared. `image` draws each map up to its own 0.99 quantile: structure shows
+        in every picture, also in those of usual images.
     raw : write maps before calibration.
     alpha : false-alarm rate of the verdict and of the regions.
     bands : the bands shown as red, green and blue, or one as grey, counted from 1.
     """
 
-    scale: str = "global"
+    scale: str = "readable"
     raw: bool = False
     alpha: float = 0.05
     bands: tuple[int, ...] | None = None
@@ -106,12 +108,16 @@ def _write_map(
     field = scored.fields[fitted.map_part][row]
     regions = fitted.regions(scored.fields, row, options.alpha, options.raw)
     limit = fitted.map_limit(options.alpha, options.raw)
-    scale = (limit if options.scale == "global" else float(np.quantile(field, QUANTILE))) or 1.0
+    start, scale = 0.0, limit
+    if options.scale == "readable":
+        start, scale = readable_range(field, limit)
+    elif options.scale == "image":
+        scale = float(np.quantile(field, QUANTILE)) or 1.0
     stem = f"{result.index:06d}_{_safe(Path(result.name).stem)}"
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
     verdict = _verdict(fitted, result, options.alpha)
-    _draw(fitted, scored, row, field, scale, regions, verdict, options, out / f"{stem}.png")
+    _draw(fitted, scored, row, field, (start, scale), regions, verdict, options, out / f"{stem}.png")
     shape = scored.chunk.read[row].shape
     window = fitted.preprocessing.window(shape)
     found = [in_image(region, window, (field.shape[0], field.shape[1])) for region in regions]
@@ -121,6 +127,7 @@ def _write_map(
         "picture": f"{stem}.png",
         "error": None,
         "mean": float(field.mean()),
+        "start": start,
         "scale": scale,
         **verdict,
         "regions": len(regions),
@@ -133,14 +140,14 @@ def _draw(
     scored: ScoredChunk,
     row: int,
     field: Map,
-    scale: float,
+    colours: tuple[float, float],
     regions: list[MapRegion],
     verdict: dict[str, Any],
     options: MapOptions,
     path: Path,
 ) -> None:
     """Draw the part of the image that the network saw, at its own resolution up to `LARGEST_PICTURE`."""
-    item = scored.chunk.read[row]
+    (start, scale), item = colours, scored.chunk.read[row]
     assert item.pixels is not None
     picture = rgb_picture(fitted.preprocessing.shown(item.pixels, item.name, LARGEST_PICTURE), options.bands)
     size = (picture.shape[0], picture.shape[1])
@@ -149,7 +156,7 @@ def _draw(
     if "alarm" in verdict:
         caption += f"   p = {verdict['p_value']:.2g}   {'alarm' if verdict['alarm'] else 'no alarm'}"
     with replacing(path) as draft:
-        drawn(picture, resized(field, size), scale, boxes, caption).save(draft, format="PNG")
+        drawn(picture, resized(field, size), scale, boxes, caption, start).save(draft, format="PNG")
 
 
 def _verdict(fitted: FittedDetector, result: Result, alpha: float) -> dict[str, Any]:
