@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,6 +247,25 @@ def test_the_default_method_is_the_strongest_at_two_passes(gepc, place):
     said = [json.loads((place / name / "detector.json").read_text()) for name in ("default", "spelt")]
     assert said[0]["options"] == said[1]["options"]
     assert {"s", "d", "inner", "h"} <= set(said[0]["options"]["features"])
+
+
+def test_cameras_in_one_detector(place, gepc):
+    """Groups by folder, from fitting over scoring to watching, with a guarantee for each."""
+    for number, path in enumerate(sorted((place / "normal").iterdir())):
+        target = place / "cameras" / ("left" if number % 2 else "right")
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target / path.name)
+    options = ["--backbone", "net", "--method", "pixel_stats", "--set", "calibration_share=0.5"]
+    assert gepc("fit", "cameras", "--out", "both", "--groups", "folder", *options).returncode == 0
+    scored = gepc("score", "both", "cameras", "--groups", "folder", "--alpha", "0.2", "--out", "both.csv")
+    assert scored.returncode == 0, scored.stderr
+    watched = gepc("watch", "both", "cameras", "--out", "watched.csv", "--alpha", "0.2", "--once")
+    assert watched.returncode == 0, watched.stderr
+    tables = []
+    for name in ("both.csv", "watched.csv"):
+        with open(place / name, newline="") as handle:
+            tables.append({row["path"]: (row["p_value"], row["alarm"]) for row in csv.DictReader(handle)})
+    assert tables[0] == tables[1]
 
 
 def test_help_names_the_presets_of_the_default_method():

@@ -61,7 +61,7 @@ def add_what_is_no_file(folder: Path) -> dict[str, str]:
 
 
 def watching(detector, folder: Path, log: Path) -> Watch:
-    return Watch(folder, detector.fitted, Monitor(detector), log, settle=0.0, patience=0.0)
+    return Watch(folder, detector.fitted, {"": Monitor(detector)}, log, settle=0.0, patience=0.0)
 
 
 def table(path: Path) -> list[dict[str, str]]:

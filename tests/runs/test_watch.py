@@ -36,7 +36,7 @@ def _drop(folder: Path, count: int, first: int = 0) -> None:
 
 
 def _watch(detector, folder, log) -> Watch:
-    return Watch(folder, detector.fitted, Monitor(detector, seed=0), log, settle=0.0, patience=0.0)
+    return Watch(folder, detector.fitted, {"": Monitor(detector, seed=0)}, log, settle=0.0, patience=0.0)
 
 
 def _rows(log: Path) -> list[dict[str, str]]:
@@ -88,8 +88,8 @@ def test_the_monitor_is_taken_up_where_it_was(detector, tmp_path):
     first = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
     list(first.step())
     again = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
-    assert again.monitor.scores == first.monitor.scores
-    assert again.monitor.log_capital == first.monitor.log_capital
+    assert again.monitors[""].scores == first.monitors[""].scores
+    assert again.monitors[""].log_capital == first.monitors[""].log_capital
 
 
 def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path, clock):
@@ -99,7 +99,7 @@ def test_a_file_that_is_still_arriving_is_left_for_later(detector, tmp_path, clo
     whole = second.read_bytes()
     second.write_bytes(half)
     watch = Watch(
-        tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=60.0, patience=600.0
+        tmp_path / "in", detector.fitted, {"": Monitor(detector)}, tmp_path / "log.csv", settle=60.0, patience=600.0
     )
     assert list(watch.step()) == []
     clock.now += 61
@@ -115,7 +115,7 @@ def test_a_file_time_of_another_clock_does_not_matter(detector, tmp_path, clock,
     _drop(tmp_path / "in", 1)
     (path,) = (tmp_path / "in").iterdir()
     os.utime(path, (time.time() - age,) * 2)
-    watch = Watch(tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=1.0)
+    watch = Watch(tmp_path / "in", detector.fitted, {"": Monitor(detector)}, tmp_path / "log.csv", settle=1.0)
     assert list(watch.step()) == []
     clock.now += 2
     assert [row.result.name for row in watch.step()] == [str(path)]
@@ -124,7 +124,9 @@ def test_a_file_time_of_another_clock_does_not_matter(detector, tmp_path, clock,
 def test_a_damaged_file_is_reported_when_it_has_not_changed_for_a_while(detector, tmp_path, clock):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "cut.png").write_text("not a picture")
-    watch = Watch(tmp_path / "in", detector.fitted, Monitor(detector), tmp_path / "log.csv", settle=1.0, patience=10.0)
+    watch = Watch(
+        tmp_path / "in", detector.fitted, {"": Monitor(detector)}, tmp_path / "log.csv", settle=1.0, patience=10.0
+    )
     for seconds, rows in ((0, 0), (2, 0), (9, 1), (20, 0)):
         clock.now += seconds
         assert len(list(watch.step())) == rows
@@ -138,7 +140,41 @@ def test_a_damaged_file_is_a_row_with_the_reason(detector, tmp_path):
     errors = {Path(row["path"]).name: row["error"] for row in _rows(tmp_path / "log.csv")}
     assert errors["000.png"] == ""
     assert "decoded" in errors["001.png"]
-    assert len(watch.monitor.scores) == 1
+    assert len(watch.monitors[""].scores) == 1
+
+
+def test_every_folder_is_a_stream_of_its_own_for_a_detector_with_groups(tmp_path):
+    """Cameras in one detector: a guarantee, a monitor and a drift each; a folder without a group is an error."""
+    images = np.concatenate([pictures(40), pictures(40, seed=5)])
+    detector = toy_detector(calibration_share=0.5).fit(images, groups=["left"] * 40 + ["right"] * 40)
+    root = tmp_path / "in"
+    root.mkdir()
+    for name, first in (("left", 0), ("right", 10), ("attic", 20)):
+        _drop(root / name, 2, first=first)
+    monitors = {group: Monitor(detector, 0.1, seed=0, group=group) for group in ("left", "right")}
+    watch = Watch(root, detector.fitted, monitors, tmp_path / "log.csv", settle=0.0, patience=0.0)
+    rows = {Path(row.result.name).relative_to(root).as_posix(): row for row in watch.step()}
+    for name, row in rows.items():
+        group = name.split("/")[0]
+        if group == "attic":
+            assert row.result.error == "is in the folder 'attic', which is not a group of the detector: left, right"
+        else:
+            assert row.verdict.p_value == detector.p_value([root / name], groups=[group])[0]
+    assert [len(monitor.scores) for monitor in monitors.values()] == [2, 2]
+    again = {group: Monitor(detector, 0.1, seed=0, group=group) for group in ("left", "right")}
+    resumed = Watch(root, detector.fitted, again, tmp_path / "log.csv", settle=0.0, patience=0.0)
+    assert [again[group].scores == monitors[group].scores for group in again] == [True, True]
+    assert list(resumed.step()) == []
+
+
+def test_a_paused_watch_scores_nothing_also_after_a_restart(detector, tmp_path):
+    _drop(tmp_path / "in", 2)
+    (tmp_path / "log.csv.pause").touch()
+    for _ in range(2):
+        watch = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+        assert list(watch.step()) == []
+    (tmp_path / "log.csv.pause").unlink()
+    assert len(list(watch.step())) == 2
 
 
 def test_a_mask_beside_its_image_is_not_scored(detector, tmp_path):

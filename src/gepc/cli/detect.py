@@ -280,7 +280,11 @@ def watch(
 ) -> None:
     """Score files as they appear in a folder; report every alarm and the moment the stream drifts.
 
-    Stop with Ctrl-C and continue with the same command: no file is lost or scored twice.
+    Stop with Ctrl-C and continue with the same command: no file is lost or scored twice. While a file with the name of
+    the log and `.pause` behind it exists, as after `touch log.csv.pause`, nothing is scored, also after a restart.
+
+    Several cameras: fit with `--groups folder`, and give each camera a folder of that name below the watched one. Each
+    has its own false-alarm guarantee and its own drift.
 
     Example: `gepc watch det incoming/ --out log.csv --alpha 0.01`
     """
@@ -289,31 +293,31 @@ def watch(
 
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
-    watcher = Watch(
-        folder,
-        loaded.fitted,
-        Monitor(loaded, alpha, delta, window, seed=0),
-        out,
-        *((0.0, 0.0) if once else (1.0, 10.0)),
-    )
+    groups = loaded.fitted.reference.by_group
+    monitors = {group: Monitor(loaded, alpha, delta, window, seed=0, group=group or None) for group in groups}
+    watcher = Watch(folder, loaded.fitted, monitors, out, *((0.0, 0.0) if once else (1.0, 10.0)))
     resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
     note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")
     if not once:
-        note(f"looking for new files every {interval:g} s; stop with Ctrl-C")
-    known_drift = watcher.monitor.drifted
+        note(f"looking for new files every {interval:g} s; stop with Ctrl-C, pause while {watcher.pause} exists")
+    drifted, paused = {group for group, monitor in monitors.items() if monitor.drifted}, False
     try:
         while True:
+            if paused != watcher.pause.exists():
+                paused = not paused
+                note("paused" if paused else "resumed")
             for row in watcher.step():
                 if row.verdict is None:
                     note(f"{row.result.name}: {row.result.error}")
                     continue
                 if row.verdict.alarm:
                     say(f"alarm  {row.result.name}  p = {row.verdict.p_value:.4g}")
-                if row.verdict.drifted and not known_drift:
-                    known_drift = True
+                group = watcher.group(row.result.name)
+                if row.verdict.drifted and group not in drifted:
+                    drifted.add(group)
                     say(
-                        f"drift  after {row.verdict.seen} images the stream no longer looks like the calibration "
-                        f"images (false-alarm probability at most {delta:g})"
+                        f"drift  after {row.verdict.seen} images the stream{f' of {group}' if group else ''} no longer "
+                        f"looks like the calibration images (false-alarm probability at most {delta:g})"
                     )
             if once:
                 break

@@ -5,12 +5,13 @@ from the rows. A file that has changed since is scored again. Files are decoded 
 """
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from gepc.conformal.monitor import Monitor, Verdict
+from gepc.conformal.p_values import UNGROUPED
 from gepc.core.errors import InputError
 from gepc.core.run_folder import RowLog
 from gepc.core.tables import escape_cell, unescape_cell
@@ -44,49 +45,66 @@ class WatchedFile:
 class Watch:
     """A watched folder, with its subfolders.
 
-    The monitor judges the stream of scores; rows are appended to the CSV file `log`, and an existing one is resumed. A
-    file is read when its size and modification time have stayed the same for `settle` seconds; one that cannot be
-    decoded, since it may still be incomplete, gets a row after `patience` seconds.
+    A monitor judges the stream of scores. A detector that was fitted with groups has one for each group, and the group
+    of a file is the name of its folder. Rows are appended to the CSV file `log`, and an existing one is resumed. A file
+    is read when its size and modification time have stayed the same for `settle` seconds; one that cannot be decoded,
+    since it may still be incomplete, gets a row after `patience` seconds. While the file `pause`, whose name is that of
+    the log with `.pause` behind it, exists, nothing is scored.
     """
 
     def __init__(
         self,
         folder: Path,
         fitted: FittedDetector,
-        monitor: Monitor,
+        monitors: Mapping[str, Monitor],
         log: Path,
         settle: float = 1.0,
         patience: float = 10.0,
     ) -> None:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder")
-        self.folder, self.fitted, self.monitor = folder, fitted, monitor
-        self.settle, self.patience = settle, patience
+        self.folder, self.fitted, self.monitors = folder, fitted, monitors
+        self.settle, self.patience, self.pause = settle, patience, log.with_name(f"{log.name}.pause")
         self.log = RowLog(log, COLUMNS)
         self.log.recover()
         self.done: dict[str, str] = {}  # path -> stamp
         self._arriving: dict[str, tuple[str, float]] = {}
         self._decoder = DecoderProcess()
         for row in self.log.rows():
-            self.done[unescape_cell(row["path"])] = row["stamp"]
-            if row["score"]:
+            name = unescape_cell(row["path"])
+            self.done[name] = row["stamp"]
+            if row["score"] and (monitor := monitors.get(self.group(name))) is not None:
                 monitor.update(_number(row["score"], log), row["stamp"])
 
+    def group(self, name: str) -> str:
+        """The group of a file."""
+        return Path(name).parent.name if self.fitted.reference.grouped else UNGROUPED
+
     def step(self) -> Iterator[WatchedFile]:
-        """Score every file that has appeared and settled since the last step, oldest first."""
-        ready = self._ready()
+        """Score every file that has appeared and settled since the last step, oldest first, unless it is paused."""
+        ready = [] if self.pause.exists() else self._ready()
         stamps = {str(path): file_stamp(str(path)) for path in ready}
         for scored in stream(self.fitted.without_groups(), FileImages(ready, self._decoder.read_file)):
-            for result in scored.results:
+            for result in map(self._within_groups, scored.results):
                 if result.error is not None and self._unchanged_for(Path(result.name)) < self.patience:
                     continue
                 stamp = stamps[result.name]
-                verdict = None if result.error is not None else self.monitor.update(result.score, stamp)
+                verdict = None
+                if result.error is None:
+                    verdict = self.monitors[self.group(result.name)].update(result.score, stamp)
                 row = WatchedFile(result, verdict, stamp)
                 self.log.append([row.cells()])
                 self.done[result.name] = row.stamp
                 self._arriving.pop(result.name, None)
                 yield row
+
+    def _within_groups(self, result: Result) -> Result:
+        """The result, or an error for a file whose folder is not a group of the detector."""
+        group = self.group(result.name)
+        if group in self.monitors or result.error is not None:
+            return result
+        known = ", ".join(self.monitors)
+        return replace(result, error=f"is in the folder {group!r}, which is not a group of the detector: {known}")
 
     def _ready(self) -> list[Path]:
         paths = list(image_files(self.folder))
