@@ -38,8 +38,8 @@ class MapOptions:
     ----------
     scale : `readable` draws maps from 0 to `FittedDetector.map_limit`, and further where a map exceeds it; an image
         that is unusual as a whole has a frame, and its colours begin at its median. `global` draws all maps from 0 to
-        the limit, so that all colours can be compared. `image` draws each map up to its own 0.99 quantile: structure shows
-        in every picture, also in those of usual images.
+        the limit, so that all colours can be compared. `image` draws each map up to its own 0.99 quantile: structure
+        shows in every picture, also in those of usual images.
     raw : write maps before calibration.
     alpha : false-alarm rate of the verdict and of the regions.
     bands : the bands shown as red, green and blue, or one as grey, counted from 1.
