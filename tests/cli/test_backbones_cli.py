@@ -208,3 +208,23 @@ def test_a_checkpoint_of_the_shape_of_diffpath_s_celeba_network(
         assert run([*dry, "--methods", "msma", *chosen]) == 0, capsys.readouterr().err
     with pytest.raises(BackboneError, match=r"time_scale is 4\.0, this one has 1\.0"):
         gepc.load_detector("det", gepc.load_backbone("celeba_ema.pt", config="diffpath-celeba32"))
+
+
+def test_bfloat16_at_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detector stores the precision of its network, and every command computes in it."""
+    import gepc
+
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
+    np.save("images.npy", images)
+    np.save("scene.npy", images[0])
+    fit = ["fit", "images.npy", "--out", "det", "--backbone", "photos-tiny", "--set", "size=16", "--device", "cpu"]
+    assert run([*fit, "--dtype", "bfloat16"]) == 0
+    detector = gepc.load_detector("det", device="cpu")
+    assert {parameter.dtype for parameter in detector.backbone.net.parameters()} == {torch.bfloat16}
+    assert run(["score", "det", "images.npy", "--out", "scores.csv"]) == 0
+    scores = np.loadtxt("scores.csv", delimiter=",", skiprows=1, usecols=1)
+    np.testing.assert_allclose(scores, detector.score(images), rtol=0.05, atol=0.05)
+    assert run(["map", "det", "images.npy", "--out", "maps"]) == 0
+    assert run(["scene", "det", "scene.npy", "--out", "scene", "--tile", "16", "--alpha", "0.3"]) == 0
+    assert run(["info", "det"]) == 0

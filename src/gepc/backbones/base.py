@@ -45,6 +45,27 @@ def from_callable(
     image_size : side, or (height, width), of the images; None accepts every multiple of `size_multiple`.
     size_multiple : height and width must be multiples of this number.
     device : where the function runs; None is the device of a module's parameters, otherwise the CPU.
+
+    Returns
+    -------
+    A `Backbone` that calls the function. A saved detector does not contain it: give it again to `load_detector`.
+
+    Examples
+    --------
+    The noise prediction for images that are all zero:
+
+    >>> import gepc, torch
+    >>> abar = [0.99, 0.9, 0.5]
+    >>> sigma = (1 - torch.tensor(abar)).sqrt()
+    >>> eps = lambda x, t: x / sigma[t].reshape(-1, 1, 1, 1)
+    >>> backbone = gepc.Backbone.from_callable(eps, abar, channels=1)
+    >>> round(float(backbone.eps(torch.ones(2, 1, 8, 8), 1).mean()), 4)
+    3.1623
+
+    See Also
+    --------
+    from_denoiser, from_flow : for networks that predict something else.
+    load_backbone : for files, folders and diffusers objects.
     """
     path = GaussianPath(check_alphas_cumprod(alphas_cumprod))
     return CallableBackbone("callable", eps, path, channels, image_size, size_multiple, device)
@@ -66,6 +87,21 @@ def from_denoiser(
         know the level is `lambda y, sigma: net(y)`.
     sigmas : the noise levels to offer, ascending, in units where images lie in [-1, 1].
     channels, image_size, size_multiple, device : see `from_callable`.
+
+    Returns
+    -------
+    A `Backbone` with abar = 1/(1 + sigma^2) at each level.
+
+    Examples
+    --------
+    >>> import gepc, torch
+    >>> backbone = gepc.Backbone.from_denoiser(lambda y, sigma: torch.zeros_like(y), [0.1, 1.0], channels=1)
+    >>> backbone.alphas_cumprod.round(3).tolist()
+    [0.99, 0.5]
+
+    See Also
+    --------
+    from_callable, from_flow : for networks that predict noise or a velocity.
     """
     path = GaussianPath.of_denoiser(sigmas)
     return CallableBackbone("denoiser", denoiser, path, channels, image_size, size_multiple, device)
@@ -95,6 +131,21 @@ def from_flow(
     noise_time : the time at which y is noise: 1, or 0 in torchcfm and flow_matching, or 1000 in diffusers.
     levels : the shares of noise s to offer, ascending in (0, 1]; None is 1000 levels, even in log s/(1-s), with
         s/(1-s) from 0.002 to 80.
+
+    Returns
+    -------
+    A `Backbone` with abar = (1-s)^2/((1-s)^2 + s^2) at each level.
+
+    Examples
+    --------
+    >>> import gepc, torch
+    >>> velocity = lambda y, time: torch.zeros_like(y)
+    >>> gepc.Backbone.from_flow(velocity, channels=1, levels=[0.5]).alphas_cumprod.round(9).tolist()
+    [0.5]
+
+    See Also
+    --------
+    from_callable, from_denoiser : for networks that predict noise or x_0.
     """
     if levels is None:
         rho = np.geomspace(0.002, 80.0, 1000)
@@ -166,6 +217,20 @@ class Backbone(Identity, ABC):
     load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
     net : the network whose layers `eps_and_activations` records; None for a plain function.
     gives : what the network answers, which a method may need: `noise predictions` or `energies`.
+
+    Examples
+    --------
+    >>> import gepc, torch
+    >>> class Shrink(gepc.Backbone):
+    ...     def _predict(self, x, t):
+    ...         return x / self.sigma(x, t)
+    >>> backbone = Shrink(alphas_cumprod=[0.99, 0.9], channels=1, image_size=8)
+    >>> backbone.eps(torch.zeros(5, 1, 8, 8), 1).shape, backbone.forward_count
+    (torch.Size([5, 1, 8, 8]), 5)
+
+    See Also
+    --------
+    load_backbone : load a network from a file, a folder or the hub.
     """
 
     gives = "noise predictions"
@@ -211,7 +276,18 @@ class Backbone(Identity, ABC):
         return len(self.alphas_cumprod)
 
     def reset_counts(self) -> None:
-        """Set `forward_count`, `jvp_count` and `encoder_count` to zero."""
+        """Set `forward_count`, `jvp_count` and `encoder_count` to zero.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
+        >>> _ = backbone.eps(torch.zeros(3, 1, 8, 8), 0)
+        >>> backbone.reset_counts()
+        >>> backbone.counts
+        (0, 0, 0)
+        """
         self.counts = (0, 0, 0)
 
     @property
@@ -239,6 +315,19 @@ class Backbone(Identity, ABC):
         Returns
         -------
         A `LatentBackbone` that calls this backbone.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> pool = torch.nn.AvgPool2d(2)
+        >>> latent = GaussianBackbone(0.0, 0.1, (3, 8, 8)).with_encoder(pool, factor=2)
+        >>> latent.image_size, latent.encode(torch.zeros(1, 3, 16, 16)).shape
+        ((16, 16), torch.Size([1, 3, 8, 8]))
+
+        See Also
+        --------
+        load_backbone : a pipeline with an autoencoder becomes a latent backbone by itself.
         """
         return LatentBackbone(self, encoder, factor, channels, act_on)
 
@@ -255,8 +344,30 @@ class Backbone(Identity, ABC):
 
         Parameters
         ----------
-        x : noised images x_t, (N, C, H, W).
-        t : schedule index: one for all images, or one per image.
+        x : noised images x_t, a tensor (N, C, H, W) on the backbone's device.
+        t : schedule index: a whole number for all images, or a tensor (N,) of them.
+
+        Returns
+        -------
+        eps(x, t), shaped like `x`.
+
+        Examples
+        --------
+        The exact answer for Gaussian data, x_0 ~ N(0, 0.1^2): eps = sigma x / (0.01 abar + sigma^2).
+
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> backbone = GaussianBackbone(0.0, 0.01, (1, 8, 8))
+        >>> x, t = torch.ones(1, 1, 8, 8, dtype=torch.float64), 300
+        >>> abar = backbone.alphas_cumprod[t]
+        >>> expected = (1 - abar) ** 0.5 / (0.01 * abar + 1 - abar)
+        >>> bool(abs(float(backbone.eps(x, t).mean()) - expected) < 1e-9)
+        True
+
+        See Also
+        --------
+        score : the score instead of the noise.
+        eps_and_log_variance, eps_and_activations : what else a network answers.
         """
         with torch.set_grad_enabled(x.requires_grad):
             return self._run(lambda images, steps: (self._predict(images, steps),), x, t)[0]
@@ -266,7 +377,28 @@ class Backbone(Identity, ABC):
         return self.eps(x, 0)
 
     def score(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """s(x, t) = -eps(x, t) / sigma_t. Parameters and cost are those of `eps`."""
+        """Compute the score s(x, t) = -eps(x, t) / sigma_t. Costs N forward passes.
+
+        Parameters
+        ----------
+        x, t : as for `eps`.
+
+        Returns
+        -------
+        s(x, t), shaped like `x`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> backbone, x = GaussianBackbone(0.0, 0.1, (1, 8, 8)), torch.ones(1, 1, 8, 8)
+        >>> torch.allclose(backbone.score(x, 9) * backbone.sigma(x, 9), -backbone.eps(x, 9))
+        True
+
+        See Also
+        --------
+        eps : the noise instead of the score.
+        """
         return self.eps(x, t) / -self.sigma(x, t)
 
     def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,6 +408,25 @@ class Backbone(Identity, ABC):
         ----------
         x, t : as for `eps`.
         v : direction of the derivative, shaped like `x`.
+
+        Returns
+        -------
+        eps(x, t) and d/dh eps(x + h v, t) at h = 0, both shaped like `x`.
+
+        Examples
+        --------
+        The prediction for Gaussian data of mean 0 is linear in x, so it is its own derivative in the direction x:
+
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> backbone, x = GaussianBackbone(0.0, 0.1, (1, 8, 8)), torch.rand(2, 1, 8, 8)
+        >>> answer, derivative = backbone.jvp(x, 9, x)
+        >>> torch.allclose(answer, derivative), backbone.counts
+        (True, (2, 2, 0))
+
+        See Also
+        --------
+        eps : without the derivative.
         """
 
         def differentiate(y: torch.Tensor, steps: torch.Tensor, direction: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -291,7 +442,26 @@ class Backbone(Identity, ABC):
         """eps(x, t) and the logarithm of the variance of the reverse step, shaped like `x`. Costs N forward passes.
 
         The variance is the network's own if `learned_variance`, otherwise that of the scheduler or btilde_t.
-        Parameters are those of `eps`.
+
+        Parameters
+        ----------
+        x, t : as for `eps`.
+
+        Returns
+        -------
+        eps(x, t) and the log-variance, both shaped like `x`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
+        >>> [tuple(values.shape) for values in backbone.eps_and_log_variance(torch.zeros(2, 1, 8, 8), 9)]
+        [(2, 1, 8, 8), (2, 1, 8, 8)]
+
+        See Also
+        --------
+        gepc.backbones.schedule.log_variances : the two limits of the variance.
         """
         with torch.set_grad_enabled(x.requires_grad):
             answer, log_variance = self._run(self._predict_with_variance, x, t)
@@ -306,6 +476,22 @@ class Backbone(Identity, ABC):
         ----------
         x, t : as for `eps`.
         layers : names of modules, with wildcards; None chooses them, see `gepc.backbones.activations.find_layers`.
+
+        Returns
+        -------
+        eps(x, t), and the activations by the name of the layer. A plain function has none: `BackboneError`.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.load_backbone("photos-tiny", device="cpu")
+        >>> _, maps = backbone.eps_and_activations(torch.zeros(1, 3, 32, 32), 100, ["conv_in"])
+        >>> {name: tuple(values.shape) for name, values in maps.items()}
+        {'conv_in': (1, 32, 32, 32)}
+
+        See Also
+        --------
+        gepc.Encoder : the activations of a network that does not predict noise.
         """
         if self.net is None:
             raise BackboneError("this backbone is a plain function, whose inner activations cannot be recorded")
@@ -357,19 +543,65 @@ class Backbone(Identity, ABC):
         return answers
 
     def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`."""
+        """Return sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.75], channels=1)
+        >>> backbone.sigma(torch.zeros(2, 1, 8, 8), 1).shape, float(backbone.sigma(torch.zeros(1, 1, 8, 8), 1))
+        (torch.Size([2, 1, 1, 1]), 0.5)
+        """
         return self.per_image(np.sqrt(1.0 - self.alphas_cumprod), x, t)
 
     def sqrt_abar(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """sqrt(abar_t), shaped to multiply a batch like `x`."""
+        """Return sqrt(abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.25], channels=1)
+        >>> float(backbone.sqrt_abar(torch.zeros(1, 1, 8, 8), 1))
+        0.5
+        """
         return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
 
     def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Look up `table`, which has a number for each timestep, at `t`; the result multiplies a batch like `x`."""
+        """Look up a table with a number for each timestep.
+
+        Parameters
+        ----------
+        table : an array (T,).
+        x, t : as for `eps`.
+
+        Returns
+        -------
+        table[t] as a tensor (N, 1, 1, 1) of the type of `x`, which multiplies a batch.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.25], channels=1)
+        >>> backbone.per_image([3.0, 4.0], torch.zeros(2, 1, 8, 8), torch.tensor([1, 0])).flatten().tolist()
+        [4.0, 3.0]
+        """
         return look_up(table, x, check_timesteps(t, x, self.n_steps))
 
     def check_size(self, height: int, width: int, what: str = "images") -> None:
-        """Raise `InputError` unless the network accepts images of this size. `what` names the images in the message."""
+        """Raise `InputError` unless the network accepts images of this size.
+
+        Parameters
+        ----------
+        height, width : of the images, in pixels.
+        what : names the images in the message.
+
+        Examples
+        --------
+        >>> import gepc
+        >>> gepc.load_backbone("photos-tiny", device="cpu").check_size(30, 31)
+        Traceback (most recent call last):
+        gepc.core.errors.InputError: images of 30x31 do not fit this backbone: both sides must be multiples of 4
+        """
         if self.image_size is not None and (height, width) != tuple(self.image_size):
             rows, columns = self.image_size
             raise InputError(
@@ -386,7 +618,15 @@ class Backbone(Identity, ABC):
         return self  # copies of a detector, and clones of an estimator, share the network
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say what the backbone is: a saved detector stores them. The device is not among them."""
+        """Return plain values that say what the backbone is: a saved detector stores them, without the device.
+
+        Examples
+        --------
+        >>> import gepc
+        >>> facts = gepc.load_backbone("photos-tiny", device="cpu").describe()
+        >>> facts["family"], facts["channels"], facts["timesteps"], facts["time_scale"]
+        ('diffusers', 3, 4000, 1.0)
+        """
         unchecked = self.unchecked
         return {
             "family": self.family,

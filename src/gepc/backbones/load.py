@@ -26,7 +26,22 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx")
 
 
 def list_backbones() -> list[str]:
-    """The names of the backbones that ship with this package, and with others by the entry point `gepc.backbones`."""
+    """List the backbones that ship with this package, and with others by the entry point `gepc.backbones`.
+
+    Returns
+    -------
+    Names that `load_backbone` takes, sorted.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> "photos-tiny" in gepc.list_backbones()
+    True
+
+    See Also
+    --------
+    load_backbone : load one of them.
+    """
     return sorted({path.parent.name for path in WEIGHTS.glob("*/config.json")} | set(plugins("gepc.backbones")))
 
 
@@ -89,6 +104,11 @@ def load_backbone(
     >>> backbone = gepc.load_backbone("photos-tiny", device="cpu")
     >>> backbone.channels, backbone.n_steps
     (3, 4000)
+
+    See Also
+    --------
+    Backbone.from_callable, Backbone.from_denoiser, Backbone.from_flow : make a backbone of a function or a module.
+    Encoder.load : load a network that does not predict noise.
     """
     given = {name: value for name, value in locals().items() if name != "source"}
 

@@ -83,6 +83,19 @@ class Levels:
     scale : `sqrt_abar` (the paper's released configurations), `snr` = abar/(1-abar) (its appendix),
         `rho` = sqrt(1/abar - 1), or `index`, a timestep. An index means a different noise level on every schedule;
         prefer the others.
+
+    Examples
+    --------
+    The paper's levels on its schedule:
+
+    >>> import gepc
+    >>> from gepc.backbones.schedule import cosine_alphas_cumprod
+    >>> gepc.Levels((0.99997, 0.9999, 0.9979, 0.9969)).timesteps(cosine_alphas_cumprod(4000))
+    (5, 15, 136, 172)
+
+    See Also
+    --------
+    Backbone : `alphas_cumprod` is its schedule.
     """
 
     values: tuple[float, ...]
@@ -100,27 +113,52 @@ class Levels:
 
     @classmethod
     def sqrt_abar(cls, *values: float) -> Levels:
-        """Levels given as sqrt(abar_t)."""
+        """Make levels from values of sqrt(abar_t).
+
+        >>> from gepc import Levels
+        >>> str(Levels.sqrt_abar(0.99))
+        'sqrt_abar:0.99'
+        """
         return cls(values, "sqrt_abar")
 
     @classmethod
     def snr(cls, *values: float) -> Levels:
-        """Levels given as abar_t / (1 - abar_t)."""
+        """Make levels from values of abar_t / (1 - abar_t).
+
+        >>> from gepc import Levels
+        >>> str(Levels.snr(100.0, 9.0))
+        'snr:100.0,9.0'
+        """
         return cls(values, "snr")
 
     @classmethod
     def rho(cls, *values: float) -> Levels:
-        """Levels given as sqrt(1/abar_t - 1)."""
+        """Make levels from values of sqrt(1/abar_t - 1).
+
+        >>> from gepc import Levels
+        >>> str(Levels.rho(0.1, 0.3))
+        'rho:0.1,0.3'
+        """
         return cls(values, "rho")
 
     @classmethod
     def index(cls, *values: int) -> Levels:
-        """Levels given as bare timestep indices of one schedule."""
+        """Make levels from indices of one schedule.
+
+        >>> from gepc import Levels
+        >>> Levels.index(7, 3).timesteps([0.9] * 10)
+        (3, 7)
+        """
         return cls(tuple(float(value) for value in values), "index")
 
     @classmethod
     def of(cls, levels: Levels | str | float | Iterable[float]) -> Levels:
-        """Read levels: a `Levels`, plain numbers (sqrt(abar)), or text such as `rho:0.05,0.17`."""
+        """Read levels: a `Levels`, plain numbers (sqrt(abar)), or text such as `rho:0.05,0.17`.
+
+        >>> from gepc import Levels
+        >>> Levels.of("rho:0.05,0.17") == Levels.rho(0.05, 0.17)
+        True
+        """
         if isinstance(levels, Levels):
             return levels
         if not isinstance(levels, str):
@@ -134,9 +172,23 @@ class Levels:
         return cls(values, scale.strip() or "sqrt_abar")
 
     def timesteps(self, alphas_cumprod: npt.ArrayLike) -> tuple[int, ...]:
-        """Ascending distinct timesteps nearest to the levels on this schedule.
+        """Return the timesteps that are nearest to the levels on a schedule.
 
         sqrt(abar) is matched linearly, as the paper does; SNR and rho in log rho, where a schedule is nearly even.
+
+        Parameters
+        ----------
+        alphas_cumprod : the schedule, an array (T,).
+
+        Returns
+        -------
+        The timesteps, ascending and distinct.
+
+        Examples
+        --------
+        >>> from gepc import Levels
+        >>> Levels.snr(1.0, 9.0).timesteps([0.99, 0.9, 0.5])
+        (1, 2)
         """
         abar = np.asarray(alphas_cumprod, dtype=np.float64)
         if self.scale == "index":

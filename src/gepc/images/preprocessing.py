@@ -56,6 +56,18 @@ class Preprocessing:
         between images. `patch` is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
         and contrast.
     multiple : with `native` and `half`, the sides that the network sees are cut to multiples of this around the centre.
+
+    Examples
+    --------
+    >>> import gepc, numpy as np
+    >>> prepare = gepc.Preprocessing(size=(2, 2), channels=1)
+    >>> prepare(np.full((4, 6), 255, dtype=np.uint8))
+    array([[[1., 1.],
+            [1., 1.]]], dtype=float32)
+
+    See Also
+    --------
+    create_detector : takes these options and stores them with the detector.
     """
 
     value_range: tuple[float, float] | None = None

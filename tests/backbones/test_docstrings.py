@@ -1,0 +1,42 @@
+"""The examples in the docstrings of images, backbones and core run, and public names have one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import warnings
+from types import FunctionType
+
+import pytest
+
+import gepc
+
+MODULES = ("backbones.base", "backbones.devices", "backbones.encoders", "backbones.load", "backbones.schedule")
+MODULES += ("images.formats", "images.preprocessing")
+PUBLIC = (gepc.load_backbone, gepc.list_backbones, gepc.deterministic, gepc.Encoder, gepc.Levels, gepc.Preprocessing)
+METHODS = ("eps", "score", "jvp", "eps_and_log_variance", "eps_and_activations")
+METHODS += ("from_callable", "from_denoiser", "from_flow")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    module = importlib.import_module(f"gepc.{name}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("thing", [*PUBLIC, gepc.Backbone], ids=lambda thing: thing.__name__)
+def test_public_names_have_examples_and_relations(thing: object) -> None:
+    text = inspect.getdoc(thing) or ""
+    assert ">>>" in text
+    assert "See Also" in text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_passes_and_makers_of_backbones_say_what_they_take_and_return(name: str) -> None:
+    method = getattr(gepc.Backbone, name)
+    assert isinstance(method, FunctionType)
+    text = inspect.getdoc(method) or ""
+    assert all(section in text for section in ("Parameters\n", "Returns\n", "Examples\n", "See Also\n"))
