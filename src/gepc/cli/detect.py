@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -273,6 +274,7 @@ def watch(
     alpha: opt.Alpha = 0.05,
     delta: Annotated[float, Option(help="Probability of ever reporting drift when there is none.")] = 0.01,
     window: Annotated[int, Option(min=1, help="Number of recent images in the rolling alarm rate.")] = 200,
+    adapt: Annotated[float | None, Option(help="Step by which alpha follows a slow drift, such as 0.005.")] = None,
     interval: Annotated[float, Option(min=0.05, help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, Option("--once", help="Score the files that are there and exit.")] = False,
     backbone: opt.OtherBackbone = None,
@@ -293,8 +295,8 @@ def watch(
 
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
-    groups = loaded.fitted.reference.by_group
-    monitors = {group: Monitor(loaded, alpha, delta, window, seed=0, group=group or None) for group in groups}
+    monitor = partial(Monitor, loaded, alpha, delta, window, seed=0, adapt=adapt)
+    monitors = {group: monitor(group=group or None) for group in loaded.fitted.reference.by_group}
     watcher = Watch(folder, loaded.fitted, monitors, out, *((0.0, 0.0) if once else (1.0, 10.0)))
     resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
     note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")

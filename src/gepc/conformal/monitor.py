@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gepc.conformal.adaptive import AdaptiveRate
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import UNGROUPED, CalibrationScores, check_rates
 from gepc.core.errors import InputError, check_least
@@ -55,6 +56,21 @@ class Monitor:
     seed : seed of the random order of equal scores. None draws a new one for every stream, as the bound of `delta`
         needs where scores are equal; give a number to repeat the verdicts of a stream.
     group : for a detector fitted with groups, the group that the stream belongs to.
+    adapt : if given, the step by which the rate of alarms follows a stream that drifts slowly, see
+        `gepc.conformal.adaptive.AdaptiveRate`: in the long run a share `alpha` of the images raises an alarm.
+
+    See Also
+    --------
+    gepc.DecisionRule : decisions on images that are not a stream.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> monitor = gepc.Monitor(range(99), alpha=0.05)
+    >>> [monitor.update(score).alarm for score in (12.5, 140.0)]
+    [False, True]
+    >>> monitor.drifted
+    False
     """
 
     def __init__(
@@ -66,11 +82,12 @@ class Monitor:
         jump: float = 0.01,
         seed: int | None = None,
         group: str | None = None,
+        adapt: float | None = None,
     ) -> None:
         check_rates(delta=delta, jump=jump)
         check_least(1, window=window)
         self.calibration = _scores_of(calibration, group)
-        self.alpha, self.delta, self.window, self.jump = alpha, delta, window, jump
+        self.alpha, self.delta, self.window, self.jump, self.adapt = alpha, delta, window, jump, adapt
         self.seed = secrets.randbits(63) if seed is None else seed
         self._reference = CalibrationScores({UNGROUPED: self.calibration})
         self._rule = DecisionRule(alpha)
@@ -85,6 +102,7 @@ class Monitor:
         self._shares = np.full(len(BETS), 1.0 / len(BETS))
         self._past = self.calibration.tolist()
         self._recent: deque[bool] = deque(maxlen=self.window)
+        self.adaptive = None if self.adapt is None else AdaptiveRate(self.alpha, self.adapt)
 
     def update(self, score: float, key: str = "") -> Verdict:
         """Take one more score of the stream, in order.
@@ -109,7 +127,7 @@ class Monitor:
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):
             self.drifted_at = len(self.scores)
         p = float(self._reference.p_values(np.array([score]))[0])
-        alarm = bool(self._rule.alarms(p, self._reference))
+        alarm = bool(self._rule.alarms(p, self._reference)) if self.adaptive is None else self.adaptive.update(p)
         self._recent.append(alarm)
         log10_capital = self.log_capital / float(np.log(10.0))
         return Verdict(len(self.scores), p, alarm, float(np.mean(self._recent)), log10_capital, self.drifted)
