@@ -37,6 +37,7 @@ bench: $(READY)
 # strict: a warning is an error, the code blocks of the pages are run, and the pages are looked at in a browser if there is one
 docs: $(READY)
 	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(BIN)/python docs/figures.py --check
 	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python -m pytest tests/test_docs_pages.py

@@ -9,8 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from PIL import Image
+from toys import toy_backbone
 
 import gepc
+from gepc.lab.report.beach import beach
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -86,3 +89,22 @@ def test_theory_bounds(load: Any) -> None:
 
     with pytest.raises(SystemExit, match="leaves its bounds"):
         script.draw([("wrong", "x", wrong, script.np.array([0.0, 1.0])), *script.PANELS[1:]], thin=6)
+
+
+def test_the_ten_lines_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They run as they are on folders of photographs, with 57 normal ones; a small network takes the place of ours."""
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"## Ten lines .*?```python\n(.*?)```", readme, re.DOTALL)
+    assert 'load_backbone("photos-tiny")' in lines
+    for folder, count in {"normal": 57, "new": 3}.items():
+        (tmp_path / "photos" / folder).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(beach(number, 30, 40)).save(tmp_path / "photos" / folder / f"IMG_{number}.jpg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gepc, "load_backbone", lambda _: toy_backbone(image_size=None))
+    exec(compile(lines, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in printed] == [str(Path("photos/new") / f"IMG_{n}.jpg") for n in range(3)]
+    assert (tmp_path / "det" / "detector.json").exists()

@@ -122,10 +122,10 @@ class Search:
         pen = ImageDraw.Draw(picture)
         for region in self.regions:
             top, left, bottom, right = region.box
-            corner, label = (left - MARGIN, top - MARGIN), f" {region.number} "
-            pen.rectangle((*corner, right + MARGIN, bottom + MARGIN), outline=DARK["outside"], width=3)
-            pen.rectangle(pen.textbbox(corner, label, font_size=18, anchor="lb"), fill=DARK["outside"])
-            pen.text(corner, label, fill="black", font_size=18, anchor="lb")
+            box = (left - MARGIN, top - MARGIN, right + MARGIN, bottom + MARGIN)
+            pen.rectangle(box, outline=DARK["outside"], width=3)
+            number = {"text": str(region.number), "fill": DARK["outside"], "font_size": 22, "anchor": "lb"}
+            pen.text((max(0, box[0]), max(24, box[1])), **number, stroke_width=2, stroke_fill="black")
         return picture
 
     @property
