@@ -46,9 +46,9 @@ def test_no_command_shows_the_help(arguments: list[str], capsys: Captured) -> No
 def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)
-    assert listed[:9] == ["demo", "choose", "selfcheck", "fit", "score", "map", "scene", "watch", "serve"]
-    assert listed[9:13] == ["info", "convert", "export", "train"]
-    assert listed[13:] == ["bench", "ablate", "reproduce", "symmetries", "data", "sar"]
+    assert listed[:10] == ["demo", "choose", "selfcheck", "fit", "score", "report", "map", "scene", "watch", "serve"]
+    assert listed[10:14] == ["info", "convert", "export", "train"]
+    assert listed[14:] == ["bench", "ablate", "reproduce", "symmetries", "data", "sar"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,6 +1,7 @@
 """fit, score, map, watch and selfcheck through the real command line."""
 
 import csv
+import functools
 import io
 import json
 import os
@@ -247,6 +248,60 @@ def test_the_default_method_is_the_strongest_at_two_passes(gepc, place):
     said = [json.loads((place / name / "detector.json").read_text()) for name in ("default", "spelt")]
     assert said[0]["options"] == said[1]["options"]
     assert {"s", "d", "inner", "h"} <= set(said[0]["options"]["features"])
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from gepc.methods.base import Cost, WholeImage, register
+
+@register("brightness")
+@dataclass(frozen=True)
+class Brightness(WholeImage):
+    def image_cost(self, backbone, size):
+        return Cost(forward=0)
+
+    def of_images(self, backbone, batch):
+        return {"brightness": batch.clean(backbone).mean((1, 2, 3))}
+"""
+
+
+def test_a_method_of_ones_own_in_a_file(place, tmp_path):
+    """Each command in a process of its own, since a method is registered once."""
+    gepc = functools.partial(processes.gepc, place, outputs=tmp_path)
+    (place / "mine.py").write_text(PLUGIN)
+    (place / "wrong.py").write_text("raise RuntimeError('no licence')")
+    words = ["fit", "normal", "--backbone", "net", "--method", "brightness", "--out", "bright"]
+    unknown = gepc(*words)
+    assert unknown.returncode == 2
+    assert "unknown method 'brightness'" in unknown.stderr
+    for plugin, sentence in (("nowhere.py", "is not a Python file"), ("wrong.py", "cannot be run: no licence")):
+        refused = gepc(*words, "--plugin", plugin)
+        assert refused.returncode == 2
+        assert f"error: {plugin} {sentence}" in refused.stderr
+    fitted = gepc(*words, "--plugin", "mine.py")
+    assert fitted.returncode == 0, fitted.stderr
+    scored = gepc("--plugin", "mine.py", "score", "bright", "new")
+    assert scored.returncode == 0, scored.stderr
+    assert len(scored.stdout.splitlines()) == 8
+
+
+def test_a_picture_of_ones_own_scores(place, gepc):
+    pytest.importorskip("matplotlib", reason="figures need gepc[report]")
+    assert gepc("score", "det", "new", "--out", "scores.csv", "--alpha", "0.1").returncode == 0
+    drawn = gepc("report", "scores.csv", "--out", "scores.png", "--most", "2")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "7 images" in drawn.stderr
+    assert "1 could not be scored; scores.png" in drawn.stderr
+    assert len(drawn.stdout.splitlines()) == 3
+    assert (place / "scores.png").read_bytes().startswith(b"\x89PNG")
+    for words, sentence in (
+        (["scores.csv", "--out", "scores.xlsx"], "unknown suffix of --out 'xlsx'"),
+        (["new/00.png", "--out", "a.png"], "is not a table of scores"),
+        (["nowhere.csv", "--out", "a.png"], "is not a table of scores"),
+    ):
+        refused = gepc("report", *words)
+        assert refused.returncode == 2
+        assert sentence in refused.stderr
 
 
 def test_cameras_in_one_detector(place, gepc):

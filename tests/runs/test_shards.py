@@ -30,6 +30,7 @@ from gepc.runs.shards import (
     merge,
     open_run,
     parse_shard,
+    read_table,
     result_table,
     shard_text,
 )
@@ -200,6 +201,18 @@ def test_merging_decides_over_all_rows(tmp_path: Path) -> None:
         "2.png,2,0.2,true,",
         "3.png,,,,damaged",
     ]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
+def test_a_table_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
+    failed = Result(1, "b.png", math.nan, math.nan, "is damaged")
+    rows = [Result(0, "=a.png", 1.5, 0.25), failed, Result(2, "c", 2.0, 1.0)]
+    for alarms in ([True, None, False], [None, None, None]):
+        with result_table(tmp_path / name) as append:
+            append(rows, alarms)
+        found = read_table(tmp_path / name)
+        np.testing.assert_equal([vars(result) for result, _ in found], [vars(row) for row in rows])
+        assert [alarm for _, alarm in found] == alarms
 
 
 def test_what_changes_a_score_changes_the_digest(detector: gepc.GEPC) -> None:

@@ -5,7 +5,7 @@ import sys
 from gepc.cli.app import app, run
 from gepc.cli.backbones import convert, export, info
 from gepc.cli.detect import fit, map_, scene, serve, watch
-from gepc.cli.score import score
+from gepc.cli.score import report, score
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.isolation import isolate_children
 from gepc.core.plugins import plugins
@@ -13,7 +13,7 @@ from gepc.core.plugins import plugins
 __all__ = ["main"]
 
 PANELS = {
-    "Detect": (fit, score, map_, scene, watch, serve),
+    "Detect": (fit, score, report, map_, scene, watch, serve),
     "Backbones": (info, convert, export),
 }
 PANEL_ORDER = ("Get started", "Detect", "Backbones", "Evaluate")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import shlex
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -20,6 +22,7 @@ from typer import Option
 
 from gepc._version import __version__
 from gepc.core.errors import GepcError, StorageError
+from gepc.core.plugins import run_file
 from gepc.core.progress import progress as progress
 
 new_app = partial(
@@ -42,11 +45,23 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _run_plugins(paths: list[Path] | None) -> None:
+    for path in paths or ():
+        run_file(path)
+
+
 @app.callback()
 def _options(
     version: Annotated[
         bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        Option(
+            callback=_run_plugins,
+            help="Python file of yours to run first, which registers methods or features; allowed at any command.",
+        ),
+    ] = None,
 ) -> None:
     pass
 
@@ -116,7 +131,7 @@ def _drop_output() -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=_plugins_first(arguments), standalone_mode=False)
     except GepcError as error:
         note(f"error: {_installable(str(error))}{_flags(error, arguments)}")
         return 2
@@ -141,6 +156,17 @@ def _run(arguments: list[str]) -> int:
             return 2
         raise
     return code if isinstance(code, int) else 0
+
+
+def _plugins_first(arguments: list[str]) -> list[str]:
+    """The arguments with `--plugin FILE`, which belongs to all commands, before the command."""
+    first, rest, words = list[str](), list[str](), iter(arguments)
+    for word in words:
+        if word == "--plugin":
+            first += [word, *itertools.islice(words, 1)]
+        else:
+            (first if word.startswith("--plugin=") else rest).append(word)
+    return [*first, *rest]
 
 
 def _installable(message: str) -> str:

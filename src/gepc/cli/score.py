@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import note, printing, progress
+from gepc.cli.app import note, printing, progress, say, text_table
 from gepc.core.errors import InputError, StorageError, check_choice
 from gepc.core.run_folder import storage_errors
 
@@ -183,3 +183,37 @@ def _merge(run: ScoreRun, decide: Decide | None, out: Path | None) -> int:
     decided = "" if decide is None else f" {alarms} alarms,"
     note(f"{run.count} images,{decided} {failures} could not be scored{place}")
     return failures
+
+
+def report(
+    table: Annotated[Path, Argument(help="Table of scores, written by `gepc score` or `gepc watch`.")],
+    out: Annotated[Path, Option(help="Picture: a file that ends in .png, .svg or .pdf.")],
+    most: Annotated[int, Option(min=0, help="Number of the most unusual images to list.")] = 10,
+) -> None:
+    """Draw the scores, p-values and alarms of a table, and list its most unusual images.
+
+    Example: `gepc report scores.csv --out scores.png`
+    """
+    from gepc.core.files import replacing
+    from gepc.detector.plots import plot_results
+    from gepc.runs.shards import read_table
+
+    kind = out.suffix.lower().removeprefix(".")
+    check_choice("suffix of --out", kind, ("png", "svg", "pdf"))
+    rows = read_table(table)
+    figure = plot_results(
+        [result.score for result, _ in rows],
+        [result.p_value for result, _ in rows],
+        [bool(alarm) for _, alarm in rows],
+    )
+    with replacing(out) as draft:
+        figure.savefig(draft, format=kind, dpi=150)
+    scored = sorted((row for row in rows if row[0].error is None), key=lambda row: -row[0].score)
+    listed = [
+        (result.name, f"{result.score:.4g}", f"{result.p_value:.4g}", "alarm" if alarm else "")
+        for result, alarm in scored[:most]
+    ]
+    if listed:
+        say(text_table(listed, ("most unusual", "score", "p-value", "")))
+    alarms = sum(bool(alarm) for _, alarm in rows)
+    note(f"{len(rows)} images, {alarms} alarms, {len(rows) - len(scored)} could not be scored; {out}")

@@ -1,4 +1,4 @@
-"""What other packages add by entry points.
+"""What other packages add by entry points, and what a file of the user adds.
 
 The groups are `gepc.methods` (methods), `gepc.features` (modules that register features of `gepc` and `gepc+`),
 `gepc.backbones` (functions that give a backbone or the path of one), `gepc.networks` (classes of networks: the
@@ -6,10 +6,15 @@ The groups are `gepc.methods` (methods), `gepc.features` (modules that register 
 and `gepc.commands` (commands).
 """
 
+import sys
 import warnings
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
+
+from gepc.core.errors import InputError, raising
 
 
 @cache
@@ -23,3 +28,17 @@ def plugins(group: str) -> dict[str, Any]:
             package = point.dist.name if point.dist else point.value
             warnings.warn(f"{point.name!r} of {package} cannot be loaded as one of {group}: {error}", stacklevel=2)
     return found
+
+
+def run_file(path: Path) -> None:
+    """Run a Python file that the user has named, for the methods and features that it registers.
+
+    Modules beside it are not found: only what is installed can be imported.
+    """
+    name = f"gepc_plugin_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"{path} is not a Python file; a plug-in is a file such as my_method.py")
+    sys.modules[name] = module = module_from_spec(spec)
+    with raising(InputError, f"{path} cannot be run: {{error}}", Exception):
+        spec.loader.exec_module(module)

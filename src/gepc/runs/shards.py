@@ -258,6 +258,23 @@ def result_table(path: Path) -> Iterator[Append]:
                 yield csv_table(handle)
 
 
+def read_table(path: Path) -> list[tuple[Result, Alarm]]:
+    """The rows of a table of `result_table`, or of a log of `gepc watch`."""
+    reason = f"{path} is not a table of scores: {{error}}; give one that `gepc score` or `gepc watch` wrote"
+    with raising(InputError, reason, OSError, ValueError, KeyError, csv.Error):
+        if format_of(path) == "parquet":
+            rows = arrow().parquet.read_table(path).to_pylist()
+        else:
+            rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+        return [_read_row(index, *(row[name] for name in COLUMNS)) for index, row in enumerate(rows)]
+
+
+def _read_row(index: int, name: str, score: Any, p_value: Any, alarm: Any, error: str | None) -> tuple[Result, Alarm]:
+    numbers = (math.nan, math.nan) if error else (float(score), float(p_value))
+    decided = None if alarm in ("", None) else str(alarm).lower() == "true"
+    return Result(index, unescape_cell(name), *numbers, unescape_cell(error or "") or None), decided
+
+
 def _row(result: Result, alarm: Alarm) -> dict[str, Any]:
     """A row of a Parquet table."""
     if result.error is not None:
