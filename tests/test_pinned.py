@@ -60,3 +60,15 @@ def test_fitting_again_gives_the_same_detector(name: str, backbone: gepc.Backbon
 def test_a_detector_with_sequential_scoring_says_that_it_must_be_fitted_again(backbone: gepc.Backbone) -> None:
     with pytest.raises(gepc.GepcError, match=r"sequential scoring, which gepc 0\.2 no longer has"):
         gepc.load_detector(FOLDER / "sequential", backbone)
+
+
+# the default `gepc+` since 0.3: five parts, combined by Fisher's rule
+DEFAULT_SCORES = (
+    *(1.023029931838, 1.179204091743, 1.737781792721, 2.61241292333),
+    *(1.769909061008, 5.256686613873, 2.281486272457, 5.323624820205),
+)
+
+
+def test_the_default_combination_of_parts(backbone: gepc.Backbone, images: Any) -> None:
+    detector = gepc.create_detector(backbone, maps="raw").fit(make.images(30, 0), make.images(20, 1))
+    np.testing.assert_allclose(detector.score(images), DEFAULT_SCORES, rtol=1e-9)

@@ -233,9 +233,14 @@ def service(place: Path) -> Any:
     return answer
 
 
+RULE = ("--set", "calibration=parts:narrow=level_knn")  # the combination of 0.2
+
+
 def inspect(place: Path) -> Any:
     """`gepc fit` and `gepc score` with the preset `inspect` on images of one size."""
-    description = json.loads(command(place, "fit", "parts", "--out", "inspector", "--preset", "inspect", "--json"))
+    description = json.loads(
+        command(place, "fit", "parts", "--out", "inspector", "--preset", "inspect", *RULE, "--json")
+    )
     facts = {name: description[name] for name in ("method", "fitted", "cost", "guarantee")}
     return {"detector": facts, "rows": table(command(place, "score", "inspector", "inspected", "--alpha", "0.1"))}
 
@@ -245,7 +250,10 @@ def library(place: Path) -> Any:
     good = [f"new/{label}/{index}.png" for label in ("day", "night") for index in range(4)]
     with inside(place):
         detector = gepc.load_detector("grouped")
-        results = [vars(result) for result in detector.results("new", groups="folder")]
+        fields = ("index", "name", "score", "p_value", "error")
+        results = [
+            {name: getattr(result, name) for name in fields} for result in detector.results("new", groups="folder")
+        ]
         labels = [path.split("/")[1] for path in good]
         return {
             "results": [{name: None if one != one else one for name, one in result.items()} for result in results],

@@ -8,12 +8,13 @@ import pytest
 from sklearn.covariance import ledoit_wolf_shrinkage
 
 from gepc.calibration import Aggregation, Parts, Scorer, create_calibrator
+from gepc.calibration.evidence import FOLDS
 from gepc.calibration.joint import LevelPCA, _principal
-from gepc.calibration.parts import FOLDS
 from gepc.core.errors import InputError, OptionError
+from gepc.core.parts import Part
 
 Array = npt.NDArray[np.float64]
-PARTS = {"output": 3, "layers": 40}
+PARTS = (Part.of("output", range(3)), Part.of("structure", range(3, 43)))
 
 
 def columns(count: int, seed: int = 0, levels: int = 2) -> Array:
@@ -98,7 +99,7 @@ def test_a_part_sees_what_the_other_does_not() -> None:
     changed = new.copy()
     changed[:, :, 3:] += 3.0 * train[:, :, 3:].std(axis=0) * np.random.default_rng(2).standard_normal(40)
     model = Parts().fit(train, PARTS)
-    by_part = model.by_part(changed).mean(axis=(0, 1))
+    by_part = model.standardised(changed).mean(axis=(0, 1))
     assert by_part[1] > 5.0 > 1.0 > by_part[0]
     assert score(model, changed).min() > score(model, new).mean()
 
@@ -135,7 +136,7 @@ def test_levels_that_were_not_evaluated_are_left_out() -> None:
     new[:, 0] = np.nan
     found = score(Parts().fit(train, PARTS), new)
     assert np.isfinite(found).all()
-    alone = Parts().fit(train[:, 1:], PARTS).by_part(new[:, 1:]).sum(axis=2)[:, 0]
+    alone = Parts().fit(train[:, 1:], PARTS).standardised(new[:, 1:]).sum(axis=2)[:, 0]
     assert np.corrcoef(found, alone)[0, 1] > 0.99
 
 
@@ -159,5 +160,5 @@ def test_images_with_other_columns_are_refused() -> None:
     scorer = Scorer("parts").fit(columns(60), parts=PARTS)
     with pytest.raises(InputError, match="42 feature columns, but the calibrator was fitted on 43"):
         scorer.score(columns(5)[:, :, 1:])
-    with pytest.raises(InputError, match="have 4 columns in all"):
-        Scorer("parts").fit(columns(60), parts={"output": 4})
+    with pytest.raises(InputError, match="more columns than the 43 of the features"):
+        Scorer("parts").fit(columns(60), parts=[Part.of("output", range(44))])

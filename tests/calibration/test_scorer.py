@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gepc.calibration import Aggregation, Scorer, create_calibrator, register
 from gepc.calibration.scorer import coefficient_of_variation, select
 from gepc.core.errors import InputError, OptionError
+from gepc.core.parts import Part
 
 
 def table(*cvs: float) -> np.ndarray:
@@ -130,8 +131,8 @@ def test_whether_scores_are_finite_is_asked_of_the_middle_of_the_range() -> None
 
 def test_columns_are_calibrated_in_the_parts_that_are_given_or_those_of_the_table() -> None:
     columns = np.random.default_rng(0).normal(size=(40, 2, 3)) + 5.0
-    parts = {"output": 1, "layers": 2}
+    parts = (Part.of("output", [0]), Part.of("structure", [1, 2]))
     table = SimpleNamespace(columns=columns, stability=columns[:, :, 0], parts=parts)
     assert Scorer("zscore").fit(table).calibrator_.parts == parts
-    assert Scorer("zscore").fit(table, parts={"all": 3}).calibrator_.parts == {"all": 3}
-    assert Scorer("zscore").fit(columns).calibrator_.parts == {}
+    assert Scorer("zscore").fit(table, parts=parts[:1]).calibrator_.parts == parts[:1]
+    assert Scorer("zscore").fit(columns).calibrator_.parts == ()

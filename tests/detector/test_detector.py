@@ -570,3 +570,15 @@ def test_the_old_order_of_the_arguments_still_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match=r"create_detector\(method, backbone\) is deprecated"):
         detector = gepc.create_detector("msma", toy_backbone())  # type: ignore[arg-type]
     assert detector.extractor.name == "msma"
+
+
+def test_explanations_name_the_most_unusual_part(tiny_unet: gepc.Backbone) -> None:
+    """The evidence of each part lies in (0, 1]; the reason is the smallest that is not all of the output together."""
+    detector = gepc.create_detector(tiny_unet, maps="raw").fit(as_uint8(pictures(40, 16)))
+    noisy = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+    for result in detector.explain(noisy):
+        assert set(result.evidence) == {"output", "orientation", "texture and noise", "colour"}  # without inner layers
+        assert all(0.0 < p <= 1.0 for p in result.evidence.values())
+        named = {name: p for name, p in result.evidence.items() if name != "output"}
+        assert result.reason == min(named, key=named.__getitem__)
+    assert gepc.create_detector(tiny_unet, "msma").fit(as_uint8(pictures(40, 16))).explain(noisy)[0].reason is None

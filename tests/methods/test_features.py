@@ -13,6 +13,7 @@ from toys import LEVELS, pictures, toy_backbone
 import gepc
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import OptionError
+from gepc.core.parts import Part
 from gepc.images.noise import image_key
 from gepc.methods import features
 from gepc.methods.base import Batch
@@ -109,7 +110,7 @@ def test_a_feature_of_inner_layers_is_asked_for_flips_and_rotations_only() -> No
     table = method.extract(network(), batch(), method.timesteps(network()))
     assert asked == ["flip_x", "rot90"]
     assert (table["means"].shape, table["means"].dtype) == ((5, 1, 2, 9), np.float32)
-    assert method.parts(table) == {"layers": 9}
+    assert method.parts(table) == (Part.of("structure", range(9)),)
 
 
 def test_a_level_that_no_image_is_scored_at_is_nan_for_every_feature() -> None:

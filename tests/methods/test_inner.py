@@ -13,6 +13,7 @@ from toys import LEVELS, pictures, toy_backbone
 import gepc
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
 from gepc.core.errors import OptionError
+from gepc.core.parts import Part
 from gepc.images.noise import image_key
 from gepc.lab.radar.cfar import RX, OrderStatisticCFAR
 from gepc.methods.activations import activation_distance, position_vectors
@@ -86,7 +87,7 @@ def test_inner_is_the_literal_residual_of_every_channel() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     columns = method.columns({"inner": found})
     np.testing.assert_allclose(columns, np.log(expected.mean(axis=2)), rtol=1e-5)
-    assert method.parts({"inner": found}) == {"layers": 9}
+    assert method.parts({"inner": found}) == (Part.of("structure", range(9)),)
 
 
 def test_the_map_of_inner_layers_is_the_literal_mean_over_the_group_layers_and_channels() -> None:
@@ -131,7 +132,7 @@ def test_the_residual_of_an_equivariant_network_vanishes_in_every_layer() -> Non
         for symmetric in (False, True)
     }
     both = GepcExtractor(features=("s", "inner"), layers=LAYERS)
-    assert both.parts(found[True]) == {"output": 1, "layers": 9}
+    assert both.parts(found[True]) == (Part.of("output", [0]), Part.of("structure", range(1, 10)))
     assert found[True]["s"][:, :, 1:].max() < 1e-10 < 1e-3 < found[False]["s"][:, :, 1:].min()
     assert found[True]["inner"].max() < 1e-10 < 1e-3 < found[False]["inner"].min()
 
@@ -198,7 +199,7 @@ def test_random_elements_are_averaged_over_those_evaluated() -> None:
 def test_a_detector_with_inner_features_survives_saving(tmp_path: Path) -> None:
     backbone, images = network(), pictures(60)
     detector = gepc.GEPC(backbone, levels=LEVELS, features=("s", "inner"), layers=LAYERS, keep=None).fit(images)
-    assert detector.calibration_name == "parts:narrow=kde"
+    assert detector.calibration_name == "evidence:narrow=kde"
     detector.save(tmp_path / "detector")
     again = gepc.load_detector(tmp_path / "detector", backbone)
     np.testing.assert_array_equal(again.score(images[:5]), detector.score(images[:5]))

@@ -6,9 +6,8 @@ import inspect
 import typing
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ import yaml
 
 from gepc.core.errors import InputError, OptionError, check_choice, check_names
 from gepc.core.options import coerce
+from gepc.core.parts import Part
 
 Array = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
@@ -92,11 +92,11 @@ class Calibrator(ABC):
     is_distance: ClassVar[bool] = False  # whether scores are positive, with a long tail
     bounds_: Array
     replaced = 0
-    parts: Mapping[str, int] = MappingProxyType({})  # name -> number of columns that belong together, in their order
+    parts: tuple[Part, ...] = ()  # the columns that belong together
 
-    def fit(self, columns: Array, parts: Mapping[str, int] | None = None) -> Calibrator:
+    def fit(self, columns: Array, parts: Iterable[Part] = ()) -> Calibrator:
         """Learn from in-distribution columns (N, levels, features), with their `parts`; returns self."""
-        self.parts = parts or {}
+        self.parts = tuple(parts)
         if np.isinf(columns).any():
             raise InputError("a feature of the in-distribution images is not finite; check the backbone and the images")
         beyond = BEYOND * np.nanstd(columns, axis=0)
@@ -116,6 +116,15 @@ class Calibrator(ABC):
     def per_level(self, columns: Array) -> Array:
         """The score of each level by itself, (N, levels)."""
         raise OptionError(f"the calibrator {self.name!r} looks at all levels together")
+
+    @property
+    def stored_parts(self) -> tuple[Part, ...]:
+        """The parts that `restore` needs beside the arrays; none for most calibrators."""
+        return ()
+
+    def part_p_values(self, columns: Array, weights: Array) -> dict[str, Array]:
+        """The tail probability of each part by name, (N,); empty for a calibrator without parts."""
+        return {}
 
     @property
     def by_level(self) -> bool:

@@ -6,7 +6,7 @@ variation over in-distribution images, CV(t) = std/|mean|, weighted by 1/CV(t).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from gepc.calibration.calibrators import Aggregation, Array, Calibrator, State, create_calibrator, under
 from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.parts import Part
 
 WEIGHTINGS = ("inv_cv", "uniform")
 
@@ -51,7 +52,7 @@ class Scorer:
         self._aggregation = Aggregation(self.fuse, self.aggregate)
         self._aggregation.check_used_by(create_calibrator(self.calibration))
 
-    def fit(self, table: Any, stability: Array | None = None, parts: Mapping[str, int] | None = None) -> Scorer:
+    def fit(self, table: Any, stability: Array | None = None, parts: Iterable[Part] | None = None) -> Scorer:
         """Select levels and fit the calibrator on in-distribution features; returns self.
 
         Parameters
@@ -59,11 +60,11 @@ class Scorer:
         table : the features of in-distribution images at every candidate level.
         stability : the feature (N, levels) whose coefficient of variation selects levels; by default that of the
             table's method, or the first column of an array.
-        parts : name -> number of columns that are calibrated together; by default those of the table's method.
+        parts : the columns that are calibrated together; by default those of the table's method.
         """
         columns = _columns(table)
         stability = getattr(table, "stability", columns[:, :, 0]) if stability is None else stability
-        parts = getattr(table, "parts", None) if parts is None else parts
+        parts = getattr(table, "parts", ()) if parts is None else parts
         self.selection_ = select(stability, self.keep, self.weights)
         kept = columns[:, list(self.selection_.kept)]
         self.calibrator_ = create_calibrator(self.calibration).fit(kept, parts)
@@ -77,6 +78,10 @@ class Scorer:
         """The same from columns at the kept levels alone."""
         return self.calibrator_.score(columns, self.selection_.weights, self._aggregation)
 
+    def part_p_values(self, columns: Array) -> dict[str, Array]:
+        """The tail probability of each part of the score by name, (N,), from columns at the kept levels."""
+        return self.calibrator_.part_p_values(columns, self.selection_.weights)
+
     def gives_finite_scores(self) -> bool:
         """Whether features in the middle of the in-distribution range get a finite score."""
         with np.errstate(all="ignore"):
@@ -87,10 +92,12 @@ class Scorer:
         """The fitted arrays by name."""
         return {f"calibrator/{name}": value for name, value in self.calibrator_.state().items()}
 
-    def restore(self, selection: Selection, state: State) -> Scorer:
-        """Take a selection and a `state` back; returns self."""
+    def restore(self, selection: Selection, state: State, parts: Iterable[Part] = ()) -> Scorer:
+        """Take a selection, a `state` and the parts of the columns back; returns self."""
         self.selection_ = selection
-        self.calibrator_ = create_calibrator(self.calibration).restore(under("calibrator", state))
+        calibrator = create_calibrator(self.calibration)
+        calibrator.parts = tuple(parts)
+        self.calibrator_ = calibrator.restore(under("calibrator", state))
         return self
 
 

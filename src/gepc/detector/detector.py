@@ -249,6 +249,28 @@ class Detector(Parameters, FittedAttributes):
         results = (result for chunk in scored for result in chunk.results)
         return results if paths is None else _renamed(results, map(str, paths))
 
+    def explain(self, images: Any, on_error: str = "row", groups: Groups = None) -> list[Result]:
+        """Results with the reason for each: the part of the score that is most unusual, in plain words.
+
+        Each `Result` has `evidence`, the tail probability of every part among in-distribution images, and `reason`, the
+        part with the smallest. These probabilities are estimates; the guarantee holds for `p_value`. The parameters are
+        those of `results`.
+
+        Returns
+        -------
+        list of Result
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> images = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
+        >>> backbone = gepc.load_backbone("photos-tiny")
+        >>> detector = gepc.create_detector(backbone, size=16, maps="raw").fit(images)
+        >>> sorted(detector.explain(images[:1])[0].evidence)
+        ['colour', 'orientation', 'output', 'structure', 'texture and noise']
+        """
+        return list(self.results(images, on_error, groups))
+
     def score(self, images: Any, on_error: str = "raise", on_progress: Progress = None) -> Array:
         """One number per image, float64 (N,), higher = more out of distribution.
 

@@ -80,7 +80,7 @@ class FittedDetector:
 
     def evaluate(
         self, images: Sequence[Image], keys: Sequence[bytes] | None = None, maps: bool = False, raw: bool = False
-    ) -> tuple[Array, Fields | None]:
+    ) -> tuple[Array, Fields | None, dict[str, Array]]:
         """Evaluate preprocessed images of one size with one set of network passes.
 
         Parameters
@@ -92,24 +92,26 @@ class FittedDetector:
 
         Returns
         -------
-        The scores (N,), and the maps (N, H, W) of each part by name, or None.
+        The scores (N,), the maps (N, H, W) of each part by name, or None, and the tail probabilities (N,) of each part
+        of the score by name.
         """
         batch = self._batch(images, keys)
         if not maps and self.score_from == "features":
             table = extract_table(self.method, self.backbone, batch, self.kept)
-            return self._score(table), None
+            scores, evidence = self._score(table)
+            return scores, None, evidence
         table, parts, levels = self._map_passes(batch)
         calibrated = None
         if self.maps is not None and (self.score_from == "map" or not raw):
             calibrated = self.maps.z(parts, batch.size)
-        scores = self._score(table)
+        scores, evidence = self._score(table)
         if self.score_from == "map" and calibrated is not None:
-            scores = map_scores(calibrated[TOGETHER])
+            scores, evidence = map_scores(calibrated[TOGETHER]), {}
         if not maps:
-            return scores, None
+            return scores, None, evidence
         if raw or calibrated is None:
-            return scores, {self.map_part: combine(levels, self.weights)}
-        return scores, calibrated
+            return scores, {self.map_part: combine(levels, self.weights)}, evidence
+        return scores, calibrated, evidence
 
     def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map]:
         """The parts of the maps of preprocessed images, and their raw maps; what map statistics are learnt from."""
@@ -119,8 +121,9 @@ class FittedDetector:
     def _map_passes(self, batch: Batch) -> tuple[Table, MapParts, Map]:
         return extract_map_parts(self.method, self.backbone, batch, self.kept)
 
-    def _score(self, table: Table) -> Array:
-        return self.scorer.score_kept(self.method.columns(table))
+    def _score(self, table: Table) -> tuple[Array, dict[str, Array]]:
+        columns = self.method.columns(table)
+        return self.scorer.score_kept(columns), self.scorer.part_p_values(columns)
 
     def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
         self.backbone.check_size(*images[0].shape[1:])

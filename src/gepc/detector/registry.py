@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gepc.detector.detector import Detector
 from gepc.detector.parameters import divided, with_preset
 from gepc.detector.storage import load_fitted
 from gepc.methods.base import find_method, methods
+from gepc.methods.combined import Combined
 from gepc.methods.gepc import GepcExtractor
 
 DEFAULT_METHOD = "gepc+"
@@ -59,7 +60,10 @@ def list_detectors() -> list[str]:
 
 
 def create_detector(
-    backbone: Backbone, method: str | None = DEFAULT_METHOD, preset: str | None = None, **options: Any
+    backbone: Backbone,
+    method: str | Sequence[str] | None = DEFAULT_METHOD,
+    preset: str | None = None,
+    **options: Any,
 ) -> Detector:
     """Create a detector that is not fitted yet.
 
@@ -67,8 +71,9 @@ def create_detector(
     ----------
     backbone : Backbone
         The network that predicts noise; see `gepc.load_backbone`.
-    method : str
-        Name of the method; see `gepc.list_detectors`.
+    method : str or sequence of str
+        Name of the method; see `gepc.list_detectors`. Several names, in a sequence or separated by commas, are combined
+        into one detector; see `gepc.methods.combined`.
     preset : str, optional
         A named set of options of the method.
     **options
@@ -87,6 +92,10 @@ def create_detector(
     """
     if not isinstance(backbone, Backbone):
         backbone, method = _in_old_order(backbone, method)
+    if isinstance(method, str) and "," in method:
+        method = [name.strip() for name in method.split(",")]
+    if isinstance(method, list | tuple) and all(isinstance(name, str) for name in method):
+        method, options = Combined.name, {"methods": tuple(method), **options}
     if not isinstance(method, str | None):
         raise OptionError(f"method must be a name, such as 'gepc', got {type(method).__name__}")
     extractor_class = find_method(DEFAULT_METHOD if method is None else method)
@@ -98,7 +107,7 @@ def create_detector(
     return Detector(backbone, extractor_class(**own), **{**defaults, **shared})
 
 
-def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | None]:
+def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | Sequence[str] | None]:
     """The arguments of version 0.2, which had the method first, in their present order."""
     if not isinstance(backbone, Backbone):
         raise OptionError("create_detector needs a backbone first; see gepc.load_backbone")

@@ -38,6 +38,7 @@ from gepc.core.files import (
 )
 from gepc.core.known_networks import find_network, remember_network
 from gepc.core.options import build
+from gepc.core.parts import Part
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import map_window
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, divided, without_unused
@@ -86,6 +87,7 @@ def save_detector(fitted: FittedDetector, folder: StrPath, network: Path | None 
 def describe(fitted: FittedDetector) -> Facts:
     """All of a fitted detector that a person may want to read, and what loading needs in addition to the arrays."""
     guarantee, cost = None, dataclasses.asdict(fitted.cost())
+    parts = fitted.scorer.calibrator_.stored_parts
     with contextlib.suppress(OptionError):
         guarantee = vars(fitted.guarantee(STATED_ALPHA))
     return {
@@ -106,6 +108,7 @@ def describe(fitted: FittedDetector) -> Facts:
             "groups": list(fitted.reference.by_group),
             "input_size": list(fitted.input_size),
             **({"group_choice": list(fitted.group_choice)} if fitted.group_choice else {}),
+            **({"parts": [dataclasses.asdict(part) for part in parts]} if parts else {}),
         },
         "cost": {name: passes for name, passes in cost.items() if passes or name != "encoder"},
         "guarantee": guarantee,
@@ -304,6 +307,7 @@ class Fitted:
     map_parts: tuple[str, ...] | None = None
     input_size: tuple[int, int] | None = None  # since 0.3
     group_choice: tuple[dict[str, Any], ...] = ()  # since 0.3
+    parts: tuple[Part, ...] = ()  # since 0.3
 
     def check(self, parameters: Parameters, arrays: Facts) -> None:
         """Refuse values that contradict each other, the detector's options or the arrays."""
@@ -360,7 +364,7 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
         backbone=backbone,
         preprocessing=preprocessing,
         levels=tuple(fitted.timesteps),
-        scorer=_restored(parameters, selection, state),
+        scorer=_restored(parameters, selection, state, fitted.parts),
         reference=CalibrationScores(scores).trim(parameters.contamination),
         maps=maps,
         map_scale=fitted.map_scale,
@@ -390,7 +394,7 @@ def _stored_preprocessing(parameters: Parameters, stored: Facts) -> Preprocessin
     return found
 
 
-def _restored(parameters: Parameters, selection: Selection, state: Facts) -> Scorer:
+def _restored(parameters: Parameters, selection: Selection, state: Facts, parts: tuple[Part, ...]) -> Scorer:
     """The scorer of a state whose arrays fit each other: they come back by name and shape, and give a finite score."""
     bounds = state["calibrator/bounds"].shape
     if len(bounds) != 3 or bounds[:2] != (2, len(selection.kept)) or not 1 <= bounds[2] <= MAX_COLUMNS:
@@ -399,7 +403,7 @@ def _restored(parameters: Parameters, selection: Selection, state: Facts) -> Sco
     for name, array in state.items():
         if any(side > widest for side in (array.shape if array.ndim == 1 else array.shape[1:])):
             raise InputError(f"{STATE}: {name} has shape {array.shape}, with more than {widest} columns")
-    scorer = parameters.scorer().restore(selection, state)
+    scorer = parameters.scorer().restore(selection, state, parts)
     if {name: array.shape for name, array in scorer.state().items()} != {n: a.shape for n, a in state.items()}:
         raise InputError(f"{STATE} holds other arrays than its calibrator has")
     if not scorer.gives_finite_scores():

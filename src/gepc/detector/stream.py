@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.conformal.p_values import Labels
 from gepc.core.errors import GepcError, InputError, check_choice
+from gepc.core.parts import OUTPUT
 from gepc.core.progress import Progress, reporting
 from gepc.detector.fitted import FittedDetector
 from gepc.images.batches import Chunk, OnBadImage, chunks
@@ -36,6 +37,7 @@ class Result:
     score : higher = more out of distribution; NaN where the image could not be scored.
     p_value : the conformal p-value of the score; NaN where the image could not be scored.
     error : why the image could not be scored, or None.
+    evidence : the tail probability of each part of the score by its name; empty for a method without parts.
     """
 
     index: int
@@ -43,6 +45,16 @@ class Result:
     score: float
     p_value: float
     error: str | None = None
+    evidence: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def reason(self) -> str | None:
+        """The name of the part that speaks most for an alarm, which has the smallest probability; None without parts.
+
+        The part `output` has everything that the network answers; its views say more and are named instead.
+        """
+        named = {name: p for name, p in self.evidence.items() if name != OUTPUT} or self.evidence
+        return min(named, key=named.__getitem__) if named else None
 
     @classmethod
     def failed(cls, index: int, name: str, error: str) -> Result:
@@ -178,7 +190,7 @@ def score_chunk(
     if not chunk.indices:
         return ScoredChunk(tuple(failed), chunk)
     try:
-        scores, fields = fitted.evaluate(chunk.images, chunk.keys, maps, raw)
+        scores, fields, evidence = fitted.evaluate(chunk.images, chunk.keys, maps, raw)
     except GepcError as error:
         if on_error == "raise":
             raise
@@ -189,9 +201,10 @@ def score_chunk(
         uniform = np.array([generator(fitted.seed, key, "ties").random() for key in chunk.keys])
     p_values = fitted.reference.p_values(scores, labels, uniform)
     results = []
-    for index, name, score, p_value in zip(chunk.indices, chunk.names, scores.tolist(), p_values.tolist(), strict=True):
-        if np.isfinite(score):
-            results.append(Result(index, name, score, p_value))
+    for row, (index, name) in enumerate(zip(chunk.indices, chunk.names, strict=True)):
+        if np.isfinite(scores[row]):
+            parts = {part: float(values[row]) for part, values in evidence.items()}
+            results.append(Result(index, name, float(scores[row]), float(p_values[row]), evidence=parts))
         elif on_error == "raise":
             raise InputError(f"{name} {NOT_FINITE}")
         else:

@@ -31,6 +31,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from gepc.calibration.calibrators import Calibrator, create_calibrator, under
+from gepc.calibration.evidence import combine_parts
 from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
 from gepc.images.batches import prepared_chunks
@@ -216,7 +217,7 @@ class MapStatistics:
 
     def _largest(self, z: Fields) -> Map:
         """max_p z_p over the leading parts."""
-        return np.asarray(np.max([z[name] for name in self.leading], axis=0))
+        return np.asarray(combine_parts(np.stack([z[name] for name in self.leading], axis=-1), "minimum"))
 
     def _standardised(self, field: Map, row: int) -> Map:
         mean, std = (_spread(values[row], field.shape[1:]) for values in (self.mean, self.std))

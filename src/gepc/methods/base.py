@@ -18,6 +18,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.options import check_fields
+from gepc.core.parts import Part
 from gepc.core.plugins import plugins
 from gepc.images import noise
 from gepc.methods.groups import Action, Group
@@ -171,9 +172,9 @@ class Extractor(ABC):
         features = [table[name] for name in self.column_names]
         return np.concatenate([values.reshape(*values.shape[:2], -1) for values in features], axis=2)
 
-    def parts(self, table: Table) -> dict[str, int]:
-        """Name -> number of columns that are calibrated together, in the order of the columns; empty: all of them."""
-        return {}
+    def parts(self, table: Table) -> tuple[Part, ...]:
+        """The columns that are calibrated together, each part being one test of an image; empty: all of them."""
+        return ()
 
     @property
     def calibration_name(self) -> str:
@@ -316,7 +317,7 @@ def register(name: str) -> Callable[[E_], E_]:
 
 def methods() -> dict[str, type[Extractor]]:
     """Every registered method. Modules register their methods when they are imported, those of other packages too."""
-    for module in ("gepc_plus", "baselines", "diffpath"):
+    for module in ("gepc_plus", "baselines", "diffpath", "combined"):
         import_module(f"gepc.methods.{module}")
     plugins("gepc.methods")
     return dict(sorted(_EXTRACTORS.items()))
@@ -335,10 +336,6 @@ class PerLevel(Extractor):
     """The same features, and the same cost, at every level."""
 
     levels: Levels
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "levels", Levels.of(self.levels))
 
     @abstractmethod
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:

@@ -18,6 +18,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import InputError
 from gepc.core.files import StrPath, digest, write_arrays
+from gepc.core.parts import Part
 from gepc.images.batches import Chunk, OnBadImage, chunks, settled
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
@@ -74,8 +75,8 @@ class FeatureTable:
         return self.spec.extractor.stability(self.table)
 
     @property
-    def parts(self) -> dict[str, int]:
-        """Name -> number of columns that are calibrated together; empty: all of them."""
+    def parts(self) -> tuple[Part, ...]:
+        """The columns that are calibrated together; empty: all of them."""
         return self.spec.extractor.parts(self.table)
 
     def rows(self, positions: npt.NDArray[np.int64]) -> FeatureTable:
@@ -194,7 +195,7 @@ class FeatureCache:
     def extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
         """The features of a batch: read where known, else computed and written."""
         others = spec.extractor.builds_on()
-        if others:
+        if others and self.folder is not None:
             tables = [self.extract(backbone, _spec_of(spec, other, backbone), batch) for other in others]
             return spec.extractor.complete(tables, batch)
         if not self._keeps(backbone, spec.extractor):

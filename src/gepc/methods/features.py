@@ -137,6 +137,7 @@ class Feature:
         the network's output. If it compares group elements, it does so for flips, rotations and transpositions.
     log_variance : whether the feature reads the log-variance of the reverse step.
     fresh_noise : whether the feature reads a second draw of noise.
+    looks_at : what a change of the feature means, in plain words; see `gepc.Detector.explain`.
     least_elements : the smallest random subset of the group that the feature can be computed from; None: all of it.
     joint : whether a feature per element has columns of all elements together alone.
     """
@@ -150,6 +151,7 @@ class Feature:
     log_variance: bool = False
     fresh_noise: bool = False
     least_elements: int | None = 1
+    looks_at: str = "texture and noise"
     joint: bool = False
 
     @property
@@ -206,13 +208,15 @@ def feature(name: str, per: Per = "image", **declared: Any) -> Callable[[F_], F_
     ----------
     name, per : as in `Feature`.
     **declared : the other fields of `Feature`. `average` is by default the mean over the group for a feature per
-        element, and nothing for a feature per image.
+        element, and nothing for a feature per image. `looks_at` is by default the orientation for a feature that
+        compares group elements, and texture and noise for a feature per image.
     """
 
     def add(compute: F_) -> F_:
         if name in _FEATURES:
             raise OptionError(f"a feature named {name!r} exists already")
         declared.setdefault("average", mean_over_group if per == "element" else unchanged)
+        declared.setdefault("looks_at", "texture and noise" if per == "image" else "orientation")
         _FEATURES[name] = Feature(name, per, compute, **declared)
         return compute
 
@@ -302,7 +306,7 @@ def whiteness_two_along_y(level: LevelAnswers) -> torch.Tensor:
     return autocorrelation(level.error, ((2, 0),))
 
 
-@feature("ac", transform=unchanged)
+@feature("ac", transform=unchanged, looks_at="colour")
 def channel_whiteness(level: LevelAnswers) -> torch.Tensor | None:
     """<e_c, e_c'> / <e, e> over pairs of channels; a network of one channel does not have it."""
     return channel_correlation(level.error) if level.error.shape[1] > 1 else None

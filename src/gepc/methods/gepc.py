@@ -19,6 +19,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import at_least
+from gepc.core.parts import OUTPUT, Part
 from gepc.images import noise
 from gepc.methods.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Table, register
 from gepc.methods.features import Feature, MapPart, compute_row, find_feature, find_map_part, nanmean
@@ -131,8 +132,8 @@ class GepcExtractor(HasMaps, Extractor):
 
     @property
     def calibration_name(self) -> str:
-        """The default calibrator: parts calibrated apart and added up, if one of the features has many columns."""
-        return f"parts:narrow={self.calibration}" if self.kinds[-1].layers else self.calibration
+        """The default calibrator: parts calibrated apart and combined, if one of the features has many columns."""
+        return f"evidence:narrow={self.calibration}" if self.kinds[-1].layers else self.calibration
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -213,12 +214,22 @@ class GepcExtractor(HasMaps, Extractor):
     def columns(self, table: Table) -> Columns:
         return np.concatenate([self._columns_of(kind, table) for kind in self._present(table)], axis=2)
 
-    def parts(self, table: Table) -> dict[str, int]:
-        """Columns that are calibrated together: those of the network's output, and those of its inner layers."""
-        widths = {"output": 0, "layers": 0}
+    def parts(self, table: Table) -> tuple[Part, ...]:
+        """The network's output and its inner layers, and views of the output: what each feature looks at."""
+        output: list[int] = []
+        layers: list[int] = []
+        views: dict[str, list[int]] = {}
+        first = 0
         for kind in self._present(table):
-            widths["layers" if kind.layers else "output"] += self._columns_of(kind, table).shape[2]
-        return {part: width for part, width in widths.items() if width}
+            columns = range(first, first + self._columns_of(kind, table).shape[2])
+            first = columns.stop
+            (layers if kind.layers else output).extend(columns)
+            if not kind.layers:
+                views.setdefault(kind.looks_at, []).extend(columns)
+        parts = [Part.of(name, columns) for name, columns in ((OUTPUT, output), ("structure", layers)) if columns]
+        if len(views) == 1:
+            views = {}
+        return (*parts, *(Part.of(name, columns, view=True) for name, columns in views.items()))
 
     def _columns_of(self, kind: Feature, table: Table) -> Columns:
         return kind.columns(table[kind.name], self.each_element, self.transformed)

@@ -13,10 +13,10 @@ The columns at each level are features of `gepc.methods.features`, in two parts:
 
 For targets that are small in their image (the preset `radar`), d is pooled locally and calibrated one-sided, beside
 the features `os_cfar` and `pixel_rx` of `gepc.lab.radar.cfar`, which need no network. All other features are taken in
-logarithms on request. Each part is calibrated by itself and their standardised scores are added
-(`gepc.calibration.Parts`). The output is scored by the squared distance to the fifth nearest ID image in the metric of
-a shrunk covariance, the layers by the Mahalanobis distance in their principal components. Every residual costs a pass;
-all other features cost none.
+logarithms on request. Each part is calibrated by itself, and Fisher's rule combines their tail probabilities
+(`gepc.calibration.evidence`), with half the weight for three views of the output: orientation, texture and noise, and
+colour. The output is scored by the Mahalanobis distance with a shrunk covariance, the layers by the Mahalanobis
+distance in their principal components. Every residual costs a pass; all other features cost none.
 
 Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|, so
 an image upside down scores the same as the upright one.
@@ -88,7 +88,7 @@ class GepcPlus(GepcExtractor):
                 "map_part": "target",
             },
             preprocessing={"magnitude": "log"},
-            calibration={"calibration": "tail", "fuse": "max"},
+            calibration={"calibration": "evidence:rule=minimum,narrow=z,whole=0,view=1"},
         ),
         "inspect": Preset(
             {"levels": Levels(INSPECT_LEVELS), "features": ALONE, "group": Group.of("rot180")},
@@ -116,6 +116,10 @@ class GepcPlus(GepcExtractor):
     @property
     def each_element(self) -> bool:
         return self.elements == "each"
+
+    @property
+    def calibration_name(self) -> str:
+        return "evidence" if self.kinds[-1].layers else self.calibration
 
     @property
     def kinds(self) -> list[Feature]:

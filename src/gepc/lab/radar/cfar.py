@@ -222,14 +222,14 @@ class RX(PixelTest):
         return torch.from_numpy(np.log(np.maximum(chdtrc(vectors.shape[1], squared), SMALLEST)))
 
 
-@feature("os_cfar", transform=unchanged)
+@feature("os_cfar", transform=unchanged, looks_at="brightness of a target")
 def order_statistic_feature(level: LevelAnswers) -> torch.Tensor:
     """log pool(-log Pfa) of order-statistic CFAR at the size of a target, for log-magnitudes; without a network."""
     test = OrderStatisticCFAR(level.pooling.topk, level.pooling.window, scale="log")
     return test.pooled(-test.log_pfa(level.images))
 
 
-@feature("pixel_rx", transform=unchanged)
+@feature("pixel_rx", transform=unchanged, looks_at="unusual pixels")
 def neighbourhood_feature(level: LevelAnswers) -> torch.Tensor:
     """log pool(-log Pfa) of RX at the size of a target, which compares 3x3 pixels with those of the whole image."""
     test = RX(level.pooling.topk, level.pooling.window)
