@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from torch.nn import functional
 from gepc.core.errors import BackboneError, OptionError, check_names
 
 PROMPT, POOLED, MASK = "prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask"
+# the arguments of a network's `forward` -> the embeddings that they take
+ARGUMENTS = {"encoder_hidden_states": PROMPT, "encoder_attention_mask": MASK, "pooled_projections": POOLED}
+DIT = ("DiTTransformer2DModel", "Transformer2DModel")
 Embeddings = Mapping[str, torch.Tensor]
 
 
@@ -24,11 +28,16 @@ class Conditions:
     size: tuple[int, int]
 
 
-Call = Callable[[Any, torch.Tensor, torch.Tensor, Conditions], Any]
+Call = Callable[..., Any]
 
 
-def _unet(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
-    return net(y, time, class_labels=given.labels, return_dict=False)
+def _plain(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions, **added: Any) -> Any:
+    """Call a network with the conditions that its class takes."""
+    conditions = {"class_labels": given.labels}
+    conditions |= {argument: given.embeddings.get(name) for argument, name in ARGUMENTS.items()}
+    takes = inspect.signature(type(net).forward).parameters
+    accepted = {name: value for name, value in conditions.items() if name in takes}
+    return net(y, timestep=time, return_dict=False, **accepted, **added)
 
 
 def _conditional_unet(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
@@ -36,12 +45,7 @@ def _conditional_unet(net: Any, y: torch.Tensor, time: torch.Tensor, given: Cond
     if net.config.addition_embed_type == "text_time":  # original size, corner of the crop, size: a whole image
         sizes = y.new_tensor([[*given.size, 0, 0, *given.size]]).expand(len(y), -1)
         added = {"text_embeds": given.embeddings[POOLED], "time_ids": sizes}
-    text = given.embeddings[PROMPT]
-    return net(y, time, text, class_labels=given.labels, added_cond_kwargs=added, return_dict=False)
-
-
-def _dit(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
-    return net(y, timestep=time, class_labels=given.labels, return_dict=False)
+    return _plain(net, y, time, given, added_cond_kwargs=added)
 
 
 def _pixart(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
@@ -49,24 +53,7 @@ def _pixart(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) ->
     if net.use_additional_conditions:
         values = {"resolution": given.size, "aspect_ratio": (given.size[0] / given.size[1],)}
         added = {name: y.new_tensor([value]).expand(len(y), -1) for name, value in values.items()}
-    return net(
-        y,
-        encoder_hidden_states=given.embeddings[PROMPT],
-        encoder_attention_mask=given.embeddings.get(MASK),
-        timestep=time,
-        added_cond_kwargs=added,
-        return_dict=False,
-    )
-
-
-def _sana(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
-    mask, text = given.embeddings.get(MASK), given.embeddings[PROMPT]
-    return net(y, encoder_hidden_states=text, encoder_attention_mask=mask, timestep=time, return_dict=False)
-
-
-def _sd3(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
-    text, pooled = given.embeddings[PROMPT], given.embeddings[POOLED]
-    return net(y, encoder_hidden_states=text, pooled_projections=pooled, timestep=time, return_dict=False)
+    return _plain(net, y, time, given, added_cond_kwargs=added)
 
 
 def _flux(net: Any, y: torch.Tensor, time: torch.Tensor, given: Conditions) -> Any:
@@ -100,13 +87,13 @@ class NetworkClass:
 
 
 CLASSES: dict[str, NetworkClass] = {
-    "UNet2DModel": NetworkClass(_unet),
+    "UNet2DModel": NetworkClass(_plain),
     "UNet2DConditionModel": NetworkClass(_conditional_unet, (PROMPT,), {PROMPT: 0, POOLED: 2}),
-    "DiTTransformer2DModel": NetworkClass(_dit),
-    "Transformer2DModel": NetworkClass(_dit),
+    "DiTTransformer2DModel": NetworkClass(_plain),
+    "Transformer2DModel": NetworkClass(_plain),
     "PixArtTransformer2DModel": NetworkClass(_pixart, (PROMPT,), {PROMPT: 0, MASK: 1}),
-    "SanaTransformer2DModel": NetworkClass(_sana, (PROMPT,), {PROMPT: 0, MASK: 1}),
-    "SD3Transformer2DModel": NetworkClass(_sd3, (PROMPT, POOLED), {PROMPT: 0, POOLED: 2}),
+    "SanaTransformer2DModel": NetworkClass(_plain, (PROMPT,), {PROMPT: 0, MASK: 1}),
+    "SD3Transformer2DModel": NetworkClass(_plain, (PROMPT, POOLED), {PROMPT: 0, POOLED: 2}),
     "FluxTransformer2DModel": NetworkClass(_flux, (PROMPT, POOLED), {PROMPT: 0, POOLED: 1}, cells=2),
 }
 
@@ -141,5 +128,5 @@ def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
 
 def null_class(net: Any) -> int | None:
     """The null class of a transformer that is conditioned on a class, the one after its classes; None otherwise."""
-    is_dit = CLASSES[type(net).__name__].call is _dit and net.config.num_embeds_ada_norm
+    is_dit = type(net).__name__ in DIT and net.config.num_embeds_ada_norm
     return int(net.config.num_embeds_ada_norm) if is_dit else None

@@ -5,6 +5,7 @@ import math
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any, cast
@@ -41,15 +42,15 @@ _SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 254, 262, 277, 338  # TIFF ta
 _PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
 _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
 _ORIENTATION = 0x0112  # the EXIF tag
-# value of that tag -> whether rows and columns are exchanged, then whether rows and whether columns are reversed
-_UPRIGHT = {
-    2: (False, False, True),
-    3: (False, True, True),
-    4: (False, True, False),
-    5: (True, False, False),
-    6: (True, False, True),
-    7: (True, True, True),
-    8: (True, True, False),
+# value of that tag -> how the pixels become upright
+_UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
+    2: np.fliplr,
+    3: lambda pixels: np.rot90(pixels, 2),
+    4: np.flipud,
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, 3),
+    7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
+    8: np.rot90,
 }
 _ARRAY_NAMES = ("x", "images", "train_x")
 
@@ -216,11 +217,7 @@ def upright(pixels: Pixels, picture: Any) -> Pixels:
     orientation = None
     with contextlib.suppress(Exception):  # damaged EXIF data does not make the pixels unreadable
         orientation = picture.getexif().get(_ORIENTATION)  # None for TIFF, which Pillow turns when it decodes
-    if orientation not in _UPRIGHT:
-        return pixels
-    exchange, rows, columns = _UPRIGHT[orientation]
-    pixels = pixels.swapaxes(0, 1) if exchange else pixels
-    return np.ascontiguousarray(pixels[:: -1 if rows else 1, :: -1 if columns else 1])
+    return np.ascontiguousarray(_UPRIGHT[orientation](pixels)) if orientation in _UPRIGHT else pixels
 
 
 def _decode_lying(picture: Any) -> Pixels:

@@ -223,7 +223,7 @@ def _extras(converted: Converted) -> dict[str, Any]:
 
 
 def check_options(net: Architecture, options: Options, path: Path) -> None:
-    """Raise `OptionError` for an option that is missing or that the tensors contradict, naming the tensor."""
+    """Raise `OptionError` for an option that is missing or that the tensors contradict."""
     if options.missing:
         fitting = ", ".join(fitting_presets(net)) or "none of them"
         raise OptionError(
@@ -245,14 +245,10 @@ def fitting_presets(net: Architecture) -> list[str]:
 
 def check_agreement(net: Architecture, options: Options, path: Path) -> None:
     """Raise `OptionError` for an option that the tensors contradict."""
-    for option, shown, said, witness in _facts(net, options):
+    for option, shown, said in _facts(net, options):
         if said is not None and said != shown:
-            shape = unet.expected_shapes(net).get(witness)
-            seen = f"{witness} has shape {shape}" if shape else f"there is no {witness}"
-            raise OptionError(
-                f"{path}: {option}={getattr(options, option)!r} contradicts the tensors, "
-                f"which say {_text(shown)}: {seen}"
-            )
+            given = getattr(options, option)
+            raise OptionError(f"{path}: {option}={given!r} contradicts the tensors, which say {_text(shown)}")
     halvings = len(net.widths) - 1
     if (options.image_size or 0) % 2**halvings:
         raise OptionError(f"{path}: image_size={options.image_size} cannot be halved {halvings} times, once per level")
@@ -263,33 +259,27 @@ def check_agreement(net: Architecture, options: Options, path: Path) -> None:
             _check_heads(block, options, path)
 
 
-def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any, str]]:
-    """Options as the tensors show them, as the user says them (None: unsaid), and a tensor that shows them."""
+def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any]]:
+    """Options as the tensors show them, and as the user says them (None: unsaid)."""
     size = options.image_size or 0
-    first = "input_blocks.1.0"
-    deepest = f"input_blocks.{len(net.widths) * (net.res_blocks + 1) - 1}.0.out_layers.3.weight"
-    inside = "in_layers.2" if net.resampling == "resblock" else "op"
-    resampler = f"input_blocks.{net.res_blocks + 1}.0.{inside}.weight"
-    attention = next(block.source for block in unet.blocks_of(net) if block.kind == ATTENTION)
     sizes = {size // 2**level for level, present in enumerate(net.attention) if present}
     said = None
     if size and options.attention_sizes is not None:  # as OpenAI's scripts take them: by the factors image_size // r
         factors = {size // int(resolution) for resolution in options.attention_sizes if resolution >= 1}
         said = {size // 2**level for level in range(len(net.widths)) if 2**level in factors}
-    several = len(net.widths) > 1
-    facts: list[tuple[str, Any, Any, str]] = [
-        ("num_channels", net.model_channels, options.num_channels, "time_embed.0.weight"),
-        ("num_res_blocks", net.res_blocks, options.num_res_blocks, resampler if several else deepest),
-        ("channel_mult", tuple(width / net.model_channels for width in net.widths), options.multipliers, deepest),
-        ("attention_resolutions", sizes, said, f"{attention}.qkv.weight"),
-        ("class_cond", net.classes is not None, options.class_cond, "label_emb.weight"),
-        ("learn_sigma", net.learned_variance, options.learn_sigma, "out.2.weight"),
-        ("use_scale_shift_norm", net.scale_shift, options.use_scale_shift_norm, f"{first}.emb_layers.1.weight"),
+    facts: list[tuple[str, Any, Any]] = [
+        ("num_channels", net.model_channels, options.num_channels),
+        ("num_res_blocks", net.res_blocks, options.num_res_blocks),
+        ("channel_mult", tuple(width / net.model_channels for width in net.widths), options.multipliers),
+        ("attention_resolutions", sizes, said),
+        ("class_cond", net.classes is not None, options.class_cond),
+        ("learn_sigma", net.learned_variance, options.learn_sigma),
+        ("use_scale_shift_norm", net.scale_shift, options.use_scale_shift_norm),
     ]
-    if several:
-        facts.append(("resblock_updown", net.resampling == "resblock", options.resblock_updown, resampler))
-    if several and net.resampling != "resblock":
-        facts.append(("conv_resample", net.resampling == "conv", options.conv_resample, resampler))
+    if len(net.widths) > 1:
+        facts.append(("resblock_updown", net.resampling == "resblock", options.resblock_updown))
+        if net.resampling != "resblock":
+            facts.append(("conv_resample", net.resampling == "conv", options.conv_resample))
     return facts
 
 
