@@ -2,7 +2,7 @@
 
     python docs/figures.py [--check]
 
-reads figures.yaml and writes the table of figures.md. With --check nothing is written: a figure that a page states
+reads figures.yaml and writes the list of figures.md. With --check nothing is written: a figure that a page states
 otherwise than its table, or a list that is out of date, is an error.
 """
 
@@ -44,14 +44,17 @@ def problems(entries: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def table(entries: list[dict[str, Any]]) -> str:
-    """The list as Markdown."""
-    lines = ["| claim | figures | pages | command | commit |", "|---|---|---|---|---|"]
+def listed(entries: list[dict[str, Any]]) -> str:
+    """The list as Markdown: each claim with its figures, its pages, its commit and its commands."""
+    parts = []
     for entry in entries:
-        figures = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values(entry).items())
+        named = {name.replace("_", " "): value for name, value in values(entry).items()}
+        figures = ", ".join(f"{name} **{value}**" for name, value in named.items())
         pages = ", ".join(f"`{page}`" for page in entry["pages"])
-        lines.append(f"| {entry['claim']} | {figures} | {pages} | `{entry['command']}` | `{entry['commit']}` |")
-    return "\n".join(lines)
+        where = f"Stated in {pages}; measured at commit `{entry['commit']}`.{entry.get('note', '')}"
+        commands = "\n".join(f"$ {command}" for command in entry["commands"])
+        parts.append(f"### {entry['claim']}\n\n{figures}\n\n{where}\n\n```console\n{commands}\n```")
+    return "\n\n".join(parts)
 
 
 def main() -> int:
@@ -60,7 +63,7 @@ def main() -> int:
     page = DOCS / "figures.md"
     before = page.read_text(encoding="utf-8")
     head, _, rest = before.partition(BEGIN)
-    after = f"{head}{BEGIN}\n\n{table(entries)}\n\n{END}{rest.partition(END)[2]}"
+    after = f"{head}{BEGIN}\n\n{listed(entries)}\n\n{END}{rest.partition(END)[2]}"
     wrong = problems(entries)
     if "--check" not in sys.argv:
         page.write_text(after, encoding="utf-8")
