@@ -149,6 +149,7 @@ def test_groups_from_python() -> None:
         (["rotate(1,2)"], "unknown group element"),
         (["rotate(x)"], "unknown group element"),
         (["rotate(inf)"], "unknown group element"),
+        (["rotate(1e300)"], "unknown group element"),
         (["rotate(0..10)"], "unknown group element"),
         (["scale(-1)"], "unknown group element"),
         (["channels(1,1,0,1)"], "unknown group element"),

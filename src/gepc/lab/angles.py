@@ -67,5 +67,5 @@ def angle_figure(curves: Mapping[str, Array]) -> Figure:
             axes.plot(ANGLES, middle, label=name, **style)
             axes.fill_between(ANGLES, low, high, color=style["color"], alpha=0.15, linewidth=0)
         axes.set(xlabel="rotation in degrees", ylabel="residual s", ylim=(0.0, None), xticks=range(0, 361, 90))
-        figure.legend(loc="outside upper center", ncols=3)
+        figure.legend(loc="outside upper center", ncols=4, columnspacing=1.0, handlelength=1.4)
     return figure

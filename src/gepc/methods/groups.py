@@ -23,6 +23,7 @@ import torch
 from gepc.core.errors import OptionError, check_names, nearest, raising
 from gepc.methods.operators import FAMILIES, PIXELS, Operator
 
+LARGEST = 1e6  # number in the name of an action
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -193,7 +194,7 @@ def _with_numbers(family_name: str, text: str, draw: str) -> Action | None:
     """The action of a family with numbers or ranges; None if there is no such family or it has no such numbers."""
     family = FAMILIES.get(family_name)
     ends = [[_number(end) for end in part.split("..")] for part in text.split(",")]
-    if family is None or not all(len(pair) in (1, 2) and math.isfinite(sum(pair)) for pair in ends):
+    if family is None or not all(len(pair) in (1, 2) and all(abs(end) <= LARGEST for end in pair) for pair in ends):
         return None
     low, high = [min(pair) for pair in ends], [max(pair) for pair in ends]
     random = low != high
