@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -181,6 +182,9 @@ def test_a_description_rebuilds_what_the_user_knows_or_trusts(
         gepc.Encoder.rebuild(facts)
     again = gepc.Encoder.rebuild(facts, trust=True)
     torch.testing.assert_close(again.activations(x), encoder.activations(x))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(encoder)).activations(x), encoder.activations(x))
+    with pytest.raises(pickle.PicklingError, match="made of a module"):
+        pickle.dumps(gepc.Encoder.load(Tiny(), device="cpu"))
     remember_network(encoder.sha256, onnx_file)
     assert gepc.Encoder.rebuild(facts).describe() == facts
     with pytest.raises(BackboneError, match="other weights"):

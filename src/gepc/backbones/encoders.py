@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -201,6 +204,12 @@ class Encoder:
             raise BackboneError(f"{weights or source} has other weights than the encoder that was saved")
         return encoder
 
+    def __reduce__(self) -> Any:
+        # a pickle names the weights instead of holding them, and loading checks that they are the same
+        if self.source is None:
+            raise PicklingError("an encoder that was made of a module cannot be pickled; give it again")
+        return partial(Encoder.rebuild, trust=True), (self.describe(), str(self.device))
+
     def __deepcopy__(self, memo: object) -> Encoder:
         return self  # copies of a detector share the network
 
@@ -233,18 +242,14 @@ def _named_model(source: str, weights: StrPath | None) -> torch.nn.Module:
     check_choice("encoder library", library, LIBRARIES)
     if not re.fullmatch(r"[\w.]+", name):
         raise OptionError(f"{name!r} is not the name of a model of {library}")
-    own = weights is None
     with raising(OptionError, f"{source} needs {library}: pip install 'gepc[encoder]' ({{error}})", ImportError):
-        if library == "timm":
-            import timm
-
-            build: Any = lambda: timm.create_model(name, pretrained=own)  # noqa: E731
-        else:
-            import torchvision
-
-            build = lambda: torchvision.models.get_model(name, weights="DEFAULT" if own else None)  # noqa: E731
+        package = importlib.import_module(library)
     try:
-        net: torch.nn.Module = build()
+        net: torch.nn.Module
+        if library == "timm":
+            net = package.create_model(name, pretrained=weights is None)
+        else:
+            net = package.models.get_model(name, weights="DEFAULT" if weights is None else None)
     except Exception as error:  # an unknown name, or a failed download: each library has its own errors
         raise BackboneError(f"{source} cannot be loaded: {first_line(error)}") from error
     if weights is not None:
