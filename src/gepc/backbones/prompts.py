@@ -19,6 +19,7 @@ from gepc.backbones.weights import read_tensors
 from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
 from gepc.core.files import read_json
 
+NO_LIMIT = 10**9  # the length that a tokenizer without `model_max_length` has is larger
 TEXT_PARTS = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
 
 
@@ -80,11 +81,34 @@ def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tens
     options: dict[str, Any] = {name: None for name, value in parameters.items() if value.default is value.empty}
     options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}
     options |= {"prompt": prompt, "prompt_2": prompt, "prompt_3": prompt}
-    unlimited = "a tokenizer of this pipeline has no `model_max_length`; set it, or give `embeddings`"
-    with torch.no_grad(), raising(BackboneError, unlimited, OverflowError):
+    with torch.no_grad(), _limited_tokenizers(pipeline):
         answer: Sequence[Any] = encode(**{name: value for name, value in options.items() if name in parameters})
     embeddings = {name: answer[position] for name, position in positions.items() if position < len(answer)}
     return {name: values for name, values in embeddings.items() if values is not None}
+
+
+@contextmanager
+def _limited_tokenizers(pipeline: Any) -> Iterator[None]:
+    """Give tokenizers without a `model_max_length` the length that their text encoder was made for.
+
+    Pipelines pad a prompt to this length, and a tokenizer that does not know it asks for 10^30 tokens.
+    """
+    changed = []
+    try:
+        for name, tokenizer in pipeline.components.items():
+            if name.startswith("tokenizer") and getattr(tokenizer, "model_max_length", 0) > NO_LIMIT:
+                encoder = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
+                length = getattr(getattr(encoder, "config", None), "max_position_embeddings", None)
+                if length is None:
+                    continue
+                changed.append((tokenizer, tokenizer.model_max_length))
+                tokenizer.model_max_length = length
+        message = "a tokenizer of this pipeline has no `model_max_length`; set it, or give `embeddings`"
+        with raising(BackboneError, message, OverflowError):
+            yield
+    finally:
+        for tokenizer, length in changed:
+            tokenizer.model_max_length = length
 
 
 @contextmanager
