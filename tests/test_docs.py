@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -68,3 +70,25 @@ def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == gepc.__version__
     assert citation["references"][0]["title"].startswith("GEPC: Group-Equivariant Posterior Consistency")
+
+
+@pytest.fixture
+def figures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "docs" / "figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figures_of_the_pages_are_those_of_the_stored_tables(figures: ModuleType) -> None:
+    entries = yaml.safe_load((ROOT / "docs" / "figures.yaml").read_text(encoding="utf-8"))
+    assert figures.problems(entries) == []
+
+
+def test_a_page_that_states_another_figure_is_found(figures: ModuleType) -> None:
+    rank = ["ranks", {"method": "gepc+ fast"}, "average rank", 1]
+    entry = {"claim": "a rank", "values": {"fast": rank}, "pages": {"README.md": ["an average rank of {fast}5"]}}
+    value = figures.values(entry)["fast"]
+    assert figures.problems([entry]) == [f"README.md does not say 'an average rank of {value}5' (a rank)"]
