@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, object]]:
         detector = radar_detector(backbone, method, arguments.target_pixels, arguments.size, **options)
         detector.fit(images[:fit], images[fit : fit + calibrate])
         for kind, insert in KINDS.items():
-            for level in DECIBELS:
+            for level in arguments.decibels:
                 rng = np.random.default_rng(1)
                 targets = [insert(patch, 10.0 ** (level / 10.0), rng) for patch in test]
                 found = detector.predict(as_images(np.stack(targets)), arguments.alpha)
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--hrsid", type=Path, default=None)
     parser.add_argument("--backbone", default="sar-tiny")
     parser.add_argument("--alpha", type=float, default=1e-3, help="false-alarm rate per patch")
+    parser.add_argument("--decibels", type=float, nargs="+", default=DECIBELS, help="contrasts of the targets")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--target-pixels", type=float, default=200)
     parser.add_argument("--fit", type=int, default=200)

@@ -189,7 +189,7 @@ class Evidence(Calibrator):
 
     @property
     def _weights(self) -> Array:
-        return np.array([self.view if part.view else self.whole for part in self.used])
+        return np.array([part.weight * (self.view if part.view else self.whole) for part in self.used])
 
     def _fit(self, columns: Array) -> None:
         if max(int(part.columns.max()) for part in self.used) >= columns.shape[2]:

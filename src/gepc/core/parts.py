@@ -24,6 +24,7 @@ class Part:
     levels : how many noise levels the columns hold, one after another, if `scoring` is given.
     scoring : options of `gepc.calibration.Scorer` for a part that has its own scorer; None leaves it to the calibrator.
     parts : the parts of these columns, for its own scorer.
+    weight : the share of the false-alarm rate that the part gets, relative to others of its kind.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Part:
     levels: int = 1
     scoring: dict[str, Any] | None = None
     parts: tuple[Part, ...] = ()
+    weight: float = 1.0
 
     @classmethod
     def of(cls, name: str, columns: Sequence[int], view: bool = False) -> Part:

@@ -138,6 +138,7 @@ class Feature:
     log_variance : whether the feature reads the log-variance of the reverse step.
     fresh_noise : whether the feature reads a second draw of noise.
     looks_at : what a change of the feature means, in plain words; see `gepc.Detector.explain`.
+    weight : the share of the false-alarm rate that this view of the image gets, relative to others.
     least_elements : the smallest random subset of the group that the feature can be computed from; None: all of it.
     joint : whether a feature per element has columns of all elements together alone.
     """
@@ -152,6 +153,7 @@ class Feature:
     fresh_noise: bool = False
     least_elements: int | None = 1
     looks_at: str = "texture and noise"
+    weight: float = 1.0
     joint: bool = False
 
     @property

@@ -219,6 +219,7 @@ class GepcExtractor(HasMaps, Extractor):
         output: list[int] = []
         layers: list[int] = []
         views: dict[str, list[int]] = {}
+        weights: dict[str, float] = {}
         first = 0
         for kind in self._present(table):
             columns = range(first, first + self._columns_of(kind, table).shape[2])
@@ -226,10 +227,12 @@ class GepcExtractor(HasMaps, Extractor):
             (layers if kind.layers else output).extend(columns)
             if not kind.layers:
                 views.setdefault(kind.looks_at, []).extend(columns)
+                weights[kind.looks_at] = kind.weight
         parts = [Part.of(name, columns) for name, columns in ((OUTPUT, output), ("structure", layers)) if columns]
         if len(views) == 1:
             views = {}
-        return (*parts, *(Part.of(name, columns, view=True) for name, columns in views.items()))
+        seen = (Part.of(name, columns, view=True) for name, columns in views.items())
+        return (*parts, *(replace(part, weight=weights[part.name]) for part in seen))
 
     def _columns_of(self, kind: Feature, table: Table) -> Columns:
         return kind.columns(table[kind.name], self.each_element, self.transformed)

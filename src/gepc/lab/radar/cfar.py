@@ -229,7 +229,8 @@ def order_statistic_feature(level: LevelAnswers) -> torch.Tensor:
     return test.pooled(-test.log_pfa(level.images))
 
 
-@feature("pixel_rx", transform=unchanged, looks_at="unusual pixels")
+# a fifth of the weight of the others: in real clutter RX finds little at the rates that targets are looked for
+@feature("pixel_rx", transform=unchanged, looks_at="unusual pixels", weight=0.2)
 def neighbourhood_feature(level: LevelAnswers) -> torch.Tensor:
     """log pool(-log Pfa) of RX at the size of a target, which compares 3x3 pixels with those of the whole image."""
     test = RX(level.pooling.topk, level.pooling.window)

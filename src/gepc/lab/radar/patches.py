@@ -120,9 +120,8 @@ def read_grey(scene: AnnotatedScene) -> Pixels:
         return pixels
     if pixels.shape[2] not in accepted_channels(1):
         raise InputError(f"{scene.path} has {pixels.shape[2]} channels; give grey or RGB images")
-    first = pixels[..., 0]
-    if pixels.shape[2] == 1 or all(np.array_equal(first, pixels[..., other]) for other in range(1, 3)):
-        return np.asarray(first)
+    if pixels.shape[2] == 1:
+        return np.asarray(pixels[..., 0])
     # the channels of grey saved as a colour JPEG differ by rounding
     return np.asarray(np.rint(pixels[..., :3] @ LUMA), dtype=pixels.dtype)
 
