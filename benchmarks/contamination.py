@@ -3,8 +3,8 @@
     python benchmarks/contamination.py cifar10.npz:test_x svhn32.npz:test_x [--repeats 200]
 
 A share of the images to fit on, and the same share of the calibration images, is replaced by images of the other data
-set. Features are computed once; every repetition draws 200 images to fit on and 200 to calibrate with, fits the scorer,
-and tests on 200 in-distribution images and 100 others that neither part contains. Prints a Markdown table.
+set. Features are computed once; every repetition draws 100 images to fit on and 100 to calibrate with, fits the scorer,
+and tests on 100 in-distribution images and 80 others that neither part contains. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gepc.images.sources import Images, open_images
 from gepc.methods.extraction import ExtractionSpec, FeatureTable, extract_all
 
 SHARES = (0.0, 0.01, 0.05, 0.1)
-FIT = CALIBRATION = TEST = 200
-OTHERS = 100
+FIT = CALIBRATION = TEST = 100
+OTHERS = 80
 ALPHA = 0.05
 Rows = npt.NDArray[np.int64]
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="photos-tiny")
     parser.add_argument("--repeats", type=int, default=200)
     arguments = parser.parse_args()
-    detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "gepc+", size=32)
+    detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "gepc+", "fast", size=32)
     counts = {arguments.inside: FIT + CALIBRATION + TEST, arguments.outside: 2 * round(max(SHARES) * FIT) + OTHERS}
     first, second = (features(detector, open_images(source).between(0, count)) for source, count in counts.items())
     rows = []

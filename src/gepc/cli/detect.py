@@ -52,6 +52,9 @@ def fit(
     calibration_images: Annotated[
         str | None, Option(help="Separate in-distribution images used only for calibration.")
     ] = None,
+    ignore: Annotated[
+        Path | None, Option(help="Picture of the images' size: pixels that are not black are ignored.")
+    ] = None,
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
@@ -66,6 +69,8 @@ def fit(
 
     check_free(out, "detector.json", "detector")
     parameters = opt.parse_settings(settings)
+    if ignore is not None:
+        parameters["ignore"] = ignore
     loading.refuse(parameters)
     detector = gepc.create_detector(loading.load(backbone), method, preset, **parameters)
     collection = open_images(images)

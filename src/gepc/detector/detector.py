@@ -147,6 +147,8 @@ class Detector(Parameters, FittedAttributes):
     value_range, size, resize, magnitude, normalise
         How images are prepared; see `gepc.Preprocessing`. `size` defaults to that of a backbone with a fixed size,
         otherwise to that of the first image.
+    ignore : bool array (H, W) or path of a picture, optional
+        Pixels that count neither for scores nor for maps nor for calibration; see `gepc.Preprocessing`.
     maps : {"calibrated", "aligned", "raw"}
         `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
         p-values. `aligned` learns it for every position, for images in which a pixel always shows the same thing.

@@ -103,20 +103,26 @@ class FittedDetector:
         table, parts, levels = self._map_passes(batch)
         calibrated = None
         if self.maps is not None and (self.score_from == "map" or not raw):
-            calibrated = self.maps.z(parts, batch.size)
+            calibrated = self.maps.z(parts, batch.size, self.preprocessing.ignored(batch.size))
         scores, evidence = self._score(table)
         if self.score_from == "map" and calibrated is not None:
             scores, evidence = map_scores(calibrated[TOGETHER]), {}
         if not maps:
             return scores, None, evidence
         if raw or calibrated is None:
-            return scores, {self.map_part: combine(levels, self.weights)}, evidence
+            return scores, {self.map_part: self._raw(levels)}, evidence
         return scores, calibrated, evidence
 
     def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map]:
         """The parts of the maps of preprocessed images, and their raw maps; what map statistics are learnt from."""
         _, parts, levels = self._map_passes(self._batch(images))
-        return parts, combine(levels, self.weights)
+        return parts, self._raw(levels)
+
+    def _raw(self, levels: Map) -> Map:
+        """Raw maps, 0 where pixels are ignored."""
+        maps = combine(levels, self.weights)
+        ignored = self.preprocessing.ignored((maps.shape[1], maps.shape[2]))
+        return maps if ignored is None else np.where(ignored, np.float32(0.0), maps)
 
     def _map_passes(self, batch: Batch) -> tuple[Table, MapParts, Map]:
         return extract_map_parts(self.method, self.backbone, batch, self.kept)

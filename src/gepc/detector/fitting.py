@@ -237,7 +237,8 @@ def _with_maps(
         return replace(draft, map_scale=v_global(raw))
     aligned = parameters.maps == "aligned"
     window = map_window(draft.method)
-    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, aligned)
+    ignored = draft.preprocessing.ignored
+    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, aligned, ignored)
     return replace(draft, maps=statistics.trim(parameters.contamination), map_scale=v_global(raw))
 
 

@@ -14,6 +14,7 @@ from gepc.conformal.p_values import check_rates
 from gepc.core.errors import OptionError, check_names, nearest
 from gepc.core.options import at_least, check_fields, checked, coerce, is_scalar, one_of
 from gepc.images.batches import settled
+from gepc.images.mask import Mask
 from gepc.images.preprocessing import OWN_SIZE, Preprocessing
 from gepc.images.sources import Images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES
@@ -43,6 +44,7 @@ class Parameters:
     resize: str = "stretch"
     magnitude: str = "linear"
     normalise: str = "fixed"
+    ignore: Mask | None = None
     maps: str = one_of("calibrated", "aligned", "raw")
     score_from: str = one_of("features", "map")
     calibration_share: float = 1 / 3
@@ -54,6 +56,8 @@ class Parameters:
         if not isinstance(self.backbone, Backbone):
             kind = type(self.backbone).__name__
             raise OptionError(f"backbone must be a gepc.Backbone, got {kind}; see gepc.load_backbone")
+        if self.ignore is not None and not isinstance(self.ignore, Mask | dict):
+            self.ignore = Mask.of(self.ignore)
         hints = typing.get_type_hints(Parameters)
         for name in detector_options():
             object.__setattr__(self, name, coerce(hints[name], getattr(self, name), name))
@@ -100,7 +104,14 @@ class Parameters:
             size = (size, size)
         multiple = self.backbone.size_multiple if self.resize in OWN_SIZE else 1
         preprocessing = Preprocessing(
-            self.value_range, size, self.resize, self.backbone.channels, self.magnitude, self.normalise, multiple
+            self.value_range,
+            size,
+            self.resize,
+            self.backbone.channels,
+            self.magnitude,
+            self.normalise,
+            multiple,
+            self.ignore,
         )
         if size is not None:
             self.backbone.check_size(*size)

@@ -21,6 +21,7 @@ from PIL import Image as PILImage
 from gepc.core.errors import AdviceWarning, InputError, OptionError, ValueRangeWarning
 from gepc.core.options import check_fields, one_of
 from gepc.images.formats import Pixels, size_text
+from gepc.images.mask import Mask
 from gepc.images.sources import Image, Images, Record
 
 Array = npt.NDArray[np.float64]
@@ -56,6 +57,8 @@ class Preprocessing:
         between images. `patch` is (y - mean) / (4 std), clipped to [-1, 1], which removes each image's own brightness
         and contrast.
     multiple : with `native` and `half`, the sides that the network sees are cut to multiples of this around the centre.
+    ignore : pixels that do not count. Before an image is resized, they are replaced by the mean of its other pixels, so
+        that their values have no influence at all.
 
     Examples
     --------
@@ -77,12 +80,17 @@ class Preprocessing:
     magnitude: str = one_of("linear", "log")
     normalise: str = one_of("fixed", "patch")
     multiple: int = 1
+    ignore: Mask | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.magnitude == "linear" and self.normalise != "fixed":
             raise OptionError(
                 "`normalise` can be 'patch' only if `magnitude` is 'log'", options=("normalise", "magnitude")
+            )
+        if self.ignore is not None and self.normalise == "patch":
+            raise OptionError(
+                "`ignore` needs `normalise` to be 'fixed': 'patch' looks at all pixels", options=("ignore", "normalise")
             )
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise OptionError(f"channels must be a positive whole number, got {self.channels!r}")
@@ -113,6 +121,11 @@ class Preprocessing:
             unit = _normalised(log_magnitude(pixels, self.value_range, name), self.normalise)
         else:
             unit = self._to_unit(pixels, name)
+        if self.ignore is not None:
+            ignored = self.ignore.array((unit.shape[0], unit.shape[1]))
+            if ignored.all():
+                raise InputError(f"{name} is too small for the mask: no pixel would count")
+            unit[ignored] = unit[~ignored].mean(axis=0)
         if unit.shape[2] != self.channels:
             unit = np.repeat(unit, 3, axis=2) if self.channels == 3 else (unit @ LUMA.astype(np.float32))[..., None]
         return np.ascontiguousarray(self._to_size(unit, name).transpose(2, 0, 1))
@@ -188,6 +201,14 @@ class Preprocessing:
         part = image[top : top + height, left : left + width]
         size = self.network_size((image.shape[0], image.shape[1]))
         return part if size == (height, width) else _resized(part, size)
+
+    def ignored(self, size: tuple[int, ...]) -> npt.NDArray[np.bool_] | None:
+        """The ignored pixels of a map of this (height, width), each touched by the mask; None without a mask."""
+        if self.ignore is None:
+            return None
+        top, left, height, width = self.window(self.ignore.size)
+        part = self.ignore.array(self.ignore.size)[top : top + height, left : left + width]
+        return _resized(part[..., None].astype(np.float32), (size[0], size[1]))[..., 0] > 0.0
 
     def network_size(self, shape: tuple[int, int]) -> tuple[int, int]:
         """(H, W) of an image of this (H, W) as the network sees it."""

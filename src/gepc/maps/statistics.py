@@ -44,6 +44,8 @@ Size = tuple[int, ...]
 Fields = dict[str, Map]
 Read = Callable[[Sequence[Image]], MapParts]  # the parts of the maps of some images of one size
 
+Ignored = Callable[[Size], npt.NDArray[np.bool_] | None]  # the pixels of maps of a size that do not count
+
 TOGETHER = "sum"  # the name of all parts together
 FIT_IMAGES, CALIBRATION_IMAGES = 64, 99
 TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
@@ -82,6 +84,7 @@ class MapStatistics:
         weights: Array,
         window: int = 9,
         aligned: bool = False,
+        ignored: Ignored | None = None,
     ) -> MapStatistics:
         """Learn mu and sigma, by position if `aligned`, from `fitting`, and the maxima from `calibrating`.
 
@@ -106,7 +109,7 @@ class MapStatistics:
         found._learn(fields, aligned)
         calibration = []
         for parts, size in read_parts(read, calibrating):
-            z = found.z(parts, size)
+            z = found.z(parts, size, None if ignored is None else ignored(size))
             calibration.append(np.stack([*(field.max((1, 2)) for field in z.values()), map_scores(z[TOGETHER])]))
         *maxima, found.scores = np.concatenate(calibration, axis=1).astype(np.float64)
         found.maxima = np.stack(maxima)
@@ -138,8 +141,14 @@ class MapStatistics:
             return ("target",)
         return tuple(name for name in self.parts if name in LEADING) or self.parts
 
-    def z(self, parts: MapParts, size: Size) -> Fields:
-        """z of all parts together and of each part, (N, H, W) with (H, W) = `size`."""
+    def z(self, parts: MapParts, size: Size, ignored: npt.NDArray[np.bool_] | None = None) -> Fields:
+        """z of all parts together and of each part, (N, H, W) with (H, W) = `size`; 0 where pixels are ignored."""
+        fields = self._unmasked(parts, size)
+        if ignored is None:
+            return fields
+        return {name: np.where(ignored, np.float32(0.0), field) for name, field in fields.items()}
+
+    def _unmasked(self, parts: MapParts, size: Size) -> Fields:
         fields = self._fields(parts, size)
         found = self._by_part(fields)
         together = self._standardised(self._largest(found), 0)

@@ -20,6 +20,7 @@ from gepc.core.errors import InputError
 from gepc.core.files import StrPath, digest, write_arrays
 from gepc.core.parts import Part
 from gepc.images.batches import Chunk, OnBadImage, chunks, settled
+from gepc.images.mask import Mask
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
 from gepc.methods.base import Batch, Columns, Extractor, Table, extract_table
@@ -256,6 +257,8 @@ def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
             return str(value)
         if isinstance(value, Group):
             return "auto" if value.auto else list(value.names)
+        if isinstance(value, Mask):
+            return {"size": list(value.size), "runs": list(value.runs)}
         return list(value) if isinstance(value, tuple) else value
 
     return {name: plain(value) for name, value in options.items()}

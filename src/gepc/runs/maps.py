@@ -108,16 +108,12 @@ def _write_map(
     field = scored.fields[fitted.map_part][row]
     regions = fitted.regions(scored.fields, row, options.alpha, options.raw)
     limit = fitted.map_limit(options.alpha, options.raw)
-    start, scale = 0.0, limit
-    if options.scale == "readable":
-        start, scale = readable_range(field, limit)
-    elif options.scale == "image":
-        scale = float(np.quantile(field, QUANTILE)) or 1.0
+    scale = (float(np.quantile(field, QUANTILE)) if options.scale == "image" else limit) or 1.0
     stem = f"{result.index:06d}_{_safe(Path(result.name).stem)}"
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
     verdict = _verdict(fitted, result, options.alpha)
-    _draw(fitted, scored, row, field, (start, scale), regions, verdict, options, out / f"{stem}.png")
+    _draw(fitted, scored, row, field, scale, regions, verdict, options, out / f"{stem}.png")
     shape = scored.chunk.read[row].shape
     window = fitted.preprocessing.window(shape)
     found = [in_image(region, window, (field.shape[0], field.shape[1])) for region in regions]
@@ -127,7 +123,6 @@ def _write_map(
         "picture": f"{stem}.png",
         "error": None,
         "mean": float(field.mean()),
-        "start": start,
         "scale": scale,
         **verdict,
         "regions": len(regions),
@@ -140,14 +135,15 @@ def _draw(
     scored: ScoredChunk,
     row: int,
     field: Map,
-    colours: tuple[float, float],
+    scale: float,
     regions: list[MapRegion],
     verdict: dict[str, Any],
     options: MapOptions,
     path: Path,
 ) -> None:
     """Draw the part of the image that the network saw, at its own resolution up to `LARGEST_PICTURE`."""
-    (start, scale), item = colours, scored.chunk.read[row]
+    start, scale = readable_range(field, scale) if options.scale == "readable" else (0.0, scale)
+    item = scored.chunk.read[row]
     assert item.pixels is not None
     picture = rgb_picture(fitted.preprocessing.shown(item.pixels, item.name, LARGEST_PICTURE), options.bands)
     size = (picture.shape[0], picture.shape[1])
