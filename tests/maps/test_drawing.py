@@ -157,7 +157,7 @@ def test_a_fitted_detector_shows_its_parts_apart() -> None:
     parts = {part: Detector.of(detector.fitted.showing(part)) for part in ("sum", "residual", "error")}
     raw = {part: shown.score_map(images, raw=True) for part, shown in parts.items()}
     np.testing.assert_allclose(raw["residual"] + raw["error"], raw["sum"], rtol=1e-5)
-    _, together = detector.fitted.evaluate(list(images), maps=True)
+    _, together, _ = detector.fitted.evaluate(list(images), maps=True)
     assert together is not None
     for part, shown in parts.items():
         assert shown.map_scale_ == detector.map_scale_
@@ -352,7 +352,7 @@ def test_a_map_of_nothing_is_drawn_from_0_to_1(tmp_path: Path, monkeypatch: pyte
     """Its own 0.99 quantile is 0, and no scale ends there."""
     detector = toy_detector().fit(ID)
     nothing = {detector.fitted.map_part: np.zeros((1, 8, 8), dtype=np.float32)}
-    monkeypatch.setattr(FittedDetector, "evaluate", lambda *_, **__: (np.ones(1), nothing))
+    monkeypatch.setattr(FittedDetector, "evaluate", lambda *_, **__: (np.ones(1), nothing, {}))
     (entry,) = write_maps(detector.fitted, open_images([as_uint8(ID[:1])[0]]), tmp_path, MapOptions("image", raw=True))
     assert (entry["scale"], entry["mean"], entry["regions"]) == (1.0, 0.0, 0)
 
