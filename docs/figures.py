@@ -51,7 +51,7 @@ def listed(entries: list[dict[str, Any]]) -> str:
         named = {name.replace("_", " "): value for name, value in values(entry).items()}
         figures = ", ".join(f"{name} **{value}**" for name, value in named.items())
         pages = ", ".join(f"`{page}`" for page in entry["pages"])
-        where = f"Stated in {pages}; measured at commit `{entry['commit']}`.{entry.get('note', '')}"
+        where = f"Stated in {pages}; stored at commit `{entry['commit']}`.{entry.get('note', '')}"
         commands = "\n".join(f"$ {command}" for command in entry["commands"])
         parts.append(f"### {entry['claim']}\n\n{figures}\n\n{where}\n\n```console\n{commands}\n```")
     return "\n\n".join(parts)
