@@ -151,15 +151,13 @@ def extract_all(
     first_size: tuple[int, int] | None = None
     preprocessing = settled(preprocessing, images)
     cache = FeatureCache(None) if cache is None else cache
-    read = chunks(images, preprocessing, spec.rows, on_bad_image)
-    for chunk in read:
+    for chunk in chunks(images, preprocessing, spec.rows, on_bad_image):
         skipped |= {name: error for _, name, error in chunk.failures}
+        if chunk.indices:
+            tables.append(cache.extract(backbone, spec, spec.batch(chunk)))
+            first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         if on_progress is not None:
             on_progress(len(chunk))
-        if not chunk.indices:
-            continue
-        tables.append(cache.extract(backbone, spec, spec.batch(chunk)))
-        first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         for key, image in zip(chunk.keys, chunk.images, strict=True):
             sample.add(key, image)
         keys += chunk.keys
