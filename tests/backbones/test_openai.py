@@ -85,24 +85,21 @@ class Attention(nn.Module):
 
 
 class Down(nn.Module):
-    def __init__(self, channels: int, conv: bool) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        if conv:
-            self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
 
     def forward(self, x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
-        return self.op(x) if hasattr(self, "op") else resized(x, "down")
+        return self.op(x)
 
 
 class Up(nn.Module):
-    def __init__(self, channels: int, conv: bool) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        if conv:
-            self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: torch.Tensor, emb: torch.Tensor) -> torch.Tensor:
-        x = resized(x, "up")
-        return self.conv(x) if hasattr(self, "conv") else x
+        return self.conv(resized(x, "up"))
 
 
 class First(nn.Conv2d):
@@ -124,7 +121,6 @@ DEFAULTS: dict[str, Any] = {
     "use_scale_shift_norm": True,
     "resblock_updown": False,
     "use_new_attention_order": False,
-    "conv_resample": True,
     "noise_schedule": "cosine",
     "diffusion_steps": 100,
     "rescale_timesteps": True,
@@ -165,7 +161,7 @@ class Reference(nn.Module):
                 self.input_blocks.append(nn.ModuleList(layers))
                 skips.append(width)
             if level < len(widths) - 1:
-                down = block(width, width, "down") if o["resblock_updown"] else Down(width, o["conv_resample"])
+                down = block(width, width, "down") if o["resblock_updown"] else Down(width)
                 self.input_blocks.append(nn.ModuleList([down]))
                 skips.append(width)
                 factor *= 2
@@ -178,7 +174,7 @@ class Reference(nn.Module):
                 if factor in factors:
                     layers.append(attention(width, heads_up))
                 if level and layer == o["num_res_blocks"]:
-                    layers.append(block(width, width, "up") if o["resblock_updown"] else Up(width, o["conv_resample"]))
+                    layers.append(block(width, width, "up") if o["resblock_updown"] else Up(width))
                     factor //= 2
                 self.output_blocks.append(nn.ModuleList(layers))
         out = image_channels * (2 if o["learn_sigma"] else 1)
@@ -242,7 +238,7 @@ def distance(answer: torch.Tensor, expected: torch.Tensor) -> float:
 
 @torch.no_grad()
 def test_the_reference_gives_the_golden_answers(golden) -> None:  # type: ignore[no-untyped-def]
-    net = Reference({"channel_mult": "", "conv_resample": True, **golden.config}).eval()
+    net = Reference({"channel_mult": "", **golden.config}).eval()
     net.load_state_dict(golden.tensors)
     assert [name for name, _ in net.named_parameters()] == list(golden.tensors)
     scale = 1000 / golden.config["diffusion_steps"] if golden.config["rescale_timesteps"] else 1
@@ -302,9 +298,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_heads": 4,
         "class_cond": True,
     },
-    "pooling without convolutions": {"conv_resample": False, "channel_mult": "1,2,2"},
-    "pooling, fixed heads, new order": {
-        "conv_resample": False,
+    "fixed heads, new order": {
         "channel_mult": "1,2,3",
         "attention_resolutions": "8,4",
         "use_new_attention_order": True,
@@ -363,7 +357,6 @@ def test_a_converted_net_computes_the_same_function(name: str, image_channels: i
         ("heads at several widths", "4 attention heads at every width"),
         ("other heads in the decoder", "2 heads in the decoder"),
         ("half width first", "a time embedding of 64 channels"),
-        ("pooling without convolutions", "resampling without convolutions"),
     ],
 )
 def test_what_plain_diffusers_cannot_express_is_said(name: str, reason: str, tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ import numpy.typing as npt
 import torch
 from diffusers import UNet2DModel
 from diffusers.models.attention_processor import Attention
-from diffusers.models.downsampling import Downsample2D
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
-from diffusers.models.upsampling import Upsample2D
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file, save
@@ -245,7 +243,6 @@ class Patches:
     encoder_heads: int | None = None  # at every width, also in the middle; the config only has a width per head
     decoder_heads: int | None = None
     time_channels: int | None = None  # width of the sinusoidal time embedding, if it is not that of the first level
-    plain_resampling: bool = False  # average pooling and nearest neighbour without a convolution
     head_channels: int | None = None  # the config's own `attention_head_dim`, which `MARK` replaces there
 
     @property
@@ -255,7 +252,6 @@ class Patches:
             f"{self.encoder_heads} attention heads at every width": self.encoder_heads is not None,
             f"{self.decoder_heads} heads in the decoder": self.decoder_heads != self.encoder_heads,
             f"a time embedding of {self.time_channels} channels": self.time_channels is not None,
-            "resampling without convolutions": self.plain_resampling,
         }
         return [reason for reason, holds in reasons.items() if holds]
 
@@ -280,10 +276,4 @@ def build_net(config: Mapping[str, Any], patches: Patches) -> UNet2DModel:
             width = net.time_embedding.linear_2.out_features
             net.time_proj = Timesteps(patches.time_channels, flip_sin_to_cos=True, downscale_freq_shift=0)
             net.time_embedding = TimestepEmbedding(patches.time_channels, width)
-        for block in (*net.down_blocks, *net.up_blocks) if patches.plain_resampling else ():
-            width = block.resnets[-1].out_channels
-            if getattr(block, "downsamplers", None) is not None:
-                block.downsamplers = torch.nn.ModuleList([Downsample2D(width, use_conv=False, name="op")])
-            if getattr(block, "upsamplers", None) is not None:
-                block.upsamplers = torch.nn.ModuleList([Upsample2D(width, use_conv=False)])
     return net

@@ -6,8 +6,7 @@
     output_blocks.i.0 [.1] [.1 or .2] residual block on (input, skip), [attention], [upsampler]
     out.0, out.2                      norm, last convolution
 
-A level ends with a strided convolution (`op`), with a residual block that pools (`resblock_updown`), or with a pooling
-that has no tensors (`conv_resample=False`) and so leaves a gap in the numbering.
+A level ends with a strided convolution (`op`) or with a residual block that pools (`resblock_updown`).
 """
 
 import re
@@ -42,7 +41,7 @@ class Architecture:
     res_blocks: int
     attention: tuple[bool, ...]  # which levels have it
     scale_shift: bool
-    resampling: str  # "conv", "resblock" or "plain"
+    resampling: str  # "conv" or "resblock"
     classes: int | None  # None for an unconditional net
 
     @property
@@ -86,7 +85,8 @@ def blocks_of(net: Architecture) -> Iterator[UNetBlock]:
             skips.append(out)
             index += 1
         if level < last:
-            yield from _resample(net, f"input_blocks.{index}.0", f"{home}.downsamplers.0", DOWN, out)
+            kind = RESBLOCK if net.resampling == "resblock" else DOWN
+            yield UNetBlock(f"input_blocks.{index}.0", f"{home}.downsamplers.0", kind, out, out)
             skips.append(out)
             index += 1
     yield UNetBlock("middle_block.0", "mid_block.resnets.0", RESBLOCK, width, width)
@@ -102,13 +102,9 @@ def blocks_of(net: Architecture) -> Iterator[UNetBlock]:
                 yield UNetBlock(f"output_blocks.{index}.1", f"{home}.attentions.{layer}", ATTENTION, out, out)
             if level and layer == net.res_blocks:
                 position = 2 if net.attention[level] else 1
-                yield from _resample(net, f"output_blocks.{index}.{position}", f"{home}.upsamplers.0", UP, out)
+                kind = RESBLOCK if net.resampling == "resblock" else UP
+                yield UNetBlock(f"output_blocks.{index}.{position}", f"{home}.upsamplers.0", kind, out, out)
             index += 1
-
-
-def _resample(net: Architecture, source: str, target: str, kind: str, width: int) -> Iterator[UNetBlock]:
-    if net.resampling != "plain":
-        yield UNetBlock(source, target, RESBLOCK if net.resampling == "resblock" else kind, width, width)
 
 
 def expected_shapes(net: Architecture) -> dict[str, Shape]:
@@ -183,18 +179,16 @@ def _vote(values: Iterable[T], what: str, path: Path) -> T:
 
 def _levels(kinds: Mapping[str, str], path: Path) -> tuple[int, int, str]:
     """The number of levels, the residual blocks per level, and how sizes change."""
-    numbers: dict[str, set[int]] = {"input_blocks": set(), "output_blocks": set()}
+    blocks: set[int] = set()
     ups: dict[int, str] = {}
     for name, kind in kinds.items():
         section, index, position = name.split(".")
-        numbers[section].add(int(index))
-        if section == "output_blocks" and position != "0" and kind in (UP, RESBLOCK):
-            ups[int(index)] = kind
+        if section == "output_blocks":
+            blocks.add(int(index))
+            if position != "0" and kind in (UP, RESBLOCK):
+                ups[int(index)] = kind
     ends, resampling = sorted(ups), "resblock" if RESBLOCK in ups.values() else "conv"
-    if not ups:
-        gaps = set(range(1, max(numbers["input_blocks"], default=1))) - numbers["input_blocks"]
-        ends, resampling = sorted(index - 1 for index in gaps), "plain" if gaps else "conv"
-    count, levels = 1 + max(numbers["output_blocks"], default=0), len(ends) + 1
+    count, levels = 1 + max(blocks, default=0), len(ends) + 1
     res_blocks = count // levels - 1
     if count % levels or res_blocks < 1 or ends != [(i + 1) * (res_blocks + 1) - 1 for i in range(levels - 1)]:
         raise BackboneError(

@@ -136,7 +136,6 @@ def find_patches(net: Architecture, options: Options) -> Patches:
         encoder_heads=options.num_heads if fixed else None,
         decoder_heads=options.decoder_heads if fixed else None,
         time_channels=net.model_channels if net.model_channels != net.widths[0] else None,
-        plain_resampling=net.resampling == "plain",
     )
     by_width = patches.reasons and not fixed and heads != {1}
     return replace(patches, head_channels=min(sizes)) if by_width else patches
@@ -278,8 +277,6 @@ def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any]]:
     ]
     if len(net.widths) > 1:
         facts.append(("resblock_updown", net.resampling == "resblock", options.resblock_updown))
-        if net.resampling != "resblock":
-            facts.append(("conv_resample", net.resampling == "conv", options.conv_resample))
     return facts
 
 

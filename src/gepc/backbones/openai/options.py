@@ -40,7 +40,6 @@ class Options:
     learn_sigma: bool | None = None
     use_scale_shift_norm: bool | None = None
     resblock_updown: bool | None = None
-    conv_resample: bool | None = None
 
     timestep_respacing: str | int = ""
     dropout: float = 0.0
