@@ -355,11 +355,11 @@ def test_masks_beside_their_images_are_skipped_and_counted(tmp_path: Path) -> No
         assert _names(tmp_path) == ["_mask.png", "a.png", "b/c.jpg", "d_mask.png"]  # two are nobody's masks
 
 
-def test_images_of_one_name_and_two_suffixes_are_pointed_out(tmp_path: Path) -> None:
-    for name in ("a.jpg", "a.png", "b.png"):
+def test_a_png_beside_a_photograph_of_the_same_name_is_its_mask(tmp_path: Path) -> None:
+    for name in ("a.jpg", "a.png", "b.png", "c.JPEG", "c.PNG", "d.bmp", "d.png"):
         PILImage.new("RGB", (4, 4)).save(tmp_path / name)
-    with pytest.warns(UserWarning, match="1 images differ from another one in their suffix only"):
-        assert _names(tmp_path) == ["a.jpg", "a.png", "b.png"]
+    with pytest.warns(UserWarning, match=r"2 masks beside their images are skipped, such as a\.png"):
+        assert _names(tmp_path) == ["a.jpg", "b.png", "c.JPEG", "d.bmp", "d.png"]
 
 
 @pytest.mark.parametrize("name", ["photos.zip", "photos.tar.gz", "PHOTOS.ZIP"])

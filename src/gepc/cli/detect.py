@@ -76,7 +76,7 @@ def fit(
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
     total = len(collection) + (0 if calibration is None else len(calibration))
-    estimate_fit(detector, collection, total)
+    estimate_fit(detector, collection, total - len(collection))
     with progress("fitting", total) as advance:
         labels = opt.read_groups(groups, collection if calibration is None else calibration)
         detector.fit(collection, calibration, labels, advance)
@@ -96,12 +96,13 @@ def fit(
         say(f"no guarantee at alpha 0.05: {error}")
 
 
-def estimate_fit(detector: Detector, images: Images, total: int) -> None:
-    """Print what fitting `total` images like those of the collection costs, if it takes long."""
-    size = detector.network_size(images)
+def estimate_fit(detector: Detector, images: Images, separate: int = 0) -> None:
+    """Print what fitting on the images costs, with a number of separate calibration images, if it takes long."""
+    size, total = detector.network_size(images), len(images) + separate
     estimate(detector.backbone, size, total, detector.fit_cost(size))
-    again = detector.map_images(total, total)
-    estimate(detector.backbone, size, again, detector.cost(), "for maps at most {:,} images again")
+    calibrating = separate or round(detector.calibration_share * total)
+    again = detector.map_images(total - calibrating, calibrating)
+    estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images again")
 
 
 def _size_text(fitted: FittedDetector) -> str:

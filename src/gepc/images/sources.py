@@ -383,21 +383,23 @@ def _paths_below(place: Path) -> list[Path]:
         warnings.warn(
             f"{place}: {len(masks)} masks beside their images are skipped, such as {min(masks).name}", stacklevel=2
         )
-    doubles = len(paths) - len({path.with_suffix("") for path in paths})
-    if doubles:
-        warnings.warn(
-            f"{place}: {doubles} images differ from another one in their suffix only, such as a.jpg and a.png; if they "
-            "are masks or copies, move them elsewhere",
-            stacklevel=2,
-        )
     return [path for path in paths if path not in masks]
 
 
 def masks_among(paths: Sequence[Path]) -> set[Path]:
-    """The files that are masks by their names, beside the image that they belong to: `a_mask.png` beside `a.jpg`."""
+    """The files that are masks by their names, beside the image that they belong to.
+
+    These are `a_mask.png` beside `a.jpg`, and `a.png` beside `a.jpg`, as data sets of defects are distributed.
+    """
     images = {(path.parent, path.stem) for path in paths}
-    named = [(path, _MASK.fullmatch(path.stem)) for path in paths]
-    return {path for path, found in named if found is not None and (path.parent, found[1]) in images}
+    photographs = {(path.parent, path.stem) for path in paths if path.suffix.lower() in (".jpg", ".jpeg")}
+    masks = set()
+    for path in paths:
+        named = _MASK.fullmatch(path.stem)
+        same_name = path.suffix.lower() == ".png" and (path.parent, path.stem) in photographs
+        if same_name or (named is not None and (path.parent, named[1]) in images):
+            masks.add(path)
+    return masks
 
 
 def _skipped_text(skipped: Counter[str], start: str = "") -> str:

@@ -149,7 +149,7 @@ def fit(
     options = {"value_range": None if white is None else (0.0, white), **opt.parse_settings(settings)}
     size = min(first.shape[:2])
     detector = radar_detector(loading.load(backbone), method, target_pixels, size, normalise, **options)
-    estimate_fit(detector, collection, len(collection))
+    estimate_fit(detector, collection)
     with progress("fitting", len(collection)) as advance:
         detector.fit(collection, on_progress=advance)
     detector.save(out)
