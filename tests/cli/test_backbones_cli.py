@@ -73,7 +73,7 @@ def test_convert_then_info(checkpoint: Path, tmp_path: Path, capsys: pytest.Capt
     assert origin["file"] == "ema.pt"
     assert origin["options"]["num_heads"] == 4
 
-    assert run(["info", str(out)]) == 0
+    assert run(["info", str(out), "--time-scale", "4"]) == 0
     text = capsys.readouterr().out
     for line in (
         "family      openai",
@@ -82,7 +82,7 @@ def test_convert_then_info(checkpoint: Path, tmp_path: Path, capsys: pytest.Capt
         "size        16x16",
         "predicts    epsilon and a variance",
         "schedule    squaredcos_cap_v2, 4000 timesteps",
-        "called with t*1000/T",
+        "called with t*1000/T, asked for 4 times its time",
         "2 passes per image, ",
     ):
         assert line in text

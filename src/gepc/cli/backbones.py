@@ -205,7 +205,7 @@ def backbone_text(facts: dict[str, Any]) -> str:
         f"{facts['timesteps']} timesteps",
         f"abar {facts['first_abar']:.7g} to {facts['last_abar']:.4g}",
         facts.get("rescale_timesteps") and "called with t*1000/T",
-        facts.get("time_scale", 1.0) != 1.0 and f"at {facts['time_scale']:g} times its time",
+        facts.get("time_scale", 1.0) != 1.0 and f"asked for {facts['time_scale']:g} times its time",
     ]
     about = {
         "family": facts["family"],
