@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,34 @@ import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
+
+
+def toy_encoder() -> str:
+    """The path of an ONNX file with a feature network: a random convolution with 4 pixels per cell."""
+    import onnx
+
+    path = Path(tempfile.mkdtemp(prefix="gepc-encoder-")) / "encoder.onnx"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    weights = np.random.default_rng(7).standard_normal((6, 3, 4, 4)).astype(np.float32) / 7.0
+    kind, shape = onnx.TensorProto.FLOAT, ("N", 3, "H", "W")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Conv", ["images", "weights"], ["maps"], strides=[4, 4])],
+        "encoder",
+        [onnx.helper.make_tensor_value_info("images", kind, shape)],
+        [onnx.helper.make_tensor_value_info("maps", kind, ("N", 6, "h", "w"))],
+        [onnx.numpy_helper.from_array(weights, "weights")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return str(path)
+
+
 BRIEF: dict[str, dict[str, Any]] = {
     **{name: {"strata": 2} for name in ("ic", "lid", "nll_vlb", "typicality")},
     "ddpm_ood": {"steps": 6},
     "dos": {"strata": 8},
     "diffpath": {"steps": 4},
+    "encoder": {"encoder": toy_encoder()},
     "eigenscore": {"k": 1, "iterations": 1, "draws": 1},
     "lmd": {"repetitions": 1, "steps": 4},
     "lr": {"levels": gepc.Levels.rho(0.1, 0.5, 2.0)},

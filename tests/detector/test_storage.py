@@ -376,7 +376,7 @@ def test_an_edited_description_says_what_is_wrong(
         ("reference/0", lambda array: array[1:], "fitted: groups must differ, with calibration scores for each"),
         ("maps/std", np.zeros_like, "the statistics of the maps do not fit each other"),
         ("maps/mean", lambda array: array[:1], "the statistics of the maps do not fit each other"),
-        ("maps/gaussian/mean", lambda array: np.zeros(3), "the Gaussian of the activations is missing"),
+        ("maps/gaussian/mean", lambda array: np.zeros(3), "the model of the activations is missing"),
     ],
 )
 def test_edited_arrays_say_what_is_wrong(

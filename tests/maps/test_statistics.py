@@ -13,7 +13,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector, toy_net
 import gepc
 from gepc.conformal.p_values import images_needed
 from gepc.core.errors import InputError, OptionError
-from gepc.maps.statistics import BANDS, TOGETHER, MapStatistics, map_scores
+from gepc.maps.statistics import BANDS, TOGETHER, MapStatistics
 from gepc.methods.base import MapParts
 
 ONE = np.ones(1)
@@ -122,7 +122,7 @@ def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> N
     assert set(detector.fitted.maps.names) == {"sum", "residual", "inner", "error", "activations"}
     images = pictures(4, size=16, seed=1)
     images[:, :, 5:9, 6:10] = 1.0
-    _, fields = detector.fitted.evaluate(list(images), maps=True)
+    _, fields, _ = detector.fitted.evaluate(list(images), maps=True)
     assert fields is not None
     for field in fields["activations"]:
         inside = np.zeros((16, 16), dtype=bool)
@@ -137,9 +137,10 @@ def test_activations_point_at_what_the_layers_have_not_seen(tmp_path: Path) -> N
 
 def test_a_detector_may_score_by_its_map() -> None:
     """The score is the mean of the highest 0.3 % of the map, in small maps its largest value."""
-    z = np.arange(2 * 1024, dtype=np.float32).reshape(2, 32, 32)
-    np.testing.assert_array_equal(map_scores(z), [1022.0, 2046.0])
     detector = toy_detector(score_from="map").fit(pictures(40))
+    assert detector.fitted.maps is not None
+    z = np.arange(2 * 1024, dtype=np.float32).reshape(2, 32, 32)
+    np.testing.assert_array_equal(detector.fitted.maps.map_scores({TOGETHER: z}), [1022.0, 2046.0])
     images = pictures(5, seed=1)
     maps = detector.score_map(images)
     np.testing.assert_allclose(detector.score(images), maps.max((1, 2)), rtol=1e-5)

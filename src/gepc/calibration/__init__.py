@@ -7,6 +7,7 @@ A vector calibrator models all of them together. The calibrator `evidence` combi
 from gepc.calibration.calibrators import Aggregation, create_calibrator, list_calibrators, register
 from gepc.calibration.evidence import Evidence, Parts, combine_parts
 from gepc.calibration.joint import GMM
+from gepc.calibration.memory import LevelMemory
 from gepc.calibration.per_column import KDE
 from gepc.calibration.scorer import Scorer
 
@@ -15,6 +16,7 @@ __all__ = [
     "KDE",
     "Aggregation",
     "Evidence",
+    "LevelMemory",
     "Parts",
     "Scorer",
     "combine_parts",

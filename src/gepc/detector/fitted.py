@@ -20,7 +20,7 @@ from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image
 from gepc.maps.regions import MapRegion, map_regions
-from gepc.maps.statistics import TOGETHER, Fields, MapStatistics, map_scores
+from gepc.maps.statistics import TOGETHER, Fields, MapStatistics
 from gepc.methods.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
 from gepc.methods.pooling import Map, combine
 
@@ -105,8 +105,8 @@ class FittedDetector:
         if self.maps is not None and (self.score_from == "map" or not raw):
             calibrated = self.maps.z(parts, batch.size, self.preprocessing.ignored(batch.size))
         scores, evidence = self._score(table)
-        if self.score_from == "map" and calibrated is not None:
-            scores, evidence = map_scores(calibrated[TOGETHER]), {}
+        if self.score_from == "map" and self.maps is not None and calibrated is not None:
+            scores, evidence = self.maps.map_scores(calibrated), {}
         if not maps:
             return scores, None, evidence
         if raw or calibrated is None:

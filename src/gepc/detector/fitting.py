@@ -21,7 +21,7 @@ from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
-from gepc.methods.base import Batch, Extractor, MapParts, Table, extract_table
+from gepc.methods.base import Batch, Extractor, HasMaps, MapModel, MapParts, Table, extract_table
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.pooling import Map, v_global
@@ -237,9 +237,14 @@ def _with_maps(
         return replace(draft, map_scale=v_global(raw))
     aligned = parameters.maps == "aligned"
     window = map_window(draft.method)
-    ignored = draft.preprocessing.ignored
-    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, aligned, ignored)
+    ignored, model = draft.preprocessing.ignored, map_model(draft.method)
+    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, aligned, ignored, model)
     return replace(draft, maps=statistics.trim(parameters.contamination), map_scale=v_global(raw))
+
+
+def map_model(method: Extractor) -> MapModel:
+    """How the maps of a method are compared with those of in-distribution images."""
+    return method.map_model if isinstance(method, HasMaps) else MapModel()
 
 
 def map_window(method: object) -> int:

@@ -40,7 +40,7 @@ from gepc.core.known_networks import find_network, remember_network
 from gepc.core.options import build
 from gepc.core.parts import Part
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.fitting import map_window
+from gepc.detector.fitting import map_model, map_window
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, divided, without_unused
 from gepc.images.preprocessing import Preprocessing
 from gepc.maps.statistics import MapStatistics
@@ -82,6 +82,8 @@ def save_detector(fitted: FittedDetector, folder: StrPath, network: Path | None 
     source, sha256 = fitted.backbone.source, fitted.backbone.sha256
     if source is not None and sha256 is not None and Path(source).exists():
         remember_network(sha256, Path(source))
+    for digest_of_weights, path in fitted.method.network_files().items():
+        remember_network(digest_of_weights, path)
 
 
 def describe(fitted: FittedDetector) -> Facts:
@@ -353,7 +355,8 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
     maps = None
     if fitted.map_parts is not None:
         window = map_window(parameters.extractor)
-        maps = MapStatistics.restore(fitted.map_parts, window, selection.weights, under("maps", arrays))
+        model = map_model(parameters.extractor)
+        maps = MapStatistics.restore(fitted.map_parts, window, selection.weights, under("maps", arrays), model)
     preprocessing = _stored_preprocessing(parameters, description["preprocessing"])
     others = ("reference/", MAPS, CONDITIONING)
     state = {name: array for name, array in arrays.items() if not name.startswith(others)}

@@ -16,7 +16,8 @@ position, shrunk towards these. With M_i the largest value of the map of the i-t
     p(h, w) = (1 + #{M_i >= z(h, w)}) / (n + 1)
 
 controls the family-wise error: with probability at least 1 - alpha no pixel of a new ID image has p <= alpha. The score
-of an image by its map is the mean of the highest 0.3 % of z.
+of an image by its map is the mean of the highest 0.3 % of z. A method may declare another share, another model of the
+activations, and maps that are not compared with the median of their image (c_p = 0): see `MapModel`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
 from gepc.images.batches import prepared_chunks
 from gepc.images.sources import Image
-from gepc.methods.base import MapParts
+from gepc.methods.base import MapModel, MapParts
 from gepc.methods.pooling import Map, Pooling, box_filter, combine, odd_eighth
 
 Array = npt.NDArray[np.float64]
@@ -51,10 +52,10 @@ FIT_IMAGES, CALIBRATION_IMAGES = 64, 99
 TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
 LEADING = ("error", "activations")
 USUAL_OFFSET = 2.0
-TOP = 0.003
+DEFAULT_MODEL = MapModel()
 ALPHA = 0.05
 BANDS = 8
-GAUSSIAN, VECTORS = "level_pca:rank=64", 20_000
+VECTORS = 20_000  # positions whose activations are learnt from
 AT_ONCE = 8
 ALIGNED_SIDE, PRIOR_IMAGES = 64, 8
 TINY, LEAST_SPREAD = 1e-30, 1e-6
@@ -73,7 +74,8 @@ class MapStatistics:
     offsets: Array  # mean and standard deviation of c_p, (P, 2)
     maxima: Array  # the largest values of the maps of the n calibration images, (1 + P, n)
     scores: Array  # the scores of these images by their maps, (n,)
-    gaussian: Calibrator | None = None  # the Gaussian of the activations of single positions, if they are a part
+    gaussian: Calibrator | None = None  # the calibrator of the activations of single positions, if they are a part
+    model: MapModel = DEFAULT_MODEL  # what the method says about its maps
 
     @classmethod
     def fit(
@@ -85,11 +87,12 @@ class MapStatistics:
         window: int = 9,
         aligned: bool = False,
         ignored: Ignored | None = None,
+        model: MapModel = DEFAULT_MODEL,
     ) -> MapStatistics:
         """Learn mu and sigma, by position if `aligned`, from `fitting`, and the maxima from `calibrating`.
 
-        Where there are activations, the first half of `fitting` is for their Gaussian instead, so that mu and sigma are
-        those of images that it has not seen.
+        Where there are activations, the first half of `fitting` is for the model of single positions instead,
+        so that mu and sigma are those of images that it has not seen.
         """
         half = len(fitting) // 2
         vectors: list[Array] = []
@@ -99,9 +102,9 @@ class MapStatistics:
                 vectors.append(_sampled(parts["activations"], VECTORS // half + 1))
             else:
                 waiting.append((parts, size))
-        gaussian = create_calibrator(GAUSSIAN).fit(np.concatenate(vectors)) if vectors else None
+        gaussian = create_calibrator(model.positions).fit(np.concatenate(vectors)) if vectors else None
         empty = np.empty(0)
-        found = cls((), window, weights, empty, empty, empty, empty, empty, gaussian)
+        found = cls((), window, weights, empty, empty, empty, empty, empty, gaussian, model)
         fields = []
         for parts, size in chain(waiting, read_parts(read, fitting[half:])):
             found.parts = tuple(parts)
@@ -110,7 +113,7 @@ class MapStatistics:
         calibration = []
         for parts, size in read_parts(read, calibrating):
             z = found.z(parts, size, None if ignored is None else ignored(size))
-            calibration.append(np.stack([*(field.max((1, 2)) for field in z.values()), map_scores(z[TOGETHER])]))
+            calibration.append(np.stack([*(field.max((1, 2)) for field in z.values()), found.map_scores(z)]))
         *maxima, found.scores = np.concatenate(calibration, axis=1).astype(np.float64)
         found.maxima = np.stack(maxima)
         return found
@@ -125,7 +128,7 @@ class MapStatistics:
         moments = _by_position if aligned else _by_band
         centres = [np.concatenate([_centre(batch[name]).ravel() for batch in fields]) for name in self.parts]
         self.offsets = np.array([[c.mean(), max(c.std(), LEAST_SPREAD)] for c in centres], dtype=np.float64)
-        each = [moments([batch[name] - _centre(batch[name]) for batch in fields]) for name in self.parts]
+        each = [moments([self._centred(batch[name]) for batch in fields]) for name in self.parts]
         self.mean, self.std = (np.stack([each[0][k], *(found[k] for found in each)]) for k in (0, 1))
         self.mean[0], self.std[0] = moments([self._largest(self._by_part(batch)) for batch in fields])
 
@@ -152,7 +155,7 @@ class MapStatistics:
         fields = self._fields(parts, size)
         found = self._by_part(fields)
         together = self._standardised(self._largest(found), 0)
-        if "target" in self.parts:
+        if "target" in self.parts or not self.model.centred:
             return {TOGETHER: together, **found}
         offsets = [
             np.abs(_centre(field) - mean) / std
@@ -160,6 +163,14 @@ class MapStatistics:
         ]
         excess = np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
         return {TOGETHER: together + excess, **found}
+
+    def map_scores(self, z: Fields) -> Array:
+        """The scores (N,) of images by their maps: one noisy pixel does not decide, and a small defect counts."""
+        together = torch.from_numpy(z[TOGETHER])
+        return Pooling("topk", self.model.share).pixels(together).numpy().astype(np.float64)
+
+    def _centred(self, field: Map) -> Map:
+        return field - _centre(field) if self.model.centred else field
 
     def trim(self, contamination: float) -> MapStatistics:
         """Leave out the largest maxima and scores of a share of the calibration images, which may be outliers."""
@@ -186,7 +197,14 @@ class MapStatistics:
         return arrays | {f"gaussian/{name}": value for name, value in gaussian.items()}
 
     @classmethod
-    def restore(cls, parts: tuple[str, ...], window: int, weights: Array, state: Mapping[str, Array]) -> MapStatistics:
+    def restore(
+        cls,
+        parts: tuple[str, ...],
+        window: int,
+        weights: Array,
+        state: Mapping[str, Array],
+        model: MapModel = DEFAULT_MODEL,
+    ) -> MapStatistics:
         """From a `state`; refuses arrays that do not fit each other."""
         gaussian = under("gaussian", dict(state))
         mean, std, offsets, maxima, scores = (state[name] for name in STATE)
@@ -196,9 +214,9 @@ class MapStatistics:
         if not usable or min(std.min(), offsets[:, 1].min()) <= 0.0:
             raise InputError("the statistics of the maps do not fit each other; fit the detector again")
         if ("activations" in parts) != bool(gaussian):
-            raise InputError("the Gaussian of the activations is missing; fit the detector again")
-        restored = create_calibrator(GAUSSIAN).restore(gaussian) if gaussian else None
-        return cls(parts, window, weights, mean, std, offsets, maxima, scores, restored)
+            raise InputError("the model of the activations is missing; fit the detector again")
+        restored = create_calibrator(model.positions).restore(gaussian) if gaussian else None
+        return cls(parts, window, weights, mean, std, offsets, maxima, scores, restored, model)
 
     def _fields(self, parts: MapParts, size: Size) -> Fields:
         """u_p, (N, H, W), for every part."""
@@ -220,7 +238,7 @@ class MapStatistics:
         """z of each part; its size where both directions count."""
         found = {}
         for row, (name, field) in enumerate(fields.items(), start=1):
-            z = self._standardised(field - _centre(field), row)
+            z = self._standardised(self._centred(field), row)
             found[name] = np.abs(z) if name in TWO_SIDED else z
         return found
 
@@ -231,11 +249,6 @@ class MapStatistics:
     def _standardised(self, field: Map, row: int) -> Map:
         mean, std = (_spread(values[row], field.shape[1:]) for values in (self.mean, self.std))
         return np.asarray((field - mean) / std, dtype=np.float32)
-
-
-def map_scores(z: Map) -> Array:
-    """The mean of the highest 0.3 % of each map (N, H, W): one noisy pixel does not decide, a small defect counts."""
-    return Pooling("topk", TOP).pixels(torch.from_numpy(z)).numpy().astype(np.float64)
 
 
 def read_parts(read: Read, images: Iterable[Image]) -> Iterator[tuple[MapParts, Size]]:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -30,6 +31,23 @@ Columns = npt.NDArray[np.float64]
 Maps = npt.NDArray[np.float32]
 MapParts = dict[str, Maps]
 """Parts of a map by name: fields (N, levels, H, W), or vectors of each position of a grid, (N, levels, C, h, w)."""
+
+
+@dataclass(frozen=True)
+class MapModel:
+    """How the maps of a method are compared with those of in-distribution images; see `gepc.maps.statistics`.
+
+    Parameters
+    ----------
+    positions : the calibrator of the activations at single positions, for maps that have such a part.
+    centred : whether a pixel is compared with the median of its own image first, which finds small defects in images
+        that differ as a whole, but hides defects that fill an image.
+    share : the share of the highest values whose mean is the score of an image by its map.
+    """
+
+    positions: str = "level_pca:rank=64"
+    centred: bool = True
+    share: float = 0.003
 
 
 @dataclass(frozen=True)
@@ -218,6 +236,10 @@ class Extractor(ABC):
         """The networks other than the backbone that the features depend on."""
         return ()
 
+    def network_files(self) -> dict[str, Path]:
+        """Digest -> file of the networks other than the backbone, which a user who saves a detector trusts."""
+        return {}
+
     def for_fitting(self) -> Extractor:
         """The method on all levels, which fitting needs to select among them."""
         return self
@@ -238,6 +260,11 @@ def _parameters(extractor: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 class HasMaps(ABC):
     """Mixin, placed before `Extractor`: a method that shows where in the image its features come from."""
+
+    @property
+    def map_model(self) -> MapModel:
+        """How its maps are compared with those of in-distribution images."""
+        return MapModel()
 
     @property
     def has_maps(self) -> bool:
@@ -317,7 +344,7 @@ def register(name: str) -> Callable[[E_], E_]:
 
 def methods() -> dict[str, type[Extractor]]:
     """Every registered method. Modules register their methods when they are imported, those of other packages too."""
-    for module in ("gepc_plus", "baselines", "diffpath", "combined"):
+    for module in ("gepc_plus", "baselines", "diffpath", "combined", "encoder"):
         import_module(f"gepc.methods.{module}")
     plugins("gepc.methods")
     return dict(sorted(_EXTRACTORS.items()))

