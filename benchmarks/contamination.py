@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="photos-tiny")
     parser.add_argument("--repeats", type=int, default=200)
     arguments = parser.parse_args()
-    detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "gepc+", "fast", size=32)
+    detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "msma", size=32)
     counts = {arguments.inside: FIT + CALIBRATION + TEST, arguments.outside: 2 * round(max(SHARES) * FIT) + OTHERS}
     first, second = (features(detector, open_images(source).between(0, count)) for source, count in counts.items())
     rows = []

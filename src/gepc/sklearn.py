@@ -42,6 +42,20 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     detector_ : the fitted `gepc.Detector`.
     offset_ : `decision_function` is `score_samples` minus this number, so that it is negative for alarms.
+
+    See Also
+    --------
+    gepc.Detector : the detector with conventions of its own, for p-values and maps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.sklearn import OODDetector
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8)).clip(-1.0, 1.0)
+    >>> detector = OODDetector(GaussianBackbone(0.0, 0.04, (1, 8, 8)), "pixel_stats", alpha=0.1).fit(images)
+    >>> detector.predict(-np.ones((2, 1, 8, 8)))
+    array([-1, -1])
     """
 
     backbone: Any = DEFAULT_BACKBONE

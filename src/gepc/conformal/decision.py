@@ -215,6 +215,27 @@ def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:
     The expected share of false flags among the flags is at most fdr m_0/m. Conformal p-values that share one
     calibration set are positively dependent in the way this needs (Benjamini and Yekutieli 2001; Bates, Candes, Lei,
     Romano and Sesia, Testing for outliers with conformal p-values, Annals of Statistics 2023, theorem 2).
+
+    Parameters
+    ----------
+    p_values : float array (m,)
+        The p-values of all images.
+    fdr : float
+        The false-discovery rate.
+
+    Returns
+    -------
+    bool array (m,)
+
+    See Also
+    --------
+    storey : has more power where many images are out of distribution, and needs independent images.
+
+    Examples
+    --------
+    >>> from gepc.conformal.decision import benjamini_hochberg
+    >>> benjamini_hochberg([0.01, 0.04, 0.2, 0.9], fdr=0.1).tolist()
+    [True, True, False, False]
     """
     p = _check(p_values, fdr)
     return np.asarray(false_discovery_control(p) <= fdr * SLACK) if len(p) else np.zeros(0, dtype=bool)
@@ -227,6 +248,29 @@ def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
     conformal p-values Bates et al. 2023, theorem 3, with this estimate of pi_0). This needs scores that are independent
     given the calibration set. With correlated or repeated images the rate can be twice the target (0.14 to 0.22
     measured at a target of 0.1), where Benjamini-Hochberg holds it.
+
+    Parameters
+    ----------
+    p_values : float array (m,)
+        The p-values of all images.
+    fdr : float
+        The false-discovery rate.
+    cutoff : float
+        Images with a larger p-value are counted as in-distribution in the estimate.
+
+    Returns
+    -------
+    bool array (m,)
+
+    See Also
+    --------
+    benjamini_hochberg
+
+    Examples
+    --------
+    >>> from gepc.conformal.decision import storey
+    >>> storey([0.01, 0.04, 0.2, 0.9], fdr=0.1).tolist()
+    [True, True, False, False]
     """
     p = _check(p_values, fdr)
     check_rates(cutoff=cutoff)

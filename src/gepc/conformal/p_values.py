@@ -31,6 +31,30 @@ def p_values(scores: Array, calibration: Array, uniform: Array | None = None) ->
     (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005, prop. 2.4). The calibration images must
     not have chosen levels or fitted densities. With `uniform`, numbers drawn from [0, 1] for each score, ties are
     broken at random, p = (#{calibration > s} + U (1 + #{calibration = s}))/(n + 1), and p is exactly uniform.
+
+    Parameters
+    ----------
+    scores : float array (N,)
+        Scores of new images, higher = more out of distribution.
+    calibration : float array (n,)
+        Scores of the calibration images.
+    uniform : float array (N,), optional
+        Numbers drawn uniformly from [0, 1].
+
+    Returns
+    -------
+    float array (N,)
+
+    See Also
+    --------
+    threshold : the score above which p <= alpha.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.conformal.p_values import p_values
+    >>> p_values(np.array([0.5, 8.5, 20.0]), np.arange(9.0)).tolist()
+    [0.9, 0.1, 0.1]
     """
     ordered = np.sort(calibration)
     at_least = len(ordered) - np.searchsorted(ordered, scores, side="left")
@@ -45,6 +69,28 @@ def threshold(calibration: Array, alpha: float) -> float:
 
     p <= alpha means at most m = floor(alpha (n + 1)) - 1 calibration scores reach s, so the threshold is the
     (m + 1)-th largest of them.
+
+    Parameters
+    ----------
+    calibration : float array (n,)
+        Scores of the calibration images.
+    alpha : float
+        The false-alarm rate, at least 1/(n + 1).
+
+    Returns
+    -------
+    float
+
+    See Also
+    --------
+    p_values, images_needed
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.conformal.p_values import threshold
+    >>> threshold(np.arange(99.0), 0.05)
+    94.0
     """
     check_alpha(alpha, len(calibration))
     needed = math.floor(alpha * (len(calibration) + 1) * SLACK) - 1
@@ -52,7 +98,14 @@ def threshold(calibration: Array, alpha: float) -> float:
 
 
 def images_needed(alpha: float) -> int:
-    """The fewest calibration images with which p <= alpha can happen: 1/(n + 1) <= alpha."""
+    """The fewest calibration images with which p <= alpha can happen: 1/(n + 1) <= alpha.
+
+    Examples
+    --------
+    >>> from gepc.conformal.p_values import images_needed
+    >>> images_needed(0.01)
+    99
+    """
     return math.ceil(1 / (Fraction(float(alpha)) * Fraction(SLACK))) - 1
 
 
@@ -142,6 +195,12 @@ def images_for_width(alpha: float, width: float, probability: float = 0.9) -> in
     """The fewest calibration images that bring the realised rate into a central range of that width around alpha.
 
     At least two. The range widens a little where the rank floor(alpha (n + 1)) grows, so every number is looked at.
+
+    Examples
+    --------
+    >>> from gepc.conformal.p_values import images_for_width
+    >>> images_for_width(0.05, width=0.02)
+    1270
     """
     check_rates(alpha=alpha, width=width)
     start = max(2, images_needed(alpha))

@@ -55,7 +55,14 @@ class GEPC(Detector):
 
 
 def list_detectors() -> list[str]:
-    """Names of the methods that `create_detector` knows."""
+    """Names of the methods that `create_detector` knows.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> "gepc+" in gepc.list_detectors()
+    True
+    """
     return list(methods())
 
 
@@ -142,6 +149,22 @@ def load_detector(
     -------
     Detector
         The fitted detector.
+
+    See Also
+    --------
+    gepc.Detector.save : writes the folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import gepc, numpy as np
+    >>> images = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
+    >>> detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), "pixel_stats").fit(images)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     detector.save(f"{folder}/det")
+    ...     again = gepc.load_detector(f"{folder}/det")
+    >>> bool((again.score(images[:2]) == detector.score(images[:2])).all())
+    True
     """
     fitted = load_fitted(folder, backbone, device, trust)
     kind = GEPC if type(fitted.method) is GepcExtractor else Detector
