@@ -40,8 +40,8 @@ def test_there_are_commands_to_check() -> None:
     assert len(commands()) > 15
 
 
-@pytest.mark.parametrize(("page", "line"), commands())
-def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str) -> None:
+def check_command(page: str, line: str) -> None:
+    """Fail unless the command exists with the options of the line."""
     command = typer.main.get_command(app)
     _, *words = shlex.split(line)
     while hasattr(command, "commands"):
@@ -51,6 +51,11 @@ def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str
     options = {option for parameter in command.params for option in parameter.opts}
     used = {word.split("=")[0] for word in words if word.startswith("--")}
     assert used <= options, f"{page}: {line}"
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str) -> None:
+    check_command(page, line)
 
 
 def test_the_badges_are_true() -> None:

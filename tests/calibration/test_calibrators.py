@@ -81,6 +81,17 @@ def test_mvn_is_the_multivariate_gaussian_up_to_its_constant() -> None:
     np.testing.assert_array_equal(skewed, calibrator.score(OTHERS, EVEN, PLAIN))
 
 
+def test_mvn_adds_a_ridge_to_the_covariance_in_the_units_of_the_columns() -> None:
+    flat, others = (values.reshape(len(values), -1) for values in (ID, OTHERS))
+    inverse = np.linalg.inv(np.cov(flat, rowvar=False, bias=True) + 0.5 * np.eye(flat.shape[1]))
+    gaps = others - flat.mean(0)
+    expected = 0.5 * np.einsum("ni,ij,nj->n", gaps, inverse, gaps)
+    found = create_calibrator("mvn:ridge=0.5").fit(ID).score(OTHERS, EVEN, PLAIN)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    with pytest.raises(OptionError, match="ridge must not be negative"):
+        create_calibrator("mvn:ridge=-1")
+
+
 def test_mvn_survives_a_column_given_twice_and_columns_of_any_scale() -> None:
     """Collinear columns keep finite scores, and a change of units changes nothing."""
     doubled = ID[:, :, [0, 0]]

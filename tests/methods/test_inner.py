@@ -11,7 +11,7 @@ from torch import nn
 from toys import LEVELS, pictures, toy_backbone
 
 import gepc
-from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
+from gepc.backbones.schedule import Levels, cosine_alphas_cumprod, log_variances
 from gepc.core.errors import OptionError
 from gepc.core.parts import Part
 from gepc.images.noise import image_key
@@ -256,6 +256,24 @@ def test_var_compares_the_learned_variance_under_the_group() -> None:
         extract(method, toy_backbone())
     with pytest.raises(OptionError, match="cannot be combined"):
         GepcExtractor(features=("var", "inner"))
+
+
+def test_var_raw_compares_the_channels_from_which_the_variance_is_made() -> None:
+    class Learned(WithVariance):
+        def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            large, small = (self.per_image(table, x, t) for table in log_variances(self.alphas_cumprod))
+            share = (torch.tanh(x * torch.linspace(0.0, 1.0, x.shape[-1])) + 1.0) / 2.0
+            return torch.tanh(x), share * large + (1.0 - share) * small
+
+    backbone = Learned(cosine_alphas_cumprod(1000), 3, 8)
+    method = GepcExtractor(levels=Levels((0.97,)), features=("var_raw",), group=("flip_x",), pool="topk", topk=0.25)
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    ramp = torch.linspace(0.0, 1.0, 8)
+    channels = [torch.tanh(x * ramp).abs().mean(1).flatten(1) for x in (x_t.flip(-1), x_t)]
+    moved, here = (values.sort(1, descending=True).values[:, :16].mean(1) for values in channels)
+    found = extract(method, backbone)["var_raw"]
+    np.testing.assert_allclose(found[:, 0, 1], (moved - here).abs().numpy(), rtol=2e-2, atol=1e-4)
 
 
 # --- targets that are small in their image ---------------------------------------------------------------------------

@@ -47,11 +47,12 @@ class Mahalanobis(VectorCalibrator):
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("mean", "factor")
+    ridge: float = 0.0
 
     def learn(self, vectors: Array) -> None:
         """Mean, and the Cholesky factor of the covariance."""
         self.mean_, scale = vectors.mean(axis=0), vectors.std(axis=0)
-        covariance = self._covariance((vectors - self.mean_) / scale)
+        covariance = self._covariance((vectors - self.mean_) / scale) + np.diag(self.ridge / scale**2)
         self.factor_ = np.linalg.cholesky(covariance + RIDGE * np.eye(len(scale))) * scale[:, None]
 
     def _covariance(self, z: Array) -> Array:
@@ -66,7 +67,18 @@ class Mahalanobis(VectorCalibrator):
 
 @register("mvn")
 class MVN(Mahalanobis):
-    """One Gaussian over all columns: half the squared Mahalanobis distance, d^2/2, with the sample covariance."""
+    """One Gaussian over all columns: half the squared Mahalanobis distance, d^2/2, with the sample covariance.
+
+    Options
+    -------
+    ridge : this times the identity is added to the covariance of the columns in their own units. The paper has none;
+        the authors' code adds 1e-4, which dominates where the variance of a column is smaller.
+    """
+
+    def __init__(self, ridge: float = 0.0) -> None:
+        if ridge < 0.0:
+            raise OptionError(f"mvn: ridge must not be negative, got {ridge}")
+        self.ridge = ridge
 
     def _covariance(self, z: Array) -> Array:
         count, width = z.shape

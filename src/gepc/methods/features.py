@@ -17,11 +17,12 @@ e = eps(x_t) - noise, known because we drew the noise, and the activations A of 
     inner     mean_g       mean_p (A - P_g^-1 A_g)^2 / mean_p A^2 the same of inner layers, for each channel
     h         mean_p A and std_p A, for each channel              what the network sees in the image
 
-and as the authors' code defines them, with x_t' the estimate x0 under fresh noise of the same level, and v the log of
-the learned variance:
+and after the authors' code, with x_t' the estimate x0 under fresh noise of the same level, and v the log of the learned
+variance; `var_raw` is the definition of that code, `var` is not:
 
     cycle     pool((x_t' - x_t)^2 / (x_t^2 + 1e-8))               does the image survive denoising and noising again?
-    var       mean_g       |pool(v_g) - pool(v)|                  the same as s for the learned variance
+    var       mean_g       |pool(v_g) - pool(v)|                  the same as s for the learned log-variance
+    var_raw   mean_g       |pool(|u_g|) - pool(|u|)|              the same of the network's own variance channels u
     var_g     var_g        pool(r_g^2) / b                        variance over the group
 
 The means include the identity, whose residual is zero and is never evaluated. In `inner` A are the activations for x_t
@@ -393,6 +394,18 @@ def variance_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
     assert g.log_variance is not None
     here, moved = level.pooling(level.log_variance[g.rows]), level.pooling(g.log_variance)
     return (moved.double() - here.double()).abs()
+
+
+@feature("var_raw", per="element", log_variance=True)
+def raw_variance_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
+    """|pool(|u_g|) - pool(|u|)|, u the network's channels in v = (1 + u)/2 ln beta + (1 - u)/2 ln btilde."""
+    assert level.log_variance is not None
+    assert g.log_variance is not None
+    assert level.log_range is not None
+    large, small = level.log_range
+    fields = (level.log_variance[g.rows], g.log_variance)
+    here, moved = (level.pooling((2.0 * (v.double() - small) / (large - small) - 1.0).abs()) for v in fields)
+    return (moved - here).abs()
 
 
 @feature("inner", per="element", average=mean_over_elements, layers=True)

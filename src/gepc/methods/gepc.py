@@ -28,7 +28,7 @@ from gepc.methods.passes import Passes
 from gepc.methods.pooling import Pooling
 from gepc.methods.presets import Preset, Presets
 
-FEATURES = ("s", "residual", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_g")
+FEATURES = ("s", "residual", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_raw", "var_g")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
 PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
 DEFAULT_LEVELS = (0.9999, 0.998, 0.99, 0.97, 0.9)  # a wider range than the paper's; selection keeps the most stable
@@ -47,7 +47,8 @@ class GepcExtractor(HasMaps, Extractor):
     Parameters
     ----------
     levels : candidate noise levels.
-    features : any of s, residual, cos, pair, walk, x0, b, d, inner, cycle, var, var_g of `gepc.methods.features`.
+    features : any of s, residual, cos, pair, walk, x0, b, d, inner, cycle, var, var_raw and var_g; the formulas are in
+        `gepc.methods.features`.
     pool : pooling over pixels: `mean`, `topk` or `local`.
     topk : the share of the largest pixels, for `topk` and `local`.
     window : side of the box filter, for `local`.
@@ -63,6 +64,10 @@ class GepcExtractor(HasMaps, Extractor):
     presets: ClassVar[Presets] = {
         "paper": Preset({"levels": Levels(PAPER_LEVELS)}),
         "paper-celeba": Preset({"levels": Levels(PAPER_LEVELS_CELEBA)}),
+        # what the authors' code does, for a backbone that was loaded with time_scale=4
+        "released": Preset({"levels": Levels(PAPER_LEVELS)}),
+        "released-svhn": Preset({"levels": Levels(PAPER_LEVELS), "topk": 0.37}),
+        "released-celeba": Preset({"levels": Levels(PAPER_LEVELS_CELEBA), "features": ("s", "cos", "pair")}),
         "inner": Preset({"features": ("inner",)}),
     }
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gepc.backbones.base import Backbone
+from gepc.backbones.schedule import log_variances
 from gepc.methods.base import Batch, noised
 from gepc.methods.groups import Action, Group
 from gepc.methods.pooling import Pooling
@@ -39,6 +40,7 @@ class LevelAnswers:
     activations: Activations = field(default_factory=dict)  # of inner layers, (n, C_l, H_l, W_l) by name, if recorded
     log_variance: torch.Tensor | None = None  # of the reverse step, if asked for
     fresh_noise: torch.Tensor | None = None  # a second draw of noise, if asked for
+    log_range: tuple[float, float] | None = None  # ln beta_t and ln btilde_t, if the log-variance is asked for
 
     @property
     def size(self) -> tuple[int, int]:
@@ -122,10 +124,24 @@ class Passes:
         abar = float(self.backbone.alphas_cumprod[t])
         x_t = noised(images, noise, abar)
         answer = self._network(x_t, t, self.record)
-        fresh, pool = fields[2] if self.fresh_noise else None, self.pooling
         return LevelAnswers(
-            rows, t, abar, images, noise, x_t, answer.eps, pool, answer.activations, answer.log_variance, fresh
+            rows,
+            t,
+            abar,
+            images,
+            noise,
+            x_t,
+            answer.eps,
+            self.pooling,
+            answer.activations,
+            answer.log_variance,
+            fresh_noise=fields[2] if self.fresh_noise else None,
+            log_range=self._log_range(t) if self.log_variance else None,
         )
+
+    def _log_range(self, t: int) -> tuple[float, float]:
+        large, small = log_variances(self.backbone.alphas_cumprod)
+        return float(large[t]), float(small[t])
 
     def transported(self, level: LevelAnswers, chosen: npt.NDArray[np.bool_]) -> Iterator[ElementAnswers]:
         """The passes for P_g x_t, one element after another, so that they need not be in memory together.

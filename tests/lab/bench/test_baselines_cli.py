@@ -105,13 +105,67 @@ def test_reproduce_is_the_benchmark_with_everything(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
     arguments = ["reproduce", "protocol.yaml", "--data", ".", "--out", "again", "--cache", "cache", "--methods", "msma"]
+    arguments += ["--energy-minutes", "0"]
     assert run(arguments) == 0
     assert (place / "again" / "report.html").is_file()
     first = (place / "again" / "tables" / "methods.csv").read_text()
     capsys.readouterr()
     assert run(arguments) == 0
-    assert "0 passes made" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("\n0 passes made") == 2
     assert (place / "again" / "tables" / "methods.csv").read_text() == first
+
+
+def test_reproduce_runs_both_readings_of_the_paper(place, monkeypatch, capsys):
+    """The second one asks the network for another time and takes the first images."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    common = ["protocol.yaml", "--data", ".", "--cache", "cache"]
+    assert run(["reproduce", *common, "--out", "both", "--methods", "pixel_stats", "--energy-minutes", "0"]) == 0
+    (table,) = json.loads((place / "both" / "readings.json").read_text())["tables"]
+    rows = {row["reading"]: row["A:B"] for row in table["rows"]}
+    assert list(rows) == ["paper", "released"]
+    about = json.loads((place / "both" / "released" / "results.json").read_text())["about"]
+    assert (about["protocol"]["time_scale"], about["protocol"]["subset_seed"]) == (4.0, None)
+    for reading in rows:
+        assert run(["bench", *common, "--out", reading, "--reading", reading]) == 0
+        main = json.loads((place / reading / "results.json").read_text())["tables"][0]["rows"][0]
+        assert main["A:B"] == rows[reading]
+    assert run(["bench", *common, "--out", "never", "--reading", "releasd"]) == 2
+    assert "did you mean 'released'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_the_shape_of_the_papers_network_is_taken_as_it_is(place, monkeypatch, capsys):
+    """With empty weights; what the run would take is printed without data."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("gepc.lab.cli.evaluate.seconds_per_pass", lambda *_: 0.01)
+    net = Architecture(3, 6, 128, (128, 256, 256, 256), 3, (False, True, True, False), True, "conv", None)
+    shapes = expected_shapes(net)
+    torch.save({name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}, "celeba_ema.pt")
+    command = ["reproduce", "paper32", "--data", "none", "--out", "never", "--methods", "msma", "--dry-run"]
+    assert run([*command, "--backbone", "celeba_ema.pt", "--architecture", "diffpath-celeba32"]) == 0
+    told = capsys.readouterr()
+    lines = [line.split() for line in told.out.splitlines()]
+    assert [line[3:6] for line in lines if line[0] == "GEPC,"] == [
+        ["48,000", "7F+0J", "336,000"],
+        ["64,000", "7F+0J", "448,000"],
+    ]
+    assert told.out.count("GB of memory") == 2
+    assert "9 energy networks, 60 minutes of training each" in told.err
+
+
+def test_energy_models_are_trained_on_each_id_set(place, monkeypatch, capsys):
+    from gepc.lab.bench import energy
+    from gepc.lab.bench.protocol import load_protocol
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(energy, "ROWS", {"igebm": "IGEBM"})
+    networks: list[int] = []
+    table = energy.energy_table(load_protocol("protocol.yaml"), Path(), Path("energy"), 0.01, networks.append)
+    (row,) = table.rows
+    assert row[:2] == ("IGEBM", "measured")
+    assert 0.0 <= row[2] <= 1.0
+    assert networks == [1]
+    assert (place / "energy" / "igebm-a").is_dir()
 
 
 def test_a_dry_run_needs_no_data(place, monkeypatch, capsys):
@@ -155,7 +209,7 @@ def checkpoint(place) -> str:
 def test_an_openai_checkpoint_is_evaluated_in_one_command(place, checkpoint, monkeypatch, capsys):
     monkeypatch.chdir(place)
     monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
-    command = ["reproduce", "protocol.yaml", "--data", ".", "--cache", "cache", "--backbone", checkpoint]
+    command = ["bench", "protocol.yaml", "--data", ".", "--cache", "cache", "--backbone", checkpoint]
     command += ["--methods", "score_norm"]
     assert run([*command, "--out", "by-file", "--config", "ema.yaml"]) == 0
     settings = [word for name, value in OPENAI.items() for word in ("--set", f"{name}={value}")]
@@ -163,7 +217,7 @@ def test_an_openai_checkpoint_is_evaluated_in_one_command(place, checkpoint, mon
     assert "0 passes made" in capsys.readouterr().err  # the same network
     rows = [(place / out / "tables" / "methods.csv").read_text() for out in ("by-file", "by-set")]
     assert rows[0] == rows[1]
-    assert run(["bench", *command[1:], "--out", "none", "--dry-run", "--config", "ema.yaml"]) == 0
+    assert run([*command, "--out", "none", "--dry-run", "--config", "ema.yaml"]) == 0
     assert "score_norm" in capsys.readouterr().out
 
 
@@ -197,6 +251,6 @@ def test_missing_data_are_fetched_first(place, monkeypatch, capsys):
         raise InputError("no network here")
 
     monkeypatch.setattr("gepc.lab.datasets.download.fetch", fetch)
-    assert run(["reproduce", "--data", "new", "--out", "never", "--mirror", "http://here"]) == 2
+    assert run(["reproduce", "--data", "new", "--out", "never", "--mirror", "http://here", "--light"]) == 2
     assert "no network here" in capsys.readouterr().err
     assert asked == [("cifar10", Path("new"), "http://here")]

@@ -13,7 +13,7 @@ from gepc.backbones.schedule import Levels
 from gepc.calibration import create_calibrator
 from gepc.calibration.scorer import WEIGHTINGS
 from gepc.core.errors import InputError, OptionError, check_choice, nearest
-from gepc.core.options import at_least, build, check_fields, one_of, read_yaml
+from gepc.core.options import at_least, build, check_fields, one_of, positive, read_yaml
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Images
 from gepc.lab.bench.masks import MaskProtocol
@@ -67,6 +67,9 @@ class Protocol:
     datasets: dict[str, BenchmarkDataset]  # short name -> data set
     pairs: dict[str, tuple[str, ...]]  # short name of the ID set -> short names of its OOD sets
     backbone: str = "celeba32-tiny"  # what `gepc.load_backbone` takes
+    time_scale: float = positive(
+        1.0
+    )  # the network is asked for this multiple of a timestep; 1 is what it was trained on
     size: int = at_least(1, 32)  # images are resized to this height and width
     # short name of the ID set -> candidate levels; `default` for the others
     levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})
@@ -75,7 +78,7 @@ class Protocol:
     # of GEPC; those not in `main_features` are for the ablations
     features: tuple[str, ...] = ("s", "cos", "pair", "b")
     # those of the main detector, fused by their mean; or ID set -> features, `default` for the others
-    main_features: tuple[str, ...] | dict[str, tuple[str, ...]] = ("s",)
+    main_features: dict[str, tuple[str, ...]] | tuple[str, ...] = ("s",)
     mc_samples: int = 1  # noise samples per image and level
     pool: str = "topk"  # how residuals are pooled over pixels
     # the share of pixels that `topk` pooling averages; or ID set -> share, `default` for the others
@@ -224,9 +227,23 @@ def builtin_protocols() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> Protocol:
-    """Read a YAML file, or a protocol of the package by its name; `overrides` replace values of the file."""
-    return build(Protocol, _values(config, overrides), "protocol")
+def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None, reading: str = "paper") -> Protocol:
+    """Read a YAML file, or a protocol of the package by its name.
+
+    Parameters
+    ----------
+    config : the file or the name.
+    overrides : values that replace those of the file and of the reading.
+    reading : a reading of the paper in `readings.yaml`: `paper`, its text, or `released`, the authors' code.
+    """
+    readings = read_yaml(Path(__file__).with_name("readings.yaml"))
+    check_choice("reading", reading, readings)
+    values = _values(config, None)
+    known = {"default", *values.get("datasets", ())}
+    for option, value in readings[reading].items():
+        by_set = isinstance(value, dict)  # for ID sets that the protocol may not have
+        values[option] = {name: value[name] for name in value if name in known} if by_set else value
+    return build(Protocol, {**values, **(overrides or {})}, "protocol")
 
 
 def load_mask_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> MaskProtocol | None:

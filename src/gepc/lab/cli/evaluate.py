@@ -6,9 +6,9 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gepc.lab.report.demo import Demo
 
 SHOWN_REASONS = 5
+LIGHT_MINUTES = 6.0  # of training for an energy network
 DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
 DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
@@ -42,6 +43,7 @@ ProtocolArgument = Annotated[
 ]
 DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
 ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
+Reading = Annotated[str, Option(help="Reading of the paper: paper (its text) or released (the authors' code).")]
 DryRun = Annotated[
     bool, Option("--dry-run", help="Print the estimated passes, time and memory, and exit; no data set is needed.")
 ]
@@ -203,6 +205,7 @@ def bench(
             "(method:preset; `gepc info --methods` lists them). The preset is light where none is named."
         ),
     ] = None,
+    reading: Reading = "paper",
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
@@ -219,10 +222,14 @@ def bench(
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --dry-run`
     """
-    from gepc.lab.bench.baselines import method_names
+    from gepc.lab.bench.protocol import load_mask_protocol
 
-    names = [] if methods is None else method_names(methods)
-    _run(config, out, data, setup, loading, names, dry_run=dry_run)
+    if (with_masks := load_mask_protocol(config, setup.overrides())) is not None:
+        _run_masks(with_masks, setup.load(loading, with_masks.backbone), _checked(data), out)
+        return
+    plans = _plans(config, setup, loading, methods, reading=reading)
+    if _run(plans, out, data, setup, dry_run=dry_run) and plans[0].name:
+        _rank(out, [plan.name for plan in plans])
 
 
 @opt.with_groups
@@ -237,7 +244,7 @@ def ablate(
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    _run(config, out, data, setup, loading, only_ablations=True)
+    _run(_plans(config, setup, loading), out, data, setup, only_ablations=True)
 
 
 @opt.with_groups
@@ -251,10 +258,17 @@ def reproduce(
         bool, Option("--light", help="Run other methods with their preset light, instead of that of their paper.")
     ] = False,
     mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
+    energy_minutes: Annotated[
+        float, Option(min=0.0, help="Minutes to train each energy network; 0 leaves them out, --light takes 6.")
+    ] = 60.0,
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
     """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
+
+    GEPC is run twice: as the paper's text says, together with the other methods, and as the authors' released code does
+    (folder `released`). `readings.md` compares both with the published row. Then the energy models of the paper's table
+    are trained on each ID set (`energy.md`).
 
     What is there is not downloaded or computed again: to resume, give the same command. Other methods have the settings
     of their own papers, which takes long; `--light` is much faster.
@@ -266,8 +280,9 @@ def reproduce(
 
     What it takes on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
     """
-    from gepc.lab.bench.baselines import method_names
-    from gepc.lab.bench.protocol import load_protocol
+    from gepc.core.tables import write_tables
+    from gepc.lab.bench.comparison import readings_table
+    from gepc.lab.bench.energy import ROWS, energy_table
     from gepc.lab.cli.data import fetch_all
     from gepc.lab.cli.radar import reproduce_radar
     from gepc.lab.datasets.download import FILES, MANUAL, missing_files
@@ -275,75 +290,107 @@ def reproduce(
     if config == "radar":
         reproduce_radar(data, out, dry_run, setup, loading)
         return
-    protocol = load_protocol(config, setup.overrides())
+    (paper,) = _plans(config, setup, loading, methods, "light" if light else "paper")
+    (released,) = _plans(config, setup, loading, reading="released")
+    released = released._replace(name="released")
+    protocol, minutes = paper.protocol, LIGHT_MINUTES if light and energy_minutes else energy_minutes
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
     if dry_run:
         size = sum(one.size for name in wanted for one in missing_files(name, data))
         say(f"to download: {size / 1e9:.1f} GB")
     else:
         fetch_all(wanted, data, mirror)
-    usual = "light" if light else "paper"
-    _run(config, out, data, setup, loading, method_names(methods), usual, dry_run=dry_run)
+    results = _run([paper, released], out, data, setup, dry_run=dry_run)
+    networks = len(ROWS) * len(protocol.pairs) if minutes else 0
+    note(f"{networks} energy networks, {minutes:g} minutes of training each")
+    if dry_run:
+        return
+    readings = {"paper": results[""].bench, "released": results["released"].bench}
+    about = {"command": typed_command()}
+    say(write_tables(out, "readings", [readings_table(protocol, readings)], about))
+    if networks:
+        with progress("energy networks", networks) as advance:
+            table = energy_table(protocol, data, out / "energy", minutes, advance)
+        say(write_tables(out, "energy", [table], about))
 
 
-def _protocols(config: str, setup: Setup, loading: opt.Loading) -> Iterator[tuple[str, Protocol, Backbone]]:
-    """The protocol with its network, under an empty name, or those of all suites."""
-    from gepc.lab.bench.protocol import load_protocol, load_suites
+class _Plan(NamedTuple):
+    """A benchmark to run: the name of its folder below that of the results, the protocol, its network, the methods."""
 
-    networks: dict[str, Backbone] = {}  # most suites have the same
-    for name, source in (load_suites(config) or {"": config}).items():
-        protocol = load_protocol(source, setup.overrides())
-        if protocol.backbone not in networks:
-            networks[protocol.backbone] = setup.load(loading, protocol.backbone)
-        yield name, protocol, networks[protocol.backbone]
+    name: str
+    protocol: Protocol
+    backbone: Backbone
+    baselines: Sequence[Baseline]
 
 
-def _run(
+def _plans(
     config: str,
-    out: Path,
-    data: Path | None,
     setup: Setup,
     loading: opt.Loading,
-    methods: Sequence[str] = (),
+    methods: str | None = None,
     usual: str = "light",
-    only_ablations: bool = False,
-    dry_run: bool = False,
-) -> None:
-    """Run the protocol, or those of all suites, and write the results; with `dry_run`, only print what they take."""
-    from gepc.lab.bench.baselines import choose_baselines
-    from gepc.lab.bench.evaluate import Benchmark
-    from gepc.lab.bench.protocol import load_mask_protocol
-    from gepc.lab.bench.run import run, write
-    from gepc.methods.extraction import FeatureCache
+    reading: str = "paper",
+) -> list[_Plan]:
+    """The protocol with its network and methods, under an empty name, or those of all suites."""
+    from gepc.lab.bench.baselines import choose_baselines, method_names
+    from gepc.lab.bench.protocol import load_protocol, load_suites
 
-    if dry_run:
-        for _, protocol, backbone in _protocols(config, setup, loading):
-            text, _ = _estimate(protocol, backbone, choose_baselines(methods, protocol, backbone, usual))
-            say(text)
-        return
+    names = [] if methods is None else method_names(methods)
+    networks: dict[tuple[str, float], Backbone] = {}  # most suites have the same
+    plans = []
+    for name, source in (load_suites(config) or {"": config}).items():
+        protocol = load_protocol(source, setup.overrides(), reading)
+        wanted = (protocol.backbone, protocol.time_scale)
+        if wanted not in networks:
+            scale = protocol.time_scale * loading.time_scale
+            networks[wanted] = setup.load(dataclasses.replace(loading, time_scale=scale), protocol.backbone)
+        backbone = networks[wanted]
+        plans.append(_Plan(name, protocol, backbone, choose_baselines(names, protocol, backbone, usual)))
+    return plans
+
+
+def _checked(data: Path | None) -> Path:
+    """The folder with data sets."""
     if data is None:
         raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
     if not data.is_dir():
         raise InputError(f"{data} is not a folder")
-    if (with_masks := load_mask_protocol(config, setup.overrides())) is not None:
-        check_free(out, "results.json", "benchmark")
-        _run_masks(with_masks, setup.load(loading, with_masks.backbone), data, out)
-        return
-    work, cache = [], setup.cache_folder()
-    for name, protocol, backbone in _protocols(config, setup, loading):
-        check_free(out / name, "results.json", "benchmark")
-        baselines = choose_baselines(methods, protocol, backbone, usual)
-        benchmark = Benchmark.open(protocol, backbone, data, FeatureCache(cache))
-        text, passes = _estimate(protocol, backbone, baselines, benchmark.sizes)
-        note(f"{name}:\n{text}" if name else text)
-        work.append((name, benchmark, baselines, passes))
-    for name, benchmark, baselines, passes in work:
+    return data
+
+
+def _run(
+    plans: Sequence[_Plan],
+    out: Path,
+    data: Path | None,
+    setup: Setup,
+    only_ablations: bool = False,
+    dry_run: bool = False,
+) -> dict[str, BenchmarkResult]:
+    """Run the benchmarks and write their results; with `dry_run`, only print what they take."""
+    from gepc.lab.bench.evaluate import Benchmark
+    from gepc.lab.bench.run import run, write
+    from gepc.methods.extraction import FeatureCache
+
+    work: list[tuple[_Plan, Benchmark, int]] = []
+    for plan in plans:
+        heading = f"{plan.name}:\n" if plan.name else ""
+        if dry_run:
+            say(heading + _estimate(plan)[0])
+            continue
+        check_free(out / plan.name, "results.json", "benchmark")
+        cache = FeatureCache(setup.cache_folder())
+        benchmark = Benchmark.open(plan.protocol, plan.backbone, _checked(data), cache)
+        text, passes = _estimate(plan, benchmark.sizes)
+        note(heading + text)
+        work.append((plan, benchmark, passes))
+    results = {}
+    for plan, benchmark, passes in work:
         with progress("features", passes) as advance:
-            result = run(benchmark, typed_command(), baselines, only_ablations, advance)
-        write(result, out / name)
-        _report(result, out / name)
-    if len(work) > 1 or work[0][0]:
-        _rank(out, [name for name, *_ in work])
+            result = run(benchmark, typed_command(), plan.baselines, only_ablations, advance)
+        write(result, out / plan.name)
+        _report(result, out / plan.name)
+        results[plan.name] = result
+    return results
 
 
 def _rank(out: Path, names: Sequence[str]) -> None:
@@ -362,6 +409,7 @@ def _rank(out: Path, names: Sequence[str]) -> None:
 def _run_masks(protocol: MaskProtocol, backbone: Backbone, data: Path, out: Path) -> None:
     from gepc.lab.bench.masks import run_masks, write_masks
 
+    check_free(out, "results.json", "benchmark")
     fitting, testing = map(len, protocol.divide(data))
     defective = sum(map(len, protocol.defective(data).values()))
     note(f"{fitting} good images to fit on, {testing} to test with, {defective} with defects")
@@ -371,14 +419,13 @@ def _run_masks(protocol: MaskProtocol, backbone: Backbone, data: Path, out: Path
         say(table.markdown())
 
 
-def _estimate(
-    protocol: Protocol, backbone: Backbone, baselines: Sequence[Baseline], sizes: Sizes | None = None
-) -> tuple[str, int]:
+def _estimate(plan: _Plan, sizes: Sizes | None = None) -> tuple[str, int]:
     """What every method takes with an empty cache, as text, and the number of network passes."""
     from gepc.lab.bench.cost import estimate_cost
 
+    protocol, backbone = plan.protocol, plan.backbone
     size = (protocol.size, protocol.size)
-    estimates = estimate_cost(protocol, backbone, baselines, sizes)
+    estimates = estimate_cost(protocol, backbone, plan.baselines, sizes)
     pass_seconds = seconds_per_pass(backbone, size)
     jvp_seconds = seconds_per_jvp(backbone, size) if any(one.per_image.jvp for one in estimates) else 0.0
     rows, passes, seconds = [], 0, 0.0
