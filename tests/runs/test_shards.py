@@ -215,6 +215,23 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
         assert [alarm for _, alarm in found] == alarms
 
 
+def test_reasons_are_kept_in_shards_and_written_on_request(tmp_path: Path) -> None:
+    row = Result(0, "a.png", 1.5, 0.25, None, {"texture and noise": 0.0123456789, "output": 0.001})
+    (found,) = parse_shard(shard_text([row]))
+    assert found.evidence == {"texture and noise": 0.0123456789}
+    text = io.StringIO(newline="")
+    csv_table(text, "\n", explain=True)([found], [True])
+    assert text.getvalue().splitlines() == [
+        "path,score,p_value,alarm,error,reason",
+        "a.png,1.5,0.25,true,,texture and noise (0.0123)",
+    ]
+    with result_table(tmp_path / "table.parquet", explain=True) as append:
+        append([found], [True])
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(tmp_path / "table.parquet").to_pylist()[0]["reason"] == "texture and noise (0.0123)"
+
+
 def test_what_changes_a_score_changes_the_digest(detector: gepc.GEPC) -> None:
     same = toy_detector().fit(pictures(40, seed=1))
     same.batch_size = 3

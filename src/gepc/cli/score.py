@@ -34,6 +34,9 @@ def score(
     confidence: Annotated[float | None, Option(help="Probability that alpha holds for this calibration set.")] = None,
     fdr: Annotated[float | None, Option(help="False-discovery rate to control, instead of --alpha.")] = None,
     procedure: Annotated[str, Option(help="Procedure for --fdr: bh (Benjamini-Hochberg) or storey.")] = "bh",
+    explain: Annotated[
+        bool, Option("--explain", help="Add the column reason: the part of the score that is most unusual.")
+    ] = False,
     groups: opt.Groups = None,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
@@ -92,7 +95,7 @@ def score(
             note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
             return
         decide = None if shortfall else partial(rule.decide, fitted.reference, labels)
-        failures = _merge(run, decide, out)
+        failures = _merge(run, decide, out, explain)
         if shards is None:
             run.remove()
     note(shortfall or f"guarantee: {rule.statement(fitted.reference)}")
@@ -160,17 +163,17 @@ def _pending(run: ScoreRun) -> list[Shard]:
     return pending
 
 
-def _merge(run: ScoreRun, decide: Decide | None, out: Path | None) -> int:
+def _merge(run: ScoreRun, decide: Decide | None, out: Path | None, explain: bool) -> int:
     """Write the table of a finished run and return the number of images that could not be scored."""
     from gepc.runs.shards import csv_table, merge, result_table
 
     try:
         if out is not None:
-            with result_table(out) as append:
+            with result_table(out, explain) as append:
                 alarms, failures = merge(run, decide, append)
         else:
             with printing():
-                alarms, failures = merge(run, decide, csv_table(sys.stdout, "\n"))
+                alarms, failures = merge(run, decide, csv_table(sys.stdout, "\n", explain))
                 sys.stdout.flush()  # before the shards are removed
     except StorageError as error:
         if out is None:

@@ -34,6 +34,7 @@ SHARD_SIZE, FILES = 1024, "files.txt"
 NOT_WRITTEN = (".xlsx", ".xls", ".ods", ".json", ".feather", ".h5")
 COLUMNS = ("path", "score", "p_value", "alarm", "error")
 SHARD_COLUMNS = ("index", "path", "score", "p_value", "error")
+REASON = "reason"  # a further column of shards, and of tables on request
 Alarm = bool | None  # None where nothing was decided
 Append = Callable[[Sequence[Result], Sequence[Alarm]], None]
 Decide = Callable[[npt.NDArray[np.float64], npt.NDArray[np.float64]], npt.NDArray[np.bool_]]
@@ -222,40 +223,46 @@ def shard_text(results: Sequence[Result]) -> str:
     """The rows of a shard as CSV, with all digits."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(SHARD_COLUMNS)
+    writer.writerow((*SHARD_COLUMNS, REASON))
     for result in results:
         numbers = ("", "") if result.error is not None else (repr(result.score), repr(result.p_value))
-        writer.writerow((result.index, escape_cell(result.name), *numbers, escape_cell(result.error or "")))
+        reason = "" if result.reason is None else f"{result.reason} {result.evidence[result.reason]!r}"
+        writer.writerow((result.index, escape_cell(result.name), *numbers, escape_cell(result.error or ""), reason))
     return text.getvalue()
 
 
 def parse_shard(text: str) -> list[Result]:
     """The rows of a shard from its text; `ValueError` if it is damaged."""
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    if tuple(next(rows, ())) != SHARD_COLUMNS:
+    if tuple(next(rows, ())) not in (SHARD_COLUMNS, (*SHARD_COLUMNS, REASON)):  # earlier versions gave no reasons
         raise ValueError("unexpected columns")
     results = []
-    for index, name, score, p_value, error in rows:
+    for index, name, score, p_value, error, *reasons in rows:
         numbers = (math.nan, math.nan) if error else (float(score), float(p_value))
-        results.append(Result(int(index), unescape_cell(name), *numbers, unescape_cell(error) or None))
+        parts = (reason.rpartition(" ") for reason in reasons if reason)
+        evidence = {part: float(probability) for part, _, probability in parts}
+        results.append(Result(int(index), unescape_cell(name), *numbers, unescape_cell(error) or None, evidence))
     return results
 
 
 @contextlib.contextmanager
-def result_table(path: Path) -> Iterator[Append]:
-    """Yield `append(results, alarms)` for a table at `path`, which appears once all rows are written."""
+def result_table(path: Path, explain: bool = False) -> Iterator[Append]:
+    """Yield `append(results, alarms)` for a table at `path`, which appears once all rows are written.
+
+    With `explain`, the column `reason` names the part of the score that is most unusual, and its tail probability.
+    """
     with replacing(path) as draft:
         if format_of(path) == "parquet":
             pa = arrow()
             types = (pa.string(), pa.float64(), pa.float64(), pa.bool_(), pa.string())
-            schema = pa.schema(dict(zip(COLUMNS, types, strict=True)))
+            schema = pa.schema(dict(zip(COLUMNS, types, strict=True)) | ({REASON: pa.string()} if explain else {}))
             with open(draft, "wb") as sink, pa.parquet.ParquetWriter(sink, schema) as writer:
                 yield lambda results, alarms: writer.write_table(
                     pa.Table.from_pylist([_row(*pair) for pair in zip(results, alarms, strict=True)], schema)
                 )
         else:
             with open(draft, "w", newline="", encoding="utf-8") as handle:
-                yield csv_table(handle)
+                yield csv_table(handle, explain=explain)
 
 
 def read_table(path: Path) -> list[tuple[Result, Alarm]]:
@@ -279,19 +286,25 @@ def _row(result: Result, alarm: Alarm) -> dict[str, Any]:
     """A row of a Parquet table."""
     if result.error is not None:
         return {"path": escape_cell(result.name), "error": escape_cell(result.error)}
-    return {"path": escape_cell(result.name), "score": result.score, "p_value": result.p_value, "alarm": alarm}
+    numbers = {"score": result.score, "p_value": result.p_value}
+    return {"path": escape_cell(result.name), **numbers, "alarm": alarm, REASON: _reason(result)}
 
 
-def csv_table(handle: IO[str], lineterminator: str = "\r\n") -> Append:
+def _reason(result: Result) -> str:
+    return "" if result.reason is None else f"{result.reason} ({result.evidence[result.reason]:.3g})"
+
+
+def csv_table(handle: IO[str], lineterminator: str = "\r\n", explain: bool = False) -> Append:
     """Write the header and return `append(results, alarms)`; see `escape_cell` for odd file names."""
     writer = csv.writer(handle, lineterminator=lineterminator)
-    writer.writerow(COLUMNS)
+    writer.writerow((*COLUMNS, REASON) if explain else COLUMNS)
 
     def append(results: Sequence[Result], alarms: Sequence[Alarm]) -> None:
         for result, alarm in zip(results, alarms, strict=True):
             decision = "" if alarm is None else str(alarm).lower()
             numbers = (f"{result.score:.9g}", f"{result.p_value:.9g}", decision)
             scored = ("", "", "") if result.error is not None else numbers
-            writer.writerow((escape_cell(result.name), *scored, escape_cell(result.error or "")))
+            reason = (_reason(result),) if explain else ()
+            writer.writerow((escape_cell(result.name), *scored, escape_cell(result.error or ""), *reason))
 
     return append
