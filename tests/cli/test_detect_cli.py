@@ -304,6 +304,19 @@ def test_a_picture_of_ones_own_scores(place, gepc):
         assert sentence in refused.stderr
 
 
+def test_reasons_beside_the_scores(place, gepc):
+    options = ["--backbone", "net", "--set", "levels=0.99"]
+    assert gepc("fit", "normal", "--out", "reasons", *options, "--set", "maps=raw").returncode == 0
+    scored = gepc("score", "reasons", "new", "--explain", "--alpha", "0.1")
+    assert scored.returncode == 0, scored.stderr
+    rows = list(csv.DictReader(io.StringIO(scored.stdout)))
+    assert all(re.fullmatch(r"[a-z ]+ \([\d.e-]+\)", row["reason"]) for row in rows if not row["error"])
+    assert gepc("fit", "normal", "--out", "mapped", *options, "--set", "score_from=map").returncode == 0
+    refused = gepc("score", "mapped", "new", "--explain")
+    assert refused.returncode == 2
+    assert "the score of this detector is that of its map" in refused.stderr
+
+
 def test_cameras_in_one_detector(place, gepc):
     """Groups by folder, from fitting over scoring to watching, with a guarantee for each."""
     for number, path in enumerate(sorted((place / "normal").iterdir())):

@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress, say, text_table
-from gepc.core.errors import InputError, StorageError, check_choice
+from gepc.core.errors import InputError, OptionError, StorageError, check_choice
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def score(
     if out is not None and format_of(out) == "parquet":
         arrow()
     fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
+    if explain and fitted.score_from == "map":
+        raise OptionError("--explain: the score of this detector is that of its map; `gepc map` shows where it is high")
     if out is not None:
         _check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
