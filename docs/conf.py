@@ -50,7 +50,8 @@ nitpicky = True
 # the types in signatures are numpy's, torch's and our aliases; the cross references that pages make are all checked
 nitpick_ignore_regex = [("py:(class|data|obj)", ".*")]
 
-doctest_global_setup = "import warnings; warnings.simplefilter('ignore')"
+# examples in docstrings may use the names of their modules
+doctest_global_setup = "import warnings; warnings.simplefilter('ignore'); from gepc import Group"
 
 
 ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \w+)*) : (.*)")
@@ -62,9 +63,13 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
     `name : what it is` becomes an entry: of napoleon's list below a heading, of a plain list elsewhere.
     """
     shown: list[str] = []
-    headed = entry = formula = False
+    headed = entry = formula = example = False
     for line in _one_name_each(lines) if "Attributes" in lines else lines:
         indented = line.startswith("    ")
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if example:  # code is taken as it is, to be run
+            shown.append(line)
+            continue
         if re.fullmatch(r"-{3,}", line):
             headed = True
         elif headed and re.fullmatch(r"\w+(, \w+)*:", line):
