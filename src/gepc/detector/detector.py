@@ -34,13 +34,21 @@ Array = npt.NDArray[np.float64]
 Alarms = npt.NDArray[np.bool_]
 
 
-class FittedAttributes:
+class FittedAttributes(Parameters):
     """What a fitted detector says and does without looking at an image; `NotFittedError` before `fit`.
 
     The names of the attributes end in an underscore, which is scikit-learn's convention. `fitted` has everything else.
     """
 
     fitted_: FittedDetector | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "batch_size" and self.fitted_ is not None:
+            check_least(1, batch_size=value)
+            self.fitted_ = replace(self.fitted_, batch_size=value)
+        elif name != "fitted_":
+            self.__dict__.pop("fitted_", None)
+        super().__setattr__(name, value)
 
     @property
     def is_fitted(self) -> bool:
@@ -123,8 +131,27 @@ class FittedAttributes:
         card = {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}
         return push(self.fitted, repo_id, card, **options)
 
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """(H, W) of the network's input: that of the first image where it is not fixed, and 32x32 before `fit`."""
+        if self.fitted_ is not None:
+            return self.fitted_.input_size
+        return self.preprocessing().size or NOMINAL_SIZE
 
-class Detector(Parameters, FittedAttributes):
+    def cost(self) -> Cost:
+        """Network passes per image: at the kept levels once fitted, at `keep` levels before."""
+        if self.fitted_ is not None:
+            return self.fitted_.cost()
+        return cost_of(self.extractor, self.backbone, self.input_size, self.keep)
+
+    def __repr__(self) -> str:
+        state = "not fitted"
+        if self.fitted_ is not None:
+            state = f"fitted on {self.fitted_.fit_images}+{len(self.calibration_scores_)}"
+        return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
+
+
+class Detector(FittedAttributes):
     """Out-of-distribution detector: scores, p-values with a false-alarm guarantee, decisions and maps.
 
     `fit` stores everything that it learns in one immutable object, `fitted_`, at its end: a failed `fit` changes
@@ -176,14 +203,6 @@ class Detector(Parameters, FittedAttributes):
     calibration_scores_ : ndarray
         The scores of all calibration images, sorted.
     """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "batch_size" and self.fitted_ is not None:
-            check_least(1, batch_size=value)
-            self.fitted_ = replace(self.fitted_, batch_size=value)
-        elif name != "fitted_":
-            self.__dict__.pop("fitted_", None)
-        super().__setattr__(name, value)
 
     # --- fitting -------------------------------------------------------------------------------------------------
 
@@ -411,21 +430,6 @@ class Detector(Parameters, FittedAttributes):
         preprocessing = self.preprocessing() if self.fitted_ is None else self.fitted_.preprocessing
         return feature_table(self, preprocessing, open_images(images), noise)
 
-    # --- cost ----------------------------------------------------------------------------------------------------
-
-    @property
-    def input_size(self) -> tuple[int, int]:
-        """(H, W) of the network's input: that of the first image where it is not fixed, and 32x32 before `fit`."""
-        if self.fitted_ is not None:
-            return self.fitted_.input_size
-        return self.preprocessing().size or NOMINAL_SIZE
-
-    def cost(self) -> Cost:
-        """Network passes per image: at the kept levels once fitted, at `keep` levels before."""
-        if self.fitted_ is not None:
-            return self.fitted_.cost()
-        return cost_of(self.extractor, self.backbone, self.input_size, self.keep)
-
     # --- storage -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -442,12 +446,6 @@ class Detector(Parameters, FittedAttributes):
     def from_pretrained(cls, folder: StrPath, *arguments: Any, **options: Any) -> Detector:
         """Load a saved detector; the arguments are those of `gepc.load_detector`."""
         return cls.of(load_fitted(folder, *arguments, **options))
-
-    def __repr__(self) -> str:
-        state = "not fitted"
-        if self.fitted_ is not None:
-            state = f"fitted on {self.fitted_.fit_images}+{len(self.calibration_scores_)}"
-        return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
 
 
 def _renamed(results: Iterable[Result], names: Iterator[str]) -> Iterator[Result]:
