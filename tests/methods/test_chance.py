@@ -35,6 +35,7 @@ N = 150
         ("ufcod", {"clip": False}),
         ("flow_mismatch", {}),
         ("lid", {"strata": 8}),
+        ("combined", {"methods": ("msma", "pixel_stats")}),
     ],
 )
 def test_chance_level(name: str, options: dict[str, object]) -> None:
@@ -50,9 +51,9 @@ def test_chance_level(name: str, options: dict[str, object]) -> None:
 
 def test_every_method_with_features_that_vary_on_a_gaussian_is_here() -> None:
     """EigenScore is constant on a Gaussian, iDECODe zero, IC's PNG of 48 values all header, CFS needs layers; CFAR and
-    RX need images larger than a target, energies another network, and have tests of their own."""
+    RX need images larger than a target, energies and encoders another network, and have tests of their own."""
     tested = {item[0] for item in test_chance_level.pytestmark[0].args[1]}  # type: ignore[attr-defined]
     assert set(gepc.list_detectors()) - tested == {
         *("gepc", "eigenscore", "idecode", "ic", "cfs"),
-        *("ca_cfar", "os_cfar", "k_cfar", "rx", "energy"),
+        *("ca_cfar", "os_cfar", "k_cfar", "rx", "energy", "encoder"),
     }
