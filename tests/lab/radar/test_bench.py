@@ -95,6 +95,9 @@ def test_the_paper_s_detector_has_its_values_beside_it_and_its_figures(
     assert "PRO" not in table.header
     for metric, values in (("AUROC", [0.853, 1.0]), ("FPR95", [0.0, 0.0]), ("AUPR", [0.619, 1.0])):
         assert table.numbers(f"{metric}: paper") == values
+    _, maps = score_patches(item.detector, sets.clutter[:1])  # before any pooling, as the paper shows them
+    image = item.detector.preprocessing.prepare(PatchImages(sets.clutter)[0])
+    assert np.allclose(maps, item.detector.map_parts([image])[1])
     write_figures(tmp_path, "toy", item, sets)
     for name in ("toy-main.png", "toy-appendix.png"):
         with Image.open(tmp_path / name) as picture:

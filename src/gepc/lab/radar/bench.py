@@ -156,9 +156,9 @@ def gather(
 def score_patches(
     fitted: FittedDetector, patches: Sequence[Patch], on_progress: OnProgress = lambda _: None
 ) -> tuple[Array, Map]:
-    """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from."""
+    """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from, if it has one."""
     scores, maps = [], []
-    window = getattr(fitted.method, "window", 1)
+    window = getattr(fitted.method, "window", 1) if getattr(fitted.method, "pool", "local") == "local" else 1
     scored = stream(fitted, PatchImages(patches), maps=True, raw=True, on_error="raise", on_progress=on_progress)
     for chunk in scored:
         assert chunk.fields is not None
