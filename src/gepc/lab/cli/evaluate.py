@@ -52,7 +52,7 @@ DryRun = Annotated[
 @opt.with_groups
 def demo(
     out: Annotated[Path, Option(help="Folder for the report; an earlier demo in it is overwritten.")] = Path("demo"),
-    quick: Annotated[bool, Option("--quick", help="Use a third of the patches, for a third of the time.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Use smaller photographs and fewer patches.")] = False,
     backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     loading: opt.Loading = opt.DEFAULT_LOADING,
     serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
@@ -77,7 +77,7 @@ def demo(
     photographs, patches = amounts.images
     note(
         f"look for lost things on a beach ({photographs} photographs of {amounts.width}x{amounts.height} pixels), "
-        f"then compare textures ({patches} patches); about a minute on two CPU cores, a third of it with --quick"
+        f"then compare textures ({patches} patches); about a minute of processor time, less with --quick"
     )
     with progress("photographs", photographs) as on_photographs, progress("patches", patches) as on_patches:
         result = demonstration.run(net, amounts, on_photographs, on_patches)
