@@ -24,7 +24,7 @@ from gepc.lab.datasets import open_dataset
 from gepc.methods import base
 from gepc.methods.extraction import FeatureCache
 
-METHODS = [name for name in gepc.list_detectors() if name not in ("gepc", "energy")]
+METHODS = [name for name in gepc.list_detectors() if name not in ("gepc", "energy", "encoder", "combined")]
 QUICK = ("msma", "scoped", "nll_vlb", "ic", "typicality")
 BRIEF = {"nll_vlb": {"strata": 5}, "ic": {"strata": 5}, "typicality": {"strata": 5}}
 BRIEFER = BRIEF | {

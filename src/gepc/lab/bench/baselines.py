@@ -16,6 +16,7 @@ from gepc.lab.bench import published
 from gepc.lab.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores, Sizes
 from gepc.lab.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.methods.base import Extractor, find_method, methods
+from gepc.methods.combined import Combined
 from gepc.methods.extraction import OnProgress
 from gepc.methods.gepc import GepcExtractor
 
@@ -79,6 +80,8 @@ def _names_of(word: str) -> list[str]:
         return [word]
     found: list[str] = []
     for name in methods():
+        if name == Combined.name:  # its methods are in the table already
+            continue
         method = find_method(name)
         if method.needs in (None, Backbone.gives) and (word == "all" or name not in published.ID_TRAINED):
             presets = method.presets
