@@ -43,7 +43,7 @@ def main(count: int = 8 if SMALL else 200) -> dict[str, float]:
     found = {}
     print(f"{'method':<12} {'AUROC':>6} {'alarms':>7}  cost per image")
     for method in gepc.list_detectors():
-        if method in ("cfs", "energy"):  # these need the inner layers of a network, and an energy network
+        if method in ("cfs", "energy", "encoder"):  # they need inner layers, an energy network and a feature network
             continue
         detector = gepc.create_detector(backbone, method, preset=light(method)).fit(normal)
         scores = detector.score(outside)

@@ -29,11 +29,11 @@ def main(out: Path, scenes: int = 6 if SMALL else 24, side: int = 192 if SMALL e
     step("sar", "simulate", "--out", out / "ships", "--count", scenes, "--size", side, "--ships", 2, "--seed", 1)
     step("sar", "patches", out / "sea", "--out", out / "patches.npz", "--size", patch)
     step("sar", "fit", f"{out / 'patches.npz'}:test_x", "--out", out / "detector", "--target-pixels", 100)
-    cutting = ("--size", patch, "--target-pixels", 100, "--draws", 50, "--hold-out", 0.5)
+    cutting = [f"--set={option}" for option in (f"size={patch}", "target_pixels=100", "draws=50", "hold_out=0.5")]
     step("sar", "bench", out / "sea", "--ood", out / "ships", "--out", out / "bench", "--methods", methods, *cutting)
     decision = ("--control", "tile", "--alpha", 0.1)
     step("scene", out / "detector", out / "ships" / "0000.png", "--out", out / "scene", *decision)
-    with open(out / "bench" / "radar.csv", newline="") as handle:
+    with open(out / "bench" / "radar-sar-tiny-fixed.csv", newline="") as handle:
         found = {row["method"]: float(row["AUROC"]) for row in csv.DictReader(handle)}
     with open(out / "scene" / "tiles.csv", newline="") as handle:
         found["alarms"] = float(sum(row["alarm"] == "true" for row in csv.DictReader(handle)))

@@ -52,7 +52,7 @@ def test_fit_states_the_size_that_the_network_sees(detector):
     assert set(timed) == {(20, 32)}
 
 
-@pytest.mark.parametrize("options", [[], ["--shard-size", "2"], ["--workers", "1"], ["--batch-size", "auto"]], ids=str)
+@pytest.mark.parametrize("options", [[], ["--shard-size", "2"], ["--workers", "1"], ["--batch-size", "3"]], ids=str)
 def test_score_takes_images_of_several_sizes(place, gepc, detector, options):
     import gepc as library
 

@@ -122,7 +122,7 @@ def test_the_guarantee_is_the_beta_law_of_the_realised_rate(alpha: float, n: int
 
 def test_a_guarantee_says_what_it_promises() -> None:
     found = Guarantee.at(0.05, 199)
-    assert vars(found) == {"alpha": 0.05, "n": 199, "low": found.low, "high": found.high}
+    assert vars(found) == {"alpha": 0.05, "n": 199, "low": found.low, "high": found.high, "trimmed": 0}
     assert str(found).startswith("at most 0.05 of in-distribution images raise an alarm, on average")
     with pytest.raises(OptionError, match="needs at least 19"):
         Guarantee.at(0.05, 18)

@@ -14,7 +14,7 @@ from gepc.detector.parameters import detector_options, extractor_options
 from gepc.images.preprocessing import Preprocessing
 from gepc.methods.base import find_method
 
-OURS = ("gepc", "gepc+")
+OURS = ("gepc", "gepc+", "encoder")
 RIVALS = [
     name
     for name in gepc.list_detectors()

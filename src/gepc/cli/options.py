@@ -102,7 +102,7 @@ class Loading:
 
     device: Device = "auto"
     dtype: Annotated[str, Option(help="float32, bfloat16, float16, mixed_bfloat16 or mixed_float16.")] = "float32"
-    time_scale: Annotated[float, Option(help="Ask the network for this times its time.")] = 1.0
+    time_scale: Annotated[float, Option(help="Multiply the time that the network is asked for by this number.")] = 1.0
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
     embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None

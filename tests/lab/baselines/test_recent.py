@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from toys import pictures
 
+import gepc
 from gepc.calibration import create_calibrator
 from gepc.calibration.joint import SoftMinimum
 from gepc.core.errors import OptionError
@@ -97,7 +98,7 @@ def test_the_dimension_of_a_gaussian() -> None:
     """D - sigma^2 tr(S^-1) + sigma^2 |S^-1 (x - sqrt(abar) mu)|^2, S = abar v + sigma^2: exact with random signs."""
     variances = np.linspace(0.0, 1.0, int(np.prod(SHAPE))).reshape(SHAPE)
     backbone = GaussianBackbone(0.1, variances, SHAPE)
-    method = FLIPD((0.99,))
+    method = FLIPD(gepc.Levels((0.99,)))
     (t,) = method.timesteps(backbone)
     abar = float(backbone.alphas_cumprod[t])
     noised = abar * variances + 1.0 - abar
@@ -114,7 +115,7 @@ def test_a_flat_gaussian_has_the_dimension_of_its_support() -> None:
     images = (0.3 * np.random.default_rng(0).standard_normal((40, *SHAPE)) * varies).astype(np.float32)
     backbone = GaussianBackbone(0.0, 0.09 * varies, SHAPE)
     batch = Batch(images, [image_key(image) for image in images])
-    method = FLIPD((0.9999,))
+    method = FLIPD(gepc.Levels((0.9999,)))
     found = extract_table(method, backbone, batch, method.timesteps(backbone))["flipd"]
     np.testing.assert_allclose(found.mean(), 0.25, atol=0.002)
 
