@@ -51,6 +51,7 @@ def combine_parts(evidence: Any, rule: str, weights: Array | None = None) -> Any
     Examples
     --------
     >>> import numpy as np
+    >>> from gepc.calibration.evidence import combine_parts
     >>> both, first = -np.log([0.05, 0.05]), -np.log([0.05, 0.9])
     >>> bool(combine_parts(both, "fisher") > combine_parts(first, "fisher"))
     True

@@ -87,6 +87,7 @@ def farthest_first(vectors: Array, count: int) -> npt.NDArray[np.int64]:
     Examples
     --------
     >>> import numpy as np
+    >>> from gepc.calibration.memory import farthest_first
     >>> farthest_first(np.array([[0.0], [0.1], [5.0], [9.0]]), 2).tolist()
     [0, 3]
     """
