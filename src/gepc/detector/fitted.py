@@ -46,7 +46,7 @@ class FittedDetector:
     input_size : (H, W) of the first image as the network saw it.
     seed : the noise of an image is a function of this number and of the image's content.
     batch_size : the largest number of images per network call; it does not change a score.
-    score_from : `features`, or `map` for the mean of the highest 0.3 % of the calibrated map.
+    score_from : `features`, or `map` for the mean of the highest values of the calibrated map.
     group_choice : why `group="auto"` took or left out each action, as in `gepc.methods.symmetries.Evidence`.
     """
 
@@ -104,9 +104,10 @@ class FittedDetector:
         calibrated = None
         if self.maps is not None and (self.score_from == "map" or not raw):
             calibrated = self.maps.z(parts, batch.size, self.preprocessing.ignored(batch.size))
-        scores, evidence = self._score(table)
         if self.score_from == "map" and self.maps is not None and calibrated is not None:
-            scores, evidence = self.maps.map_scores(calibrated), {}
+            scores, evidence = self.maps.map_scores(calibrated), dict[str, Array]()
+        else:
+            scores, evidence = self._score(table)
         if not maps:
             return scores, None, evidence
         if raw or calibrated is None:

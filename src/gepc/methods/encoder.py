@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.encoders import Encoder
@@ -118,19 +119,17 @@ class EncoderMethod(HasMaps, Extractor):
         return Cost()
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """`activations`: mean and standard deviation of every channel, (N, 1, 2 C)."""
-        activations = self.network.activations(to_tensor(batch.images, backbone))
-        return {"encoder": channel_statistics(activations)[:, None].double().cpu().numpy()}
+        """`encoder`: mean and standard deviation of every channel, (N, 1, 2 C)."""
+        return _statistics(self.network.activations(to_tensor(batch.images, backbone)))
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The vectors of each position, `activations`, and their distances within the image, `contrast`."""
         activations = self.network.activations(to_tensor(batch.images, backbone))
-        table = {"encoder": channel_statistics(activations)[:, None].double().cpu().numpy()}
         parts = {
             "activations": position_vectors(activations, batch.size),
             "contrast": activation_distance(activations, batch.size),
         }
-        return table, {name: values[:, None].cpu().numpy() for name, values in parts.items()}
+        return _statistics(activations), {name: values[:, None].cpu().numpy() for name, values in parts.items()}
 
     def raw_map(self, parts: MapParts) -> Maps:
         """The distances within each image, which need no calibration."""
@@ -139,3 +138,7 @@ class EncoderMethod(HasMaps, Extractor):
     def columns(self, table: Table) -> Columns:
         """Means as they are, standard deviations in logarithms."""
         return np.asarray(logarithm_of_deviations(table["encoder"]))
+
+
+def _statistics(activations: Mapping[str, torch.Tensor]) -> Table:
+    return {"encoder": channel_statistics(activations)[:, None].double().cpu().numpy()}

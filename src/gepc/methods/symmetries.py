@@ -181,7 +181,7 @@ def _objection(evidence: Sequence[Evidence], i: int, chosen: Sequence[int], rank
 
 
 def invariance_p(batch: Batch, action: Action) -> float:
-    """The p-value of the test that P_g x has the law of x; images with smaller keys stay, the others are moved."""
+    """The p-value of the test that P_g x has the law of x; every second image in the order of the keys is moved."""
     order = sorted(range(len(batch)), key=lambda row: batch.keys[row])
     still, moving = order[::2], order[1::2]
     drawn = action.drawn(batch.seed, [batch.keys[row] for row in moving])
