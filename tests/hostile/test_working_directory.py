@@ -21,7 +21,7 @@ import gepc
 
 SOURCES = Path(gepc.__file__).parents[1]
 TRAP = "open({marks!r} + '/' + __name__, 'w').close()\n"  # without an import, which would be another trap
-HELP = ("serve", "export", "convert", "train", "bench", "demo", "choose", "ablate", "reproduce", "sar", "data")
+HELP = ("serve", "export", "convert", "train", "bench", "demo", "ablate", "reproduce", "sar", "data")
 COMMANDS = """
 import json, sys
 from gepc.cli.app import run

@@ -3,7 +3,7 @@
 import typer
 
 PANELS = {
-    "Get started": ("demo", "choose", "selfcheck"),
+    "Get started": ("demo", "selfcheck"),
     "Backbones": ("train",),
     "Evaluate": ("bench", "ablate", "reproduce"),
 }

@@ -1,4 +1,4 @@
-"""`gepc demo`, `choose`, `selfcheck`, `bench`, `ablate`, `reproduce`: which detector to take, and what it achieves."""
+"""`gepc demo`, `selfcheck`, `bench`, `ablate`, `reproduce`: what the detectors achieve."""
 
 from __future__ import annotations
 
@@ -132,44 +132,6 @@ def _demo_results(result: Demo) -> str:
         f"{text_table(textures.rows, textures.header)}\n\n"
         f"{result.passes:,} network passes in {result.seconds:.0f} s"
     )
-
-
-@opt.with_groups
-def choose(
-    images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
-    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
-    count: Annotated[int, Option(min=40, help="Number of images to use, at most.")] = 200,
-    size: Annotated[int | None, Option(help="Side of the images that the network sees; its own by default.")] = None,
-    loading: opt.Loading = opt.DEFAULT_LOADING,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Compare methods, presets, transforms and sizes on your own normal images; print the `gepc fit` command to run.
-
-    Half of the images are fitted on. The others are scored together with synthetic outliers made from them (blurred,
-    shuffled, recoloured and so on). No out-of-distribution image is needed.
-
-    Example: `gepc choose photos/normal`
-    """
-    from gepc.lab.bench.choose import candidates_for, compare, recommend
-
-    net = loading.load(backbone)
-    candidates = candidates_for(images, net, size)
-    with progress("candidates", len(candidates)) as advance:
-        trials = compare(net, images, candidates, count, size, on_progress=advance)
-    chosen, reason = recommend(trials)
-    words = [shlex.quote(images), "--out DETECTOR", "--backbone", shlex.quote(backbone), chosen.candidate.arguments]
-    command = " ".join(["gepc fit", *words, *([] if size is None else [f"--set size={size}"])])
-    if as_json:
-        rows = [
-            {"candidate": str(t.candidate), "auroc": t.aurocs, "stability": t.stability, "cost": str(t.cost)}
-            for t in trials
-        ]
-        say(json.dumps({"trials": rows, "reason": reason, "command": command}, indent=2))
-        return
-    numbers = [[f"{value:.3f}" for value in (t.average, *t.aurocs.values(), t.stability)] for t in trials]
-    table = [(t.candidate, *shown, t.cost) for t, shown in zip(trials, numbers, strict=True)]
-    say(text_table(table, ("candidate", "average", *trials[0].aurocs, "stability", "per image")))
-    say(f"\n{reason}\n{command}")
 
 
 def selfcheck(as_json: opt.AsJson = False) -> None:
