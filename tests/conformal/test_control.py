@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.conformal.decision import CONTROLS, DecisionRule, bonferroni, harmonic, holm
+from gepc.conformal.decision import CONTROLS, DecisionRule, bonferroni, harmonic
 from gepc.conformal.p_values import CalibrationScores, p_values
 from gepc.core.errors import OptionError
+from gepc.core.rates import holm
 
 MANY = CalibrationScores.of(np.arange(9999.0), None)  # enough calibration images for any rate of these tests
 ps = st.lists(st.integers(1, 40).map(lambda k: k / 40), min_size=1, max_size=30).map(np.array)
@@ -105,7 +106,10 @@ def test_a_p_value_at_its_limit_is_flagged():
     """As p-values are computed, k/(n + 1): 1/20 and 1/40 at 0.05; with rounding, 1/10 at 1 - 0.9."""
     assert flags_of("tile", 0.05, np.array([1 / 20, 2 / 20])).tolist() == [True, False]
     assert flags_of("tile", 1 - 0.9, np.array([1 / 10])).tolist() == [True]
-    assert holm(np.array([1 / 40, 1 / 20, 1.0]), 0.1).tolist() == [True, True, False]
+    assert holm([1 / 40, 1 / 20, 1.0], 0.1).tolist() == [True, True, False]
+    assert holm([0.04, 0.01, 0.02], 0.05).tolist() == [True, True, True]
+    assert holm([0.04, 0.01, 0.03], 0.05).tolist() == [False, True, False]
+    assert holm([], 0.05).tolist() == []
     assert holm(np.array([1 / 40, 1 / 20]), 0.05).tolist() == [True, True]
     assert holm(np.array([1 / 10]), 1 - 0.9).tolist() == [True]
 

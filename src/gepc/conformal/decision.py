@@ -16,7 +16,6 @@ from scipy.special import digamma
 from scipy.stats import false_discovery_control
 
 from gepc.conformal.p_values import (
-    SLACK,
     Array,
     CalibrationScores,
     Guarantee,
@@ -27,6 +26,7 @@ from gepc.conformal.p_values import (
     pac_rank,
 )
 from gepc.core.errors import OptionError, check_choice
+from gepc.core.rates import SLACK, holm
 
 Flags = npt.NDArray[np.bool_]
 PROCEDURES = ("bh", "storey")
@@ -292,17 +292,6 @@ def _check(p_values: npt.ArrayLike, fdr: float) -> Array:
 def bonferroni(p: Array, alpha: float) -> Flags:
     """Flag p <= alpha/m. The probability of any false flag is at most alpha, by the union bound, always."""
     return np.asarray(p <= alpha / max(1, len(p)) * SLACK)
-
-
-def holm(p: Array, alpha: float) -> Flags:
-    """Flag the smallest p-values while p_(k) <= alpha/(m + 1 - k) (Holm 1979). Promises what Bonferroni does."""
-    m = len(p)
-    order = np.argsort(p, kind="stable")
-    below = p[order] <= alpha / (m - np.arange(m)) * SLACK
-    count = m if below.all() else int(np.argmin(below))
-    flags = np.zeros(m, dtype=bool)
-    flags[order[:count]] = True
-    return flags
 
 
 def harmonic(m: int) -> float:

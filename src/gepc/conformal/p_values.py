@@ -13,6 +13,7 @@ from scipy.stats import beta
 from scipy.stats import f as fisher
 
 from gepc.core.errors import InputError, OptionError, TooFewImagesError, nearest
+from gepc.core.rates import SLACK
 from gepc.images.sources import FileImages, Images
 
 Array = npt.NDArray[np.float64]
@@ -21,7 +22,6 @@ Rows = npt.NDArray[np.int64]
 UNGROUPED = ""
 TAIL, SUSPECTED = 0.3, (0.01, 0.05, 0.1)  # shares of the largest scores: their tail, and possible outliers in it
 FEWEST_IN_DOUBT = 40  # with fewer calibration scores there is no tail to look at
-SLACK = 1.0 + 1e-12  # rates are compared up to rounding, so that 1 - 0.9 is a tenth
 
 
 def p_values(scores: Array, calibration: Array, uniform: Array | None = None) -> Array:

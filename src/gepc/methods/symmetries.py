@@ -23,6 +23,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError
+from gepc.core.rates import holm
 from gepc.images.batches import OnBadImage, chunks, settled
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
@@ -117,7 +118,7 @@ def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Gr
     The evidence for every action, and the residuals (images, actions) that the network was asked for.
     """
     p_values = [invariance_p(batch, action) for action in actions.moving]
-    kept = holm(p_values)
+    rejected = holm(p_values, LEVEL)
     keys = batch.keys[:NETWORK_IMAGES]
     some = Batch(batch.images[:NETWORK_IMAGES], keys, batch.seed, batch.rows)
     changed = [synthetic_outlier(x, KINDS[i % len(KINDS)], batch.seed) for i, x in enumerate(some.images)]
@@ -129,7 +130,9 @@ def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Gr
         values = inside[:, i]
         power = _power(values, outside[:, i])
         evidence.append(
-            Evidence(action.name, p_values[i], kept[i], float(values.mean()), float(values.std()), errors[i], power)
+            Evidence(
+                action.name, p_values[i], not rejected[i], float(values.mean()), float(values.std()), errors[i], power
+            )
         )
     return evidence, inside
 
@@ -202,21 +205,6 @@ def _small(images: torch.Tensor) -> Array:
     y, x = np.mgrid[:GRID, :GRID] - (GRID - 1) / 2
     inside = torch.from_numpy(np.hypot(x, y).ravel() < DISC * GRID / 2)
     return cells[:, :, inside].flatten(1).double().numpy()
-
-
-def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses are not rejected by Holm's procedure, which keeps the family-wise error rate at `level`.
-
-    >>> holm([0.01, 0.2, 0.03])
-    [False, True, True]
-    """
-    order = np.argsort(p_values)
-    held = [True] * len(p_values)
-    for rank, i in enumerate(order):
-        if p_values[i] > level / (len(order) - rank):
-            break
-        held[i] = False
-    return held
 
 
 def residuals(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Group) -> Array:

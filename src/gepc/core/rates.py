@@ -1,0 +1,40 @@
+"""Error rates: the tolerance with which p-values are compared with them, and Holm's procedure for several tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+SLACK = 1.0 + 1e-12  # rates are compared up to rounding, so that 1 - 0.9 is a tenth
+
+
+def holm(p_values: npt.ArrayLike, alpha: float) -> npt.NDArray[np.bool_]:
+    """Reject the smallest p-values while p_(k) <= alpha/(m + 1 - k) (Holm 1979).
+
+    The probability that any true hypothesis is rejected is at most `alpha`, however the p-values depend on each other.
+
+    Parameters
+    ----------
+    p_values : float array (m,)
+        One p-value for each hypothesis.
+    alpha : float
+        The family-wise error rate.
+
+    Returns
+    -------
+    bool array (m,)
+        True where a hypothesis is rejected.
+
+    Examples
+    --------
+    >>> from gepc.core.rates import holm
+    >>> holm([0.01, 0.2, 0.03], 0.05).tolist()
+    [True, False, False]
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    below = p[order] <= alpha / (len(p) - np.arange(len(p))) * SLACK
+    count = len(p) if below.all() else int(np.argmin(below))
+    rejected = np.zeros(len(p), dtype=bool)
+    rejected[order[:count]] = True
+    return rejected
