@@ -171,7 +171,7 @@ def confusion(features: Features, name: str, alpha: float = 0.05) -> list[tuple[
     model = features.fitted("evidence", name)
     rows = []
     for kind in SHIFTS:
-        found = model.part_p_values(features.columns[f"{name}/{kind}"], np.ones(1))
+        _, found = model.explained(features.columns[f"{name}/{kind}"], np.ones(1), Aggregation())
         p = np.stack([values for part, values in found.items() if part != OUTPUT], axis=1)
         noticed = p.min(axis=1) <= alpha
         named = np.bincount(p[noticed].argmin(axis=1), minlength=p.shape[1]) / max(1, noticed.sum())

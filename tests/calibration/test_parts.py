@@ -99,7 +99,7 @@ def test_a_part_sees_what_the_other_does_not() -> None:
     changed = new.copy()
     changed[:, :, 3:] += 3.0 * train[:, :, 3:].std(axis=0) * np.random.default_rng(2).standard_normal(40)
     model = Parts().fit(train, PARTS)
-    by_part = model.standardised(changed).mean(axis=(0, 1))
+    by_part = model.standing(changed).mean(axis=(0, 1))
     assert by_part[1] > 5.0 > 1.0 > by_part[0]
     assert score(model, changed).min() > score(model, new).mean()
 
@@ -136,7 +136,7 @@ def test_levels_that_were_not_evaluated_are_left_out() -> None:
     new[:, 0] = np.nan
     found = score(Parts().fit(train, PARTS), new)
     assert np.isfinite(found).all()
-    alone = Parts().fit(train[:, 1:], PARTS).standardised(new[:, 1:]).sum(axis=2)[:, 0]
+    alone = Parts().fit(train[:, 1:], PARTS).standing(new[:, 1:]).sum(axis=2)[:, 0]
     assert np.corrcoef(found, alone)[0, 1] > 0.99
 
 

@@ -582,3 +582,16 @@ def test_explanations_name_the_most_unusual_part(tiny_unet: gepc.Backbone) -> No
         named = {name: p for name, p in result.evidence.items() if name != "output"}
         assert result.reason == min(named, key=named.__getitem__)
     assert gepc.create_detector(tiny_unet, "msma").fit(as_uint8(pictures(40, 16))).explain(noisy)[0].reason is None
+
+
+def test_a_score_and_its_reasons_are_computed_together(
+    tiny_unet: gepc.Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gepc.calibration.evidence import Evidence
+
+    detector = gepc.create_detector(tiny_unet, maps="raw").fit(as_uint8(pictures(40, 16)))
+    calls: list[int] = []
+    standing = Evidence.standing
+    monkeypatch.setattr(Evidence, "standing", lambda self, columns: (calls.append(1), standing(self, columns))[1])
+    detector.explain(as_uint8(pictures(2, 16, seed=1)))
+    assert len(calls) == 1

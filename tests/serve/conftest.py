@@ -38,6 +38,17 @@ def detector_folder(tmp_path_factory, tiny_net):
 
 
 @pytest.fixture(scope="session")
+def explained_folder(detector_folder):
+    """A detector whose score has parts."""
+    import gepc
+
+    folder = detector_folder.with_name("explained")
+    backbone = gepc.load_backbone(str(detector_folder.with_name("net")))
+    gepc.create_detector(backbone, size=16, maps="raw").fit(as_uint8(pictures(60, 16))).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def detector(detector_folder):
     import gepc
 

@@ -397,3 +397,17 @@ def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
         np.testing.assert_allclose([one["score"] for one in answer], detector.score(picture[None])[0], rtol=1e-4)
         drawn = client.post("/v1/map", files=forms[:1])
         assert drawn.headers["content-type"] == "image/png"
+
+
+def test_an_explanation_has_the_evidence_of_each_part(serve, explained_folder, files, images, trusted):
+    import gepc
+
+    client, form = serve(explained_folder), as_form(files[:2])
+    expected = gepc.load_detector(explained_folder, trust=True).explain(images[:2])
+    for found, wanted in zip(
+        client.post("/v1/score?explain=true", files=form).json()["results"], expected, strict=True
+    ):
+        assert found["reason"] == wanted.reason
+        assert found["evidence"] == pytest.approx(dict(wanted.evidence), rel=1e-3)
+    plain = client.post("/v1/score", files=form).json()["results"][0]
+    assert plain["reason"] is plain["evidence"] is None

@@ -334,3 +334,19 @@ def test_a_picture_of_the_page(open_page, live, tmp_path):
     out = Path(os.environ["GEPC_SCREENSHOTS"])
     out.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=out / "serve.png")
+
+
+def test_a_card_lists_the_parts_of_the_score_and_marks_the_reason(open_page, live, explained_folder, images, folder):
+    import gepc
+
+    page = ready(open_page(live(explained_folder)))
+    upload(page, folder / "00.png")
+    slide(page, 1.0)
+    (expected,) = gepc.load_detector(explained_folder, trust=True).explain(images[:1])
+    lines = page.locator(".reasons li").all_inner_texts()
+    assert {line.partition(":")[0] for line in lines} == set(expected.evidence)
+    shown = [float(line.partition("= ")[2]) for line in lines]
+    assert shown == sorted(shown)
+    assert page.locator(".reasons .reason").inner_text().startswith(f"{expected.reason}:")
+    if (place := os.environ.get("GEPC_SCREENSHOTS")) is not None:
+        page.screenshot(path=Path(place) / "reasons.png", full_page=True)

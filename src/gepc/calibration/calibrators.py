@@ -106,12 +106,14 @@ class Calibrator(ABC):
 
     def score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
         """(N, levels, features) -> (N,), higher = more OOD."""
-        if columns.shape[2] != self.bounds_.shape[2]:
-            raise InputError(
-                f"the images have {columns.shape[2]} feature columns, but the calibrator was fitted on "
-                f"{self.bounds_.shape[2]}; fit the detector again on this backbone"
-            )
-        return self._score(self._finite(columns), weights, aggregation)
+        return self._score(self._checked(columns), weights, aggregation)
+
+    def explained(self, columns: Array, weights: Array, aggregation: Aggregation) -> tuple[Array, dict[str, Array]]:
+        """The scores as in `score`, and the tail probability of each part by name, (N,).
+
+        A calibrator without parts has no tail probabilities.
+        """
+        return self.score(columns, weights, aggregation), {}
 
     def per_level(self, columns: Array) -> Array:
         """The score of each level by itself, (N, levels)."""
@@ -121,10 +123,6 @@ class Calibrator(ABC):
     def stored_parts(self) -> tuple[Part, ...]:
         """The parts that `restore` needs beside the arrays; none for most calibrators."""
         return ()
-
-    def part_p_values(self, columns: Array, weights: Array) -> dict[str, Array]:
-        """The tail probability of each part by name, (N,); empty for a calibrator without parts."""
-        return {}
 
     @property
     def by_level(self) -> bool:
@@ -141,7 +139,13 @@ class Calibrator(ABC):
             setattr(self, f"{name}_", state[name])
         return self
 
-    def _finite(self, columns: Array) -> Array:
+    def _checked(self, columns: Array) -> Array:
+        """The columns, which must be as many as in fitting, with bounds instead of infinite values."""
+        if columns.shape[2] != self.bounds_.shape[2]:
+            raise InputError(
+                f"the images have {columns.shape[2]} feature columns, but the calibrator was fitted on "
+                f"{self.bounds_.shape[2]}; fit the detector again on this backbone"
+            )
         broken = np.isinf(columns)
         if not broken.any():
             return columns

@@ -231,19 +231,32 @@ class Evidence(Calibrator):
 
     def by_part(self, columns: Array) -> Array:
         """-log p_p(t), (N, levels, parts): how unusual an image is in each of the `used` parts."""
+        return self._surprise(self.standing(columns))
+
+    def standing(self, columns: Array) -> Array:
+        """What the score combines, (N, levels, parts): here -log p_p(t)."""
         wide = np.array([len(part.columns) >= WIDE and part.scoring is None for part in self.used])
         scores = self._logarithms(self._scores(self.models_, columns))
         return Tails(self.quantiles_, self.tails_).evidence(scores, np.where(wide, self.left, 0.0))
 
-    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
-        combined = combine_parts(self.by_part(columns), self.rule, self._weights)
-        return aggregation(combined[:, :, None], weights)
+    def _surprise(self, standing: Array) -> Array:
+        """-log p_p(t) of a `standing`."""
+        return standing
 
-    def part_p_values(self, columns: Array, weights: Array) -> dict[str, Array]:
-        """The tail probability of each part, (N,): its geometric mean over the levels, by their weights."""
-        evidence = self.by_part(columns)
-        means = [Aggregation()(evidence[:, :, [position]], weights) for position in range(evidence.shape[2])]
-        return {part.name: np.exp(-mean) for part, mean in zip(self.used, means, strict=True)}
+    def _combined(self, standing: Array, weights: Array, aggregation: Aggregation) -> Array:
+        """The score of a `standing`."""
+        return aggregation(combine_parts(standing, self.rule, self._weights)[:, :, None], weights)
+
+    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return self._combined(self.standing(columns), weights, aggregation)
+
+    def explained(self, columns: Array, weights: Array, aggregation: Aggregation) -> tuple[Array, dict[str, Array]]:
+        """The scores, and the tail probability of each part: its geometric mean over the levels, by their weights."""
+        standing = self.standing(self._checked(columns))
+        surprise = self._surprise(standing)
+        means = [Aggregation()(surprise[:, :, [position]], weights) for position in range(surprise.shape[2])]
+        p_values = {part.name: np.exp(-mean) for part, mean in zip(self.used, means, strict=True)}
+        return self._combined(standing, weights, aggregation), p_values
 
     def state(self) -> State:
         arrays = {**super().state(), **self._layout()}
@@ -317,17 +330,17 @@ class Parts(Evidence):
     def stored_parts(self) -> tuple[Part, ...]:
         return ()  # the widths say it
 
-    def standardised(self, columns: Array) -> Array:
-        """(S_p(t) - m_p(t))/s_p(t), (N, levels, parts)."""
+    def standing(self, columns: Array) -> Array:
+        """What the score combines, (N, levels, parts): here (S_p(t) - m_p(t))/s_p(t)."""
         scores = self._logarithms(self._scores(self.models_, columns))
         return np.asarray((scores - self.mean_) / self.std_)
 
-    def by_part(self, columns: Array) -> Array:
+    def _surprise(self, standing: Array) -> Array:
         """-log p_p(t) of normal tails."""
-        return np.asarray(-log_ndtr(-self.standardised(columns)))
+        return np.asarray(-log_ndtr(-standing))
 
-    def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
-        return aggregation(self.standardised(columns), weights)
+    def _combined(self, standing: Array, weights: Array, aggregation: Aggregation) -> Array:
+        return aggregation(standing, weights)
 
     def _layout(self) -> State:
         return {"widths": np.array([len(part.columns) for part in self.used], dtype=np.float64)}

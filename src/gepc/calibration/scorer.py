@@ -78,9 +78,9 @@ class Scorer:
         """The same from columns at the kept levels alone."""
         return self.calibrator_.score(columns, self.selection_.weights, self._aggregation)
 
-    def part_p_values(self, columns: Array) -> dict[str, Array]:
-        """The tail probability of each part of the score by name, (N,), from columns at the kept levels."""
-        return self.calibrator_.part_p_values(columns, self.selection_.weights)
+    def explain_kept(self, columns: Array) -> tuple[Array, dict[str, Array]]:
+        """The scores from columns at the kept levels, and the tail probability of each part by name, (N,)."""
+        return self.calibrator_.explained(columns, self.selection_.weights, self._aggregation)
 
     def gives_finite_scores(self) -> bool:
         """Whether features in the middle of the in-distribution range get a finite score."""

@@ -98,7 +98,7 @@ class FittedDetector:
         batch = self._batch(images, keys)
         if not maps and self.score_from == "features":
             table = extract_table(self.method, self.backbone, batch, self.kept)
-            scores, evidence = self._score(table)
+            scores, evidence = self.scorer.explain_kept(self.method.columns(table))
             return scores, None, evidence
         table, parts, levels = self._map_passes(batch)
         calibrated = None
@@ -107,7 +107,7 @@ class FittedDetector:
         if self.score_from == "map" and self.maps is not None and calibrated is not None:
             scores, evidence = self.maps.map_scores(calibrated), dict[str, Array]()
         else:
-            scores, evidence = self._score(table)
+            scores, evidence = self.scorer.explain_kept(self.method.columns(table))
         if not maps:
             return scores, None, evidence
         if raw or calibrated is None:
@@ -127,10 +127,6 @@ class FittedDetector:
 
     def _map_passes(self, batch: Batch) -> tuple[Table, MapParts, Map]:
         return extract_map_parts(self.method, self.backbone, batch, self.kept)
-
-    def _score(self, table: Table) -> tuple[Array, dict[str, Array]]:
-        columns = self.method.columns(table)
-        return self.scorer.score_kept(columns), self.scorer.part_p_values(columns)
 
     def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
         self.backbone.check_size(*images[0].shape[1:])

@@ -50,6 +50,7 @@ class ScoreOptions(_Strict):
         default=None, max_length=200, description="Group of the images, if the detector has groups."
     )
     map: bool = Field(default=False, description="Include the map as a transparent PNG (data: URI).")
+    explain: bool = Field(default=False, description="Include the evidence of each part of the score, and the reason.")
     seen: bool = Field(default=False, description="Include the image as the network sees it, as a PNG (data: URI).")
 
 
@@ -98,6 +99,11 @@ class ImageResult(BaseModel):
     p_value: float | None = Field(default=None, description="Share of in-distribution images with at least this score.")
     alarm: bool | None = Field(default=None, description="Whether the image is out of distribution at rate `alpha`.")
     error: str | None = None
+    reason: str | None = Field(default=None, description="With `explain`: the part that speaks most for an alarm.")
+    evidence: dict[str, float] | None = Field(
+        default=None,
+        description="With `explain`: tail probability of each part of the score; empty for a method without parts.",
+    )
     map: str | None = None
     regions: list[MapRegion] | None = Field(default=None, description="With `map`: what stands out, largest first.")
     seen: str | None = None

@@ -25,7 +25,7 @@ from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted, read_description
-from gepc.detector.stream import score_chunk
+from gepc.detector.stream import Result, score_chunk
 from gepc.images.batches import prepared_chunks
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS
@@ -184,7 +184,7 @@ class Service:
             try:
                 model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former, self.settings)
                 trial = self._batcher.submit([Job(model, model.blank(), with_map=model.fitted.method.has_maps)])
-                if not math.isfinite((await asyncio.wrap_future(trial[0])).score):
+                if not math.isfinite((await asyncio.wrap_future(trial[0])).result.score):
                     raise InputError("the detector gives no finite score")
             except FullError:
                 raise
@@ -236,7 +236,7 @@ class Service:
 
 
 def _checked(found: Finding | BaseException) -> Finding | str:
-    if isinstance(found, Finding) and math.isfinite(found.score):
+    if isinstance(found, Finding) and math.isfinite(found.result.score):
         return found
     if isinstance(found, GepcError):
         return str(found)
@@ -254,7 +254,7 @@ def _results(
     bands: tuple[int, ...] | None,
 ) -> list[messages.ImageResult]:
     fitted = model.fitted
-    scores = [finding.score for finding in findings if isinstance(finding, Finding)]
+    scores = [finding.result.score for finding in findings if isinstance(finding, Finding)]
     decided = zip(*model.decide(scores, alpha, options.group), strict=True)
     results = []
     for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
@@ -262,8 +262,10 @@ def _results(
         if isinstance(finding, str):
             result.error = finding
         else:
-            result.score = finding.score
+            result.score = finding.result.score
             result.p_value, result.alarm = next(decided)
+            if options.explain:
+                result.reason, result.evidence = finding.result.reason, dict(finding.result.evidence)
             if options.map and finding.maps is not None:
                 field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
                 result.map = codec.data_uri(codec.heat(field, limit))
@@ -275,10 +277,13 @@ def _results(
 
 
 class Finding(NamedTuple):
-    """A network input with its score, and its maps by part, (1, H, W) each, if they were requested."""
+    """A network input with its result, and its maps by part, (1, H, W) each, if they were requested.
+
+    The p-value of the result does not regard groups.
+    """
 
     image: Image
-    score: float
+    result: Result
     maps: Fields | None
 
 
@@ -318,7 +323,7 @@ class Model:
                 maps = None
                 if scored.fields is not None:
                     maps = {name: fields[[row]] for name, fields in scored.fields.items()}
-                findings.append(Finding(image, result.score, maps))
+                findings.append(Finding(image, result, maps))
         return findings
 
     def blank(self) -> Image:
@@ -329,7 +334,7 @@ class Model:
         """Score a grey image, so that setting up the network does not delay the first request."""
         with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
             (found,) = self.score_batch([self.blank()], with_maps=False, most_pixels=1)
-        if not math.isfinite(found.score):
+        if not math.isfinite(found.result.score):
             raise GepcError("the detector gives no finite score; fit it again")
 
     def alpha(self, asked: float | None) -> float:

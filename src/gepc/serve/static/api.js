@@ -48,6 +48,7 @@ export function score(files, group) {
   for (const file of files) form.append("images", file, file.name || "pasted image");
   form.append("map", "true");
   form.append("seen", "true");
+  form.append("explain", "true");
   if (group) form.append("group", group);
   return call("/v1/score", { method: "POST", body: form });
 }

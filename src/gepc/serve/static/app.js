@@ -157,6 +157,7 @@ function show(item, again = false) {
     card.querySelector(".score").textContent = number(result.score);
     card.querySelector(".p").textContent = number(result.p_value);
     card.querySelector(".dot").style.left = `${100 * trackPosition(result.p_value)}%`;
+    card.querySelector(".reasons").replaceChildren(...reasons(result));
     if (item.unseen && result.seen) card.querySelector(".photo").src = result.seen;
     if (result.map) {
       const heat = card.querySelector(".heat");
@@ -167,6 +168,16 @@ function show(item, again = false) {
     }
     decide(item);
   } else paint(card, "waiting", "Waiting");
+}
+
+// The parts of the score, the most unusual first; the part that is the reason for an alarm is marked.
+function reasons({ evidence, reason }) {
+  return Object.entries(evidence ?? {}).sort((a, b) => a[1] - b[1]).map(([part, p]) => {
+    const line = document.createElement("li");
+    line.classList.toggle("reason", part === reason);
+    line.textContent = `${part}: p = ${number(p)}`;
+    return line;
+  });
 }
 
 // Boxes around what stands out, in pixels of the map.
