@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,15 @@ import diffusers
 import safetensors.torch
 import torch
 
-from gepc.backbones.openai import architecture as unet
-from gepc.backbones.openai.architecture import ATTENTION, DOWN, GROUPS, RESBLOCK, UP, Architecture, UNetBlock
+from gepc.backbones.openai.architecture import GROUPS, Architecture, Shape, layer_names, read_architecture
 from gepc.backbones.openai.options import PRESETS, Options, read_options
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, MARK, Patches, assign_weights, build_net, check_shapes, read_tensors, unwrap
-from gepc.core.errors import BackboneError, InputError, OptionError, StorageError, raising
+from gepc.core.errors import InputError, OptionError, StorageError, raising
 from gepc.core.files import replacing, replacing_folder, sha256, write_json
 
 LANDMARKS = ("time_embed.0.weight", "input_blocks.0.0.weight")
+PROJECTIONS = ("to_q", "to_k", "to_v")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def convert(path: Path, config: str | Path | Mapping[str, Any] | None) -> Conver
     """Read the checkpoint at `path` with the options `config`: a mapping, a preset's name or a file."""
     options = read_options(config)
     tensors = unwrap(read_tensors(path), LANDMARKS, path)
-    net = unet.read_architecture({name: tuple(tensor.shape) for name, tensor in tensors.items()}, path)
-    check_shapes(path, tensors, unet.expected_shapes(net))
+    net = read_architecture({name: tuple(tensor.shape) for name, tensor in tensors.items()}, path)
+    check_shapes(path, tensors, expected_shapes(net))
     check_options(net, options, path)
     patches = find_patches(net, options)
     return Converted(
@@ -72,88 +72,74 @@ def convert(path: Path, config: str | Path | Mapping[str, Any] | None) -> Conver
     )
 
 
-_ENDS = {
-    "time_embed.0": "time_embedding.linear_1",
-    "time_embed.2": "time_embedding.linear_2",
-    "input_blocks.0.0": "conv_in",
-    "out.0": "conv_norm_out",
-    "out.2": "conv_out",
-}
-_INSIDE = {
-    RESBLOCK: {
-        "in_layers.0": "norm1",
-        "in_layers.2": "conv1",
-        "emb_layers.1": "time_emb_proj",
-        "out_layers.0": "norm2",
-        "out_layers.3": "conv2",
-        "skip_connection": "conv_shortcut",
-    },
-    ATTENTION: {"norm": "group_norm", "proj_out": "to_out.0"},
-    DOWN: {"op": "conv"},
-    UP: {"conv": "conv"},
-}
+def expected_shapes(net: Architecture) -> dict[str, Shape]:
+    """The name and shape of every tensor of such a net at OpenAI, from the network that diffusers builds."""
+    options = Options(num_heads=1)  # heads change no shape
+    patches = find_patches(net, options)
+    names, shapes = layer_names(net), dict[str, Shape]()
+    for target, tensor in build_net(unet_config(net, options, patches), patches).state_dict().items():
+        layer, _, ending = target.rpartition(".")
+        shape = tuple(tensor.shape)
+        if ".attentions." in layer and len(shape) == 2:  # a linear layer here, a convolution of width 1 at OpenAI
+            shape = (*shape, 1)
+        if layer.endswith(PROJECTIONS):
+            shape = (3 * shape[0], *shape[1:])
+        shapes[f"{names[layer]}.{ending}"] = shape
+    return shapes
 
 
 def _renamed(
     net: Architecture, options: Options, tensors: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor under diffusers' name. Names and shapes were checked before: none is missing, none is left over."""
-    if net.classes is not None:
-        yield "class_embedding.weight", tensors["label_emb.weight"]
-    for ending in ("weight", "bias"):
-        for source, target in _ENDS.items():
-            yield f"{target}.{ending}", tensors[f"{source}.{ending}"]
-        for block in unet.blocks_of(net):
-            for source, target in _INSIDE[block.kind].items():
-                tensor = tensors.get(f"{block.source}.{source}.{ending}")
-                if tensor is not None:
-                    yield f"{block.target}.{target}.{ending}", tensor[:, :, 0] if tensor.ndim == 3 else tensor
-            if block.kind == ATTENTION:
-                heads = options.heads(block.outward, decoder=block.in_decoder)
-                qkv = split_qkv(tensors[f"{block.source}.qkv.{ending}"], heads, options.use_new_attention_order)
-                for name, tensor in zip(("to_q", "to_k", "to_v"), qkv, strict=True):
-                    yield f"{block.target}.{name}.{ending}", tensor
+    for target, source in layer_names(net).items():
+        for ending in ("weight", "bias"):
+            tensor = tensors.get(f"{source}.{ending}")
+            if tensor is None:
+                continue
+            if target.endswith(PROJECTIONS):
+                heads = options.heads(len(tensor) // 3, decoder=source.startswith("output_blocks"))
+                part = PROJECTIONS.index(target[-4:])
+                tensor = split_qkv(tensor, part, heads, new_order=options.use_new_attention_order)
+            yield f"{target}.{ending}", tensor[:, :, 0] if tensor.ndim == 3 else tensor
 
 
-def split_qkv(qkv: torch.Tensor, heads: int, new_order: bool) -> tuple[torch.Tensor, ...]:
-    """q, k and v of a joint projection (3C, ...), each (C, ...) with one head after the other.
+def split_qkv(qkv: torch.Tensor, part: int, heads: int, *, new_order: bool) -> torch.Tensor:
+    """q, k or v (part 0, 1 or 2) of a joint projection (3C, ...), as (C, ...) with one head after the other.
 
     The 3C rows are ordered [heads, (q, k, v), C/heads]; in the new attention order [(q, k, v), heads, C/heads].
     """
+    groups = 1 if new_order else heads
     width = len(qkv) // 3
-    rows = qkv.reshape(len(qkv), -1)
-    if not new_order:
-        rows = rows.reshape(heads, 3, width // heads, -1).transpose(0, 1)
-    rows = rows.reshape(3, width, *qkv.shape[1:2])
-    return rows[0], rows[1], rows[2]
+    rows = qkv.reshape(groups, 3, width // groups, *qkv.shape[1:])
+    return rows[:, part].reshape(width, *qkv.shape[1:])
 
 
 def find_patches(net: Architecture, options: Options) -> Patches:
     """The changes that this network needs in addition to the config of a `UNet2DModel`."""
-    heads, sizes = _heads(net, options)
-    fixed = len(sizes) > 1 and heads != {1}
-    patches = Patches(
-        encoder_heads=options.num_heads if fixed else None,
-        decoder_heads=options.decoder_heads if fixed else None,
-        time_channels=net.model_channels if net.model_channels != net.widths[0] else None,
-    )
-    by_width = patches.reasons and not fixed and heads != {1}
-    return replace(patches, head_channels=min(sizes)) if by_width else patches
+    time_channels = net.model_channels if net.model_channels != net.widths[0] else None
+    per_head = _channels_per_head(net, options)
+    if per_head is not None and len(per_head) > 1:
+        return Patches(options.num_heads, options.decoder_heads, time_channels)
+    if per_head is not None and time_channels is not None:
+        return Patches(time_channels=time_channels, head_channels=min(per_head))
+    return Patches(time_channels=time_channels)
 
 
-def _heads(net: Architecture, options: Options) -> tuple[set[int], set[int]]:
-    """The numbers of heads, and of channels per head, that occur in the net."""
-    attentions = [block for block in unet.blocks_of(net) if block.kind == ATTENTION]
-    heads = [options.heads(block.outward, decoder=block.in_decoder) for block in attentions]
-    return set(heads), {block.outward // count for block, count in zip(attentions, heads, strict=True)}
+def _channels_per_head(net: Architecture, options: Options) -> set[int] | None:
+    """The numbers of channels per head that occur in the net; None if every attention has one head."""
+    heads = {place: options.heads(place[0], decoder=place[1]) for place in net.attentions}
+    if set(heads.values()) == {1}:
+        return None
+    return {width // count for (width, _), count in heads.items()}
 
 
 def unet_config(net: Architecture, options: Options, patches: Patches) -> dict[str, Any]:
     """The network's `config.json`. One that needs patches is marked so that plain diffusers refuses to build it."""
     resblock = net.resampling == "resblock"
     down, up = ("ResnetDownsampleBlock2D", "ResnetUpsampleBlock2D") if resblock else ("DownBlock2D", "UpBlock2D")
-    heads, sizes = _heads(net, options)
-    head_dim: str | int | None = None if heads == {1} else min(sizes)
+    per_head = _channels_per_head(net, options)
+    head_dim: str | int | None = min(per_head) if per_head else None
     if patches.reasons:
         head_dim = MARK + ", ".join(patches.reasons)
     return {
@@ -174,9 +160,8 @@ def unet_config(net: Architecture, options: Options, patches: Patches) -> dict[s
         "norm_eps": 1e-5,
         "act_fn": "silu",
         "add_attention": True,
-        "dropout": options.dropout,
         "time_embedding_type": "positional",
-        "time_embedding_dim": net.time_channels,
+        "time_embedding_dim": 4 * net.model_channels,
         "flip_sin_to_cos": True,
         "freq_shift": 0,
         "num_class_embeds": net.classes,
@@ -229,74 +214,39 @@ def check_options(net: Architecture, options: Options, path: Path) -> None:
             f"{path}: the tensors do not show {', '.join(options.missing)}; give them in config, or name a preset "
             f"(its tensors fit {fitting})"
         )
-    check_agreement(net, options, path)
+    with raising(OptionError, f"{path}: {{error}}", OptionError):
+        check_agreement(net, options)
 
 
 def fitting_presets(net: Architecture) -> list[str]:
     """The presets that the tensors do not contradict."""
     fitting = []
     for name in PRESETS:
-        with contextlib.suppress(OptionError, BackboneError):
-            check_agreement(net, read_options(name), Path(name))
+        with contextlib.suppress(OptionError):
+            check_agreement(net, read_options(name))
             fitting.append(name)
     return fitting
 
 
-def check_agreement(net: Architecture, options: Options, path: Path) -> None:
+def check_agreement(net: Architecture, options: Options) -> None:
     """Raise `OptionError` for an option that the tensors contradict."""
-    for option, shown, said in _facts(net, options):
-        if said is not None and said != shown:
-            given = getattr(options, option)
-            raise OptionError(f"{path}: {option}={given!r} contradicts the tensors, which say {_text(shown)}")
+    shown = {
+        "num_channels": net.model_channels,
+        "num_res_blocks": net.res_blocks,
+        "multipliers": tuple(width / net.model_channels for width in net.widths),
+        "class_cond": net.classes is not None,
+        "learn_sigma": net.learned_variance,
+        "use_scale_shift_norm": net.scale_shift,
+    }
     halvings = len(net.widths) - 1
+    if halvings:
+        shown["resblock_updown"] = net.resampling == "resblock"
+    for name, value in shown.items():
+        said = getattr(options, name)
+        if said not in (None, value):
+            option = name.replace("multipliers", "channel_mult")
+            raise OptionError(f"{option}={said} contradicts the tensors, which say {value}")
     if (options.image_size or 0) % 2**halvings:
-        raise OptionError(f"{path}: image_size={options.image_size} cannot be halved {halvings} times, once per level")
-    for block in unet.blocks_of(net):
-        if block.outward % GROUPS:
-            raise BackboneError(f"{path}: {block.source} has {block.outward} channels, not a multiple of {GROUPS}")
-        if block.kind == ATTENTION:
-            _check_heads(block, options, path)
-
-
-def _facts(net: Architecture, options: Options) -> list[tuple[str, Any, Any]]:
-    """Options as the tensors show them, and as the user says them (None: unsaid)."""
-    size = options.image_size or 0
-    sizes = {size // 2**level for level, present in enumerate(net.attention) if present}
-    said = None
-    if size and options.attention_sizes is not None:  # as OpenAI's scripts take them: by the factors image_size // r
-        factors = {size // int(resolution) for resolution in options.attention_sizes if resolution >= 1}
-        said = {size // 2**level for level in range(len(net.widths)) if 2**level in factors}
-    facts: list[tuple[str, Any, Any]] = [
-        ("num_channels", net.model_channels, options.num_channels),
-        ("num_res_blocks", net.res_blocks, options.num_res_blocks),
-        ("channel_mult", tuple(width / net.model_channels for width in net.widths), options.multipliers),
-        ("attention_resolutions", sizes, said),
-        ("class_cond", net.classes is not None, options.class_cond),
-        ("learn_sigma", net.learned_variance, options.learn_sigma),
-        ("use_scale_shift_norm", net.scale_shift, options.use_scale_shift_norm),
-    ]
-    if len(net.widths) > 1:
-        facts.append(("resblock_updown", net.resampling == "resblock", options.resblock_updown))
-    return facts
-
-
-def _check_heads(block: UNetBlock, options: Options, path: Path) -> None:
-    width = block.outward
-    if options.head_channels is not None:
-        name, value = "num_head_channels", options.head_channels
-    else:
-        own = block.in_decoder and options.decoder_heads != options.num_heads
-        name, value = "num_heads_upsample" if own else "num_heads", options.heads(width, decoder=block.in_decoder)
-    if value < 1 or width % value:
-        raise OptionError(
-            f"{path}: {name}={value} does not divide the {width} channels of {block.source}.qkv.weight, "
-            f"shape {(3 * width, width, 1)}"
-        )
-
-
-def _text(shown: Any) -> str:
-    if isinstance(shown, set):
-        shown = tuple(sorted(shown, reverse=True))
-    if isinstance(shown, tuple):
-        return ",".join(f"{value:g}" for value in shown) or "none"
-    return str(shown)
+        raise OptionError(f"image_size={options.image_size} cannot be halved {halvings} times, once per level")
+    for width, decoder in net.attentions:
+        options.heads(width, decoder=decoder)

@@ -9,9 +9,7 @@ from gepc.backbones.schedule import Scheduler
 from gepc.core.errors import OptionError, check_choice, check_least, raising
 from gepc.core.options import build, read_yaml
 
-_FILE = read_yaml(Path(__file__).with_name("presets.yaml"))
-PRESETS: dict[str, Mapping[str, Any]] = _FILE["presets"]
-DEFAULT_CHANNEL_MULT = {size: tuple(map(float, widths)) for size, widths in _FILE["default_channel_mult"].items()}
+PRESETS: dict[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("presets.yaml"))["presets"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,8 @@ class Options:
     """What a user says about a checkpoint; None means unsaid.
 
     The tensors do not show the first block, so it is needed. They do show the second block: what is said there must
-    agree with them. The third concerns training and sampling and is accepted because OpenAI's option lists have it.
+    agree with them. The third is accepted because OpenAI's option lists have it, and is not used: the tensors show the
+    attention, and the others concern training and sampling.
     """
 
     image_size: int | None = None
@@ -31,19 +30,19 @@ class Options:
     diffusion_steps: int | None = None
     rescale_timesteps: bool | None = None
     predict_xstart: bool = False
+    sigma_small: bool = False
 
     num_channels: int | None = None
     num_res_blocks: int | None = None
     channel_mult: str | int | tuple[float, ...] | None = None
-    attention_resolutions: str | int | tuple[int, ...] | None = None
     class_cond: bool | None = None
     learn_sigma: bool | None = None
     use_scale_shift_norm: bool | None = None
     resblock_updown: bool | None = None
 
+    attention_resolutions: str | int | tuple[int, ...] | None = None
     timestep_respacing: str | int = ""
     dropout: float = 0.0
-    sigma_small: bool = False
     use_kl: bool = False
     rescale_learned_sigmas: bool | None = None
     use_checkpoint: bool = False
@@ -76,23 +75,26 @@ class Options:
 
     def heads(self, width: int, *, decoder: bool) -> int:
         """The number of heads of an attention over `width` channels."""
-        if self.head_channels is not None:
-            return width // self.head_channels
         heads = self.decoder_heads if decoder else self.num_heads
+        if self.head_channels is not None:
+            heads = width // self.head_channels
         assert heads is not None  # `missing` says so
+        if heads < 1 or width % heads or self.head_channels not in (None, width // heads):
+            raise OptionError(
+                f"num_heads={self.num_heads}, num_heads_upsample={self.num_heads_upsample} and "
+                f"num_head_channels={self.num_head_channels} do not divide {width} channels"
+            )
         return heads
 
     @property
     def multipliers(self) -> tuple[float, ...] | None:
-        """`channel_mult` as numbers; "" stands for the default of that image size; None if unsaid."""
-        if self.channel_mult == "":
-            return DEFAULT_CHANNEL_MULT.get(self.image_size or 0)
-        return _numbers("channel_mult", self.channel_mult)
-
-    @property
-    def attention_sizes(self) -> tuple[float, ...] | None:
-        """The resolutions with attention; None if unsaid."""
-        return _numbers("attention_resolutions", self.attention_resolutions)
+        """`channel_mult` as numbers; None if unsaid, or "", which stands for OpenAI's default of that image size."""
+        if self.channel_mult is None or self.channel_mult == "":
+            return None
+        if isinstance(self.channel_mult, tuple):
+            return self.channel_mult
+        with raising(OptionError, f"channel_mult must be numbers such as 1,2,2; got {self.channel_mult!r}", ValueError):
+            return tuple(float(part) for part in str(self.channel_mult).split(","))
 
     def scheduler(self, *, learned_variance: bool) -> Scheduler:
         """The noise schedule under diffusers' names. Linear betas run from 1e-4 to 0.02, times 1000/T."""
@@ -109,20 +111,11 @@ class Options:
         )
 
 
-def _numbers(name: str, value: str | int | tuple[float, ...] | None) -> tuple[float, ...] | None:
-    if value is None or isinstance(value, tuple):
-        return value
-    with raising(OptionError, f"{name} must be numbers such as 16,8; got {value!r}", ValueError):
-        return tuple(float(part) for part in str(value).split(","))
-
-
 def read_options(config: str | Path | Mapping[str, Any] | None) -> Options:
     """Options from a mapping, the name of a preset, or a YAML or JSON file; a mapping may build on `preset: name`."""
-    if config is None:
-        return Options()
-    if not isinstance(config, Mapping):
-        return read_options(read_yaml(config) if Path(config).is_file() else {"preset": str(config)})
-    values = dict(config)
+    if config is not None and not isinstance(config, Mapping):
+        config = read_yaml(config) if Path(config).is_file() else {"preset": str(config)}
+    values = dict(config or {})
     preset = values.pop("preset", None)
     if preset is not None:
         check_choice("preset", preset, PRESETS)
