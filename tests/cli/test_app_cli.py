@@ -43,6 +43,15 @@ def test_no_command_shows_the_help(arguments: list[str], capsys: Captured) -> No
     assert shown.err == ""
 
 
+def test_ctrl_c_says_how_to_go_on(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gepc.lab.selfcheck.run_checks", press)
+    assert run(["selfcheck"]) == 130
+    assert capsys.readouterr().err == "stopped; the same command continues an unfinished run\n"
+
+
 def test_commands_are_listed_in_the_order_of_use(capsys: Captured) -> None:
     assert run(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", capsys.readouterr().out, re.MULTILINE)

@@ -101,6 +101,8 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold bytes that are not text
     with _deterministic():
         code = _run(arguments)
+    if code == 130:  # Ctrl-C, which typer turns into this exit code
+        note("stopped; the same command continues an unfinished run")
     try:
         with printing():
             if sys.stdout:  # None if the process was started without a standard output
@@ -136,10 +138,9 @@ def _run(arguments: list[str]) -> int:
         note(f"error: {_installable(str(error))}{_flags(error, arguments)}")
         return 2
     except typer.Exit as stop:
-        return stop.exit_code
+        code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        note("stopped; the same command continues an unfinished run")
-        return 130
+        code = 130
     except BrokenPipeError:
         return 0
     except OSError as error:
