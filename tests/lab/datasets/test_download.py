@@ -73,15 +73,12 @@ def idx(pixels: np.ndarray) -> bytes:
 def contents() -> dict[str, tuple[bytes, ...]]:
     """Data set -> its files, small, in the formats of the real ones."""
     batches = {f"cifar-10-batches-bin/data_batch_{n}.bin": cifar(1, 2) for n in range(1, 6)}
-    textures = {f"dtd/images/dotted/{n}.jpg": picture() for n in range(4)}
-    lists = {name: f"dotted/{n}.jpg\n".encode() for n, name in enumerate(("train1.txt", "val1.txt", "test1.txt"))}
     return {
         "cifar10": (tar({**batches, "cifar-10-batches-bin/test_batch.bin": cifar(1, 3)}),),
         "cifar100": (tar({"cifar-100-binary/train.bin": cifar(2, 5), "cifar-100-binary/test.bin": cifar(2, 2)}),),
         "svhn": (matlab(6), matlab(4)),
         "mnist": (idx(GREY), idx(GREY[:3])),
         "fashion-mnist": (idx(GREY[:5]), idx(GREY[:2])),
-        "dtd": (tar({**textures, **{f"dtd/labels/{name}": text for name, text in lists.items()}}),),
         "tinyimagenet": (
             zipped(
                 {f"tiny-imagenet-200/{part}/images/{n}.JPEG": picture() for part in ("train/n01", "val") for n in "ab"}
@@ -96,7 +93,6 @@ COUNTS = {
     "svhn": (6, 4),
     "mnist": (7, 3),
     "fashion-mnist": (5, 2),
-    "dtd": (2, 1),
     "tinyimagenet": (2, 2),
 }
 
@@ -236,10 +232,10 @@ def test_an_archive_is_unpacked_completely_or_not_at_all(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "unpack_archive", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-        with pytest.raises(StorageError, match=r"cannot unpack .*dtd"):
-            fetch("dtd", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [FILES["dtd"][0].name]
-    assert fetch("dtd", tmp_path) == {"train": 2, "test": 1}
+        with pytest.raises(StorageError, match=r"cannot unpack .*cifar-100"):
+            fetch("cifar100", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [FILES["cifar100"][0].name]
+    assert fetch("cifar100", tmp_path) == {"train": 5, "test": 2}
 
 
 def test_a_damaged_archive_is_said(tmp_path: Path) -> None:

@@ -139,39 +139,6 @@ class TestTinyImageNet:
             open_dataset("tinyimagenet", tmp_path, "test")
 
 
-@pytest.fixture
-def dtd(tmp_path: Path) -> Path:
-    lists = {"train1": ["banded/banded_0002.jpg"], "val1": ["zigzagged/zigzagged_0001.jpg"]}
-    lists |= {"test1": ["banded/banded_0004.jpg", "zigzagged/zigzagged_0003.jpg"], "train2": ["banded/banded_0004.jpg"]}
-    write_images(
-        tmp_path / "dtd" / "images", sorted({member for members in lists.values() for member in members}), size=(30, 20)
-    )
-    (tmp_path / "dtd" / "labels").mkdir()
-    for name, members in lists.items():
-        (tmp_path / "dtd" / "labels" / f"{name}.txt").write_text("".join(f"{member}\n" for member in members))
-    return tmp_path
-
-
-class TestDTD:
-    def test_the_first_way_to_split(self, dtd: Path) -> None:
-        for root in (dtd, dtd / "dtd"):
-            train, test = (names_of(open_dataset("dtd", root, split)) for split in ("train", "test"))
-            assert train == ["images/banded/banded_0002.jpg", "images/zigzagged/zigzagged_0001.jpg"]
-            assert test == ["images/banded/banded_0004.jpg", "images/zigzagged/zigzagged_0003.jpg"]
-        assert open_dataset("dtd", dtd, "test")[0].pixels.shape == (20, 30, 3)  # type: ignore[union-attr]
-
-    @pytest.mark.parametrize(("name", "split"), [("val1", "train"), ("test1", "test")])
-    def test_a_missing_list(self, dtd: Path, name: str, split: str) -> None:
-        (dtd / "dtd" / "labels" / f"{name}.txt").unlink()
-        with pytest.raises(InputError, match=rf"dtd holds no labels/{name}\.txt\. Expected in"):
-            open_dataset("dtd", dtd, split)
-
-    def test_a_list_that_is_no_text(self, dtd: Path) -> None:
-        (dtd / "dtd" / "labels" / "test1.txt").write_bytes(b"\xff\xff")
-        with pytest.raises(InputError, match=r"test1\.txt is not a text file"):
-            open_dataset("dtd", dtd, "test")
-
-
 class TestFolder:
     def test_train_and_test_folders_are_the_splits(self, tmp_path: Path) -> None:
         write_images(tmp_path, ["train/b/1.jpg", "train/a/2.jpg", "test/3.jpg", "stray.jpg"])

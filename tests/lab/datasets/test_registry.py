@@ -17,8 +17,7 @@ from gepc.images.sources import open_images
 from gepc.lab.datasets import find_dataset, list_datasets, open_dataset, register
 from gepc.lab.datasets import registry as registry_module
 
-FAMILIES = ["celeba", "cifar10", "cifar100", "dtd", "fashion-mnist", "folder", "mnist", "npy", "npz"]
-FAMILIES += ["svhn", "tinyimagenet"]
+FAMILIES = ["celeba", "cifar10", "cifar100", "fashion-mnist", "folder", "mnist", "npz", "svhn", "tinyimagenet"]
 COUNTS = {"train": 60, "test": 40}
 
 
@@ -26,10 +25,12 @@ COUNTS = {"train": 60, "test": 40}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images whose first pixel is their number, those of the test split from 100 on."""
     folder = tmp_path_factory.mktemp("arrays")
+    arrays = {}
     for split, count in COUNTS.items():
         numbers = np.arange(count, dtype=np.uint8) + (100 if split == "test" else 0)
-        np.save(folder / f"{split}_x.npy", np.broadcast_to(numbers[:, None, None, None], (count, 4, 4, 3)))
-    np.savez(folder / "both.npz", **{f"{split}_x": np.load(folder / f"{split}_x.npy") for split in COUNTS})
+        arrays[f"{split}_x"] = np.broadcast_to(numbers[:, None, None, None], (count, 4, 4, 3))
+    for name in ("both", "again"):
+        np.savez(folder / f"{name}.npz", **arrays)
     return folder
 
 
@@ -59,7 +60,7 @@ def test_a_wrong_folder_says_what_was_expected(tmp_path: Path, name: str, split:
 def test_the_files_looked_for_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         open_dataset("cifar10", tmp_path, "test")
-    assert f"{tmp_path} holds none of cifar-10-batches-bin, cifar-10-binary.tar.gz. " in str(caught.value)
+    assert f"{tmp_path} holds no cifar-10-batches-bin. " in str(caught.value)
     assert "get it from https://www.cs.toronto.edu/~kriz/cifar.html, or with `gepc data get`" in str(caught.value)
 
 
@@ -87,7 +88,7 @@ def test_an_unknown_name_has_near_ones(tmp_path: Path, wrong: str, right: str) -
 )
 def test_options_are_checked(root: Path, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
-        open_dataset(**{"name": "npy", "root": root, "split": "test", **options})
+        open_dataset(**{"name": "npz:both.npz", "root": root, "split": "test", **options})
 
 
 def test_a_family_is_registered_once() -> None:
@@ -118,23 +119,23 @@ def test_a_file_that_may_not_be_read_is_an_input_error(monkeypatch: pytest.Monke
 
 
 def test_without_a_seed_the_first_ones(root: Path) -> None:
-    assert numbers("npy", root, "test", limit=3) == [100, 101, 102]
+    assert numbers("npz:both.npz", root, "test", limit=3) == [100, 101, 102]
 
 
 @pytest.mark.parametrize("limit", [None, 60, 61, 10**9])
 def test_a_limit_that_is_not_reached_gives_all(root: Path, limit: int | None) -> None:
-    assert numbers("npy", root, "train", limit=limit) == list(range(60))
-    drawn = numbers("npy", root, "train", limit=limit, seed=3)
+    assert numbers("npz:both.npz", root, "train", limit=limit) == list(range(60))
+    drawn = numbers("npz:both.npz", root, "train", limit=limit, seed=3)
     assert sorted(drawn) == list(range(60))
     if limit is not None:  # the whole set, too, begins with a smaller subset
-        assert drawn[:50] == numbers("npy", root, "train", limit=50, seed=3)
+        assert drawn[:50] == numbers("npz:both.npz", root, "train", limit=50, seed=3)
 
 
 def test_a_seeded_subset_is_the_same_for_ever(root: Path) -> None:
-    assert numbers("npy", root, "train", limit=6, seed=0) == [31, 24, 36, 55, 29, 11]
+    assert numbers("npz:both.npz", root, "train", limit=6, seed=0) == [30, 43, 50, 57, 55, 3]
 
 
-@given(limit=st.integers(1, 40), seed=st.integers(0, 2**40), name=st.sampled_from(["npy", "npz:both.npz"]))
+@given(limit=st.integers(1, 40), seed=st.integers(0, 2**40), name=st.sampled_from(["npz:again.npz", "npz:both.npz"]))
 def test_subsets_are_repeatable_and_apart(root: Path, limit: int, seed: int, name: str) -> None:
     train = numbers(name, root, "train", limit=limit, seed=seed)
     test = numbers(name, root, "test", limit=limit, seed=seed)
@@ -146,10 +147,10 @@ def test_subsets_are_repeatable_and_apart(root: Path, limit: int, seed: int, nam
 
 def test_name_split_and_seed_each_matter(root: Path) -> None:
     drawn = [
-        numbers("npy", root, "train", limit=20, seed=0),
-        numbers("npy", root, "train", limit=20, seed=1),
         numbers("npz:both.npz", root, "train", limit=20, seed=0),
-        [number - 100 for number in numbers("npy", root, "test", limit=20, seed=0)],
+        numbers("npz:both.npz", root, "train", limit=20, seed=1),
+        numbers("npz:again.npz", root, "train", limit=20, seed=0),
+        [number - 100 for number in numbers("npz:both.npz", root, "test", limit=20, seed=0)],
     ]
     assert len({tuple(chosen) for chosen in drawn}) == 4
 
@@ -158,7 +159,7 @@ def test_every_image_is_drawn_equally_often(root: Path) -> None:
     draws = 600
     counts = np.zeros(60)
     for seed in range(draws):
-        counts[registry_module._draw("npy", "train", seed, 60, 15)] += 1
+        counts[registry_module._draw("npz:both.npz", "train", seed, 60, 15)] += 1
     assert np.abs(counts - draws / 4).max() < 5 * (draws * 0.25 * 0.75) ** 0.5
 
 

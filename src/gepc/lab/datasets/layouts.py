@@ -1,23 +1,21 @@
-"""Data sets as image files or array files: folders, arrays, CelebA, CIFAR, DTD, MNIST, SVHN and Tiny-ImageNet."""
+"""Data sets as image files or array files: folders, arrays, CelebA, CIFAR, MNIST, SVHN and Tiny-ImageNet."""
 
 import gzip
 import math
 import struct
-import tarfile
 import zlib
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
 from gepc.core.errors import InputError, raising
-from gepc.images.formats import DAMAGED_ARRAY, Pixels, read_npz
+from gepc.images.formats import Pixels, read_npz
 from gepc.images.sources import FileImages
 from gepc.lab.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 
 _CROP = 140
 _CELEBA_PARTITION = {"0": "train", "1": "validation", "2": "test"}
-_DTD_LISTS = {"train": ("train1.txt", "val1.txt"), "test": ("test1.txt",)}
 
 
 @register("folder", layout="train/ and test/ with image files, or image files that are all test images")
@@ -39,21 +37,7 @@ def npz(root: Path, split: str) -> PixelImages:
         raise InputError(f"{root} is a folder; name the file in it, as in npz:FILE.npz")
     pixels = read_npz(root, f"{split}_x")
     with raising(InputError, f"{split}_x in {root}: {{error}}", InputError):
-        return PixelImages([pixels], split)
-
-
-@register("npy", layout="train_x.npy and test_x.npy in a folder, or one .npy file whose images are all test images")
-def npy(root: Path, split: str) -> PixelImages:
-    """The array of the split, (N,H,W,C) or (N,C,H,W), memory-mapped."""
-    if root.is_file() and split == "train":
-        raise InputError(f"{root} is one array, so all its images are test images")
-    path = root if root.is_file() else first_of(root, f"{split}_x.npy")
-    try:
-        return PixelImages([np.lib.format.open_memmap(path, mode="r")], split)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except DAMAGED_ARRAY as error:
-        raise InputError(f"{path} is not a complete, plain .npy array: {error}") from error
+        return PixelImages(pixels, split)
 
 
 @register(
@@ -89,18 +73,6 @@ def _centre_crop(pixels: Pixels) -> Pixels:
         raise InputError(f"the image is {height}x{width}, too small for the centre crop of {_CROP}x{_CROP}")
     top, left = (height - _CROP) // 2, (width - _CROP) // 2
     return pixels[top : top + _CROP, left : left + _CROP]
-
-
-@register(
-    "dtd",
-    layout="dtd/ (unpack dtd-r1.0.1.tar.gz) with images/<class>/*.jpg and labels/train1.txt, val1.txt, test1.txt",
-    home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-)
-def dtd(root: Path, split: str) -> NamedFiles:
-    """Describable Textures (Cimpoi et al., 2014), first partition: 3,760 training or validation, 1,880 test images."""
-    home = first_of(root, "dtd/images", "images").parent
-    lists = [_read_text(first_of(home, f"labels/{name}")) for name in _DTD_LISTS[split]]
-    return NamedFiles(home, [f"images/{line}" for text in lists for line in text.split()])
 
 
 def _read_text(path: Path) -> str:
@@ -151,7 +123,7 @@ def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
             pixels = np.frombuffer(handle.read(), np.uint8)
         if magic != 0x803 or math.prod(shape) != len(pixels):
             raise ValueError(f"its header announces {shape} pixels, and it holds {len(pixels)}")
-        return PixelImages([pixels.reshape(*shape, 1)], split)
+        return PixelImages(pixels.reshape(*shape, 1), split)
 
 
 @register(
@@ -172,7 +144,7 @@ def svhn(root: Path, split: str) -> PixelImages:
         raise InputError(f"{path} holds no array X")
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3:
         raise InputError(f"X in {path} is {pixels.dtype} of shape {pixels.shape} instead of bytes (32, 32, 3, N)")
-    return PixelImages([pixels.transpose(3, 0, 1, 2)], split)
+    return PixelImages(pixels.transpose(3, 0, 1, 2), split)
 
 
 _CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -180,60 +152,35 @@ _CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 @register(
     "cifar10",
-    layout="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or "
-    "cifar-10-binary.tar.gz",
+    layout="cifar-10-batches-bin/ (unpack cifar-10-binary.tar.gz) with data_batch_1.bin to data_batch_5.bin and "
+    "test_batch.bin",
     home=_CIFAR_HOME,
 )
 def cifar10(root: Path, split: str) -> PixelImages:
     """CIFAR-10 (Krizhevsky, 2009): 50,000 training images in five batches, 10,000 test images, 32x32."""
     train = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    names = train if split == "train" else ["test_batch.bin"]
-    return PixelImages(_read_cifar(root, "cifar-10-batches-bin", "cifar-10-binary.tar.gz", names, labels=1), split)
+    return _read_cifar(root, split, "cifar-10-batches-bin", train if split == "train" else ["test_batch.bin"], labels=1)
 
 
 @register(
     "cifar100",
-    layout="cifar-100-binary/ with train.bin and test.bin, or cifar-100-binary.tar.gz",
+    layout="cifar-100-binary/ (unpack cifar-100-binary.tar.gz) with train.bin and test.bin",
     home=_CIFAR_HOME,
 )
 def cifar100(root: Path, split: str) -> PixelImages:
     """CIFAR-100 (Krizhevsky, 2009): 50,000 training images, 10,000 test images, 32x32."""
-    names = [f"{split}.bin"]
-    return PixelImages(_read_cifar(root, "cifar-100-binary", "cifar-100-binary.tar.gz", names, labels=2), split)
+    return _read_cifar(root, split, "cifar-100-binary", [f"{split}.bin"], labels=2)
 
 
-def _read_cifar(root: Path, folder: str, archive: str, names: Sequence[str], labels: int) -> list[Pixels]:
-    """Batches of records, viewed in place: `labels` bytes, then 1024 red, 1024 green and 1024 blue bytes."""
-    place, record = first_of(root, folder, archive), labels + 3 * 32 * 32
-    contents = _map_files(place, names) if place.is_dir() else _unpack(place, folder, names)
-    for name, content in zip(names, contents, strict=True):
+def _read_cifar(root: Path, split: str, folder: str, names: Sequence[str], labels: int) -> PixelImages:
+    """Files of records: `labels` bytes, then 1024 red, 1024 green and 1024 blue bytes."""
+    place, record = first_of(root, folder), labels + 3 * 32 * 32
+    batches = []
+    for name in names:
+        if not (place / name).is_file():
+            raise InputError(f"{place} lacks {name}")
+        content = np.fromfile(place / name, np.uint8)
         if len(content) % record:
             raise InputError(f"{name} in {place} is cut short: {len(content)} bytes are not whole records of {record}")
-    return [content.reshape(-1, record)[:, labels:].reshape(-1, 3, 32, 32) for content in contents]
-
-
-def _map_files(folder: Path, names: Sequence[str]) -> list[Pixels]:
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise InputError(f"{folder} lacks {', '.join(missing)}")
-    with raising(InputError, f"{folder}: {{error}}", ValueError):  # an empty file
-        return [np.memmap(folder / name, np.uint8, mode="r") for name in names]
-
-
-def _unpack(archive: Path, folder: str, names: Sequence[str]) -> list[Pixels]:
-    """The named files of the archive, read into memory; nothing is written to disk."""
-    contents: dict[str, Pixels] = {}
-    reason = f"{archive} is damaged or cut short: {{error}}"
-    failing = raising(InputError, reason, OSError, EOFError, tarfile.TarError, zlib.error)
-    with failing, tarfile.open(archive, "r:*") as tar:
-        for member in tar:
-            path = PurePosixPath(member.name)
-            stream = tar.extractfile(member) if path.parent.name == folder and path.name in names else None
-            if stream is not None:
-                contents[path.name] = np.frombuffer(stream.read(), np.uint8)
-            if len(contents) == len(names):
-                break
-    missing = [f"{folder}/{name}" for name in names if name not in contents]
-    if missing:
-        raise InputError(f"{archive} lacks {', '.join(missing)}")
-    return [contents[name] for name in names]
+        batches.append(content.reshape(-1, record)[:, labels:].reshape(-1, 3, 32, 32))
+    return PixelImages(np.concatenate(batches), split)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TypeVar
 
 import numpy as np
@@ -62,10 +59,8 @@ def register(family: str, layout: str, home: str = "") -> Callable[[Reader], Rea
 
 
 def _known() -> dict[str, DatasetSpec]:
-    """Every registered data set; the modules of this package register theirs when they are first imported."""
-    package = import_module("gepc.lab.datasets")
-    for module in iter_modules(package.__path__, "gepc.lab.datasets."):
-        import_module(module.name)
+    """Every registered data set; those of this package are registered when they are first asked for."""
+    import_module("gepc.lab.datasets.layouts")
     return _DATASETS
 
 
@@ -87,7 +82,7 @@ def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None,
     Parameters
     ----------
     name : one of `list_datasets()`; `FAMILY:PATH` looks at a path below the root (`npz:celeba32.npz`, `folder:radar`).
-    root : the folder that contains the folder or archive of the data set, or that folder or archive itself.
+    root : the folder that contains the folder or file of the data set, or that folder or file itself.
     split : `train` or `test`, as the data set defines them. They are read from different files and never overlap.
     limit : keep at most this many images. Without a seed they are the first ones.
     seed : draw the `limit` images at random instead. The draw depends only on (name, split, seed) and the number of
@@ -113,34 +108,23 @@ def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]
 
 
 class PixelImages(Images):
-    """Consecutive arrays of images, (N,H,W,C) or (N,C,H,W) each, in memory or memory-mapped.
+    """An array of images, (N,H,W,C) or (N,C,H,W).
 
     A record is named `test/17` after the split and its position there, which is in `numbers` for a subset.
     """
 
-    def __init__(self, arrays: Sequence[Pixels], split: str, numbers: Sequence[int] | None = None) -> None:
-        self._arrays, self._parts = arrays, [ArrayImages(array) for array in arrays]
-        self._ends = list(accumulate(len(part) for part in self._parts))
-        self._split = split
-        self.items = range(self._ends[-1]) if numbers is None else numbers
+    def __init__(self, pixels: Pixels, split: str, numbers: Sequence[int] | None = None) -> None:
+        self._pixels, self._images, self._split = pixels, ArrayImages(pixels), split
+        self.items = range(len(pixels)) if numbers is None else numbers
         if not self.items:
             raise InputError("it holds no image")
 
     def __getitem__(self, index: int) -> Record:
-        part, place = self._place(index)
-        return replace(self._parts[part][place], name=f"{self._split}/{self.items[index]}")
-
-    def _place(self, index: int) -> tuple[int, int]:
-        index = range(len(self))[index]
-        part = bisect_right(self._ends, index)
-        return part, index - (self._ends[part - 1] if part else 0)
+        return replace(self._images[index], name=f"{self._split}/{self.items[index]}")
 
     def take(self, indices: Sequence[int]) -> Images:
-        """Some of the images; copied unless they are memory-mapped, so that the memory of the others can be freed."""
-        if all(isinstance(array, np.memmap) for array in self._arrays):
-            return Subset(self, indices)
-        pixels = np.stack([self._arrays[part][place] for part, place in map(self._place, indices)])
-        return PixelImages([pixels], self._split, [self.items[index] for index in indices])
+        """Some of the images, copied, so that the memory of the others can be freed."""
+        return PixelImages(self._pixels[list(indices)], self._split, [self.items[index] for index in indices])
 
 
 class NamedFiles(Images):
