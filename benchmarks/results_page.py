@@ -27,6 +27,14 @@ SHOWN = 9
 OURS = ("gepc+ full", "gepc+ fast", "gepc+ single", "GEPC")
 ABOUT = ("method", "preset", "calibration", "train / test images", "average", "std over seeds", "worst", "worst pair")
 ABLATIONS = ("kept", "sweep", "transforms", "calibration", "features", "timesteps", "false_alarms", "runtime")
+METHODS_OPENING = (
+    "After this page you know how every method does on the paper's nine pairs, with which settings, and at which "
+    "cost. [Results](../results.md) discusses the tables."
+)
+ABLATIONS_OPENING = (
+    "After this page you know how each choice of GEPC changes its results: timesteps, transforms, calibration and "
+    "features. [Results](../results.md) discusses the main table."
+)
 
 Row = dict[str, Cell]
 
@@ -76,7 +84,19 @@ def methods_page(main: dict[str, Any], paired: dict[str, Any], command: str) -> 
     """Every method: AUROC and cost, settings, and the leader against each of the others."""
     rows = [row for row in main["rows"] if row["source"] == "measured"]
     about = [[show(row[name]) for name in (*ABOUT, "time in bare passes")] for row in rows]
-    lines = ["# Every method", "", main["note"], "", f"`{command}`", "", "(every-method)=", "## AUROC", ""]
+    lines = [
+        "# Every method",
+        "",
+        METHODS_OPENING,
+        "",
+        main["note"],
+        "",
+        f"`{command}`",
+        "",
+        "(every-method)=",
+        "## AUROC",
+        "",
+    ]
     lines += [auroc_rows(rows, pairs_of(rows)), "", "(settings)=", "## Settings, spread and time", ""]
     lines += [markdown_table((*ABOUT, "time in bare passes"), about), "", section(paired, command)]
     return "\n".join(lines)
@@ -111,7 +131,8 @@ def write_pages(results: Path, out: Path) -> None:
     texts = {
         "measured.md": auroc_rows(first_rows(measured), pairs_of(rows)),
         "methods.md": methods_page(tables["main"], tables["paired"], with_methods),
-        "ablations.md": "# Ablations of GEPC\n\n" + "\n".join(section(tables[name], command) for name in ABLATIONS),
+        "ablations.md": f"# Ablations of GEPC\n\n{ABLATIONS_OPENING}\n\n"
+        + "\n".join(section(tables[name], command) for name in ABLATIONS),
     }
     if published:
         texts["published.md"] = auroc_rows(published, pairs_of(rows))

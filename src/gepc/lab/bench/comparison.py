@@ -22,12 +22,12 @@ TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same im
 METRICS = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
 NOTE = (
     "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
-    "may have an AUROC below 0.5; their sign is not changed. For a row with fewer images, GEPC's average on the same "
-    "images is given. F (forward passes) and J (Jacobian-vector products) per image come from the backbone's counters; "
-    "time is per image, in bare network passes timed in the same run (processor time on a CPU). Words in brackets are "
-    "options that change the method: LMD with a distance other than LPIPS is another method. The published NLL, IC, "
-    'MSMA, DDPM-OOD and LMD very likely used one model per ID set; LMD\'s "104F" is most probably 10^4 F, and '
-    "DiffPath's row presumably its 6-D form. "
+    "may have an AUROC below 0.5, because their sign is not changed. A row with fewer images also has GEPC's average "
+    "on the same images. The backbone counts F (forward passes) and J (Jacobian-vector products) per image. Time is "
+    "per image, in bare network passes that were timed in the same run (processor time on a CPU). Words in brackets "
+    "are options that change the method. For example, LMD with a distance other than LPIPS is another method. The "
+    'published NLL, IC, MSMA, DDPM-OOD and LMD very likely used one model per ID set. LMD\'s "104F" is most probably '
+    "10^4 F. DiffPath's row is presumably its 6-D form. "
 )
 
 
@@ -153,9 +153,10 @@ def paired_table(methods: Sequence[MethodBench]) -> ResultTable:
     leader = methods[int(np.argmax(picked))]
     header = ("method", "train / test images", "average", leader.label, "is ahead by", "p", "pairs not behind")
     note = (
-        "Both methods are fitted and tested on the same images. p: one-sided DeLong test of the average AUROC over all "
-        f"pairs and noise seeds; it does not extend to other data sets or backbones. {leader.label} has the highest "
-        "average on one half of the test images; this table has the values of the other half."
+        "Both methods are fitted and tested on the same images. The column p is the p-value of a one-sided DeLong "
+        "test of the average AUROC over all pairs and noise seeds. It does not extend to other data sets or backbones. "
+        f"{leader.label} has the highest average on one half of the test images. This table has the values of the "
+        "other half."
     )
     rows = sorted((_paired_row(leader, one) for one in methods if one is not leader), key=lambda row: row[4])
     return ResultTable("paired", f"{leader.label} against every other method", header, tuple(rows), note)

@@ -110,8 +110,8 @@ def transform_table(bench: GepcBench) -> ResultTable:
     names = [name for name in bench.extractor.group.names if name != "id"]
     values = {name: kept_raw(bench, (name,)) for name in names} | {"mean over g": kept_raw(bench, None)}
     note = (
-        "max(AUROC, 1 - AUROC) of the raw gap. This is a diagnostic and not a detector: its sign was chosen with OOD "
-        "data (oracle). "
+        "The values are max(AUROC, 1 - AUROC) of the raw gap. They are a diagnostic and not a detector, because the "
+        "sign was chosen with OOD data (oracle). "
     )
     return _ablation(bench, "transforms", "Each transform by itself", "element", values, note)
 
@@ -191,8 +191,9 @@ def false_alarm_table(bench: GepcBench) -> ResultTable:
     header = ("ID set", "calibration images", "alpha", "alarms on held-out ID", "90 % range", "held-out images")
     note = (
         "Averaged over calibration sets, the false-alarm rate is at most alpha. For one calibration set it lies in the "
-        "given range with probability 0.9; the finite number of held-out images adds its own variation. Both require "
-        "calibration and new images to be exchangeable, which images that the backbone was trained on are not."
+        "given range with probability 0.9. The finite number of held-out images adds its own variation. Both "
+        "statements require calibration images and new images to be exchangeable. Images that the backbone was trained "
+        "on are not exchangeable with new images."
     )
     return ResultTable("false_alarms", "False alarms on in-distribution images", header, tuple(rows), note)
 
