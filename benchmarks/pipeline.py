@@ -40,8 +40,7 @@ from gepc.core.allocator import keep_freed_memory
 from gepc.images.formats import read_npz
 from gepc.images.sources import FileImages
 from gepc.lab.bench.protocol import split_name
-from gepc.runs.local import score_shards
-from gepc.runs.shards import Identity, ScoreRun, merge, open_run, result_table
+from gepc.runs.shards import Identity, ScoreRun, merge, open_run, result_table, score_shards
 
 LEVELS = (0.9979, 0.99)
 MORE_LEVELS = (0.999, 0.9979, 0.99, 0.97, 0.95)

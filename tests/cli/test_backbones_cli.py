@@ -76,17 +76,21 @@ def test_convert_then_info(checkpoint: Path, tmp_path: Path, capsys: pytest.Capt
 
     assert run(["info", str(out), "--time-scale", "4"]) == 0
     text = capsys.readouterr().out
+    words = [" ".join(line.split()) for line in text.splitlines()]
     for line in (
-        "family      openai",
-        f"parameters  {sum(math.prod(shape) for shape in expected_shapes(NET).values()):,}",
-        "channels    3",
-        "size        16x16",
-        "predicts    epsilon and a variance",
-        "schedule    squaredcos_cap_v2, 4000 timesteps",
-        "called with t*1000/T, asked for 4 times its time",
-        "2 passes per image, ",
+        "family openai",
+        f"parameters {sum(math.prod(shape) for shape in expected_shapes(NET).values()):,}",
+        "channels 3",
+        "image_size 16, 16",
+        "prediction_type epsilon",
+        "learned_variance True",
+        "schedule squaredcos_cap_v2",
+        "timesteps 4,000",
+        "rescale_timesteps True",
+        "time_scale 4",
     ):
-        assert line in text
+        assert line in words
+    assert "2 passes per image, " in text
     timesteps = [line.split()[1] for line in text.splitlines() if line.strip().startswith("0.99")]
     assert timesteps == ["5", "15", "136", "172", "5", "86", "172", "332"]
 

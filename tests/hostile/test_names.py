@@ -20,8 +20,7 @@ from gepc.conformal.monitor import Monitor
 from gepc.core.tables import escape_cell, unescape_cell
 from gepc.images.decoder import DecoderProcess
 from gepc.images.sources import FileImages
-from gepc.runs.local import score_shards
-from gepc.runs.shards import Identity, open_run
+from gepc.runs.shards import Identity, open_run, score_shards
 from gepc.runs.watch import Watch
 
 NAMES = [b"caf\xe9.png", b"=cmd|' C'!A0.png", b"+1+1.png", b"@SUM(1).png", b"-2.png", b"'quoted.png", b"a\nb\r\n.png"]

@@ -21,8 +21,7 @@ from toys import as_uint8, pictures
 import gepc
 from gepc.detector.stream import Result
 from gepc.images.sources import open_images
-from gepc.runs.local import score_shards
-from gepc.runs.shards import Identity, ScoreRun, Shard, open_run, parse_shard, shard_text
+from gepc.runs.shards import Identity, ScoreRun, Shard, open_run, parse_shard, score_shards, shard_text
 
 ray = pytest.importorskip("ray", reason="a cluster needs ray: pip install 'gepc[ray]'")
 from gepc.runs.cluster import (  # noqa: E402

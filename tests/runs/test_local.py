@@ -15,8 +15,7 @@ import gepc
 from gepc.conformal.p_values import group_labels
 from gepc.detector.stream import Result
 from gepc.images.sources import ArrayImages, Images, open_images
-from gepc.runs.local import score_shards
-from gepc.runs.shards import Identity, ScoreRun, open_run
+from gepc.runs.shards import Identity, ScoreRun, open_run, score_shards
 
 
 def new_run(place: Path, detector: gepc.GEPC, images: Images, shard_size: int = 4) -> ScoreRun:

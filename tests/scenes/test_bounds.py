@@ -31,7 +31,7 @@ def test_no_network_call_has_more_pixels_than_a_chunk_and_no_read_more_bytes_tha
 
     monkeypatch.setattr(ArrayScene, "read", noted)
     monkeypatch.setattr("gepc.scenes.scanning.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 1 << 16)
+    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 1 << 16)
     np.save(tmp_path / "s.npy", as_uint8(pictures(1, (512, 1280), seed=3))[0])
     calls.clear()
     report = scan(detector, tmp_path / "s.npy", tmp_path / "out", control="tile", alpha=0.2, overlap=0.5)

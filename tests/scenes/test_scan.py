@@ -16,9 +16,9 @@ from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import GepcError, InputError, NotFittedError, OptionError
-from gepc.scenes import plan_scan, scan, writing
+from gepc.scenes import plan_scan, scan, scanning
 from gepc.scenes.folder import ScanFolder
-from gepc.scenes.overview import shrink
+from gepc.scenes.writing import shrink
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning"),
@@ -143,7 +143,7 @@ def test_the_overview_is_at_most_2000_pixels_and_shows_the_boxes(scanned, tmp_pa
 
 
 def test_the_overview_shrinks_by_block_means_without_what_is_missing(monkeypatch):
-    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 40)
+    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 40)
     values = np.random.default_rng(0).random((23, 31))
     valid = np.random.default_rng(1).random((23, 31)) > 0.3
     valid[:4, :4] = False
@@ -230,7 +230,7 @@ def test_resuming_repeats_nothing_and_gives_the_same_files(tmp_path, detector, g
     with open(out / "work" / "tiles.csv", "a") as handle:
         handle.write("4,0,32,0,0,1.")
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "write_overview", fail)
+        patch.setattr(scanning, "write_overview", fail)
         with pytest.raises(KeyboardInterrupt):
             scan(detector, geotiff, out, **options)
     before = detector.backbone.forward_count
@@ -442,8 +442,8 @@ def test_segments_and_blocks_do_not_change_the_results(tmp_path, detector, geoti
 def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, detector, monkeypatch):
     """A scene 16 times as long; the budget is lowered so that a small scene already fills it."""
     monkeypatch.setattr("gepc.scenes.scanning.READ_BYTES", 1 << 16)
-    monkeypatch.setattr("gepc.scenes.overview.WINDOW_PIXELS", 1 << 14)
-    monkeypatch.setattr("gepc.scenes.overview.LONGEST", 256)
+    monkeypatch.setattr("gepc.scenes.writing.WINDOW_PIXELS", 1 << 14)
+    monkeypatch.setattr("gepc.scenes.writing.LONGEST", 256)
     monkeypatch.setattr("gepc.scenes.regions.STRIP_PIXELS", 1 << 14)
     peaks = []
     for lines in (256, 4096):

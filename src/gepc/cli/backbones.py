@@ -197,48 +197,27 @@ def level_table(backbone: Backbone, levels: tuple[float, ...]) -> list[dict[str,
 
 
 def backbone_text(facts: dict[str, Any]) -> str:
-    """The description of a backbone, for people."""
-    cost, size, encoder = facts["cost"], facts["image_size"], facts.get("encoder")
-    predicts = facts.get("prediction_type")
-    schedule = [
-        facts.get("schedule"),
-        f"{facts['timesteps']} timesteps",
-        f"abar {facts['first_abar']:.7g} to {facts['last_abar']:.4g}",
-        facts.get("rescale_timesteps") and "called with t*1000/T",
-        facts.get("time_scale", 1.0) != 1.0 and f"asked for {facts['time_scale']:g} times its time",
-    ]
-    about = {
-        "family": facts["family"],
-        "network": facts.get("network"),
-        "encoder": encoder and _encoder_text(encoder),
-        "source": facts["source"],
-        "sha256": facts["sha256"],
-        "parameters": "unknown" if facts["parameters"] is None else f"{facts['parameters']:,}",
-        "channels": facts["channels"],
-        "size": f"any, in multiples of {facts['size_multiple']}" if size is None else shape_text(size),
-        "predicts": f"{predicts} and a variance" if predicts and facts.get("learned_variance") else predicts,
-        "schedule": ", ".join(filter(None, schedule)) if facts["levels"] else None,
-        "conditioning": ", ".join(facts.get("conditioning", ())) or None,
-        **{option: facts.get(option) for option in ("class_label", "act_on", "device", "precision")},
-    }
-    if facts["device"] == "cpu" and facts["precision"] == "float32":
-        faster = "has instructions for" if facts["processor_has_bfloat16"] else "does not accelerate"
-        about["processor"] = f"{faster} bfloat16 (--dtype bfloat16)"
-    tables = [_facts_table(about)]
+    """The description of a backbone, for people: all facts by name, and a table for each set of noise levels."""
+    cost = facts["cost"]
+    tables = [_facts_table({name: _plain(value) for name, value in facts.items() if name not in ("levels", "cost")})]
     for name, rows in facts["levels"].items():
         cells = [(f"{r['sqrt_abar']:g}", r["timestep"], f"{r['found']:.6f}", f"{r['rho']:.5f}") for r in rows]
         tables.append(f"levels ({name})\n{text_table(cells, ('sqrt(abar)', 'timestep', 'found', 'rho'))}")
+    encoding, costs = cost["seconds_per_encoding"], f"{cost['method']} costs {cost['per_image']} (E: encoder passes)"
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {shape_text(cost['size'])} image on this machine",
-        "encoder": cost["seconds_per_encoding"]
-        and f"{duration(cost['seconds_per_encoding'])} per image; {cost['method']} costs {cost['per_image']} "
-        "(E: encoder passes)",
+        "encoder": encoding and f"{duration(encoding)} per image; {costs}",
         cost["method"]: f"{cost['passes_per_image']} passes per image, about {duration(cost['seconds_per_image'])}",
     }
     return "\n\n".join([*tables, _facts_table(spent)])
 
 
-def _encoder_text(encoder: dict[str, Any]) -> str:
-    side = encoder["factor"]
-    text = f"{encoder.get('class', 'a function')}, {side}x{side} pixels per cell of {encoder['channels']} channels"
-    return f"{text}, scaling factor {encoder['scaling_factor']:g}" if "class" in encoder else text
+def _plain(value: object) -> object:
+    """A fact as text: numbers with separators or few digits, lists and mappings in one line; None if it is empty."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(one)}" for name, one in value.items()) or None
+    if isinstance(value, list | tuple):
+        return ", ".join(str(_plain(one)) for one in value) or None
+    if isinstance(value, bool | None):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.7g}" if isinstance(value, float) else value

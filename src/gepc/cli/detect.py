@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import note, progress, say
+from gepc.cli.app import note, progress, say, text_table
 from gepc.cli.options import estimate
 from gepc.core.errors import GepcError, OptionError, raising
 from gepc.core.files import check_free, write_json
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from gepc.serve import Settings
 
 SHOWN = 10  # detections and regions of a scene
+SHOWN_COLUMNS = {
+    "detections": ("detection", "score", "p_value", "line", "column", "area", "x", "y"),
+    "regions": ("region", "score", "p_value", "top", "left", "bottom", "right"),
+}
 ShownBands = Annotated[
     str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
 ]
@@ -233,24 +237,17 @@ def _say_results(report: SceneReport, out: Path) -> None:
         f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions; "
         f"{counts['detections']} detections"
     )
-    detections, regions = [], []
-    for item in report.detections[:SHOWN]:
-        peak = f"line {item['line']}, column {item['column']}, {item['area']} pixels"
-        detections.append(f"{item['detection']:>4}  {_scores(item)}  {peak}  x {item['x']:.10g}, y {item['y']:.10g}")
-    for item in report.regions[:SHOWN]:
-        sides = f"lines {item['top']}-{item['bottom']}, columns {item['left']}-{item['right']}"
-        regions.append(f"{item['region']:>4}  {_scores(item)}  {sides}")
-    for name, lines in (("detections", detections), ("regions", regions)):
-        if lines:
-            say(f"{name}:")
-            say("\n".join(lines))
+    for name, columns in SHOWN_COLUMNS.items():
+        items = getattr(report, name)[:SHOWN]
+        if items:
+            say(text_table([[_number(column, item[column]) for column in columns] for item in items], columns))
         if counts[name] > SHOWN:
-            say(f"      and {counts[name] - SHOWN} more in {out / name}.csv")
+            say(f"and {counts[name] - SHOWN} more in {out / name}.csv")
 
 
-def _scores(item: dict[str, Any]) -> str:
-    p_value = "" if item["p_value"] is None else f"  p = {item['p_value']:.3g}"
-    return f"score {item['score']:.4g}{p_value}"
+def _number(column: str, value: Any) -> str:
+    digits = 4 if column in ("score", "p_value") else 10
+    return "" if value is None else f"{value:.{digits}g}"
 
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:

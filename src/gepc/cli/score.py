@@ -65,8 +65,7 @@ def score(
     from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
     from gepc.runs.cluster import Cluster, DetectorPayload, score_shards_on_cluster
-    from gepc.runs.local import score_shards
-    from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder
+    from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder, score_shards
 
     check_choice("engine", engine, ("local", "ray"))
     cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None

@@ -1,7 +1,6 @@
 """Progress of long work: a callback, or a bar on the terminal."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 
 OnProgress = Callable[[int], None]  # called with the number of images of every finished chunk
@@ -23,25 +22,12 @@ def reporting(wanted: Progress, label: str, total: int | None) -> Iterator[OnPro
 
 @contextlib.contextmanager
 def progress(label: str, total: int | None) -> Iterator[OnProgress]:
-    """A progress bar that appears if the work takes more than a second; yields `advance(count)`."""
+    """A progress bar on the terminal, which disappears at the end; yields `advance(count)`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(label, total=total)
-    begun, shown = time.monotonic(), False
-
-    def advance(count: int) -> None:
-        nonlocal shown
-        if not shown and console.is_terminal and time.monotonic() - begun > 1.0:
-            bar.start()
-            shown = True
-        bar.advance(task, count)
-
-    try:
-        yield advance
-    finally:
-        if shown:
-            bar.stop()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda count: bar.advance(task, count)

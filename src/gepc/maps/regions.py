@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -80,17 +80,25 @@ def map_regions(
     leading = () if statistics is None else statistics.leading
     labels, _ = label(shown > limit, structure=np.ones((3, 3)))
     regions = []
-    for number, (lines, columns) in enumerate(find_objects(labels), start=1):
-        mask = labels[lines, columns] == number
-        inside = np.where(mask, shown[lines, columns], -np.inf)
-        line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
-        peak = (line + lines.start, column + columns.start)
+    for _, mask, peak, box in measured(shown, labels):
         p_value = np.nan if statistics is None else float(statistics.p_values(shown[peak], part))
         parts = {name: float(fields[name][peak]) for name in leading}
-        polygons = tuple(tuple((x + columns.start, y + lines.start) for x, y in outline) for outline in outlines(mask))
-        box = (lines.start, columns.start, lines.stop, columns.stop)
+        polygons = tuple(tuple((x + box[1], y + box[0]) for x, y in outline) for outline in outlines(mask))
         regions.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts))
     return numbered(regions)
+
+
+def measured(values: Map, labels: npt.NDArray[Any]) -> Iterator[tuple[int, Mask, tuple[int, int], Box]]:
+    """For each label: its number, its pixels within its box, the (line, column) of its highest value, and its box."""
+    for number, part in enumerate(find_objects(labels), start=1):
+        if part is None:  # no pixel has this label
+            continue
+        lines, columns = part
+        mask = labels[part] == number
+        inside = np.where(mask, values[part], -np.inf)
+        line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
+        peak = (line + lines.start, column + columns.start)
+        yield number, mask, peak, (lines.start, columns.start, lines.stop, columns.stop)
 
 
 def outlines(mask: Mask) -> list[list[tuple[int, int]]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gepc.conformal.p_values import Labels
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import write_json
@@ -26,7 +27,6 @@ from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
 from gepc.detector.stream import stream
 from gepc.images.sources import FileImages, Images, open_images
-from gepc.runs.local import Labels
 from gepc.runs.shards import ScoreRun, Shard, parse_shard, shard_text
 
 READING_THREADS = 4

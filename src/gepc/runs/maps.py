@@ -20,8 +20,8 @@ from gepc.detector.stream import Result, ScoredChunk, stream
 from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Images
 from gepc.maps.drawing import drawn, readable_range, resized
-from gepc.maps.regions import COLUMNS, MapRegion, coco, csv_rows, in_image
-from gepc.methods.pooling import QUANTILE, Map
+from gepc.maps.regions import COLUMNS, MapRegion, Window, coco, csv_rows, in_image
+from gepc.methods.pooling import QUANTILE
 
 SCALES = ("readable", "global", "image")
 MAP_BATCH = 8  # pictures of the original images are kept until they are drawn
@@ -102,21 +102,33 @@ def _with_name(result: Result) -> str:
 def _write_map(
     fitted: FittedDetector, scored: ScoredChunk, result: Result, out: Path, options: MapOptions
 ) -> tuple[dict[str, Any], Located]:
-    """Write one map and its picture; returns its entry in `metadata.json`, and its regions in pixels of the image."""
+    """Write one map and its picture; returns its entry in `metadata.json`, and its regions in pixels of the image.
+
+    The picture shows the part of the image that the network saw, at its own resolution up to `LARGEST_PICTURE`.
+    """
     assert scored.fields is not None
     row = scored.chunk.indices.index(result.index)
-    field = scored.fields[fitted.map_part][row]
+    field, item = scored.fields[fitted.map_part][row], scored.chunk.read[row]
+    assert item.pixels is not None
     regions = fitted.regions(scored.fields, row, options.alpha, options.raw)
     limit = fitted.map_limit(options.alpha, options.raw)
     scale = (float(np.quantile(field, QUANTILE)) if options.scale == "image" else limit) or 1.0
     stem = f"{result.index:06d}_{_safe(Path(result.name).stem)}"
     with replacing(out / f"{stem}.npy") as draft, open(draft, "wb") as handle:
         np.save(handle, field)
+
+    def located(window: Window) -> list[MapRegion]:
+        return [in_image(region, window, (field.shape[0], field.shape[1])) for region in regions]
+
     verdict = _verdict(fitted, result, options.alpha)
-    _draw(fitted, scored, row, field, scale, regions, verdict, options, out / f"{stem}.png")
-    shape = scored.chunk.read[row].shape
-    window = fitted.preprocessing.window(shape)
-    found = [in_image(region, window, (field.shape[0], field.shape[1])) for region in regions]
+    caption = f"score {verdict['score']:.3g}"
+    if "alarm" in verdict:
+        caption += f"   p = {verdict['p_value']:.2g}   {'alarm' if verdict['alarm'] else 'no alarm'}"
+    picture = rgb_picture(fitted.preprocessing.shown(item.pixels, item.name, LARGEST_PICTURE), options.bands)
+    size = (picture.shape[0], picture.shape[1])
+    start, end = readable_range(field, scale) if options.scale == "readable" else (0.0, scale)
+    with replacing(out / f"{stem}.png") as draft:
+        drawn(picture, resized(field, size), end, located((0, 0, *size)), caption, start).save(draft, format="PNG")
     entry = {
         "path": result.name,
         "map": f"{stem}.npy",
@@ -127,32 +139,7 @@ def _write_map(
         **verdict,
         "regions": len(regions),
     }
-    return entry, (result.name, shape, found)
-
-
-def _draw(
-    fitted: FittedDetector,
-    scored: ScoredChunk,
-    row: int,
-    field: Map,
-    scale: float,
-    regions: list[MapRegion],
-    verdict: dict[str, Any],
-    options: MapOptions,
-    path: Path,
-) -> None:
-    """Draw the part of the image that the network saw, at its own resolution up to `LARGEST_PICTURE`."""
-    start, scale = readable_range(field, scale) if options.scale == "readable" else (0.0, scale)
-    item = scored.chunk.read[row]
-    assert item.pixels is not None
-    picture = rgb_picture(fitted.preprocessing.shown(item.pixels, item.name, LARGEST_PICTURE), options.bands)
-    size = (picture.shape[0], picture.shape[1])
-    boxes = [in_image(region, (0, 0, *size), (field.shape[0], field.shape[1])) for region in regions]
-    caption = f"score {verdict['score']:.3g}"
-    if "alarm" in verdict:
-        caption += f"   p = {verdict['p_value']:.2g}   {'alarm' if verdict['alarm'] else 'no alarm'}"
-    with replacing(path) as draft:
-        drawn(picture, resized(field, size), scale, boxes, caption, start).save(draft, format="PNG")
+    return entry, (result.name, item.shape, located(fitted.preprocessing.window(item.shape)))
 
 
 def _verdict(fitted: FittedDetector, result: Result, alpha: float) -> dict[str, Any]:

@@ -20,13 +20,14 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from gepc.conformal.p_values import Labels
 from gepc.core.errors import InputError, OptionError, StorageError, raising
 from gepc.core.files import StrPath, replacing, write_bytes
 from gepc.core.run_folder import RunFolder, storage_errors
 from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import detector_digest, versions
-from gepc.detector.stream import Result
+from gepc.detector.stream import Result, stream
 from gepc.images.sources import FileImages, Images, file_stamp
 
 PIECES = r"shard-\d{5,}\.(csv|parquet)|files\.txt|images\.json"  # images.json: written by earlier versions
@@ -163,6 +164,44 @@ def open_run(
     run = ScoreRun(folder, identity.count, stored["shard_size"], names)
     run.drop_outdated()
     return run
+
+
+def score_shards(
+    run: ScoreRun,
+    shards: Sequence[Shard],
+    fitted: FittedDetector,
+    images: Images,
+    labels: Labels | None = None,
+    workers: int = 0,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Score some shards of a run, such as `run.pending()`, and write each as soon as it is complete.
+
+    Parameters
+    ----------
+    run : the run.
+    shards : the shards to score.
+    fitted : the fitted detector.
+    images, labels : the images of all shards, and their groups for a detector that was fitted with groups.
+    workers : processes that read images; 0 reads in a thread.
+    on_progress : called with numbers of images.
+    """
+
+    def indices() -> Iterator[int]:
+        for shard in shards:
+            run.begin(shard)
+            yield from range(shard.start, shard.stop)
+
+    scored = stream(fitted, images, labels=labels, indices=indices(), workers=workers, on_progress=on_progress)
+    waiting: list[Result] = []
+    left = iter(shards)
+    shard = next(left, None)
+    for chunk in scored:
+        waiting += chunk.results
+        while shard is not None and len(waiting) >= len(shard):
+            run.write(shard, waiting[: len(shard)])
+            waiting = waiting[len(shard) :]
+            shard = next(left, None)
 
 
 def list_digest(images: Images) -> str:

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import find_objects, label
+from scipy.ndimage import label
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from gepc.conformal.p_values import images_needed
 from gepc.detector.fitted import FittedDetector
-from gepc.maps.regions import Region, numbered
+from gepc.maps.regions import Region, measured, numbered
 from gepc.methods.pooling import Map
 from gepc.scenes.folder import MapFile
 from gepc.scenes.reading import Georeference, Valid
@@ -201,12 +201,6 @@ def _groups(above: Labels, first: Labels, unfinished: int, labels: int) -> Label
 
 def _pieces(values: Map, labels: Labels, top: int, offset: int) -> Iterator[tuple[int, Detection]]:
     """The piece of each label in a strip that begins at line `top`, with its node in the graph of `_groups`."""
-    for number, part in enumerate(find_objects(labels)):
-        if part is None:  # a label of the line above the strip only
-            continue
-        mask = labels[part] == number + 1
-        inside = np.where(mask, values[part], -np.inf)
-        line, column = (int(index) for index in np.unravel_index(int(inside.argmax()), inside.shape))
-        down, right = top + part[0].start, part[1].start
-        box, peak = (down, right, top + part[0].stop, part[1].stop), (down + line, right + column)
-        yield offset + number, Detection(0, float(inside[line, column]), np.nan, box, int(mask.sum()), peak)
+    for number, mask, (line, column), (up, left, down, right) in measured(values, labels):
+        box, peak = (top + up, left, top + down, right), (top + line, column)
+        yield offset + number - 1, Detection(0, float(values[line, column]), np.nan, box, int(mask.sum()), peak)

@@ -5,8 +5,9 @@ The tiles go through the detector a block of rows at a time, and every finished 
 
 import contextlib
 import dataclasses
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,28 @@ from typing import Any
 import numpy as np
 
 from gepc.core.errors import InputError
-from gepc.core.files import StrPath, read_json
+from gepc.core.files import StrPath, read_json, replacing, write_json, write_text
 from gepc.core.options import build
 from gepc.core.progress import OnProgress
 from gepc.core.run_folder import storage_errors
-from gepc.core.tables import escape_cell
+from gepc.core.tables import escape_cell, write_rows
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
+from gepc.detector.storage import versions
 from gepc.detector.stream import Result, stream
 from gepc.images.formats import Pixels
 from gepc.maps.drawing import resized
 from gepc.methods.pooling import Map
-from gepc.scenes.folder import ScanFolder, ScanState
+from gepc.scenes.folder import MapFile, ScanFolder, ScanState
 from gepc.scenes.plan import ScanOptions, ScanPlan, make_plan
-from gepc.scenes.reading import Scene, Valid, open_scene
+from gepc.scenes.reading import PIXELS, Scene, Valid, open_scene
+from gepc.scenes.regions import Detection, TileRegion, find_detections, find_regions, statement
 from gepc.scenes.tiling import Stitcher, Tile, TileImages
-from gepc.scenes.writing import SceneWriter
+from gepc.scenes.writing import geojson, write_overview, write_tiff
 
 READ_BYTES = 1 << 26  # of raw pixels in memory at once, unless one tile is larger
+TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
+STYLES = Path(__file__).parent  # of QGIS, which applies a style that has the name of the layer
 
 
 @dataclass(frozen=True)
@@ -219,3 +224,126 @@ def _record(tile: Tile, result: Result, images: TileImages) -> tuple[Any, ...]:
     numbers = ("", "") if result.error is not None else (repr(result.score), repr(result.p_value))
     left_out = "true" if images.left_out[result.index] else ""
     return (tile.row, tile.column, tile.top, tile.left, shown, *numbers, left_out, escape_cell(result.error or ""))
+
+
+class SceneWriter:
+    """Writes the results of a scan whose tiles are all scored; if interrupted, it starts over."""
+
+    def __init__(self, fitted: FittedDetector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
+        self.fitted, self.scene, self.plan, self.folder = fitted, scene, plan, folder
+        shape = (len(plan.grid.tops), len(plan.grid.lefts))
+        self.scores, self.p_values = np.full(shape, np.nan), np.full(shape, np.nan)
+        self.flags = np.zeros(shape, dtype=bool)
+        self.left_out = self.failed = 0
+        self.files = {"tiles": "tiles.csv", "overview": "overview.png"}
+
+    def write(self) -> dict[str, Any]:
+        """Write all files, `scene.json` last, and return its content."""
+        self._gather()
+        plan, fitted, path = self.plan, self.fitted, self.folder.path
+        scored = ~np.isnan(self.p_values)
+        count, flags, alpha = int(scored.sum()), self.flags, plan.rule.alpha
+        flags[scored] = plan.rule.alarms(self.p_values[scored], fitted.reference, plan.labels(count))
+        regions = find_regions(plan.grid, flags, self.scores, self.p_values)
+        write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
+        self._write_layer("regions", TileRegion.COLUMNS, regions)
+        detections: list[Detection] = []
+        field = scale = limit = promise = None
+        if plan.with_map:
+            field, scale, limit = self.folder.map, fitted.map_limit(), fitted.map_limit(alpha)
+            promise = statement(fitted, count, alpha)
+            detections = find_detections(fitted, field, plan.grid, flags, count, alpha)
+            self._write_layer("detections", Detection.COLUMNS, detections)
+        caption = (
+            f"{len(detections)} detections (circles); {len(regions)} regions, {int(flags.sum())} of {count} tiles "
+        )
+        caption += f"flagged ({plan.rule.control}, {alpha:g})"
+        write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
+        if field is not None:
+            self._write_map(field, scale or 1.0)
+        state, georeference = self.folder.state(), dataclasses.asdict(self.scene.place)
+        summary = {
+            "schema": 1,
+            "scene": {"path": str(self.scene.path), **plan.identity["scene"]},
+            "georeference": None if self.scene.place == PIXELS else georeference,
+            "detector": {"method": fitted.method.name, "digest": plan.identity["detector"]},
+            "options": {name: value for name, value in plan.identity.items() if name not in ("scene", "detector")},
+            "counts": {
+                "tiles": len(plan.grid),
+                "scored": count,
+                "left_out": self.left_out,
+                "failed": self.failed,
+                "flagged": int(flags.sum()),
+                "regions": len(regions),
+                "detections": len(detections),
+            },
+            "grid": {"rows": len(plan.grid.tops), "columns": len(plan.grid.lefts)},
+            "network_passes": {"forward": state.forward, "jvp": state.jvp},
+            "calibration_images": plan.calibration_images,
+            "smallest_p_value": 1.0 / (plan.calibration_images + 1),
+            "guarantee": plan.rule.scene_statement(count, plan.calibration_images),
+            "warning": plan.rule.shortfall(count, plan.calibration_images),
+            "map_scale": scale,
+            "detection_limit": limit,
+            "detection_guarantee": promise,
+            "files": self.files,
+            "versions": versions("pillow", "scipy", "rasterio"),
+        }
+        self.folder.finish(summary)
+        return self.folder.summary()
+
+    def _write_layer(self, name: str, columns: Sequence[str], items: Sequence[TileRegion | Detection]) -> None:
+        """Regions or detections as CSV and GeoJSON, with a style for QGIS."""
+        self.files |= {name: f"{name}.csv", f"{name}_geojson": f"{name}.geojson", f"{name}_style": f"{name}.qml"}
+        path, place = self.folder.path, self.scene.place
+        rows = ([_cell(value) for value in item.properties(place).values()] for item in items)
+        write_rows(path / f"{name}.csv", columns, rows)
+        write_json(path / f"{name}.geojson", geojson(items, place))
+        write_text(path / f"{name}.qml", (STYLES / f"{name}.qml").read_text(encoding="utf-8"))
+
+    def _write_map(self, field: MapFile, scale: float) -> None:
+        """The map in its final place, with a style for QGIS if it is a TIFF."""
+        path, name = self.folder.path, f"map.{self.plan.map_format}"
+        self.files["map"] = name
+        if self.plan.map_format == "npy":
+            os.replace(field.path, path / name)
+            return
+        self.files["map_style"] = "map.qml"
+        with replacing(path / name) as draft:
+            write_tiff(draft, field, self.scene.place)
+        style = (STYLES / "map.qml").read_text(encoding="utf-8").format(most=scale, half=scale / 2)
+        write_text(path / "map.qml", style)
+
+    def _gather(self) -> None:
+        first: str | None = None
+        for record in self.folder.log.rows():
+            place = int(record["row"]), int(record["column"])
+            if record["score"]:
+                self.scores[place], self.p_values[place] = float(record["score"]), float(record["p_value"])
+            elif record["left_out"]:
+                self.left_out += 1
+            else:
+                self.failed += 1
+                first = first or record["error"]
+        if self.left_out + self.failed < len(self.plan.grid):
+            return
+        self.folder.run.clear()
+        if first is None:
+            raise InputError(
+                f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has more than "
+                f"{self.plan.max_missing:.0%} no-data (max_missing)"
+            )
+        raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for record in self.folder.log.rows():
+            flagged = self.flags[int(record["row"]), int(record["column"])]
+            record["alarm"] = str(bool(flagged)).lower() if record["score"] else ""
+            yield tuple(record[name] for name in TILE_COLUMNS)
+
+
+def _cell(value: Any) -> Any:
+    """A value as a CSV cell."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else value

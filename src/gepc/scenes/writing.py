@@ -1,151 +1,108 @@
-"""The results of a scan, from its tile records: flags, regions, detections, map, overview and `scene.json`."""
+"""Formats of the results of a scan: an overview of the whole scene, the map as GeoTIFF, and GeoJSON."""
 
-import dataclasses
-import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
 
-from gepc.core.errors import InputError
-from gepc.core.files import replacing, write_json, write_text
-from gepc.core.tables import write_rows
-from gepc.detector.fitted import FittedDetector
-from gepc.detector.storage import versions
-from gepc.scenes.folder import MapFile, ScanFolder
-from gepc.scenes.overview import write_overview
-from gepc.scenes.plan import ScanPlan
-from gepc.scenes.reading import CACHE_BYTES, PIXELS, Georeference, Scene
-from gepc.scenes.regions import Detection, TileRegion, find_detections, find_regions, statement
+from gepc.core.files import replacing
+from gepc.core.palette import DARK
+from gepc.images.formats import Pixels
+from gepc.maps.drawing import colour_bar, overlay
+from gepc.scenes.folder import MapFile
+from gepc.scenes.reading import CACHE_BYTES, PIXELS, Georeference, Scene, Valid
+from gepc.scenes.regions import Detection, TileRegion
 
-TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
+LONGEST, FOOTER, BAR, SMALL = 2000, 32, 64, 900  # pixels of the overview
+WINDOW_PIXELS = 1 << 16
+NO_DATA = 0.35
+MARK = 9  # pixels, the radius of the circle around the peak of a detection
 BLOCK = 256  # pixels of a block of the TIFF
-STYLES = Path(__file__).parent  # of QGIS, which applies a style that has the name of the layer
+
+Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
+Array = npt.NDArray[np.float64]
 
 
-class SceneWriter:
-    """Writes the results of a scan whose tiles are all scored; if interrupted, it starts over."""
+def write_overview(
+    path: Path,
+    scene: Scene,
+    field: MapFile | None,
+    scale: float | None,
+    regions: Sequence[TileRegion],
+    detections: Sequence[Detection],
+    caption: str,
+) -> None:
+    """Write a PNG of the whole scene under its map, at most 2000 pixels on the longer side.
 
-    def __init__(self, fitted: FittedDetector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
-        self.fitted, self.scene, self.plan, self.folder = fitted, scene, plan, folder
-        shape = (len(plan.grid.tops), len(plan.grid.lefts))
-        self.scores, self.p_values = np.full(shape, np.nan), np.full(shape, np.nan)
-        self.flags = np.zeros(shape, dtype=bool)
-        self.left_out = self.failed = 0
-        self.files = {"tiles": "tiles.csv", "overview": "overview.png"}
+    Regions are numbered boxes, and detections are circles around their peaks.
 
-    def write(self) -> dict[str, Any]:
-        """Write all files, `scene.json` last, and return its content."""
-        self._gather()
-        plan, fitted, path = self.plan, self.fitted, self.folder.path
-        scored = ~np.isnan(self.p_values)
-        count, flags, alpha = int(scored.sum()), self.flags, plan.rule.alpha
-        flags[scored] = plan.rule.alarms(self.p_values[scored], fitted.reference, plan.labels(count))
-        regions = find_regions(plan.grid, flags, self.scores, self.p_values)
-        write_rows(path / "tiles.csv", TILE_COLUMNS, self._rows())
-        self._write_layer("regions", TileRegion.COLUMNS, regions)
-        detections: list[Detection] = []
-        field = scale = limit = promise = None
-        if plan.with_map:
-            field, scale, limit = self.folder.map, fitted.map_limit(), fitted.map_limit(alpha)
-            promise = statement(fitted, count, alpha)
-            detections = find_detections(fitted, field, plan.grid, flags, count, alpha)
-            self._write_layer("detections", Detection.COLUMNS, detections)
-        caption = (
-            f"{len(detections)} detections (circles); {len(regions)} regions, {int(flags.sum())} of {count} tiles "
+    Scene and map are reduced by block means. 8-bit scenes are shown as they are, others between the 2 % and 98 %
+    quantiles of the reduced scene. Missing pixels are grey. `scale` is the detector's common scale of maps.
+    """
+    factor = -(-max(scene.height, scene.width) // (LONGEST - BAR))
+    picture = _shown(shrink(scene.read_or_missing, scene.height, scene.width, factor), scene.dtype)
+    if field is not None and scale is not None:
+        means = shrink(field.read, *field.shape, factor)[..., 0]
+        picture = np.asarray(overlay(picture, np.nan_to_num(means).astype(np.float32), scale or 1.0))
+    enlarge = max(1, SMALL // max(picture.shape[:2]))
+    pixels = np.rint(picture.clip(0.0, 1.0) * 255.0).astype(np.uint8).repeat(enlarge, 0).repeat(enlarge, 1)
+    if field is not None and scale is not None:
+        pixels = np.concatenate([pixels, colour_bar(len(pixels), scale, BAR)], axis=1)
+    height, width = pixels.shape[:2]
+    sheet = Image.new("RGB", (max(width, 420), height + FOOTER), DARK["paper"])
+    sheet.paste(Image.fromarray(pixels), (0, 0))
+    draw, font, zoom = ImageDraw.Draw(sheet), ImageFont.load_default(14), enlarge / factor
+    for detection in detections:
+        y, x = (round((index + 0.5) * zoom) for index in detection.peak)
+        draw.ellipse((x - MARK, y - MARK, x + MARK, y + MARK), outline=DARK["ink"], width=2)
+    for region in reversed(regions):  # the first ones on top
+        top, left, bottom, right = (round(edge * zoom) for edge in region.box)
+        draw.rectangle(
+            (left, top, max(right - 1, left + 2), max(bottom - 1, top + 2)), outline=DARK["series5"], width=2
         )
-        caption += f"flagged ({plan.rule.control}, {alpha:g})"
-        write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
-        if field is not None:
-            self._write_map(field, scale or 1.0)
-        state, georeference = self.folder.state(), dataclasses.asdict(self.scene.place)
-        summary = {
-            "schema": 1,
-            "scene": {"path": str(self.scene.path), **plan.identity["scene"]},
-            "georeference": None if self.scene.place == PIXELS else georeference,
-            "detector": {"method": fitted.method.name, "digest": plan.identity["detector"]},
-            "options": {name: value for name, value in plan.identity.items() if name not in ("scene", "detector")},
-            "counts": {
-                "tiles": len(plan.grid),
-                "scored": count,
-                "left_out": self.left_out,
-                "failed": self.failed,
-                "flagged": int(flags.sum()),
-                "regions": len(regions),
-                "detections": len(detections),
-            },
-            "grid": {"rows": len(plan.grid.tops), "columns": len(plan.grid.lefts)},
-            "network_passes": {"forward": state.forward, "jvp": state.jvp},
-            "calibration_images": plan.calibration_images,
-            "smallest_p_value": 1.0 / (plan.calibration_images + 1),
-            "guarantee": plan.rule.scene_statement(count, plan.calibration_images),
-            "warning": plan.rule.shortfall(count, plan.calibration_images),
-            "map_scale": scale,
-            "detection_limit": limit,
-            "detection_guarantee": promise,
-            "files": self.files,
-            "versions": versions("pillow", "scipy", "rasterio"),
-        }
-        self.folder.finish(summary)
-        return self.folder.summary()
-
-    def _write_layer(self, name: str, columns: Sequence[str], items: Sequence[TileRegion | Detection]) -> None:
-        """Regions or detections as CSV and GeoJSON, with a style for QGIS."""
-        self.files |= {name: f"{name}.csv", f"{name}_geojson": f"{name}.geojson", f"{name}_style": f"{name}.qml"}
-        path, place = self.folder.path, self.scene.place
-        rows = ([_cell(value) for value in item.properties(place).values()] for item in items)
-        write_rows(path / f"{name}.csv", columns, rows)
-        write_json(path / f"{name}.geojson", geojson(items, place))
-        write_text(path / f"{name}.qml", (STYLES / f"{name}.qml").read_text(encoding="utf-8"))
-
-    def _write_map(self, field: MapFile, scale: float) -> None:
-        """The map in its final place, with a style for QGIS if it is a TIFF."""
-        path, name = self.folder.path, f"map.{self.plan.map_format}"
-        self.files["map"] = name
-        if self.plan.map_format == "npy":
-            os.replace(field.path, path / name)
-            return
-        self.files["map_style"] = "map.qml"
-        with replacing(path / name) as draft:
-            write_tiff(draft, field, self.scene.place)
-        style = (STYLES / "map.qml").read_text(encoding="utf-8").format(most=scale, half=scale / 2)
-        write_text(path / "map.qml", style)
-
-    def _gather(self) -> None:
-        first: str | None = None
-        for record in self.folder.log.rows():
-            place = int(record["row"]), int(record["column"])
-            if record["score"]:
-                self.scores[place], self.p_values[place] = float(record["score"]), float(record["p_value"])
-            elif record["left_out"]:
-                self.left_out += 1
-            else:
-                self.failed += 1
-                first = first or record["error"]
-        if self.left_out + self.failed < len(self.plan.grid):
-            return
-        self.folder.run.clear()
-        if first is None:
-            raise InputError(
-                f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has more than "
-                f"{self.plan.max_missing:.0%} no-data (max_missing)"
-            )
-        raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
-
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        for record in self.folder.log.rows():
-            flagged = self.flags[int(record["row"]), int(record["column"])]
-            record["alarm"] = str(bool(flagged)).lower() if record["score"] else ""
-            yield tuple(record[name] for name in TILE_COLUMNS)
+        draw.text((left + 4, top + 2), str(region.number), fill=DARK["series5"], font=font)
+    draw.text((8, height + 6), f"{caption}; grey: no data", fill=DARK["ink"], font=font)
+    with replacing(path) as draft:
+        sheet.save(draft, format="PNG")
 
 
-def _cell(value: Any) -> Any:
-    """A value as a CSV cell."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.10g}" if isinstance(value, float) else value
+def shrink(read: Read, height: int, width: int, factor: int) -> Array:
+    """Means over factor x factor blocks of the valid pixels, (H', W', C), NaN where there are none; read by windows."""
+    rows, columns = -(-height // factor), -(-width // factor)
+    high = max(1, min(rows, WINDOW_PIXELS // (factor * factor * columns)))
+    wide = max(1, min(columns, WINDOW_PIXELS // (factor * factor * high)))
+    strips = []
+    for top in range(0, height, high * factor):
+        lines = min(high * factor, height - top)
+        cuts = range(0, width, wide * factor)
+        windows = ((top, left, lines, min(wide * factor, width - left)) for left in cuts)
+        strips.append(np.concatenate([_block_means(*read(*window), factor) for window in windows], axis=1))
+    return np.concatenate(strips)
+
+
+def _block_means(pixels: Pixels, valid: Valid, factor: int) -> Array:
+    values = np.where(valid[..., None], pixels if pixels.ndim == 3 else pixels[..., None], 0).astype(np.float64)
+    lines, places = np.arange(0, values.shape[0], factor), np.arange(0, values.shape[1], factor)
+    total = np.add.reduceat(np.add.reduceat(values, lines, axis=0), places, axis=1)
+    count = np.add.reduceat(np.add.reduceat(valid.astype(np.float64), lines, axis=0), places, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total / count[..., None])
+
+
+def _shown(values: Array, dtype: str) -> Array:
+    """(H, W, 3) in [0, 1]."""
+    values = values[..., :3] if values.shape[2] >= 3 else np.repeat(values[..., :1], 3, axis=2)
+    there = ~np.isnan(values).any(axis=2)
+    low, high = 0.0, 255.0
+    if dtype != "uint8" and there.any():
+        low, high = (float(value) for value in np.quantile(values[there], [0.02, 0.98]))
+    picture = np.full(values.shape, NO_DATA)
+    picture[there] = ((values[there] - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
+    return picture
 
 
 def write_tiff(path: Path, field: MapFile, place: Georeference) -> None:

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gepc.core.errors import OptionError
+from gepc.core.options import at_least, check_fields, positive
 
 BACKLOG = MAX_CONNECTIONS = 512
 MAX_IDLE = 256  # connections without a request; beyond it the oldest is closed
@@ -35,15 +36,19 @@ class Settings:
     token: str | None = None  # callers must send it as `Authorization: Bearer TOKEN`; None requires no token
     open_metrics: bool = False  # whether `/metrics`, which counts requests and images, is answered without the token
     hosts: tuple[str, ...] | None = LOOPBACK_NAMES  # in the `Host` header, against DNS rebinding; None allows any
-    max_bytes: int = 32_000_000  # largest size of one request
-    max_images: int = 64  # largest number of images in one request
-    max_pixels: int = 16_000_000  # largest number of pixels in one image, checked before the image is decoded
-    max_network_pixels: int = 1 << 18  # largest number of pixels in one network call, so also in one preprocessed image
-    max_held_bytes: int = 256_000_000  # largest size of all requests in progress; beyond it, the answer is 503
-    queue: int = 256  # largest number of accepted images not yet answered; beyond it, requests are answered with 503
-    max_batch: int = 32  # largest number of images in one network batch, also limited by the detector's `batch_size`
+    max_bytes: int = at_least(1, 32_000_000)  # largest size of one request
+    max_images: int = at_least(1, 64)  # largest number of images in one request
+    # largest number of pixels in one image, checked before the image is decoded
+    max_pixels: int = at_least(1, 16_000_000)
+    # largest number of pixels in one network call, so also in one preprocessed image
+    max_network_pixels: int = at_least(1, 1 << 18)
+    # largest size of all requests in progress; beyond it, the answer is 503
+    max_held_bytes: int = at_least(1, 256_000_000)
+    queue: int = at_least(1, 256)  # largest number of accepted images not yet answered; beyond it, the answer is 503
+    # largest number of images in one network batch, also limited by the detector's `batch_size`
+    max_batch: int = at_least(1, 32)
     gap: float = 0.004  # seconds without a new image after which an incomplete batch starts
-    timeout: float = 60.0  # seconds from the first byte of a request to its answer
+    timeout: float = positive(60.0)  # seconds from the first byte of a request to its answer
     device: str = "auto"  # where the detector runs, see `gepc.load_detector`
     bands: tuple[int, ...] | None = None  # that are shown, see `gepc.images.preprocessing.rgb_picture`
 
@@ -53,18 +58,7 @@ class Settings:
             raise OptionError(f"token must have at least {least} characters; create one with: openssl rand -hex 16")
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise OptionError("token must consist of printable ASCII characters without spaces")
-        positive = (
-            "max_bytes",
-            "max_images",
-            "max_pixels",
-            "max_network_pixels",
-            "max_held_bytes",
-            "queue",
-            "max_batch",
-        )
-        for name in (*positive, "timeout"):
-            if getattr(self, name) <= 0:
-                raise OptionError(f"{name} must be greater than 0, got {getattr(self, name)}")
+        check_fields(self)
         if self.queue < self.max_images:
             raise OptionError(f"queue ({self.queue}) must be at least max_images ({self.max_images})")
 
