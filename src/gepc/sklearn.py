@@ -67,7 +67,17 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     alpha: float = 0.05
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit on in-distribution images; `y` is ignored."""
+        """Fit on in-distribution images.
+
+        Parameters
+        ----------
+        X : images in any form that `gepc.Detector.fit` takes, or a 2-D array with one flattened image per row.
+        y : ignored.
+
+        Returns
+        -------
+        The estimator itself.
+        """
         backbone = gepc.load_backbone(self.backbone)
         images = self._images(X, backbone, reset=True)
         options = {**(self.options or {})}
@@ -78,16 +88,43 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """One number per image, higher = more in-distribution: the detector's score times -1."""
+        """One number per image, higher = more in-distribution: the detector's score times -1.
+
+        Parameters
+        ----------
+        X : images, as in `fit`.
+
+        Returns
+        -------
+        A float64 array (N,).
+        """
         check_is_fitted(self)
         return -self.detector_.score(self._images(X, self.detector_.backbone, reset=False))
 
     def decision_function(self, X: Any) -> Array:
-        """`score_samples` minus `offset_`: negative for images whose p-value is at most `alpha`."""
+        """`score_samples` minus `offset_`: negative for images whose p-value is at most `alpha`.
+
+        Parameters
+        ----------
+        X : images, as in `fit`.
+
+        Returns
+        -------
+        A float64 array (N,).
+        """
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any) -> npt.NDArray[np.int64]:
-        """-1 for out-of-distribution images at false-alarm rate `alpha`, +1 for all others."""
+        """Decide at the false-alarm rate `alpha`.
+
+        Parameters
+        ----------
+        X : images, as in `fit`.
+
+        Returns
+        -------
+        An array (N,): -1 for out-of-distribution images, +1 for all others.
+        """
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def _images(self, X: Any, backbone: gepc.Backbone, reset: bool) -> Any:

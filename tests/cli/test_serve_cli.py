@@ -34,7 +34,7 @@ def gepc(tmp_path, monkeypatch, capsys):
         (["det", "--host", "0.0.0.0", "--token", "short"], "at least 16 characters"),
         (["det", "--token", "short"], "at least 16 characters"),
         (["det", "--queue", "3"], "queue (3) must be at least max_images (64)"),
-        (["det", "--max-megabytes", "0"], "max_bytes must be greater than 0"),
+        (["det", "--max-megabytes", "0"], "max_bytes must be at least 1"),
         (["det", "--port", "70000"], "--port"),
         (["det", "--host", "256.1.1.1", "--insecure-no-token"], "cannot listen on 256.1.1.1"),
     ],

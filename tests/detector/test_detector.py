@@ -557,7 +557,7 @@ def test_a_data_frame_of_results(fitted: gepc.GEPC) -> None:
 def test_a_detector_is_created_from_a_backbone_and_the_name_of_a_method() -> None:
     with pytest.raises(OptionError, match="method must be a name, such as 'gepc', got CallableBackbone"):
         gepc.create_detector(toy_backbone(), toy_backbone())  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"needs a backbone first; see gepc\.load_backbone"):
+    with pytest.raises(OptionError, match=r"backbone must be a gepc\.Backbone, got str; see gepc\.load_backbone"):
         gepc.create_detector("gepc")  # type: ignore[arg-type]
     assert gepc.create_detector(toy_backbone()).extractor.name == "gepc+"
     assert gepc.create_detector(toy_backbone(), None).extractor.name == "gepc+"

@@ -92,15 +92,70 @@ class FittedAttributes(Parameters):
         return self.fitted.map_scale
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
+        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group).
+
+        Parameters
+        ----------
+        alpha : the false-alarm rate.
+
+        Returns
+        -------
+        Guarantee
+            The range in which the realised rate lies, and a sentence for people.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.guarantee(0.1).n
+        20
+        """
         return self.fitted.guarantee(alpha)
 
     def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
-        """The end of the colour scale of maps, the same for all images; see `FittedDetector.map_limit`."""
+        """The end of the colour scale of maps, the same for all images; see `FittedDetector.map_limit`.
+
+        Parameters
+        ----------
+        alpha : the false-alarm rate of the regions of a map.
+        raw : whether the maps are raw.
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.map_limit(0.1) > 0.0
+        True
+        """
         return self.fitted.map_limit(alpha, raw)
 
     def save(self, folder: StrPath) -> None:
-        """Write `detector.json` and `state.safetensors` into a folder; a detector that is there is replaced whole."""
+        """Write `detector.json` and `state.safetensors` into a folder; a detector that is there is replaced whole.
+
+        Parameters
+        ----------
+        folder : a new folder, or one that holds a detector. `save_pretrained` is another name of this method.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     detector.save(os.path.join(place, "det"))
+        ...     sorted(os.listdir(os.path.join(place, "det")))
+        ['detector.json', 'state.safetensors']
+        """
         save_detector(self.fitted, folder)
 
     save_pretrained = save
@@ -126,6 +181,11 @@ class FittedAttributes(Parameters):
         Returns
         -------
         The address of the repository.
+
+        Examples
+        --------
+        >>> detector.push_to_hub("org/det", "photographs of an empty beach")  # doctest: +SKIP
+        'https://huggingface.co/org/det'
         """
         card = {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}
         return push(self.fitted, repo_id, card, **options)
@@ -138,7 +198,21 @@ class FittedAttributes(Parameters):
         return self.preprocessing().size or NOMINAL_SIZE
 
     def cost(self) -> Cost:
-        """Network passes per image: at the kept levels once fitted, at `keep` levels before."""
+        """Network passes per image: at the kept levels once fitted, at `keep` levels before.
+
+        Returns
+        -------
+        Cost
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> print(detector.cost())
+        2F+0J
+        """
         if self.fitted_ is not None:
             return self.fitted_.cost()
         return cost_of(self.extractor, self.backbone, self.input_size, self.keep)
@@ -201,6 +275,19 @@ class Detector(FittedAttributes):
         candidate.
     calibration_scores_ : ndarray
         The scores of all calibration images, sorted.
+
+    See Also
+    --------
+    gepc.create_detector : build a detector by the name of its method.
+
+    Examples
+    --------
+    >>> import gepc, numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> detector.predict(-np.ones((1, 1, 8, 8)), alpha=0.1)
+    array([ True])
     """
 
     # --- fitting -------------------------------------------------------------------------------------------------
@@ -229,6 +316,15 @@ class Detector(FittedAttributes):
         Returns
         -------
         The detector itself.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> len(detector.calibration_scores_)
+        20
         """
         self._check()
         self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress)
@@ -262,6 +358,15 @@ class Detector(FittedAttributes):
         Returns
         -------
         An iterator of `Result`. Wrong arguments are refused at once.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> [result.name for result in detector.results(images[:2], paths=["a.png", "b.png"])]
+        ['a.png', 'b.png']
         """
         opened = open_images(images)
         labels = group_labels(groups, opened)
@@ -273,8 +378,11 @@ class Detector(FittedAttributes):
         """Results with the reason for each: the part of the score that is most unusual, in plain words.
 
         Each `Result` has `evidence`, the tail probability of every part among in-distribution images, and `reason`, the
-        part with the smallest. These probabilities are estimates; the guarantee holds for `p_value`. The parameters are
-        those of `results`.
+        part with the smallest. These probabilities are estimates; the guarantee holds for `p_value`.
+
+        Parameters
+        ----------
+        images, on_error, groups : as in `results`.
 
         Returns
         -------
@@ -283,18 +391,34 @@ class Detector(FittedAttributes):
         Examples
         --------
         >>> import gepc, numpy as np
-        >>> images = np.random.default_rng(0).integers(0, 256, (60, 16, 16, 3), dtype=np.uint8)
-        >>> backbone = gepc.load_backbone("photos-tiny")
-        >>> detector = gepc.create_detector(backbone, size=16, maps="raw").fit(images)
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
         >>> sorted(detector.explain(images[:1])[0].evidence)
-        ['colour', 'orientation', 'output', 'structure', 'texture and noise']
+        ['orientation', 'output', 'texture and noise']
         """
         return list(self.results(images, on_error, groups))
 
     def score(self, images: Any, on_error: str = "raise", on_progress: Progress = None) -> Array:
-        """One number per image, float64 (N,), higher = more out of distribution.
+        """One number per image, higher = more out of distribution.
 
-        The parameters are those of `results`; with `on_error="row"`, an image that cannot be scored is NaN.
+        Parameters
+        ----------
+        images, on_progress : as in `results`.
+        on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
+
+        Returns
+        -------
+        A float64 array (N,).
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.score(images[:3]).shape
+        (3,)
         """
         return scores_of(self.fitted, open_images(images), on_error, on_progress=on_progress)
 
@@ -306,9 +430,25 @@ class Detector(FittedAttributes):
         on_error: str = "raise",
         on_progress: Progress = None,
     ) -> Array:
-        """Conformal p-values (N,), p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
+        """Conformal p-values, p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
 
-        The parameters are those of `results`; with `on_error="row"`, an image that cannot be scored is NaN.
+        Parameters
+        ----------
+        images, groups, ties, on_progress : as in `results`.
+        on_error : as in `results`; with `row`, an image that cannot be scored is NaN.
+
+        Returns
+        -------
+        A float64 array (N,).
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.p_value(-np.ones((1, 1, 8, 8))).round(3)
+        array([0.048])
         """
         results = self.results(images, on_error, groups, ties, on_progress)
         return np.array([result.p_value for result in results], dtype=np.float64)
@@ -339,6 +479,15 @@ class Detector(FittedAttributes):
         Returns
         -------
         A boolean array (N,).
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.predict(-np.ones((1, 1, 8, 8)), alpha=0.1)
+        array([ True])
         """
         rule = DecisionRule(alpha, confidence, fdr, procedure)
         return self._decided(rule, images, groups, on_error=on_error, on_progress=on_progress)[1]
@@ -363,7 +512,23 @@ class Detector(FittedAttributes):
     ) -> pandas.DataFrame:
         """The table of `gepc score` as a pandas DataFrame: path, score, p_value, alarm, error.
 
-        The parameters are those of `results` and `predict`.
+        Parameters
+        ----------
+        images, on_error, groups, paths : as in `results`.
+        alpha : the false-alarm rate of the alarms.
+
+        Returns
+        -------
+        pandas.DataFrame
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> list(detector.results_frame(images[:2], alpha=0.1))
+        ['path', 'score', 'p_value', 'alarm', 'error']
         """
         with raising(OptionError, "a data frame needs pandas; install it with: pip install 'gepc[frame]'", ImportError):
             import pandas
@@ -374,11 +539,23 @@ class Detector(FittedAttributes):
     def plot(self, images: Any, alpha: float = 0.05, groups: Groups = None, on_progress: Progress = None) -> Figure:
         """Score images and plot their scores, p-values and alarms; see `gepc.detector.plots.plot_results`.
 
-        The parameters are those of `predict`; images that cannot be scored are left out.
+        Parameters
+        ----------
+        images, groups, on_progress : as in `results`; images that cannot be scored are left out.
+        alpha : the false-alarm rate of the alarms.
 
         Returns
         -------
         matplotlib.figure.Figure
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> len(detector.plot(images[:5], alpha=0.1).axes)
+        2
         """
         results, alarms = self._decided(DecisionRule(alpha), images, groups, on_progress=on_progress)
         return plot_results([r.score for r in results], [r.p_value for r in results], alarms)
@@ -394,6 +571,19 @@ class Detector(FittedAttributes):
         raw : return m = sum_t w_t mean_g mean_c r_g^2 / b_t instead (for `gepc+` also the denoising error), to be
             divided by `map_scale_`. With mean pooling and raw calibration, the mean of a raw map is the score.
         on_progress : as in `results`.
+
+        Returns
+        -------
+        A float32 array (N, H, W).
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.score_map(images[:2]).shape
+        (2, 8, 8)
         """
         fitted = self.fitted.without_groups()
         scored = stream(fitted, open_images(images), maps=True, raw=raw, on_error="raise", on_progress=on_progress)
@@ -411,6 +601,19 @@ class Detector(FittedAttributes):
         ----------
         images : the images.
         noise : noise (levels, N, C, H, W) that replaces the drawn noise; that of latents has the latents' shape.
+
+        Returns
+        -------
+        A dictionary of arrays.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.features(images[:2])["d"].shape
+        (2, 1)
         """
         preprocessing = self.preprocessing() if self.fitted_ is None else self.fitted_.preprocessing
         return feature_table(self, preprocessing, open_images(images), noise)
@@ -419,7 +622,25 @@ class Detector(FittedAttributes):
 
     @classmethod
     def of(cls, fitted: FittedDetector) -> Detector:
-        """The detector with that fitted state, and with the parameters that it was fitted with."""
+        """The detector with that fitted state, and with the parameters that it was fitted with.
+
+        Parameters
+        ----------
+        fitted : the fitted state.
+
+        Returns
+        -------
+        Detector
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> gepc.Detector.of(detector.fitted).is_fitted
+        True
+        """
         stored = without_unused(dict(fitted.options))
         options = {name: value for name, value in stored.items() if name in detector_options()}
         detector = cls.__new__(cls)  # a subclass may have a constructor with other arguments
@@ -429,7 +650,16 @@ class Detector(FittedAttributes):
 
     @classmethod
     def from_pretrained(cls, folder: StrPath, *arguments: Any, **options: Any) -> Detector:
-        """Load a saved detector; the arguments are those of `gepc.load_detector`."""
+        """Load a saved detector; the name that users of diffusers expect.
+
+        Parameters
+        ----------
+        folder, *arguments, **options : as in `gepc.load_detector`, which has an example.
+
+        Returns
+        -------
+        Detector
+        """
         return cls.of(load_fitted(folder, *arguments, **options))
 
 

@@ -48,6 +48,15 @@ class FittedDetector:
     batch_size : the largest number of images per network call; it does not change a score.
     score_from : `features`, or `map` for the mean of the highest values of the calibrated map.
     group_choice : why `group="auto"` took or left out each action, as in `gepc.methods.symmetries.Evidence`.
+
+    Examples
+    --------
+    >>> import gepc, numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> detector.fitted.input_size
+    (8, 8)
     """
 
     method: Extractor
@@ -94,6 +103,16 @@ class FittedDetector:
         -------
         The scores (N,), the maps (N, H, W) of each part by name, or None, and the tail probabilities (N,) of each part
         of the score by name.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> scores, maps, evidence = detector.fitted.evaluate(images[:2].astype(np.float32), maps=True)
+        >>> scores.shape, maps["sum"].shape
+        ((2,), (2, 8, 8))
         """
         batch = self._batch(images, keys)
         if not maps and self.score_from == "features":
@@ -134,15 +153,61 @@ class FittedDetector:
         return Batch(np.stack(images), keys, self.seed, self.batch_size)
 
     def without_groups(self) -> FittedDetector:
-        """The same detector with one group of calibration images; scores and maps do not depend on groups."""
+        """The same detector with one group of calibration images; scores and maps do not depend on groups.
+
+        Returns
+        -------
+        FittedDetector
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.fitted.without_groups().reference.grouped
+        False
+        """
         return replace(self, reference=CalibrationScores.of(self.reference.scores, None))
 
     def cost(self) -> Cost:
-        """Network passes per image."""
+        """Network passes per image.
+
+        Returns
+        -------
+        Cost
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> print(detector.fitted.cost())
+        2F+0J
+        """
         return cost_of(self.method, self.backbone, self.input_size, len(self.kept))
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group)."""
+        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group).
+
+        Parameters
+        ----------
+        alpha : the false-alarm rate.
+
+        Returns
+        -------
+        Guarantee
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.fitted.guarantee(0.1).n
+        20
+        """
         return Guarantee.at(alpha, self.reference.smallest, self.reference.trimmed)
 
     # --- maps ----------------------------------------------------------------------------------------------------
@@ -158,7 +223,25 @@ class FittedDetector:
         return str(getattr(self.method, "map_part", TOGETHER))
 
     def showing(self, part: str) -> FittedDetector:
-        """The same detector with maps of one part alone. Raw maps keep the scale that they were fitted with."""
+        """The same detector with maps of one part alone. Raw maps keep the scale that they were fitted with.
+
+        Parameters
+        ----------
+        part : the name of the part, such as `residual` or `error`; only the maps of `gepc+` have parts.
+
+        Returns
+        -------
+        FittedDetector
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.fitted.showing("error").map_part
+        'error'
+        """
         if not hasattr(self.method, "map_part"):
             raise OptionError(f"the maps of {self.method.name!r} have no parts; only those of gepc+ do")
         method: Any = self.method
@@ -172,6 +255,24 @@ class FittedDetector:
 
         For calibrated maps it is the value above which a pixel has a family-wise p-value of at most `alpha`, see
         `gepc.maps.statistics`. For raw maps it is `map_scale`.
+
+        Parameters
+        ----------
+        alpha : the false-alarm rate of the regions of a map.
+        raw : whether the maps are raw.
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> detector.fitted.map_limit(0.1) > 0.0
+        True
         """
         if raw or self.maps is None:
             return self.map_scale or 1.0
@@ -182,6 +283,28 @@ class FittedDetector:
 
         With probability at least 1 - alpha a usual image has none. A rate that the calibration maps are too few for
         gives no region. For raw maps, regions are the pixels above `map_scale`, without p-values.
+
+        Parameters
+        ----------
+        fields : the maps (N, H, W) of each part by name, as `evaluate` returns them.
+        row : which of the N images.
+        alpha : the false-alarm rate.
+        raw : whether the maps are raw.
+
+        Returns
+        -------
+        list of MapRegion
+            The highest score first.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> _, maps, _ = detector.fitted.evaluate(images[:1].astype(np.float32), maps=True)
+        >>> len(detector.fitted.regions(maps, 0, alpha=0.1))
+        0
         """
         statistics = None if raw else self.maps
         if statistics is not None and not statistics.allows(alpha):

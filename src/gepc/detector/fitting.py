@@ -104,9 +104,6 @@ def fit_detector(
         draft = _with_maps(draft, parameters, fitting, calibrating)
     if parameters.score_from == "map":
         draft = replace(draft, reference=CalibrationScores.of(_map_scores(draft, calibration), labels))
-    if parameters.contamination == 0.0:
-        _warn_about_contamination(draft.reference)
-        return draft
     return replace(draft, reference=draft.reference.trim(parameters.contamination))
 
 
@@ -276,20 +273,6 @@ def _warn_about_copies(keys: Sequence[bytes]) -> None:
     if copies:
         message = f"{copies} of {len(keys)} images are copies of others; equal images count once"
         warnings.warn(message, stacklevel=4)
-
-
-def _warn_about_contamination(reference: CalibrationScores) -> None:
-    """Outliers among the calibration images make a detector deaf: their scores are compared with those of new ones."""
-    if reference.looks_contaminated:
-        warnings.warn(
-            AdviceWarning(
-                "some calibration images have much higher scores than the others and look like outliers, so that few "
-                "new images will raise an alarm; look at these images, or set `contamination` to a share that may be "
-                "outliers (clean images give this warning in about 1 % of cases)",
-                options=("contamination",),
-            ),
-            stacklevel=4,
-        )
 
 
 def _warn_about_shared(fitted: Sequence[bytes], reference: Sequence[bytes]) -> None:

@@ -38,6 +38,14 @@ class GEPC(Detector):
     **options
         The other parameters of `gepc.methods.gepc.GepcExtractor` (`features`, `pool`, `topk`, `window`, `group`,
         `mc_samples`, `group_samples`, `level_samples`, `layers`) and of `gepc.Detector` (`keep`, `calibration`, ...).
+
+    Examples
+    --------
+    >>> import gepc
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> detector = gepc.GEPC(GaussianBackbone(0.0, 0.04, (1, 8, 8)), preset="paper")
+    >>> detector.keep
+    2
     """
 
     def __init__(
@@ -55,6 +63,10 @@ class GEPC(Detector):
 
 def list_detectors() -> list[str]:
     """Names of the methods that `create_detector` knows.
+
+    Returns
+    -------
+    list of str
 
     Examples
     --------

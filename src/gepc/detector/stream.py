@@ -38,6 +38,12 @@ class Result:
     p_value : the conformal p-value of the score; NaN where the image could not be scored.
     error : why the image could not be scored, or None.
     evidence : the tail probability of each part of the score by its name; empty for a method without parts.
+
+    Examples
+    --------
+    >>> from gepc.detector.stream import Result
+    >>> Result(0, "a.png", 2.5, 0.01, evidence={"colour": 0.02, "orientation": 0.4}).reason
+    'colour'
     """
 
     index: int
@@ -79,7 +85,29 @@ class ScoredChunk:
     fields: Fields | None = None
 
     def map_of(self, index: int, part: str) -> Map | None:
-        """The map of one part for the image at `index` of the collection; None if it has none."""
+        """The map of one part for an image.
+
+        Parameters
+        ----------
+        index : position of the image in the collection.
+        part : the name of the part.
+
+        Returns
+        -------
+        The map (H, W), or None if the image has none.
+
+        Examples
+        --------
+        >>> from gepc.detector.stream import stream
+        >>> from gepc.images.sources import open_images
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> chunk = next(stream(detector.fitted, open_images(images[:2]), maps=True))
+        >>> chunk.map_of(1, "sum").shape
+        (8, 8)
+        """
         if self.fields is None or index not in self.chunk.indices:
             return None
         maps = self.fields[part]
@@ -124,6 +152,17 @@ def stream(
     Returns
     -------
     An iterator of `ScoredChunk`. Wrong arguments are refused at once, before the first image is read.
+
+    Examples
+    --------
+    >>> from gepc.detector.stream import stream
+    >>> from gepc.images.sources import open_images
+    >>> import gepc, numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> [len(chunk.results) for chunk in stream(detector.fitted, open_images(images[:5]), batch_size=2)]
+    [2, 2, 1]
     """
     check_choice("ties", ties, TIES)
     check_choice("on_error", on_error, ON_ERROR)

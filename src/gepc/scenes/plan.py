@@ -22,19 +22,48 @@ OVERLAP = 0.5
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Options of a scan."""
+    """Options of a scan.
 
-    # side of the tiles, or (height, width), in pixels; by default the detector's input size, to which it resizes others
+    Parameters
+    ----------
+    tile : int or (height, width), optional
+        The tiles in pixels; by default the detector's input size, to which it resizes others.
+    stride : int or (vertical, horizontal), optional
+        Pixels from tile to tile.
+    overlap : float, optional
+        Instead of `stride`, the share of a tile that overlaps the next one; 0.5 by default.
+    bands : tuple of int, optional
+        The bands to use, counted from 1, in the order of the backbone's channels.
+    nodata : float, optional
+        Pixel value of missing data, in addition to what the file declares.
+    max_missing : float
+        Tiles with a larger share of missing pixels are left out.
+    control : str
+        Which error rate the flags control; see `gepc.DecisionRule`.
+    alpha : float
+        Level of that error rate.
+    group : str, optional
+        The group of calibration images to compare with, for a detector fitted with groups.
+    map_format : {"auto", "tif", "npy"}
+        `auto` is TIFF if rasterio is installed.
+
+    Examples
+    --------
+    >>> from gepc.scenes import ScanOptions
+    >>> ScanOptions(tile=64, overlap=0.25).control
+    'bh'
+    """
+
     tile: int | tuple[int, int] | None = None
-    stride: int | tuple[int, int] | None = None  # pixels from tile to tile, one number or (vertical, horizontal)
-    overlap: float | None = None  # instead of `stride`, the share of a tile that overlaps the next one; 0.5 by default
-    bands: tuple[int, ...] | None = None  # the bands to use, counted from 1, in the order of the backbone's channels
-    nodata: float | None = None  # pixel value of missing data, in addition to what the file declares
-    max_missing: float = 0.1  # tiles with a larger share of missing pixels are left out
-    control: str = "bh"  # which error rate the flags control; see `gepc.DecisionRule`
-    alpha: float = 0.05  # level of that error rate
-    group: str | None = None  # the group of calibration images to compare with, for a detector fitted with groups
-    map_format: str = one_of("auto", "tif", "npy")  # `tif`, `npy`, or `auto`, which is TIFF if rasterio is installed
+    stride: int | tuple[int, int] | None = None
+    overlap: float | None = None
+    bands: tuple[int, ...] | None = None
+    nodata: float | None = None
+    max_missing: float = 0.1
+    control: str = "bh"
+    alpha: float = 0.05
+    group: str | None = None
+    map_format: str = one_of("auto", "tif", "npy")
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.overlap is not None:

@@ -72,7 +72,33 @@ class SceneReport:
 
 
 def plan_scan(detector: Detector, path: StrPath, out: StrPath | None = None, **options: Any) -> ScanPlan:
-    """What `scan` with the same arguments would do; `out` is to count the tiles that an interrupted scan finished."""
+    """What `scan` with the same arguments would do.
+
+    Parameters
+    ----------
+    detector : a fitted detector.
+    path : the scene.
+    out : the folder of the results, to count the tiles that an interrupted scan finished.
+    **options : those of `ScanOptions`.
+
+    Returns
+    -------
+    ScanPlan
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from gepc.scenes import plan_scan
+    >>> import gepc, numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "scene.npy")
+    ...     np.save(path, np.zeros((16, 16)))
+    ...     plan_scan(detector, path, overlap=0.0, alpha=0.1).tiles
+    4
+    """
     settings = build(ScanOptions, options, "scan")
     fitted = detector.fitted
     with _opened(fitted, path, settings) as scene:
@@ -108,7 +134,26 @@ def scan(
     path : the scene.
     out : folder for the results; one that holds a scan with other parameters is an `InputError`.
     on_progress : called with numbers of tiles.
-    options : those of `ScanOptions`.
+    **options : those of `ScanOptions`.
+
+    Returns
+    -------
+    SceneReport
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from gepc.scenes import scan
+    >>> import gepc, numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "scene.npy")
+    ...     np.save(path, images.reshape(60, 8, 8)[:4].reshape(32, 8))
+    ...     report = scan(detector, path, os.path.join(folder, "out"), control="tile", alpha=0.1)
+    >>> report.counts["scored"]
+    7
     """
     settings = build(ScanOptions, options, "scan")
     fitted = detector.fitted

@@ -54,6 +54,22 @@ def create_app(detector: StrPath, settings: Settings | None = None, backbone: st
     detector : folder of a saved detector; `GepcError` is raised if it cannot be loaded.
     settings : access and limits; the defaults allow requests from this machine only.
     backbone : replaces the backbone named in the folder.
+
+    Returns
+    -------
+    fastapi.FastAPI
+
+    Examples
+    --------
+    >>> import gepc, numpy as np, tempfile
+    >>> from gepc.serve import create_app
+    >>> images = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
+    >>> detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), "pixel_stats").fit(images)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     detector.save(f"{folder}/det")
+    ...     app = create_app(f"{folder}/det")
+    >>> app.title
+    'gepc'
     """
     settings = Settings() if settings is None else settings
     service = Service(Path(detector), settings, backbone)

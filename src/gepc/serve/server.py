@@ -31,26 +31,58 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """Access and limits of a service. The defaults keep a service on a CPU below 2 GB of memory."""
+    """Access and limits of a service. The defaults keep a service on a CPU below 2 GB of memory.
 
-    token: str | None = None  # callers must send it as `Authorization: Bearer TOKEN`; None requires no token
-    open_metrics: bool = False  # whether `/metrics`, which counts requests and images, is answered without the token
-    hosts: tuple[str, ...] | None = LOOPBACK_NAMES  # in the `Host` header, against DNS rebinding; None allows any
-    max_bytes: int = at_least(1, 32_000_000)  # largest size of one request
-    max_images: int = at_least(1, 64)  # largest number of images in one request
-    # largest number of pixels in one image, checked before the image is decoded
+    Parameters
+    ----------
+    token : str, optional
+        Callers must send it as `Authorization: Bearer TOKEN`; None requires no token.
+    open_metrics : bool
+        Whether `/metrics`, which counts requests and images, is answered without the token.
+    hosts : tuple of str, optional
+        Names in the `Host` header, against DNS rebinding; None allows any.
+    max_bytes, max_images : int
+        Largest size of one request, and the largest number of images in it.
+    max_pixels : int
+        Largest number of pixels in one image, checked before the image is decoded.
+    max_network_pixels : int
+        Largest number of pixels in one network call, and so in one preprocessed image.
+    max_held_bytes : int
+        Largest size of all requests in progress; beyond it, the answer is 503.
+    queue : int
+        Largest number of accepted images that are not answered yet; beyond it, the answer is 503.
+    max_batch : int
+        Largest number of images in one network batch, which the detector's `batch_size` also limits.
+    gap : float
+        Seconds without a new image after which an incomplete batch starts.
+    timeout : float
+        Seconds from the first byte of a request to its answer.
+    device : str
+        Where the detector runs; see `gepc.load_detector`.
+    bands : tuple of int, optional
+        The bands that are shown; see `gepc.images.preprocessing.rgb_picture`.
+
+    Examples
+    --------
+    >>> from gepc.serve import Settings
+    >>> Settings(max_images=8).timeout
+    60.0
+    """
+
+    token: str | None = None
+    open_metrics: bool = False
+    hosts: tuple[str, ...] | None = LOOPBACK_NAMES
+    max_bytes: int = at_least(1, 32_000_000)
+    max_images: int = at_least(1, 64)
     max_pixels: int = at_least(1, 16_000_000)
-    # largest number of pixels in one network call, so also in one preprocessed image
     max_network_pixels: int = at_least(1, 1 << 18)
-    # largest size of all requests in progress; beyond it, the answer is 503
     max_held_bytes: int = at_least(1, 256_000_000)
-    queue: int = at_least(1, 256)  # largest number of accepted images not yet answered; beyond it, the answer is 503
-    # largest number of images in one network batch, also limited by the detector's `batch_size`
+    queue: int = at_least(1, 256)
     max_batch: int = at_least(1, 32)
-    gap: float = 0.004  # seconds without a new image after which an incomplete batch starts
-    timeout: float = positive(60.0)  # seconds from the first byte of a request to its answer
-    device: str = "auto"  # where the detector runs, see `gepc.load_detector`
-    bands: tuple[int, ...] | None = None  # that are shown, see `gepc.images.preprocessing.rgb_picture`
+    gap: float = 0.004
+    timeout: float = positive(60.0)
+    device: str = "auto"
+    bands: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         token, least = self.token, MIN_TOKEN_LENGTH
