@@ -15,8 +15,8 @@ from toys import toy_backbone
 
 import gepc
 from gepc.backbones import load, sources
-from gepc.backbones.load_options import LoadOptions
 from gepc.backbones.onnx import export_onnx
+from gepc.backbones.sources import LoadOptions
 from gepc.core.errors import BackboneError, OptionError
 
 VALUES: dict[str, Any] = {
@@ -30,7 +30,6 @@ VALUES: dict[str, Any] = {
     "rescale_timesteps": True,
     "time_scale": 4.0,
     "variant": "fp16",
-    "use_safetensors": False,
     "act_on": "pixels",
 }
 """A value other than the default for every option but the device."""
@@ -129,7 +128,7 @@ def test_loading_a_network_does_not_import_the_laboratory() -> None:
 
 def test_a_checkpoint_has_neither_text_nor_an_encoder(tmp_path: Path) -> None:
     (tmp_path / "net.pt").write_bytes(b"")
-    for name in ("vae", "prompt", "embeddings", "variant", "use_safetensors", "act_on"):
+    for name in ("vae", "prompt", "embeddings", "variant", "act_on"):
         with pytest.raises(OptionError, match=f"OpenAI checkpoint, .* leave out `{name}`"):
             gepc.load_backbone(tmp_path / "net.pt", **{name: VALUES[name]})
 
@@ -145,7 +144,7 @@ def test_options_of_older_detectors_that_changed_no_prediction_are_left_out() ->
     assert again.fingerprint == plain.fingerprint
 
 
-@pytest.mark.parametrize("name", ["variant", "use_safetensors"])
+@pytest.mark.parametrize("name", ["variant"])
 def test_an_object_has_its_weights_already(name: str) -> None:
     from diffusers import UNet2DModel
 

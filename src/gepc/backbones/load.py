@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.backbones.load_options import LoadOptions
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, first_line, nearest
 from gepc.core.options import read_yaml
 from gepc.core.plugins import plugins
@@ -19,9 +18,10 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
 
     from gepc.backbones.base import Backbone
+    from gepc.backbones.sources import LoadOptions
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
-REMOVED = ("offload",)  # options in detectors of 0.2 that did not change a prediction
+REMOVED = ("offload", "use_safetensors")  # options in detectors of 0.2 that did not change a prediction
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx")
 
 
@@ -59,7 +59,6 @@ def load_backbone(
     rescale_timesteps: bool | None = None,
     time_scale: float = 1.0,
     variant: str | None = None,
-    use_safetensors: bool = True,
     act_on: str = "latents",
 ) -> Backbone:
     """Load a network that predicts noise, or an energy network.
@@ -90,8 +89,6 @@ def load_backbone(
     time_scale : ask the network for `time_scale` times its time. The paper's released code asked a network that was
         trained on t/4 for t, which is 4.
     variant : load the weights of that variant of a folder, for example "fp16".
-    use_safetensors : False also downloads `.bin` weights, if a hub repository has no others. They are opened without
-        running code, like those of a folder.
     act_on : what a group acts on with a latent backbone, `latents` or `pixels`; see `Backbone.with_encoder`.
 
     Returns
@@ -113,7 +110,7 @@ def load_backbone(
     given = {name: value for name, value in locals().items() if name != "source"}
 
     from gepc.backbones.base import Backbone
-    from gepc.backbones.sources import load_object, load_path, use_as_it_is
+    from gepc.backbones.sources import LoadOptions, load_object, load_path, use_as_it_is
 
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
@@ -195,25 +192,28 @@ def is_hub_id(name: str) -> bool:
 
 
 def _download(name: str, options: LoadOptions) -> Path:
-    """Download the files of a hub repository that are needed: first its configs, then the weights that they name."""
+    """Download the files of a hub repository that are needed: first its configs, then the weights that they name.
+
+    Weights are `.safetensors` files, or `.bin` files if there are no others; these are opened without running code.
+    """
     from huggingface_hub import snapshot_download
 
-    from gepc.backbones.pipelines import AUTOENCODERS, NETWORKS, components_in
     from gepc.backbones.prompts import TEXT_PARTS
+    from gepc.backbones.sources import AUTOENCODERS, NETWORKS, components_in
 
-    folder = Path(snapshot_download(name, allow_patterns=["*.json", "tokenizer*/*"]))
+    configs = ["*.json", "tokenizer*/*"]
+    folder = Path(snapshot_download(name, allow_patterns=configs))
     components = components_in(folder)
     mark = f".{options.variant}" if options.variant else ""
     homes = [f"{part}/" for part in (*NETWORKS, *AUTOENCODERS) if part in components] or [""]
-    suffixes = ["safetensors"] if options.use_safetensors else ["safetensors", "bin"]
     stems = [f"{home}diffusion_pytorch_model{mark}" for home in homes]
     if options.embeddings is None:
         texts = [part for part in components if TEXT_PARTS.fullmatch(part) and not part.startswith("tokenizer")]
         stems += [f"{part}/{stem}{mark}" for part in texts for stem in ("model", "pytorch_model")]
-    patterns = [f"{stem}{end}.{suffix}" for stem in stems for end in ("", "-*") for suffix in suffixes]
-    folder = Path(snapshot_download(name, allow_patterns=["*.json", "tokenizer*/*", *patterns]))
-    for home in homes:
-        if not any(folder.glob(f"{home}diffusion_pytorch_model{mark}*")):
-            remedy = "`use_safetensors` False also takes .bin files" if options.use_safetensors else "it has none"
-            raise BackboneError(f"{name}: no weights {home}diffusion_pytorch_model{mark}.safetensors; {remedy}")
-    return folder
+    for suffix in ("safetensors", "bin"):
+        patterns = [f"{stem}{end}.{suffix}" for stem in stems for end in ("", "-*")]
+        folder = Path(snapshot_download(name, allow_patterns=[*configs, *patterns]))
+        missing = [home for home in homes if not any(folder.glob(f"{home}diffusion_pytorch_model{mark}*"))]
+        if not missing:
+            return folder
+    raise BackboneError(f"{name}: no weights {missing[0]}diffusion_pytorch_model{mark}.safetensors (or .bin)")

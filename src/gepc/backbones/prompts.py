@@ -14,12 +14,10 @@ import diffusers
 import torch
 
 from gepc.backbones.calling import CLASSES
-from gepc.backbones.load_options import LoadOptions
 from gepc.backbones.weights import read_tensors
 from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
 from gepc.core.files import read_json
 
-NO_LIMIT = 10**9  # the length that a tokenizer without `model_max_length` has is larger
 TEXT_PARTS = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
 
 
@@ -32,7 +30,7 @@ def read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[str
     return read_tensors(Path(given))
 
 
-def encode_in_folder(folder: Path, kind: str, options: LoadOptions) -> dict[str, torch.Tensor]:
+def encode_in_folder(folder: Path, kind: str, prompt: str, variant: str | None) -> dict[str, torch.Tensor]:
     """Encode the prompt with the text encoders of a pipeline folder, which are not kept in memory.
 
     `kind` is the class of the network that takes the embeddings.
@@ -57,16 +55,12 @@ def encode_in_folder(folder: Path, kind: str, options: LoadOptions) -> dict[str,
     try:
         with without_progress_bars(diffusers, transformers):
             pipeline = diffusers.DiffusionPipeline.from_pretrained(
-                folder,
-                variant=options.variant,
-                use_safetensors=options.use_safetensors or None,
-                local_files_only=True,
-                **others,
+                folder, variant=variant, local_files_only=True, **others
             )
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         reason = f"its text encoders cannot be loaded: {first_line(error)}"
         raise BackboneError(f"{folder}: {reason}; give `embeddings`", options=("embeddings",)) from error
-    return encode_prompt(pipeline, options.prompt or "", kind)
+    return encode_prompt(pipeline, prompt, kind)
 
 
 def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tensor]:
@@ -81,34 +75,12 @@ def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tens
     options: dict[str, Any] = {name: None for name, value in parameters.items() if value.default is value.empty}
     options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}
     options |= {"prompt": prompt, "prompt_2": prompt, "prompt_3": prompt}
-    with torch.no_grad(), _limited_tokenizers(pipeline):
+    # pipelines pad a prompt to the tokenizer's length, and one that does not know it asks for 10^30 tokens
+    unlimited = "a tokenizer of this pipeline has no `model_max_length`; set it, or give `embeddings`"
+    with torch.no_grad(), raising(BackboneError, unlimited, OverflowError):
         answer: Sequence[Any] = encode(**{name: value for name, value in options.items() if name in parameters})
     embeddings = {name: answer[position] for name, position in positions.items() if position < len(answer)}
     return {name: values for name, values in embeddings.items() if values is not None}
-
-
-@contextmanager
-def _limited_tokenizers(pipeline: Any) -> Iterator[None]:
-    """Give tokenizers without a `model_max_length` the length that their text encoder was made for.
-
-    Pipelines pad a prompt to this length, and a tokenizer that does not know it asks for 10^30 tokens.
-    """
-    changed = []
-    try:
-        for name, tokenizer in pipeline.components.items():
-            if name.startswith("tokenizer") and getattr(tokenizer, "model_max_length", 0) > NO_LIMIT:
-                encoder = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
-                length = getattr(getattr(encoder, "config", None), "max_position_embeddings", None)
-                if length is None:
-                    continue
-                changed.append((tokenizer, tokenizer.model_max_length))
-                tokenizer.model_max_length = length
-        message = "a tokenizer of this pipeline has no `model_max_length`; set it, or give `embeddings`"
-        with raising(BackboneError, message, OverflowError):
-            yield
-    finally:
-        for tokenizer, length in changed:
-            tokenizer.model_max_length = length
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import pickle
 import pickletools
@@ -22,7 +21,7 @@ from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import TimestepEmbedding, Timesteps
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from gepc.core.errors import BackboneError, InputError, first_line, raising
 from gepc.core.files import open_regular, read_json
@@ -219,15 +218,6 @@ def read_trained_on(folder: Path) -> npt.NDArray[np.uint64] | None:
     damaged = f"{path} is damaged ({{error}}); restore it, or delete it to load the backbone"
     with raising(InputError, damaged, SafetensorError, OSError, KeyError):
         return load_arrays(path)["hashes"]
-
-
-def digest_as_saved(*nets: torch.nn.Module) -> str:
-    """SHA-256 of the files that `save_pretrained` would write: objects and their saved folders have the same."""
-    digest = hashlib.sha256()
-    for net in nets:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-        digest.update(save(tensors, {"format": "pt"}))
-    return digest.hexdigest()
 
 
 # Where patches are needed, the config's `attention_head_dim` is a text that begins like this. Plain diffusers fails on
