@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 from plus_designs import OUTPUT, Design, PlusBench, collect_plus, fast, full, plain_gepc
+from skimage import data as photographs
 
 import gepc
 from gepc.core.allocator import keep_freed_memory
@@ -32,7 +33,6 @@ from gepc.lab.bench.baselines import choose_baselines, collect_baselines, method
 from gepc.lab.bench.evaluate import Benchmark, pair_aurocs
 from gepc.lab.bench.protocol import BenchmarkDataset, Pair, Protocol
 from gepc.lab.radar.annotations import read_hrsid, read_ssdd
-from gepc.lab.report.demo import Photograph, load_photograph
 from gepc.methods.extraction import FeatureCache
 from gepc.methods.gepc_plus import GepcPlus
 from gepc.methods.groups import Group
@@ -86,7 +86,7 @@ def some(pixels: Pixels, count: int) -> Pixels:
 
 def photograph(name: str) -> tuple[Pixels, Pixels]:
     """Patches of the upper part to fit on, of the lower part to test; of all of it for a set that is only OOD."""
-    pixels = load_photograph(Photograph(name, FUNCTIONS.get(name, name), name))
+    pixels = np.asarray(getattr(photographs, FUNCTIONS.get(name, name))())
     if name in FIRST or name in SECOND:
         return some(cells(pixels, 0.0, 0.6), TRAIN), some(cells(pixels, 0.66, 1.0), TEST)
     return np.empty((0, SIDE, SIDE, 3), np.uint8), some(cells(pixels), TEST)

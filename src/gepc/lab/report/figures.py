@@ -24,14 +24,11 @@ from gepc.lab.metrics import auroc
 from gepc.maps.drawing import overlay
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
 Images = Sequence[npt.NDArray[Any]]
-
-MARGIN, GAP, LINE = 0.06, 0.07, 0.18  # inches: around tiles, between tiles, a line of small text
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> None:
@@ -68,41 +65,25 @@ def maps(images: Images, fields: Images, labels: Sequence[str], scale: float) ->
     `scale` is a detector's `map_scale_`, the same for every figure, so that colours compare. What lies above it has
     the colour of the scale's end.
     """
-    side = _tile_side(len(images), max(3, len(images)), LINE)
-    heat = _heat()
-    with drawing(LINE + 3 * (side + GAP) + 0.42, layout=None) as figure:
-        sheet = _sheet(figure)
-        for column, (image, field, label) in enumerate(zip(images, fields, labels, strict=True)):
-            shown, left = picture(image), MARGIN + LINE + column * (side + GAP)
-            colours = heat(np.clip(field / scale, 0.0, 1.0))[..., :3]
-            for row, pixels in enumerate((shown, colours, overlay(shown, field, scale).clip(0.0, 1.0))):
-                _put(sheet, pixels, left, LINE + row * (side + GAP), side)
-            sheet.text(left + side / 2, LINE - 0.04, label, fontsize=8, ha="center", va="bottom")
-        for row, name in enumerate(("image", "map", "overlay")):
-            middle = LINE + row * (side + GAP) + side / 2
-            sheet.text(LINE, middle, name, rotation=90, rotation_mode="anchor", ha="center", va="bottom")
-        _colour_bar(figure, heat, scale)
-    return figure
-
-
-def _tile_side(images: int, columns: int, left: float = 0.0) -> float:
-    """Side of square tiles that fill a figure's width, in inches."""
-    if images == 0:
+    if not images:
         raise InputError("there are no images to show")
-    return (WIDTH - left - 2 * MARGIN - (columns - 1) * GAP) / columns
-
-
-def _sheet(figure: Figure) -> Axes:
-    """Empty axes over the whole figure, in inches from its upper left corner: far quicker than axes for every tile."""
-    width, height = figure.get_size_inches()
-    sheet = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0.0, width), ylim=(height, 0.0))
-    sheet.set_axis_off()
-    return sheet
-
-
-def _put(sheet: Axes, pixels: Array, left: float, top: float, side: float) -> None:
-    place = (left, left + side, top + side, top)
-    sheet.imshow(pixels, extent=place, aspect="auto", interpolation="none", clip_on=False)
+    heat = _heat()
+    with drawing(3 * WIDTH / max(3, len(images)) + 0.5) as figure:
+        grid = figure.subplots(3, len(images), squeeze=False)
+        for column, image, field, label in zip(grid.T, images, fields, labels, strict=True):
+            shown = picture(image)
+            column[0].imshow(shown, interpolation="none")
+            drawn = column[1].imshow(field, heat, vmin=0.0, vmax=scale, interpolation="none")
+            column[2].imshow(overlay(shown, field, scale).clip(0.0, 1.0), interpolation="none")
+            column[0].set_title(label, fontsize=8)
+        for axes, name in zip(grid[:, 0], ("image", "map", "overlay"), strict=True):
+            axes.set_ylabel(name)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        bar = figure.colorbar(drawn, ax=grid, location="bottom", extend="max", aspect=30)
+        bar.set_ticks([0.0, scale / 2, scale], labels=["0", f"{scale / 2:.2g}", f"≥ {scale:.2g}"])
+    return figure
 
 
 def picture(image: npt.NDArray[Any]) -> Array:
@@ -119,16 +100,3 @@ def _heat() -> Colormap:
 
     ramp = np.linspace(0.0, 1.0, 256, dtype=np.float32)[None]
     return ListedColormap(overlay(np.zeros((1, 256, 3)), ramp, 1.0, strength=1.0)[0])
-
-
-def _colour_bar(figure: Figure, heat: Colormap, scale: float) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    width, height = figure.get_size_inches()
-    left = MARGIN + LINE
-    place = figure.add_axes((left / width, 0.27 / height, (width - left - MARGIN) / width, 0.1 / height))
-    bar = figure.colorbar(ScalarMappable(Normalize(0.0, scale), heat), place, location="bottom", extend="max")
-    bar.set_ticks([0.0, scale / 2, scale], labels=["0", f"{scale / 2:.2g}", f"≥ {scale:.2g}"])
-    bar.outline.set_edgecolor(LIGHT["muted"])
-    place.tick_params(labelsize=8)
