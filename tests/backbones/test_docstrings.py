@@ -12,8 +12,8 @@ import pytest
 
 import gepc
 
-MODULES = ("backbones.base", "backbones.devices", "backbones.encoders", "backbones.load", "backbones.schedule")
-MODULES += ("images.formats", "images.preprocessing")
+MODULES = ("backbones.base", "backbones.devices", "backbones.encoders", "backbones.identity", "backbones.load")
+MODULES += ("backbones.path", "backbones.schedule", "images.formats", "images.mask", "images.preprocessing")
 PUBLIC = (gepc.load_backbone, gepc.list_backbones, gepc.deterministic, gepc.Encoder, gepc.Levels, gepc.Preprocessing)
 METHODS = ("eps", "score", "jvp", "eps_and_log_variance", "eps_and_activations")
 METHODS += ("from_callable", "from_denoiser", "from_flow")

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.identity import Identity, digest_of, modules_in
-from gepc.backbones.path import GaussianPath, look_up
+from gepc.backbones.path import GaussianPath, NoiseSchedule, check_timesteps, look_up
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 
@@ -154,19 +154,69 @@ def from_flow(
     return CallableBackbone("flow", velocity, path, channels, image_size, size_multiple, device)
 
 
-def check_timesteps(t: int | torch.Tensor, x: torch.Tensor, n_steps: int) -> torch.Tensor:
-    """Return an index into a schedule for each image of `x`; raise `InputError` unless it lies below `n_steps`."""
-    if not isinstance(t, torch.Tensor) or t.ndim == 0:
-        ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
-    elif t.shape != (len(x),) or t.is_floating_point():
-        raise InputError(f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}")
-    else:
-        ends = [int(t.min()), int(t.max())] if len(t) else []
-        steps = t.to(device=x.device, dtype=torch.int64)
-    for index in ends:
-        if not 0 <= index < n_steps:
-            raise InputError(f"timestep {index} is outside the schedule, 0 to {n_steps - 1}")
-    return steps
+def with_encoder(
+    backbone: Backbone, encoder: LatentEncoder, factor: int, channels: int = 3, act_on: str = "latents"
+) -> Backbone:
+    """Put an encoder in front of a backbone, which then sees the latents of images.
+
+    Parameters
+    ----------
+    backbone : the backbone that predicts the noise in latents.
+    encoder : images (N, `channels`, H, W) in [-1, 1] -> latents (N, c, H/`factor`, W/`factor`), c the channels of
+        this backbone. It must be deterministic: the mode of a variational encoder, without quantisation.
+    factor : pixels per side of a latent's cell.
+    channels : image channels.
+    act_on : what the elements of a group act on. `latents` moves the latents by whole cells. `pixels` moves the
+        image (shifts by `factor` pixels), encodes it and moves the prediction back by whole cells: this adds how
+        far the encoder itself is from equivariance, and costs an encoder pass per element.
+
+    Returns
+    -------
+    A `LatentBackbone` that calls this backbone.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> pool = torch.nn.AvgPool2d(2)
+    >>> latent = GaussianBackbone(0.0, 0.1, (3, 8, 8)).with_encoder(pool, factor=2)
+    >>> latent.image_size, latent.encode(torch.zeros(1, 3, 16, 16)).shape
+    ((16, 16), torch.Size([1, 3, 8, 8]))
+
+    See Also
+    --------
+    load_backbone : a pipeline with an autoencoder becomes a latent backbone by itself.
+    """
+    return LatentBackbone(backbone, encoder, factor, channels, act_on)
+
+
+def check_size(backbone: Backbone, height: int, width: int, what: str = "images") -> None:
+    """Raise `InputError` unless the network accepts images of this size.
+
+    Parameters
+    ----------
+    backbone : the backbone that takes the images.
+    height, width : of the images, in pixels.
+    what : names the images in the message.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> gepc.load_backbone("photos-tiny", device="cpu").check_size(30, 31)
+    Traceback (most recent call last):
+    gepc.core.errors.InputError: images of 30x31 do not fit this backbone: both sides must be multiples of 4
+    """
+    if backbone.image_size is not None and (height, width) != tuple(backbone.image_size):
+        rows, columns = backbone.image_size
+        raise InputError(
+            f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; set `size`",
+            options=("size",),
+        )
+    multiple = backbone.size_multiple
+    if height % multiple or width % multiple:
+        raise InputError(
+            f"{what} of {height}x{width} do not fit this backbone: both sides must be multiples of {multiple}"
+        )
 
 
 @contextmanager
@@ -182,7 +232,57 @@ def _contiguous_norms(net: Any) -> Iterator[None]:
             hook.remove()
 
 
-class Backbone(Identity, ABC):
+def _in_parts(
+    network: Callable[..., tuple[torch.Tensor, ...]], inputs: tuple[torch.Tensor, ...], rows: int | None
+) -> tuple[tuple[torch.Tensor, ...], int | None]:
+    """Call `network` on at most `rows` images at a time and join its answers; return them and `rows`.
+
+    `rows` is halved until a part fits into the memory of the device.
+    """
+    count = len(inputs[0])
+    try:
+        if rows is None or count <= rows:
+            return network(*inputs), rows
+        parts = zip(*(torch.split(values, rows) for values in inputs), strict=True)
+        return tuple(map(torch.cat, zip(*(network(*part) for part in parts), strict=True))), rows
+    except torch.OutOfMemoryError:
+        used = min(count, rows or count)
+        if used == 1:
+            raise
+    return _in_parts(network, inputs, used // 2)
+
+
+class PassCounts:
+    """The cost of a backbone so far: `Backbone` documents the attributes."""
+
+    forward_count = jvp_count = encoder_count = 0
+
+    def reset_counts(self) -> None:
+        """Set `forward_count`, `jvp_count` and `encoder_count` to zero.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
+        >>> _ = backbone.eps(torch.zeros(3, 1, 8, 8), 0)
+        >>> backbone.reset_counts()
+        >>> backbone.counts
+        (0, 0, 0)
+        """
+        self.counts = (0, 0, 0)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """(`forward_count`, `jvp_count`, `encoder_count`)."""
+        return self.forward_count, self.jvp_count, self.encoder_count
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int, int]) -> None:
+        self.forward_count, self.jvp_count, self.encoder_count = counts
+
+
+class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
     """A network, or any function, that predicts noise.
 
     A subclass implements `_predict(x, t)`, which gives eps for images x (N, C, H, W) at schedule indices t (N,).
@@ -240,10 +340,11 @@ class Backbone(Identity, ABC):
     act_on = "latents"
     net: Any = None
     rows: int | None = None
-    forward_count = jvp_count = encoder_count = 0
     from_callable = staticmethod(from_callable)
     from_denoiser = staticmethod(from_denoiser)
     from_flow = staticmethod(from_flow)
+    with_encoder = with_encoder
+    check_size = check_size
 
     def __init__(
         self,
@@ -269,67 +370,6 @@ class Backbone(Identity, ABC):
 
     def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._predict(x, t), self.per_image(log_variances(self.alphas_cumprod)[1], x, t).expand_as(x)
-
-    @property
-    def n_steps(self) -> int:
-        """T, the number of timesteps of the schedule."""
-        return len(self.alphas_cumprod)
-
-    def reset_counts(self) -> None:
-        """Set `forward_count`, `jvp_count` and `encoder_count` to zero.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from gepc.lab.analytic import GaussianBackbone
-        >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
-        >>> _ = backbone.eps(torch.zeros(3, 1, 8, 8), 0)
-        >>> backbone.reset_counts()
-        >>> backbone.counts
-        (0, 0, 0)
-        """
-        self.counts = (0, 0, 0)
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """(`forward_count`, `jvp_count`, `encoder_count`)."""
-        return self.forward_count, self.jvp_count, self.encoder_count
-
-    @counts.setter
-    def counts(self, counts: tuple[int, int, int]) -> None:
-        self.forward_count, self.jvp_count, self.encoder_count = counts
-
-    def with_encoder(self, encoder: LatentEncoder, factor: int, channels: int = 3, act_on: str = "latents") -> Backbone:
-        """Put an encoder in front of this backbone, which then sees the latents of images.
-
-        Parameters
-        ----------
-        encoder : images (N, `channels`, H, W) in [-1, 1] -> latents (N, c, H/`factor`, W/`factor`), c the channels of
-            this backbone. It must be deterministic: the mode of a variational encoder, without quantisation.
-        factor : pixels per side of a latent's cell.
-        channels : image channels.
-        act_on : what the elements of a group act on. `latents` moves the latents by whole cells. `pixels` moves the
-            image (shifts by `factor` pixels), encodes it and moves the prediction back by whole cells: this adds how
-            far the encoder itself is from equivariance, and costs an encoder pass per element.
-
-        Returns
-        -------
-        A `LatentBackbone` that calls this backbone.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from gepc.lab.analytic import GaussianBackbone
-        >>> pool = torch.nn.AvgPool2d(2)
-        >>> latent = GaussianBackbone(0.0, 0.1, (3, 8, 8)).with_encoder(pool, factor=2)
-        >>> latent.image_size, latent.encode(torch.zeros(1, 3, 16, 16)).shape
-        ((16, 16), torch.Size([1, 3, 8, 8]))
-
-        See Also
-        --------
-        load_backbone : a pipeline with an autoencoder becomes a latent backbone by itself.
-        """
-        return LatentBackbone(self, encoder, factor, channels, act_on)
 
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """The latents of images (N, C, H, W) in [-1, 1]: the images themselves without an encoder, at no cost."""
@@ -517,20 +557,7 @@ class Backbone(Identity, ABC):
 
         The first answer must be finite and have the given `shape`, by default that of `x`.
         """
-        inputs = (x, check_timesteps(t, x, self.n_steps), *more)
-        while True:
-            try:
-                if self.rows is None or len(x) <= self.rows:
-                    answers = network(*inputs)
-                else:
-                    parts = zip(*(torch.split(values, self.rows) for values in inputs), strict=True)
-                    answers = tuple(map(torch.cat, zip(*(network(*part) for part in parts), strict=True)))
-                break
-            except torch.OutOfMemoryError:
-                used = min(len(x), self.rows or len(x))
-                if used == 1:
-                    raise
-                self.rows = used // 2  # and so on until the device holds a part
+        answers, self.rows = _in_parts(network, (x, check_timesteps(t, x, self.n_steps), *more), self.rows)
         self.forward_count += len(x)
         if answers[0].shape != (x.shape if shape is None else shape):
             meant = "a noise prediction has the shape of its input" if shape is None else f"expected {shape}"
@@ -541,114 +568,6 @@ class Backbone(Identity, ABC):
         if not answers[0].is_meta and not torch.isfinite(answers[0].detach().sum()):
             raise BackboneError("the backbone returned NaN or infinite values; check weights, precision and the input")
         return answers
-
-    def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Return sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
-
-        Examples
-        --------
-        >>> import gepc, torch
-        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.75], channels=1)
-        >>> backbone.sigma(torch.zeros(2, 1, 8, 8), 1).shape, float(backbone.sigma(torch.zeros(1, 1, 8, 8), 1))
-        (torch.Size([2, 1, 1, 1]), 0.5)
-        """
-        return self.per_image(np.sqrt(1.0 - self.alphas_cumprod), x, t)
-
-    def sqrt_abar(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Return sqrt(abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
-
-        Examples
-        --------
-        >>> import gepc, torch
-        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.25], channels=1)
-        >>> float(backbone.sqrt_abar(torch.zeros(1, 1, 8, 8), 1))
-        0.5
-        """
-        return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
-
-    def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Look up a table with a number for each timestep.
-
-        Parameters
-        ----------
-        table : an array (T,).
-        x, t : as for `eps`.
-
-        Returns
-        -------
-        table[t] as a tensor (N, 1, 1, 1) of the type of `x`, which multiplies a batch.
-
-        Examples
-        --------
-        >>> import gepc, torch
-        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.25], channels=1)
-        >>> backbone.per_image([3.0, 4.0], torch.zeros(2, 1, 8, 8), torch.tensor([1, 0])).flatten().tolist()
-        [4.0, 3.0]
-        """
-        return look_up(table, x, check_timesteps(t, x, self.n_steps))
-
-    def check_size(self, height: int, width: int, what: str = "images") -> None:
-        """Raise `InputError` unless the network accepts images of this size.
-
-        Parameters
-        ----------
-        height, width : of the images, in pixels.
-        what : names the images in the message.
-
-        Examples
-        --------
-        >>> import gepc
-        >>> gepc.load_backbone("photos-tiny", device="cpu").check_size(30, 31)
-        Traceback (most recent call last):
-        gepc.core.errors.InputError: images of 30x31 do not fit this backbone: both sides must be multiples of 4
-        """
-        if self.image_size is not None and (height, width) != tuple(self.image_size):
-            rows, columns = self.image_size
-            raise InputError(
-                f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; set `size`",
-                options=("size",),
-            )
-        multiple = self.size_multiple
-        if height % multiple or width % multiple:
-            raise InputError(
-                f"{what} of {height}x{width} do not fit this backbone: both sides must be multiples of {multiple}"
-            )
-
-    def __deepcopy__(self, memo: object) -> Backbone:
-        return self  # copies of a detector, and clones of an estimator, share the network
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain values that say what the backbone is: a saved detector stores them, without the device.
-
-        Examples
-        --------
-        >>> import gepc
-        >>> facts = gepc.load_backbone("photos-tiny", device="cpu").describe()
-        >>> facts["family"], facts["channels"], facts["timesteps"], facts["time_scale"]
-        ('diffusers', 3, 4000, 1.0)
-        """
-        unchecked = self.unchecked
-        return {
-            "family": self.family,
-            "source": self.source,
-            "sha256": self.sha256,
-            "load_options": self.load_options,
-            "parameters": self.parameters,
-            "channels": self.channels,
-            "image_size": None if self.image_size is None else list(self.image_size),
-            "size_multiple": self.size_multiple,
-            "timesteps": self.n_steps,
-            "first_abar": float(self.alphas_cumprod[0]),
-            "last_abar": float(self.alphas_cumprod[-1]),
-            "precision": str(self.dtype).removeprefix("torch."),
-            **({"unchecked": unchecked} if unchecked else {}),
-            **self.identity(),
-        }
-
-    def __repr__(self) -> str:
-        size = "any size" if self.image_size is None else "x".join(map(str, self.image_size))
-        name = f"{type(self).__name__} {self.source or self.family}"
-        return f"<{name}: {self.channels} channels, {size}, {self.n_steps} steps>"
 
 
 class LatentBackbone(Backbone):

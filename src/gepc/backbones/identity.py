@@ -29,6 +29,11 @@ class Identity:
 
     family = "custom"
     alphas_cumprod: FloatArray
+    channels: int
+    image_size: tuple[int, int] | None
+    size_multiple: int
+    dtype: torch.dtype
+    parameters: int | None
 
     def __init__(self) -> None:
         self.source: str | None = None
@@ -88,6 +93,42 @@ class Identity:
     def options_with_embeddings(self) -> dict[str, Any]:
         """`load_options` with the embeddings, so that loading again needs no text encoder."""
         return {**self.load_options, **({"embeddings": self.conditioning} if self.conditioning else {})}
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values that say what the backbone is: a saved detector stores them, without the device.
+
+        Examples
+        --------
+        >>> import gepc
+        >>> facts = gepc.load_backbone("photos-tiny", device="cpu").describe()
+        >>> facts["family"], facts["channels"], facts["timesteps"], facts["time_scale"]
+        ('diffusers', 3, 4000, 1.0)
+        """
+        unchecked = self.unchecked
+        return {
+            "family": self.family,
+            "source": self.source,
+            "sha256": self.sha256,
+            "load_options": self.load_options,
+            "parameters": self.parameters,
+            "channels": self.channels,
+            "image_size": None if self.image_size is None else list(self.image_size),
+            "size_multiple": self.size_multiple,
+            "timesteps": len(self.alphas_cumprod),
+            "first_abar": float(self.alphas_cumprod[0]),
+            "last_abar": float(self.alphas_cumprod[-1]),
+            "precision": str(self.dtype).removeprefix("torch."),
+            **({"unchecked": unchecked} if unchecked else {}),
+            **self.identity(),
+        }
+
+    def __repr__(self) -> str:
+        size = "any size" if self.image_size is None else "x".join(map(str, self.image_size))
+        name = f"{type(self).__name__} {self.source or self.family}"
+        return f"<{name}: {self.channels} channels, {size}, {len(self.alphas_cumprod)} steps>"
+
+    def __deepcopy__(self, memo: object) -> Identity:
+        return self  # copies of a detector, and clones of an estimator, share the network
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A pickle names the weights instead of holding them, and loading checks that they are the same.

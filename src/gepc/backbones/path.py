@@ -33,6 +33,77 @@ def look_up(table: FloatArray, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor
     return torch.tensor(table, dtype=x.dtype, device=x.device)[t].reshape(-1, *([1] * (x.ndim - 1)))
 
 
+def check_timesteps(t: int | torch.Tensor, x: torch.Tensor, n_steps: int) -> torch.Tensor:
+    """Return an index into a schedule for each image of `x`; raise `InputError` unless it lies below `n_steps`."""
+    if not isinstance(t, torch.Tensor) or t.ndim == 0:
+        ends, steps = [int(t)], torch.full((len(x),), int(t), dtype=torch.int64, device=x.device)
+    elif t.shape != (len(x),) or t.is_floating_point():
+        raise InputError(f"t must hold one whole number per image: {len(x)} images, t of shape {tuple(t.shape)}")
+    else:
+        ends = [int(t.min()), int(t.max())] if len(t) else []
+        steps = t.to(device=x.device, dtype=torch.int64)
+    for index in ends:
+        if not 0 <= index < n_steps:
+            raise InputError(f"timestep {index} is outside the schedule, 0 to {n_steps - 1}")
+    return steps
+
+
+class NoiseSchedule:
+    """The noise schedule of a backbone: tables with a number for each timestep."""
+
+    alphas_cumprod: FloatArray
+
+    @property
+    def n_steps(self) -> int:
+        """T, the number of timesteps of the schedule."""
+        return len(self.alphas_cumprod)
+
+    def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """Return sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.75], channels=1)
+        >>> backbone.sigma(torch.zeros(2, 1, 8, 8), 1).shape, float(backbone.sigma(torch.zeros(1, 1, 8, 8), 1))
+        (torch.Size([2, 1, 1, 1]), 0.5)
+        """
+        return self.per_image(np.sqrt(1.0 - self.alphas_cumprod), x, t)
+
+    def sqrt_abar(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """Return sqrt(abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.25], channels=1)
+        >>> float(backbone.sqrt_abar(torch.zeros(1, 1, 8, 8), 1))
+        0.5
+        """
+        return self.per_image(np.sqrt(self.alphas_cumprod), x, t)
+
+    def per_image(self, table: FloatArray, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+        """Look up a table with a number for each timestep.
+
+        Parameters
+        ----------
+        table : an array (T,).
+        x, t : as for `eps`.
+
+        Returns
+        -------
+        table[t] as a tensor (N, 1, 1, 1) of the type of `x`, which multiplies a batch.
+
+        Examples
+        --------
+        >>> import gepc, torch
+        >>> backbone = gepc.Backbone.from_callable(lambda x, t: x, [0.99, 0.25], channels=1)
+        >>> backbone.per_image([3.0, 4.0], torch.zeros(2, 1, 8, 8), torch.tensor([1, 0])).flatten().tolist()
+        [4.0, 3.0]
+        """
+        return look_up(table, x, check_timesteps(t, x, self.n_steps))
+
+
 @dataclass(frozen=True)
 class GaussianPath:
     """A noise schedule with the coordinates and the answers of one network. Tables have one number per index."""
