@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
+Transform = Callable[[Array], Array]
 
 WIDTH, PANEL = 3.6, 2.5  # inches: the width of every figure, the height of a plot
 BINS = 32
-TICK_GAP = 0.13  # of the axis: closer numbers would touch
 COLOURS = (LIGHT["inside"], LIGHT["outside"])
 DASHED = (0, (4, 3))
 _STYLE = {
@@ -146,7 +146,7 @@ def _draw_histogram(
         axes.stairs(height, edges, fill=True, color=colour, alpha=0.35)
         axes.stairs(height, edges, color=colour, linewidth=1.2, label=visible(name))
     axes.set(xlim=(low, high), ylim=(0.0, None))
-    axes.set_xticks(_ticks(low, high, forward))
+    axes.set_xticks(_ticks(np.array([low, high]), forward, inverse))
     axes.set_xticks([], minor=True)
 
 
@@ -168,29 +168,20 @@ def finite_scores(values: npt.ArrayLike, name: str) -> Array:
     return scores
 
 
-def _score_axis(inside: Array) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+def _score_axis(inside: Array) -> tuple[Transform, Transform]:
     """asinh((score - centre) / width) and its inverse: linear among ID scores, logarithmic beyond."""
     low, centre, high = np.quantile(inside, [0.02, 0.5, 0.98])
     width = float(high - low) or max(1.0, abs(float(centre)))
     return lambda x: np.arcsinh((x - centre) / width), lambda u: centre + width * np.sinh(u)
 
 
-def _ticks(low: float, high: float, forward: Callable[[Array], Array]) -> list[float]:
-    """Round numbers inside [low, high], the roundest first, none closer to another than `TICK_GAP` of the axis."""
-    top = int(np.ceil(np.log10(max(abs(low), abs(high), 1e-12))))
-    steps = (1.0, 5.0, 2.0, 4.0, 3.0, 6.0)
-    powers = [sign * 10.0**power for power in range(top, top - 5, -1) for sign in (1.0, -1.0)]
-    candidates = [0.0, *powers, *(value * step for step in steps[1:] for value in powers)]
-    begin, end = forward(np.array([low, high]))
-    chosen: dict[float, float] = {}
-    for value in candidates:
-        place = float((forward(np.array(value)) - begin) / (end - begin))
-        if low <= value <= high and all(abs(place - other) >= TICK_GAP for other in chosen.values()):
-            chosen[value] = place
-    if len(chosen) < 2:  # a narrow range holds no round number: as few digits as tell its ends apart
-        digits = max(0, 1 - int(np.floor(np.log10(high - low))))
-        return [round(float(value), digits) for value in np.linspace(low, high, 5)[1:-1]]
-    return sorted(chosen)
+def _ticks(limits: Array, forward: Transform, inverse: Transform) -> list[float]:
+    """Four numbers at about equal distances on the axis, each with as few digits as its neighbours allow."""
+    values = inverse(np.linspace(*forward(limits), 6))
+    gaps = np.diff(values)
+    nearest = np.minimum(gaps[:-1], gaps[1:])
+    digits = -np.floor(np.log10(nearest)).astype(int)
+    return [round(float(value), int(count)) for value, count in zip(values[1:-1], digits, strict=True)]
 
 
 def visible(name: str) -> str:
