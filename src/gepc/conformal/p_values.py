@@ -10,7 +10,6 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import beta
-from scipy.stats import f as fisher
 
 from gepc.core.errors import InputError, OptionError, TooFewImagesError, nearest
 from gepc.core.rates import SLACK
@@ -20,8 +19,6 @@ Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.str_]
 Rows = npt.NDArray[np.int64]
 UNGROUPED = ""
-TAIL, SUSPECTED = 0.3, (0.01, 0.05, 0.1)  # shares of the largest scores: their tail, and possible outliers in it
-FEWEST_IN_DOUBT = 40  # with fewer calibration scores there is no tail to look at
 
 
 def p_values(scores: Array, calibration: Array, uniform: Array | None = None) -> Array:
@@ -226,50 +223,6 @@ def _ranges(alpha: float, n: Rows, probability: float) -> tuple[Array, Array]:
     return low, high
 
 
-def contamination_p_value(scores: Array) -> float:
-    """The p-value of the hypothesis that no calibration score is too large for the others.
-
-    With u = sqrt(s - median) in descending order, the spacings i (u_(i) - u_(i+1)) are independent with one mean if the
-    tail of u is exponential (Renyi 1953). The mean of the spacings of the largest 1, 5 and 10 % over that of the other
-    spacings among the largest 30 % then follows an F distribution. The smallest of the three p-values is multiplied by
-    3. The root lets clean scores have a heavy tail: P(s > x) may fall as slowly as exp(-c sqrt(x)).
-
-    Parameters
-    ----------
-    scores : array (n,)
-        Calibration scores.
-
-    Returns
-    -------
-    float
-        At most `a` with probability at most `a` on clean scores with such a tail, and more rarely where the tail is
-        lighter, as that of a normal or an exponential distribution. 1 for fewer than 40 scores, too few to tell.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from gepc.conformal.p_values import contamination_p_value
-    >>> scores = np.random.default_rng(0).normal(size=100)
-    >>> contamination_p_value(scores) > 0.01
-    True
-    >>> contamination_p_value(np.append(scores, [19.0, 32.0, 44.0])) > 0.01
-    False
-    """
-    n, largest = len(scores), np.sort(scores)[::-1]
-    tail = math.floor(TAIL * n)
-    if n < FEWEST_IN_DOUBT:
-        return 1.0
-    excess = np.sqrt(largest[: tail + 1] - np.median(largest))
-    spacings = np.arange(1, tail + 1) * (excess[:-1] - excess[1:])
-    smallest = 1.0
-    for share in SUSPECTED:
-        m = max(1, round(share * n))
-        usual = spacings[m:].mean()
-        if usual > 0.0:
-            smallest = min(smallest, float(fisher.sf(spacings[:m].mean() / usual, 2 * m, 2 * (tail - m))))
-    return min(1.0, len(SUSPECTED) * smallest)
-
-
 @dataclass(frozen=True)
 class CalibrationScores:
     """The calibration scores that p-values compare with, sorted, by group; without groups all are in one."""
@@ -311,11 +264,6 @@ class CalibrationScores:
     def trimmed(self) -> int:
         """How many scores were left out in the group that lost the most."""
         return max((len(scores) for scores in self.removed.values()), default=0)
-
-    @property
-    def looks_contaminated(self) -> bool:
-        """Whether the scores of some group look as if they contained outliers; see `contamination_p_value`."""
-        return min(map(contamination_p_value, self.by_group.values())) * len(self.by_group) <= 0.01
 
     @property
     def grouped(self) -> bool:
