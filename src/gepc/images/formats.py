@@ -5,7 +5,6 @@ import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Any, cast
@@ -42,16 +41,6 @@ _SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 254, 262, 277, 338  # TIFF ta
 _PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
 _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
 _ORIENTATION = 0x0112  # the EXIF tag
-# value of that tag -> how the pixels become upright
-_UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
-    2: np.fliplr,
-    3: lambda pixels: np.rot90(pixels, 2),
-    4: np.flipud,
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: np.rot90(pixels, 3),
-    7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
-    8: np.rot90,
-}
 _ARRAY_NAMES = ("x", "images", "train_x")
 
 
@@ -209,22 +198,10 @@ def decode_picture(picture: Any) -> Pixels:
     The picture is turned upright as its EXIF orientation says. Palettes and other colour spaces become RGB. A TIFF with
     further bands, which PIL would drop, is an `InputError`.
     """
-    return upright(_decode_lying(picture), picture)
-
-
-def upright(pixels: Pixels, picture: Any) -> Pixels:
-    """Turn the pixels that were decoded from a PIL picture as its EXIF orientation says."""
-    orientation = None
-    with contextlib.suppress(Exception):  # damaged EXIF data does not make the pixels unreadable
-        orientation = picture.getexif().get(_ORIENTATION)  # None for TIFF, which Pillow turns when it decodes
-    return np.ascontiguousarray(_UPRIGHT[orientation](pixels)) if orientation in _UPRIGHT else pixels
-
-
-def _decode_lying(picture: Any) -> Pixels:
-    """Decode a picture in the orientation in which its pixels are stored."""
     bands = _data_bands(picture)
     if bands not in _COMMON_COUNTS:
         raise InputError(f"has {bands} bands, which Pillow does not decode; read it from a file or give an array")
+    picture = upright(picture)
     if picture.mode in ("I;16", "I;16B", "I;16L"):
         return np.asarray(picture).astype(np.uint16)
     if picture.mode == "I":  # a 16-bit PNG opens as 32-bit integers in some decoders
@@ -236,6 +213,17 @@ def _decode_lying(picture: Any) -> Pixels:
         return np.asarray(picture)
     grey = picture.mode in ("1", "L", "LA")
     return np.asarray(picture.convert("L" if grey else "RGB"))
+
+
+def upright(picture: Any) -> Any:
+    """Turn a PIL picture as its EXIF orientation says."""
+    from PIL import ImageOps
+
+    picture.load()  # Pillow turns a TIFF when it decodes it, and then forgets its orientation
+    with contextlib.suppress(Exception):  # damaged EXIF data does not make the pixels unreadable
+        if picture.getexif().get(_ORIENTATION, 1) != 1:
+            return ImageOps.exif_transpose(picture)
+    return picture
 
 
 def _data_bands(picture: Any) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import heapq
 import itertools
 import os
 import re
@@ -433,36 +431,27 @@ def image_files(root: Path, skipped: Counter[str] | None = None) -> Iterator[Pat
 
     `skipped` counts, by their suffixes, pictures, videos and archives that are not read.
     """
-    folders, links, seen = [str(root)], list[str](), set[tuple[int, int]]()
-    while folders or links:
-        # links last: a folder that is also below the root by its own path is read by that path
-        folder = folders.pop() if folders else heapq.heappop(links)
-        for entry in _entries(folder, seen):
-            is_image = entry.name.lower().endswith(EXTENSIONS) and Path(entry.name).suffix != ""
-            try:
-                if entry.is_dir() and entry.is_symlink():
-                    heapq.heappush(links, entry.path)
-                elif entry.is_dir():
-                    folders.append(entry.path)
-                elif is_image:
-                    yield Path(entry.path)
-                elif skipped is not None and entry.name.lower().endswith(_UNREADABLE):
-                    skipped[Path(entry.name).suffix.lower()] += 1
-            except OSError as error:
-                if is_image:
-                    yield Path(entry.path)  # reading it will say why it cannot be read
-                elif error.errno != errno.ELOOP:
-                    raise
+    seen: set[Path] = set()
+    for folder, subfolders, names in os.walk(root, onerror=_unless_deleted, followlinks=True):
+        place = Path(folder).resolve()
+        if place in seen:
+            subfolders.clear()
+            continue
+        seen.add(place)
+        # links last: a folder that is also here by its own name is read by that name
+        shown = [name for name in subfolders if not _is_hidden(name)]
+        subfolders[:] = sorted(shown, key=lambda name: (Path(folder, name).is_symlink(), name))
+        for name in names:
+            suffix = Path(name).suffix.lower()
+            if _is_hidden(name):
+                continue
+            if suffix in EXTENSIONS:
+                yield Path(folder, name)
+            elif skipped is not None and suffix in _UNREADABLE:
+                skipped[suffix] += 1
 
 
-def _entries(folder: str, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
-    """The entries of a folder that are not hidden; none if it was read before or has been deleted in the meantime."""
-    try:
-        status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in seen:
-            return []
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not _is_hidden(entry.name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _unless_deleted(error: OSError) -> None:
+    """Raise the error of a folder that cannot be read, unless it has been deleted in the meantime."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error

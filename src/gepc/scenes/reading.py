@@ -136,8 +136,8 @@ class PictureScene(Scene):
             pixels = read_pixels(path)
             failing = raising(InputError, f"{path} is not a picture: {{error}}", OSError)
             with failing, PILImage.open(path, formats=FORMATS) as picture:
-                alpha = picture.getchannel("A") if picture.mode in ("LA", "RGBA") else None
-                valid = None if alpha is None else upright(np.asarray(alpha), picture) > 0
+                has_alpha = picture.mode in ("LA", "RGBA")
+                valid = np.asarray(upright(picture).getchannel("A")) > 0 if has_alpha else None
         self.path, self.dtype = path, pixels.dtype.name
         self._pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         self._valid = np.ones(pixels.shape[:2], dtype=bool) if valid is None else valid
