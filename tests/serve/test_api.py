@@ -410,4 +410,4 @@ def test_an_explanation_has_the_evidence_of_each_part(serve, explained_folder, f
         assert found["reason"] == wanted.reason
         assert found["evidence"] == pytest.approx(dict(wanted.evidence), rel=1e-3)
     plain = client.post("/v1/score", files=form).json()["results"][0]
-    assert plain["reason"] is plain["evidence"] is None
+    assert "reason" not in plain

@@ -177,7 +177,8 @@ def _score_axis(inside: Array) -> tuple[Transform, Transform]:
 
 def _ticks(limits: Array, forward: Transform, inverse: Transform) -> list[float]:
     """Four numbers at about equal distances on the axis, each with as few digits as its neighbours allow."""
-    values = inverse(np.linspace(*forward(limits), 6))
+    begin, end = forward(limits)
+    values = inverse(np.linspace(begin, end, 6))
     gaps = np.diff(values)
     nearest = np.minimum(gaps[:-1], gaps[1:])
     digits = -np.floor(np.log10(nearest)).astype(int)

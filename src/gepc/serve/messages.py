@@ -99,14 +99,16 @@ class ImageResult(BaseModel):
     p_value: float | None = Field(default=None, description="Share of in-distribution images with at least this score.")
     alarm: bool | None = Field(default=None, description="Whether the image is out of distribution at rate `alpha`.")
     error: str | None = None
-    reason: str | None = Field(default=None, description="With `explain`: the part that speaks most for an alarm.")
-    evidence: dict[str, float] | None = Field(
-        default=None,
-        description="With `explain`: tail probability of each part of the score; empty for a method without parts.",
-    )
     map: str | None = None
     regions: list[MapRegion] | None = Field(default=None, description="With `map`: what stands out, largest first.")
     seen: str | None = None
+
+
+class ExplainedResult(ImageResult):
+    """Result for one image with the reason for it, which `explain` asks for."""
+
+    reason: str | None = Field(description="The part of the score that speaks most for an alarm.")
+    evidence: dict[str, float] = Field(description="Tail probability of each part; empty for a method without parts.")
 
 
 class ScoreAnswer(BaseModel):
@@ -116,14 +118,14 @@ class ScoreAnswer(BaseModel):
     alpha: float
     guarantee: str
     map_scale: float | None = Field(description="Map value drawn at full strength, the same for all images.")
-    results: list[ImageResult]
+    results: list[ExplainedResult | ImageResult]
 
 
 class Failure(BaseModel):
     """The reason for an error; `results` gives one per image if no image could be scored."""
 
     error: str
-    results: list[ImageResult] | None = None
+    results: list[ExplainedResult | ImageResult] | None = None
 
 
 class Rate(BaseModel):

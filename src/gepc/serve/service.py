@@ -259,13 +259,14 @@ def _results(
     results = []
     for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
         result = messages.ImageResult(index=index, name=upload.name)
+        if options.explain and isinstance(finding, Finding):
+            reason, evidence = finding.result.reason, dict(finding.result.evidence)
+            result = messages.ExplainedResult(index=index, name=upload.name, reason=reason, evidence=evidence)
         if isinstance(finding, str):
             result.error = finding
         else:
             result.score = finding.result.score
             result.p_value, result.alarm = next(decided)
-            if options.explain:
-                result.reason, result.evidence = finding.result.reason, dict(finding.result.evidence)
             if options.map and finding.maps is not None:
                 field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
                 result.map = codec.data_uri(codec.heat(field, limit))
