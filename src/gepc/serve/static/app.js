@@ -175,7 +175,7 @@ function reasons({ evidence, reason }) {
   return Object.entries(evidence ?? {}).sort((a, b) => a[1] - b[1]).map(([part, p]) => {
     const line = document.createElement("li");
     line.classList.toggle("reason", part === reason);
-    line.textContent = `${part}: p = ${number(p)}`;
+    line.textContent = `${part}: p ${p < 1e-4 ? "< 0.0001" : `= ${number(p)}`}`;
     return line;
   });
 }
