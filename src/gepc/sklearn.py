@@ -77,6 +77,16 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         The estimator itself.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.sklearn import OODDetector
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = OODDetector(GaussianBackbone.fitted(images), "pixel_stats", alpha=0.1).fit(images)
+        >>> len(detector.detector_.calibration_scores_)
+        20
         """
         backbone = gepc.load_backbone(self.backbone)
         images = self._images(X, backbone, reset=True)
@@ -97,6 +107,16 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         A float64 array (N,).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.sklearn import OODDetector
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = OODDetector(GaussianBackbone.fitted(images), "pixel_stats", alpha=0.1).fit(images)
+        >>> detector.score_samples(images[:3]).shape
+        (3,)
         """
         check_is_fitted(self)
         return -self.detector_.score(self._images(X, self.detector_.backbone, reset=False))
@@ -111,6 +131,16 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         A float64 array (N,).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.sklearn import OODDetector
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = OODDetector(GaussianBackbone.fitted(images), "pixel_stats", alpha=0.1).fit(images)
+        >>> bool(detector.decision_function(-np.ones((1, 1, 8, 8)))[0] < 0)
+        True
         """
         return self.score_samples(X) - self.offset_
 
@@ -124,6 +154,16 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         An array (N,): -1 for out-of-distribution images, +1 for all others.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.sklearn import OODDetector
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = OODDetector(GaussianBackbone.fitted(images), "pixel_stats", alpha=0.1).fit(images)
+        >>> detector.predict(-np.ones((2, 1, 8, 8)))
+        array([-1, -1])
         """
         return np.where(self.decision_function(X) < 0, -1, 1)
 

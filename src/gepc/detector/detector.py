@@ -654,11 +654,23 @@ class Detector(FittedAttributes):
 
         Parameters
         ----------
-        folder, *arguments, **options : as in `gepc.load_detector`, which has an example.
+        folder, *arguments, **options : as in `gepc.load_detector`.
 
         Returns
         -------
         Detector
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     detector.save_pretrained(f"{place}/det")
+        ...     gepc.Detector.from_pretrained(f"{place}/det", detector.backbone).is_fitted
+        True
         """
         return cls.of(load_fitted(folder, *arguments, **options))
 
