@@ -52,26 +52,6 @@ def test_fewer_large_images_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(images.read) <= 10 + 3 + 1
 
 
-@pytest.mark.parametrize(
-    ("preprocessing", "expected"),
-    [(Preprocessing(size=(8, 8)), 10), (Preprocessing(size=(1024, 1024)), 2), (Preprocessing(resize="native"), 2)],
-    ids=["small", "large", "unknown"],
-)
-def test_each_process_reads_some_images_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preprocessing: Preprocessing, expected: int
-) -> None:
-    """Enough that two chunks of 10 wait for the network, unless they would take much memory."""
-    asked = {}
-
-    def loader(reader: batches.Reader, **options: object) -> list[object]:
-        asked.update(options)
-        return []
-
-    monkeypatch.setattr("torch.utils.data.DataLoader", loader)
-    list(chunks(FileImages([tmp_path / "0.png"]), preprocessing, 10, OnBadImage.ALL, workers=2))
-    assert asked["prefetch_factor"] == expected
-
-
 @pytest.mark.parametrize(("size", "most"), [(4, 10_000), (100, 2 * 64), (1, 64)])
 def test_a_chunk_has_images_of_one_size_within_its_bounds(
     monkeypatch: pytest.MonkeyPatch, size: int, most: int
@@ -102,7 +82,7 @@ def test_files_that_cannot_be_read_stay_in_their_place(tmp_path: Path) -> None:
         list(chunks(open_images(tmp_path), Preprocessing(), 4, OnBadImage.NONE))
 
 
-@pytest.mark.parametrize("options", [{}, {"threads": 3}, {"workers": 1}])
+@pytest.mark.parametrize("options", [{}, {"threads": 3}])
 def test_chosen_images_are_read_in_the_order_given(tmp_path: Path, options: dict[str, int]) -> None:
     images = as_uint8(pictures(6))
     for number, image in enumerate(images):

@@ -44,7 +44,7 @@ def score(
     shards: Annotated[Path | None, Option(help="Folder for the shards, which are kept; --out merges them.")] = None,
     shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
-    workers: Annotated[int, Option(min=0, help="Number of processes that read images ahead; 0 uses a thread.")] = 0,
+    workers: Annotated[int, Option(min=0, help="Number of threads that read images ahead.")] = 1,
     engine: Annotated[str, Option(help="Where network passes run: local (this machine) or ray (a cluster).")] = "local",
     address: Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")] = None,
     actors: Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")] = None,

@@ -125,7 +125,6 @@ def stream(
     on_error: str = "row",
     indices: Iterable[int] | None = None,
     batch_size: int | None = None,
-    workers: int = 0,
     threads: int = 1,
     keep_pixels: bool = False,
     check_range: bool = True,
@@ -144,7 +143,7 @@ def stream(
     on_error : `row` gives a result with an error for an image that cannot be scored; `raise` raises `InputError`.
     indices : positions of the images to score, in that order; None scores all of them.
     batch_size : the largest number of images per network call; None takes that of the detector.
-    workers, threads : how many processes, or threads of this process, read ahead; see `gepc.images.batches.chunks`.
+    threads : how many threads read images ahead; see `gepc.images.batches.chunks`.
     keep_pixels : keep the pixels as they were read.
     check_range : look at the first images, and warn if their values seem to be in [0, 1]; see `warn_about_range`.
     on_progress : called with the number of images of every finished chunk; True shows a progress bar.
@@ -179,7 +178,6 @@ def stream(
         fitted.batch_size,
         ON_ERROR[on_error],
         indices=indices,
-        workers=workers,
         threads=threads,
         keep_pixels=keep_pixels,
     )

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
-from gepc.core.errors import GepcError, InputError
+from gepc.core.errors import InputError
 from gepc.images.formats import Pixels, size_text
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import FileImages, Image, Images, Record, StreamImages
+from gepc.images.sources import Image, Images, Record, StreamImages
 
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
@@ -144,7 +143,6 @@ def chunks(
     on_bad_image: OnBadImage,
     *,
     indices: Iterable[int] | None = None,
-    workers: int = 0,
     threads: int = 1,
     keep_pixels: bool = False,
 ) -> Iterator[Chunk]:
@@ -159,15 +157,15 @@ def chunks(
     size : the largest number of images in a chunk. There are fewer where sizes differ or images are large.
     on_bad_image : what happens to an image that cannot be used.
     indices : the positions to read, in that order; None reads all images.
-    workers : processes that read files; 0 reads in threads of this process.
-    threads : their number. A stream, which can be read once and in order only, is read in the caller's thread.
+    threads : the number of threads that read ahead. A stream, which can be read once and in order only, is read in the
+        caller's thread.
     keep_pixels : keep the pixels as they were read, in `Chunk.read`.
 
     Returns
     -------
     An iterator of `Chunk`: consecutive images of one size, with the failures among them.
     """
-    read = _read(images, preprocessing, 2 * size, indices, workers, threads, keep_pixels)
+    read = _read(images, preprocessing, 2 * size, indices, threads, keep_pixels)
     return _grouped(_accepted(read, on_bad_image), size, MAX_CHUNK_PIXELS)
 
 
@@ -205,7 +203,6 @@ def _read(
     preprocessing: Preprocessing,
     most_ahead: int,
     indices: Iterable[int] | None,
-    workers: int,
     threads: int,
     keep_pixels: bool,
 ) -> Iterator[ReadImage]:
@@ -215,10 +212,7 @@ def _read(
         yield from (reader.prepare(index, record) for index, record in enumerate(images))
         return
     positions = iter(range(len(images)) if indices is None else indices)
-    if workers and isinstance(images, FileImages):
-        yield from _in_processes(reader, positions, workers, most_ahead)
-    else:
-        yield from _in_threads(reader.__getitem__, positions, threads, most_ahead)
+    yield from _in_threads(reader.__getitem__, positions, threads, most_ahead)
 
 
 def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
@@ -264,33 +258,6 @@ def _in_threads(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_processes(reader: Reader, indices: Iterator[int], workers: int, most_ahead: int) -> Iterator[ReadImage]:
-    """Read images in processes. Few of them wait if their size is not known."""
-    from torch.utils.data import DataLoader
-
-    size = reader.preprocessing.size
-    ahead = 0 if size is None else min(most_ahead, MAX_AHEAD_PIXELS // (size[0] * size[1]))
-    # the processes of torch's loader end when this one is killed
-    build: Any = DataLoader
-    loader = build(
-        reader,
-        batch_size=None,
-        sampler=indices,
-        num_workers=workers,
-        prefetch_factor=max(2, ahead // workers),
-        multiprocessing_context="spawn",
-    )
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise GepcError(
-            "a process that reads images died, possibly for lack of memory; finished shards are kept: "
-            "run it again with fewer workers"
-        ) from error
 
 
 def load_all(images: Images, preprocessing: Preprocessing) -> Image:

@@ -183,7 +183,7 @@ def score_shards(
     shards : the shards to score.
     fitted : the fitted detector.
     images, labels : the images of all shards, and their groups for a detector that was fitted with groups.
-    workers : processes that read images; 0 reads in a thread.
+    workers : threads that read images ahead.
     on_progress : called with numbers of images.
     """
 
@@ -192,7 +192,7 @@ def score_shards(
             run.begin(shard)
             yield from range(shard.start, shard.stop)
 
-    scored = stream(fitted, images, labels=labels, indices=indices(), workers=workers, on_progress=on_progress)
+    scored = stream(fitted, images, labels=labels, indices=indices(), threads=max(1, workers), on_progress=on_progress)
     waiting: list[Result] = []
     left = iter(shards)
     shard = next(left, None)
