@@ -170,7 +170,20 @@ class Encoder:
         return {layer: torch.cat([part[layer] for part in parts]) for layer in self.layers}
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values that identify the encoder; a saved detector stores them."""
+        """Return plain values that identify the encoder; a saved detector stores them.
+
+        Returns
+        -------
+        A dictionary with `source`, `weights`, `sha256`, `layers`, `mean` and `std`, which `rebuild` takes.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc import Encoder
+        >>> encoder = Encoder.load(torch.nn.Sequential(torch.nn.AvgPool2d(4)), layers=("0",), device="cpu")
+        >>> encoder.describe()["layers"], encoder.describe()["source"]
+        (['0'], None)
+        """
         named = {"source": self.source, "weights": self.weights, "sha256": self.sha256}
         return {**named, "layers": list(self.layers), "mean": list(self.mean), "std": list(self.std)}
 
@@ -190,6 +203,15 @@ class Encoder:
         Returns
         -------
         The encoder. One that was made from a module cannot be rebuilt: load it again and compare `sha256`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from gepc import Encoder
+        >>> encoder = Encoder.load(torch.nn.Sequential(torch.nn.AvgPool2d(4)), layers=("0",), device="cpu")
+        >>> Encoder.rebuild(encoder.describe())
+        Traceback (most recent call last):
+        gepc.core.errors.BackboneError: the encoder was a module in memory; give the same encoder again
         """
         source, weights = facts["source"], facts["weights"]
         if source is None:

@@ -97,6 +97,10 @@ class Identity:
     def describe(self) -> dict[str, Any]:
         """Return plain values that say what the backbone is: a saved detector stores them, without the device.
 
+        Returns
+        -------
+        A dictionary of numbers, texts and lists.
+
         Examples
         --------
         >>> import gepc

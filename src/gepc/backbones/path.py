@@ -59,7 +59,15 @@ class NoiseSchedule:
         return len(self.alphas_cumprod)
 
     def sigma(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Return sigma_t = sqrt(1 - abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
+        """Look up sigma_t = sqrt(1 - abar_t) for every image.
+
+        Parameters
+        ----------
+        x, t : as for `eps`.
+
+        Returns
+        -------
+        sigma_t as a tensor (N, 1, 1, 1), which multiplies a batch like `x`.
 
         Examples
         --------
@@ -71,7 +79,15 @@ class NoiseSchedule:
         return self.per_image(np.sqrt(1.0 - self.alphas_cumprod), x, t)
 
     def sqrt_abar(self, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        """Return sqrt(abar_t), shaped to multiply a batch like `x`; parameters are those of `eps`.
+        """Look up sqrt(abar_t) for every image.
+
+        Parameters
+        ----------
+        x, t : as for `eps`.
+
+        Returns
+        -------
+        sqrt(abar_t) as a tensor (N, 1, 1, 1), which multiplies a batch like `x`.
 
         Examples
         --------

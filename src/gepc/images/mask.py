@@ -47,7 +47,24 @@ class Mask:
 
     @classmethod
     def of(cls, given: Any) -> Mask:
-        """The mask in a boolean array (H, W), or in a picture file, whose pixels that are not black are ignored."""
+        """Read a mask.
+
+        Parameters
+        ----------
+        given : a boolean array (H, W), True where a pixel is ignored; or the path of a picture, whose pixels that are
+            not black are ignored.
+
+        Returns
+        -------
+        The mask, of the size of the array or the picture.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.images.mask import Mask
+        >>> Mask.of(np.array([[True, True, False]])).runs
+        (0, 2, 1)
+        """
         pixels = np.asarray(read_file(str(given)) if not hasattr(given, "__array__") else given)
         ignored = pixels.any(axis=2) if pixels.ndim == 3 else pixels.astype(bool)
         if ignored.ndim != 2:
@@ -60,7 +77,22 @@ class Mask:
         return cls((ignored.shape[0], ignored.shape[1]), tuple(runs.tolist()))
 
     def array(self, size: tuple[int, int]) -> Flags:
-        """The mask for images of (height, width), True where a pixel is ignored."""
+        """Return the mask for images of one size.
+
+        Parameters
+        ----------
+        size : (height, width) of the images.
+
+        Returns
+        -------
+        A boolean array (height, width), True where a pixel is ignored.
+
+        Examples
+        --------
+        >>> from gepc.images.mask import Mask
+        >>> Mask(size=(1, 2), runs=(1, 1)).array((1, 4)).tolist()
+        [[False, False, True, True]]
+        """
         flags = np.repeat(np.arange(len(self.runs)) % 2 == 1, self.runs).reshape(self.size)
         if size == self.size:
             return flags
