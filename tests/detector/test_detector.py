@@ -124,6 +124,8 @@ def test_verdicts_follow_from_scores(fitted: gepc.GEPC) -> None:
     expected = (1 + (reference >= scores[:, None]).sum(1)) / 11
     np.testing.assert_array_equal(fitted.p_value(NEW), expected)
     np.testing.assert_array_equal(fitted.predict(NEW, alpha=0.3), expected <= 0.3)
+    with pytest.warns(DeprecationWarning, match="call score"):
+        np.testing.assert_array_equal(fitted.decision_function(NEW), scores)
     assert scores.dtype == np.float64
 
 
@@ -409,7 +411,8 @@ def test_a_backbone_must_be_one() -> None:
         gepc.GEPC("celeba32-tiny")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["score", "p_value", "predict", "score_map"])
+@pytest.mark.parametrize("name", ["score", "p_value", "predict", "score_map", "decision_function", "flag"])
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_an_unfitted_detector_says_so(name: str) -> None:
     with pytest.raises(NotFittedError, match=r"not fitted yet; call fit\(id_images\) first"):
         getattr(toy_detector(), name)(NEW)
@@ -561,6 +564,12 @@ def test_a_detector_is_created_from_a_backbone_and_the_name_of_a_method() -> Non
         gepc.create_detector("gepc")  # type: ignore[arg-type]
     assert gepc.create_detector(toy_backbone()).extractor.name == "gepc+"
     assert gepc.create_detector(toy_backbone(), None).extractor.name == "gepc+"
+
+
+def test_the_old_order_of_the_arguments_still_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"create_detector\(method, backbone\) is deprecated"):
+        detector = gepc.create_detector("msma", toy_backbone())  # type: ignore[arg-type]
+    assert detector.extractor.name == "msma"
 
 
 def test_explanations_name_the_most_unusual_part(tiny_unet: gepc.Backbone) -> None:

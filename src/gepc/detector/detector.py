@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -501,6 +502,20 @@ class Detector(FittedAttributes):
         results = list(self.results(opened, groups=groups, **options))
         p_values, scores = np.array([(r.p_value, r.score) for r in results], dtype=np.float64).reshape(-1, 2).T
         return results, rule.decide(reference, labels, p_values, scores)
+
+    def predict_fdr(
+        self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Groups = None, on_error: str = "raise"
+    ) -> Alarms:
+        """Deprecated: call `predict(images, fdr=...)`."""
+        warnings.warn("predict_fdr is deprecated; call predict(images, fdr=...)", DeprecationWarning, stacklevel=2)
+        return self.predict(images, groups=groups, on_error=on_error, fdr=fdr, procedure=procedure)
+
+    flag = predict_fdr
+
+    def decision_function(self, images: Any) -> Array:
+        """Deprecated: call `score`. `gepc.sklearn` has scikit-learn's `decision_function`, with the other sign."""
+        warnings.warn("Detector.decision_function is deprecated; call score", DeprecationWarning, stacklevel=2)
+        return self.score(images)
 
     def results_frame(
         self,

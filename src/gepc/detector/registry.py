@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -108,14 +109,14 @@ def create_detector(
     >>> gepc.create_detector(backbone, "msma", size=32).is_fitted
     False
     """
+    if not isinstance(backbone, Backbone):
+        backbone, method = _in_old_order(backbone, method)
     if isinstance(method, str) and "," in method:
         method = [name.strip() for name in method.split(",")]
     if isinstance(method, list | tuple) and all(isinstance(name, str) for name in method):
         method, options = Combined.name, {"methods": tuple(method), **options}
     if not isinstance(method, str | None):
-        raise OptionError(
-            f"method must be a name, such as 'gepc', got {type(method).__name__}; the backbone comes first"
-        )
+        raise OptionError(f"method must be a name, such as 'gepc', got {type(method).__name__}")
     extractor_class = find_method(DEFAULT_METHOD if method is None else method)
     if extractor_class is GepcExtractor:
         return GEPC(backbone, preset=preset, **options)
@@ -123,6 +124,18 @@ def create_detector(
     own, shared = divided(extractor_class, options, f"method {extractor_class.name!r}")
     defaults = {name: getattr(extractor_class, name) for name in ("keep", "weights", "aggregate")}
     return Detector(backbone, extractor_class(**own), **{**defaults, **shared})
+
+
+def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | Sequence[str] | None]:
+    """The arguments of version 0.2, which had the method first, in their present order."""
+    if not isinstance(backbone, Backbone):
+        raise OptionError("create_detector needs a backbone first; see gepc.load_backbone")
+    warnings.warn(
+        "create_detector(method, backbone) is deprecated; call create_detector(backbone, method)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return backbone, method
 
 
 def load_detector(
