@@ -109,7 +109,7 @@ def create_detector(
     >>> gepc.create_detector(backbone, "msma", size=32).is_fitted
     False
     """
-    if not isinstance(backbone, Backbone):
+    if isinstance(method, Backbone) and not isinstance(backbone, Backbone):
         backbone, method = _in_old_order(backbone, method)
     if isinstance(method, str) and "," in method:
         method = [name.strip() for name in method.split(",")]
@@ -126,10 +126,8 @@ def create_detector(
     return Detector(backbone, extractor_class(**own), **{**defaults, **shared})
 
 
-def _in_old_order(method: Any, backbone: Any) -> tuple[Backbone, str | Sequence[str] | None]:
+def _in_old_order(method: Any, backbone: Backbone) -> tuple[Backbone, str | Sequence[str] | None]:
     """The arguments of version 0.2, which had the method first, in their present order."""
-    if not isinstance(backbone, Backbone):
-        raise OptionError("create_detector needs a backbone first; see gepc.load_backbone")
     warnings.warn(
         "create_detector(method, backbone) is deprecated; call create_detector(backbone, method)",
         DeprecationWarning,
