@@ -259,14 +259,10 @@ class Evidence(Calibrator):
         return self._combined(standing, weights, aggregation), p_values
 
     def state(self) -> State:
-        arrays = {**super().state(), **self._layout()}
+        arrays = super().state()
         for position, model in enumerate(self.models_):
             arrays.update({f"{position}/{name}": value for name, value in model.state().items()})
         return arrays
-
-    def _layout(self) -> State:
-        """Arrays that say which columns belong to which part; none, because `parts` says it."""
-        return {}
 
     def restore(self, state: State) -> Calibrator:
         super().restore(state)
@@ -342,8 +338,8 @@ class Parts(Evidence):
     def _combined(self, standing: Array, weights: Array, aggregation: Aggregation) -> Array:
         return aggregation(standing, weights)
 
-    def _layout(self) -> State:
-        return {"widths": np.array([len(part.columns) for part in self.used], dtype=np.float64)}
+    def state(self) -> State:
+        return {**super().state(), "widths": np.array([len(part.columns) for part in self.used], dtype=np.float64)}
 
     def restore(self, state: State) -> Calibrator:
         """Version 0.2 stored the widths of the parts, which follow one another, and no names."""

@@ -146,23 +146,17 @@ class MapStatistics:
 
     def z(self, parts: MapParts, size: Size, ignored: npt.NDArray[np.bool_] | None = None) -> Fields:
         """z of all parts together and of each part, (N, H, W) with (H, W) = `size`; 0 where pixels are ignored."""
-        fields = self._unmasked(parts, size)
-        if ignored is None:
-            return fields
-        return {name: np.where(ignored, np.float32(0.0), field) for name, field in fields.items()}
-
-    def _unmasked(self, parts: MapParts, size: Size) -> Fields:
         fields = self._fields(parts, size)
         found = self._by_part(fields)
         together = self._standardised(self._largest(found), 0)
-        if "target" in self.parts or not self.model.centred:
-            return {TOGETHER: together, **found}
-        offsets = [
-            np.abs(_centre(field) - mean) / std
-            for field, (mean, std) in zip(fields.values(), self.offsets, strict=True)
-        ]
-        excess = np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
-        return {TOGETHER: together + excess, **found}
+        if self.model.centred and "target" not in self.parts:
+            pairs = zip(fields.values(), self.offsets, strict=True)
+            offsets = [np.abs(_centre(field) - mean) / std for field, (mean, std) in pairs]
+            together += np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
+        found = {TOGETHER: together, **found}
+        if ignored is None:
+            return found
+        return {name: np.where(ignored, np.float32(0.0), field) for name, field in found.items()}
 
     def map_scores(self, z: Fields) -> Array:
         """The scores (N,) of images by their maps: one noisy pixel does not decide, and a small defect counts."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.encoders import Encoder
@@ -26,14 +25,15 @@ from gepc.methods.base import (
     Batch,
     Columns,
     Cost,
-    Extractor,
+    Features,
     HasMaps,
     MapModel,
     MapParts,
     Maps,
     Table,
+    WholeImage,
     register,
-    to_tensor,
+    to_numpy,
 )
 from gepc.methods.features import logarithm_of_deviations
 from gepc.methods.presets import Preset, Presets
@@ -43,7 +43,7 @@ POSITION_MODELS = {"memory": "level_memory", "gaussian": "level_pca:rank=64"}
 
 @register("encoder")
 @dataclass(frozen=True)
-class EncoderMethod(HasMaps, Extractor):
+class EncoderMethod(HasMaps, WholeImage):
     """Activations of a feature network, for images and for maps.
 
     An image is scored by the mean and the logarithm of the standard deviation of every channel, in the metric of their
@@ -110,26 +110,23 @@ class EncoderMethod(HasMaps, Extractor):
         path = self.network.weights or self.network.source
         return {self.network.sha256: Path(path)} if path is not None and Path(path).is_file() else {}
 
-    def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
-        """One entry: the image is seen without noise."""
-        return (0,)
-
-    def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
+    def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         """No pass of the diffusion network."""
         return Cost()
 
-    def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """`encoder`: mean and standard deviation of every channel, (N, 1, 2 C)."""
-        return _statistics(self.network.activations(to_tensor(batch.images, backbone)))
+    def of_images(self, backbone: Backbone, batch: Batch) -> Features:
+        """`encoder`: mean and standard deviation of every channel, (N, 2 C)."""
+        return {"encoder": channel_statistics(self.network.activations(batch.clean(backbone)))}
 
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The vectors of each position, `activations`, and their distances within the image, `contrast`."""
-        activations = self.network.activations(to_tensor(batch.images, backbone))
+        activations = self.network.activations(batch.clean(backbone))
         parts = {
             "activations": position_vectors(activations, batch.size),
             "contrast": activation_distance(activations, batch.size),
         }
-        return _statistics(activations), {name: values[:, None].cpu().numpy() for name, values in parts.items()}
+        table = {"encoder": to_numpy(channel_statistics(activations))[:, None]}
+        return table, {name: values[:, None].cpu().numpy() for name, values in parts.items()}
 
     def raw_map(self, parts: MapParts) -> Maps:
         """The distances within each image, which need no calibration."""
@@ -138,7 +135,3 @@ class EncoderMethod(HasMaps, Extractor):
     def columns(self, table: Table) -> Columns:
         """Means as they are, standard deviations in logarithms."""
         return np.asarray(logarithm_of_deviations(table["encoder"]))
-
-
-def _statistics(activations: Mapping[str, torch.Tensor]) -> Table:
-    return {"encoder": channel_statistics(activations)[:, None].double().cpu().numpy()}

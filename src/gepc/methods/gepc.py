@@ -93,6 +93,9 @@ class GepcExtractor(HasMaps, Extractor):
             raise OptionError("name at least one feature, such as s")
         if len(set(self.features)) != len(self.features):
             raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
+        moving = len(self.group.moving)
+        if self.group_samples is not None and not 1 <= self.group_samples <= moving:
+            raise OptionError(f"group_samples must be between 1 and {moving}, got {self.group_samples}")
         kinds = self.kinds
         layers = [kind.name for kind in kinds if kind.layers]
         for kind in kinds:
@@ -102,15 +105,7 @@ class GepcExtractor(HasMaps, Extractor):
                 )
             if kind.per == "element" and not set(kind.elements(self.group)) - {"id"}:
                 raise OptionError(f"the feature {kind.name!r} needs a group with a flip or a rotation")
-        if self.group_samples is not None:
-            self._check_group_samples(self.group_samples)
-
-    def _check_group_samples(self, count: int) -> None:
-        moving = len(self.group.moving)
-        if not 1 <= count <= moving:
-            raise OptionError(f"group_samples must be between 1 and {moving}, got {count}")
-        for kind in self.kinds:
-            if count < kind.least_elements:
+            if self.group_samples is not None and self.group_samples < kind.least_elements:
                 raise OptionError(f"the feature {kind.name!r} needs group_samples of at least {kind.least_elements}")
 
     @property
