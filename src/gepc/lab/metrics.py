@@ -133,11 +133,16 @@ def localisation(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[n
     )
 
 
-def region_overlap(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]]) -> float:
-    """The per-region overlap of `Localisation.pro`; regions are connected parts of the masks (8 neighbours)."""
+def region_overlap(
+    maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[np.bool_]], limit: float = PRO_LIMIT
+) -> float:
+    """The per-region overlap of `Localisation.pro`, up to a share `limit` of the pixels outside.
+
+    Regions are connected parts of the masks (8 neighbours); an image without one counts for the pixels outside.
+    """
     pairs = list(zip(maps, masks, strict=True))
     outside = np.concatenate([field[~mask] for field, mask in pairs])
-    thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, PRO_LIMIT, 301))
+    thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, limit, 301))
     overlaps = []
     for field, mask in pairs:
         parts, count = label(mask, np.ones((3, 3)))

@@ -24,6 +24,7 @@ from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.progress import OnProgress
 from gepc.core.tables import Cell, ResultTable, interval_text, write_each, write_tables
 from gepc.detector.detector import Detector
+from gepc.detector.fitted import FittedDetector
 from gepc.detector.registry import create_detector
 from gepc.detector.stream import stream
 from gepc.images.formats import read_file
@@ -172,6 +173,22 @@ def _maps(images: Sequence[Inspected], part: str) -> tuple[list[Map], list[Mask]
     return [one.fields[part] for one in images], [one.mask for one in images if one.mask is not None]
 
 
+def inspect(
+    fitted: FittedDetector, path: Path, mask: Path | None, on_progress: OnProgress, labels: bool = False
+) -> Inspected:
+    """Score and map one image. With `labels`, every value of the mask but 0 marks a defect, not only bright ones."""
+    (scored,) = stream(fitted, FileImages([path]), maps=True, on_error="raise", on_progress=on_progress)
+    result = scored.results[0]
+    maps = {name: field[0] for name, field in (scored.fields or {}).items()}
+    if mask is None:
+        return Inspected(result.score, result.p_value, maps)
+    shape = read_file(path).shape
+    top, left, height, width = fitted.preprocessing.window((shape[0], shape[1]))
+    inside = _read_mask(mask, shape, labels)[top : top + height, left : left + width]
+    maps = {name: resized(field, (height, width)) for name, field in maps.items()}
+    return Inspected(result.score, result.p_value, maps, inside)
+
+
 def run_masks(
     protocol: MaskProtocol, backbone: Backbone, data: Path, on_progress: OnProgress = lambda _: None
 ) -> MaskBenchmark:
@@ -181,20 +198,8 @@ def run_masks(
     detector = create_detector(backbone, protocol.method, protocol.preset, **protocol.options)
     fitted = detector.fit(FileImages(fitting), on_progress=on_progress).fitted
 
-    def inspect(path: Path, mask: Path | None = None) -> Inspected:
-        pixels = read_file(path)
-        (scored,) = stream(fitted, FileImages([path]), maps=True, on_error="raise", on_progress=on_progress)
-        result = scored.results[0]
-        maps = {name: field[0] for name, field in (scored.fields or {}).items()}
-        if mask is None:
-            return Inspected(result.score, result.p_value, maps)
-        top, left, height, width = fitted.preprocessing.window((pixels.shape[0], pixels.shape[1]))
-        inside = _read_mask(mask, pixels.shape)[top : top + height, left : left + width]
-        maps = {name: resized(field, (height, width)) for name, field in maps.items()}
-        return Inspected(result.score, result.p_value, maps, inside)
-
-    good = [inspect(path) for path in testing]
-    found = {kind: [inspect(*pair) for pair in pairs] for kind, pairs in defective.items()}
+    good = [inspect(fitted, path, None, on_progress) for path in testing]
+    found = {kind: [inspect(fitted, *pair, on_progress) for pair in pairs] for kind, pairs in defective.items()}
     # an image without a defect, or that is one, has nothing to point at
     usable = {
         kind: [one for one in images if one.mask is not None and one.mask.any() and not one.mask.all()]
@@ -203,12 +208,13 @@ def run_masks(
     return MaskBenchmark(detector, good, usable)
 
 
-def _read_mask(path: Path, shape: tuple[int, ...]) -> Mask:
+def _read_mask(path: Path, shape: tuple[int, ...], labels: bool) -> Mask:
     pixels = read_file(path)
     if pixels.shape[:2] != shape[:2]:
         raise InputError(f"the mask {path} has {pixels.shape[:2]} pixels, its image {shape[:2]}")
     flat = pixels if pixels.ndim == 2 else pixels.max(axis=2)
-    return np.asarray(flat > np.iinfo(flat.dtype).max // 2 if flat.dtype.kind == "u" else flat > 0)
+    least = np.iinfo(flat.dtype).max // 2 if flat.dtype.kind == "u" and not labels else 0
+    return np.asarray(flat > least)
 
 
 def write_masks(found: MaskBenchmark, protocol: MaskProtocol, out: Path, command: str) -> list[ResultTable]:

@@ -19,7 +19,7 @@ from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError
 from gepc.core.files import check_free, read_json, replacing, write_json, write_text
-from gepc.core.options import DEFAULT_BACKBONE
+from gepc.core.options import DEFAULT_BACKBONE, build
 from gepc.core.run_folder import storage_errors
 from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
 
@@ -39,7 +39,7 @@ DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "sci
 
 ProtocolArgument = Annotated[
     str,
-    Argument(metavar="PROTOCOL", help="A YAML file, or a name (paper32, small32, tinyimagenet32, quick, tiles)."),
+    Argument(metavar="PROTOCOL", help="A YAML file, or a name: paper32, small32, tinyimagenet32, quick, tiles, mvtec."),
 ]
 DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
 ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
@@ -177,6 +177,9 @@ def bench(
     fitted and evaluated on the same backbone and images; the protocol's key `methods` sets a preset for each of them
     and, for expensive ones, fewer images.
 
+    `mvtec` stands for MVTec AD, MVTec AD 2 or VisA, whichever `--data` holds as it was distributed: one detector for
+    each category, and one table of image AUROC, AP, F1-max, pixel AUROC and AU-PRO.
+
     A YAML file with the key `suites` lists several protocols, each by a name; they are run one after another, and the
     methods are ranked over the pairs of all of them.
 
@@ -186,6 +189,9 @@ def bench(
     """
     from gepc.lab.bench.protocol import load_mask_protocol
 
+    if config == "mvtec":
+        _run_mvtec(setup, loading, _checked(data), out)
+        return
     if (with_masks := load_mask_protocol(config, setup.overrides())) is not None:
         _run_masks(with_masks, setup.load(loading, with_masks.backbone), _checked(data), out)
         return
@@ -379,6 +385,20 @@ def _run_masks(protocol: MaskProtocol, backbone: Backbone, data: Path, out: Path
         found = run_masks(protocol, backbone, data, advance)
     for table in write_masks(found, protocol, out, typed_command()):
         say(table.markdown())
+
+
+def _run_mvtec(setup: Setup, loading: opt.Loading, data: Path, out: Path) -> None:
+    from gepc.core.tables import write_each, write_tables
+    from gepc.lab.bench.mvtec import InspectionProtocol, read_categories, run_categories
+
+    check_free(out, "categories", "benchmark")
+    protocol = build(InspectionProtocol, setup.overrides(), "protocol")
+    backbone = setup.load(loading, protocol.backbone)
+    with progress("images", sum(category.images for category in read_categories(data)[1])) as advance:
+        table = run_categories(protocol, backbone, data, out, advance)
+    write_each(out / "tables", [table])
+    about = {"command": typed_command(), "backbone": backbone.source, "sha256": backbone.sha256}
+    say(write_tables(out, "results", [table], about))
 
 
 def _estimate(plan: _Plan, sizes: Sizes | None = None) -> tuple[str, int]:
