@@ -102,6 +102,7 @@ class Literal:
             "s": _mean([self._pool((s_g - s) ** 2) / b for s_g in transported]),
             "cos": _mean([1 - _cosine(s_g, s) for s_g in transported]),
             "pair": _mean([self._pool((transported[i] - transported[j]) ** 2) / b for i, j in pairs]),
+            "walk": _mean([self._pool((transported[i - 1] - transported[i]) ** 2) / b for i in range(size)]),
             "x0": _mean([self._pool((m_g - x0_hat) ** 2) / self._pool(x0_hat**2) for m_g in posterior_means]),
             "b": b,
             "d": self._pool((-sigma * s - noise) ** 2),

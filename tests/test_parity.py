@@ -18,7 +18,7 @@ from gepc.calibration.scorer import WEIGHTINGS, select
 from gepc.methods.pooling import KINDS
 
 LEVELS = (0.9999, 0.9979)
-FEATURES = ("s", "cos", "pair", "x0", "b", "d")
+FEATURES = ("s", "cos", "pair", "walk", "x0", "b", "d")
 COUNT = 2
 
 

@@ -132,7 +132,7 @@ def test_the_answers_are_frozen_and_hold_what_was_asked_for() -> None:
     with pytest.raises(FrozenInstanceError):
         level.eps = level.noise  # type: ignore[misc]
     assert level.rows.tolist() == [0, 2, 3, 4]
-    assert (level.fresh_noise, level.variance, list(level.activations)) == (None, None, list(LAYERS))
+    assert (level.fresh_noise, level.log_variance, list(level.activations)) == (None, None, list(LAYERS))
     chosen = np.zeros((4, 3), dtype=bool)
     chosen[1, 0] = chosen[:, 2] = True
     answers = list(passes.transported(level, chosen))

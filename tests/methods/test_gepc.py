@@ -24,7 +24,7 @@ from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.methods.features import find_feature
 from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
 
-WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "b": None, "d": None, "cycle": None, "var_g": 7}
+WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "walk": 7, "b": None, "d": None, "cycle": None, "var_g": 7}
 FEATURES = tuple(WIDTHS)
 """Those of any function; inner layers and a learned variance are tested in test_inner.py."""
 
@@ -162,10 +162,10 @@ def test_a_perfect_denoiser_has_no_denoising_error() -> None:
 
 @pytest.mark.parametrize("pool", ["mean", "topk"])
 def test_features_do_not_depend_on_the_units_of_the_answer(pool: str) -> None:
-    """All but b and d are ratios: ten times the prediction changes none of s, cos and pair."""
+    """All but b and d are ratios: ten times the prediction changes none of s, cos, pair, walk."""
     plain = toy_backbone()
     loud = gepc.Backbone.from_callable(lambda x, t: 10 * plain.eps(x, t), plain.alphas_cumprod, 3, 8)
-    extractor = method(features=("s", "cos", "pair"), pool=pool)
+    extractor = method(features=("s", "cos", "pair", "walk"), pool=pool)
     timesteps = extractor.timesteps(plain)
     tables = [extractor.extract(backbone, batch_of(pictures(3)), timesteps) for backbone in (plain, loud)]
     for name in tables[0]:
@@ -337,6 +337,7 @@ def test_one_channel() -> None:
         ({"mc_samples": 0}, "mc_samples must be at least 1"),
         ({"group_samples": 0}, "group_samples must be between 1 and 6"),
         ({"group_samples": 7}, "group_samples must be between 1 and 6"),
+        ({"group_samples": 2, "features": ("walk",)}, "'walk' needs the whole group"),
         ({"group_samples": 1, "features": ("pair",)}, "'pair' needs group_samples of at least 2"),
         ({"level_samples": 0}, "level_samples must be at least 1"),
         ({"pool": "median"}, "unknown pool"),
@@ -400,6 +401,11 @@ def test_a_single_evaluated_element_is_its_own_mean_and_none_is_nan() -> None:
     found = find_feature("s").average(values)
     assert found[0, 0] == pytest.approx(5.0 * 6 / 7)
     assert np.isnan(found[0, 1])
+
+
+def test_the_walk_is_averaged_over_its_steps() -> None:
+    values = np.random.default_rng(0).random((2, 3, 7))
+    np.testing.assert_allclose(find_feature("walk").average(values), values.mean(axis=2), rtol=1e-12)
 
 
 def test_pairs_of_a_subset_are_averaged_apart_from_those_with_the_identity() -> None:

@@ -242,6 +242,22 @@ class WithVariance(gepc.Backbone):
         return torch.tanh(x), x * torch.linspace(0.0, 1.0, x.shape[-1])
 
 
+def test_var_compares_the_learned_variance_under_the_group() -> None:
+    backbone = WithVariance(cosine_alphas_cumprod(1000), 3, 8)
+    method = GepcExtractor(levels=Levels((0.97,)), features=("var",), group=("flip_x",), pool="mean")
+    found = extract(method, backbone)["var"]
+    (t,) = method.timesteps(backbone)
+    x_t, _ = batch().noised(backbone, t)
+    ramp = torch.linspace(0.0, 1.0, 8)
+    expected = ((x_t.flip(-1) * ramp).mean((1, 2, 3)) - (x_t * ramp).mean((1, 2, 3))).abs()
+    np.testing.assert_allclose(found[:, 0, 1], expected.numpy(), rtol=1e-4)
+    assert (found[:, 0, 0] == 0).all()
+    with pytest.raises(OptionError, match="learned variance"):
+        extract(method, toy_backbone())
+    with pytest.raises(OptionError, match="cannot be combined"):
+        GepcExtractor(features=("var", "inner"))
+
+
 def test_var_raw_compares_the_channels_from_which_the_variance_is_made() -> None:
     class Learned(WithVariance):
         def _predict_with_variance(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,11 +274,6 @@ def test_var_raw_compares_the_channels_from_which_the_variance_is_made() -> None
     moved, here = (values.sort(1, descending=True).values[:, :16].mean(1) for values in channels)
     found = extract(method, backbone)["var_raw"]
     np.testing.assert_allclose(found[:, 0, 1], (moved - here).abs().numpy(), rtol=2e-2, atol=1e-4)
-    assert (found[:, 0, 0] == 0).all()
-    with pytest.raises(OptionError, match="learned variance"):
-        extract(method, toy_backbone())
-    with pytest.raises(OptionError, match="cannot be combined"):
-        GepcExtractor(features=("var_raw", "inner"))
 
 
 # --- targets that are small in their image ---------------------------------------------------------------------------

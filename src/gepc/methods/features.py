@@ -7,6 +7,7 @@ e = eps(x_t) - noise, known because we drew the noise, and the activations A of 
     residual  mean_g       pool(r_g^2)                            the paper's definition, not divided
     cos       mean_g       1 - <s_g, s> / (|s_g| |s|)             over channels and pixels together
     pair      mean_{g<g'}  pool((s_g - s_g')^2) / b               dispersion of the transported scores
+    walk      mean_i       pool((s_{g_i} - s_{g_{i+1}})^2) / b    once around the group in its order, closed
     x0        mean_g       pool((x0_g - x0)^2) / pool(x0^2)       the same as s for x0 = (x_t - sigma eps)/sqrt(abar)
     b         pool(s^2)                                           score energy
     d         pool(e^2)                                           denoising error
@@ -16,11 +17,12 @@ e = eps(x_t) - noise, known because we drew the noise, and the activations A of 
     inner     mean_g       mean_p (A - P_g^-1 A_g)^2 / mean_p A^2 the same of inner layers, for each channel
     h         mean_p A and std_p A, for each channel              what the network sees in the image
 
-and after the authors' code, with x_t' the estimate x0 under fresh noise of the same level, and u the network's channels
-for the variance of the reverse step:
+and after the authors' code, with x_t' the estimate x0 under fresh noise of the same level, and v the log of the learned
+variance; `var_raw` is the definition of that code, `var` is not:
 
     cycle     pool((x_t' - x_t)^2 / (x_t^2 + 1e-8))               does the image survive denoising and noising again?
-    var_raw   mean_g       |pool(|u_g|) - pool(|u|)|              the same as s for the variance channels
+    var       mean_g       |pool(v_g) - pool(v)|                  the same as s for the learned log-variance
+    var_raw   mean_g       |pool(|u_g|) - pool(|u|)|              the same of the network's own variance channels u
     var_g     var_g        pool(r_g^2) / b                        variance over the group
 
 The means include the identity, whose residual is zero and is never evaluated. In `inner` A are the activations for x_t
@@ -35,7 +37,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Any, Literal, TypeVar
 
@@ -105,6 +106,11 @@ def mean_over_pairs(values: Array) -> Array:
     return np.asarray((2.0 * nanmean(with_identity) + (size - 2) * nanmean(others)) / size)
 
 
+def mean_over_steps(values: Array) -> Array:
+    """Mean over the last axis, which is complete."""
+    return np.asarray(values.mean(axis=2))
+
+
 def logarithm_of_deviations(values: Array) -> Array:
     """Means as they are, and standard deviations, which are positive with a long tail, in logarithms."""
     means, deviations = np.split(values, 2, axis=2)
@@ -130,11 +136,11 @@ class Feature:
     transform : from averages, or values of single elements, to columns that a calibrator can model.
     layers : whether the feature reads the activations of inner layers. Its columns are calibrated apart from those of
         the network's output. If it compares group elements, it does so for flips, rotations and transpositions.
-    variance : whether the feature reads the network's channels for the variance of the reverse step.
+    log_variance : whether the feature reads the log-variance of the reverse step.
     fresh_noise : whether the feature reads a second draw of noise.
     looks_at : what a change of the feature means, in plain words; see `gepc.Detector.explain`.
     weight : the share of the false-alarm rate that this view of the image gets, relative to others.
-    least_elements : the smallest random subset of the group that the feature can be computed from.
+    least_elements : the smallest random subset of the group that the feature can be computed from; None: all of it.
     joint : whether a feature per element has columns of all elements together alone.
     """
 
@@ -144,9 +150,9 @@ class Feature:
     average: Callable[[Array], Array]
     transform: Callable[[Array], Array] = logarithm
     layers: bool = False
-    variance: bool = False
+    log_variance: bool = False
     fresh_noise: bool = False
-    least_elements: int = 1
+    least_elements: int | None = 1
     looks_at: str = "texture and noise"
     weight: float = 1.0
     joint: bool = False
@@ -273,14 +279,34 @@ def error_map(level: LevelAnswers) -> torch.Tensor:
     return level.error.square().mean(1) / level.energy[:, None, None]
 
 
-def whiteness(level: LevelAnswers, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """The mean over shifts of <e(p), e(p + shift)> / <e, e>."""
-    return autocorrelation(level.error, shifts)
+@feature("ax", transform=unchanged)
+def whiteness_along_x(level: LevelAnswers) -> torch.Tensor:
+    """<e(p), e(p + (0, 1))> / <e, e>."""
+    return autocorrelation(level.error, ((0, 1),))
 
 
-SHIFTS = {"ax": ((0, 1),), "ay": ((1, 0),), "ad": ((1, 1), (1, -1)), "ax2": ((0, 2),), "ay2": ((2, 0),)}
-for _name, _shifts in SHIFTS.items():
-    feature(_name, transform=unchanged)(partial(whiteness, shifts=_shifts))
+@feature("ay", transform=unchanged)
+def whiteness_along_y(level: LevelAnswers) -> torch.Tensor:
+    """<e(p), e(p + (1, 0))> / <e, e>."""
+    return autocorrelation(level.error, ((1, 0),))
+
+
+@feature("ad", transform=unchanged)
+def whiteness_on_diagonals(level: LevelAnswers) -> torch.Tensor:
+    """The mean of <e(p), e(p + (1, 1))> / <e, e> and <e(p), e(p + (1, -1))> / <e, e>."""
+    return autocorrelation(level.error, ((1, 1), (1, -1)))
+
+
+@feature("ax2", transform=unchanged)
+def whiteness_two_along_x(level: LevelAnswers) -> torch.Tensor:
+    """<e(p), e(p + (0, 2))> / <e, e>."""
+    return autocorrelation(level.error, ((0, 2),))
+
+
+@feature("ay2", transform=unchanged)
+def whiteness_two_along_y(level: LevelAnswers) -> torch.Tensor:
+    """<e(p), e(p + (2, 0))> / <e, e>."""
+    return autocorrelation(level.error, ((2, 0),))
 
 
 @feature("ac", transform=unchanged, looks_at="colour")
@@ -361,12 +387,24 @@ def estimate_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
     return pooled / level.estimate_energy[g.rows]
 
 
-@feature("var_raw", per="element", variance=True)
+@feature("var", per="element", log_variance=True)
+def variance_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
+    """|pool(v_g) - pool(v)|, v the log-variance of the reverse step."""
+    assert level.log_variance is not None
+    assert g.log_variance is not None
+    here, moved = level.pooling(level.log_variance[g.rows]), level.pooling(g.log_variance)
+    return (moved.double() - here.double()).abs()
+
+
+@feature("var_raw", per="element", log_variance=True)
 def raw_variance_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
-    """|pool(|u_g|) - pool(|u|)|, u the network's channels for the variance."""
-    assert level.variance is not None
-    assert g.variance is not None
-    here, moved = level.pooling(level.variance[g.rows].abs()), level.pooling(g.variance.abs())
+    """|pool(|u_g|) - pool(|u|)|, u the network's channels in v = (1 + u)/2 ln beta + (1 - u)/2 ln btilde."""
+    assert level.log_variance is not None
+    assert g.log_variance is not None
+    assert level.log_range is not None
+    large, small = level.log_range
+    fields = (level.log_variance[g.rows], g.log_variance)
+    here, moved = (level.pooling((2.0 * (v.double() - small) / (large - small) - 1.0).abs()) for v in fields)
     return (moved - here).abs()
 
 
@@ -403,7 +441,18 @@ def _layer_gaps(level: LevelAnswers, g: ElementAnswers) -> Iterator[tuple[torch.
 @feature("pair", per="group", average=mean_over_pairs, least_elements=2)
 def dispersion(level: LevelAnswers, scores: torch.Tensor) -> torch.Tensor:
     """pool((s_g - s_g')^2) / b for all pairs g < g', those with the identity first."""
-    gaps = [level.pooling((one - other).square()) / level.energy for one, other in combinations(scores, 2)]
+    return _between(level, scores, combinations(range(len(scores)), 2))
+
+
+@feature("walk", per="group", average=mean_over_steps, least_elements=None)
+def walk(level: LevelAnswers, scores: torch.Tensor) -> torch.Tensor:
+    """pool((s_{g_i} - s_{g_{i+1}})^2) / b, once around the group in its order, closed."""
+    size = len(scores)
+    return _between(level, scores, [(i, (i + 1) % size) for i in range(size)])
+
+
+def _between(level: LevelAnswers, scores: torch.Tensor, pairs: Iterable[tuple[int, int]]) -> torch.Tensor:
+    gaps = [level.pooling((scores[i] - scores[j]).square()) / level.energy for i, j in pairs]
     return torch.stack(gaps, 1)
 
 
@@ -419,8 +468,8 @@ def compute_row(
 ) -> tuple[Tensors, Tensors]:
     """The features, and the parts of the map, of the images at one noise level.
 
-    The answers for group elements are read one after another and not kept. Only features of the whole group (`pair`)
-    keep the transported answers, without the activations.
+    The answers for group elements are read one after another and not kept. Only features of the whole group (`pair`,
+    `walk`) keep the transported answers, without the activations.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ from gepc.methods.passes import Passes
 from gepc.methods.pooling import Pooling
 from gepc.methods.presets import Preset, Presets
 
-FEATURES = ("s", "residual", "cos", "pair", "x0", "b", "d", "inner", "cycle", "var_raw", "var_g")
+FEATURES = ("s", "residual", "cos", "pair", "walk", "x0", "b", "d", "inner", "cycle", "var", "var_raw", "var_g")
 PAPER_LEVELS = (0.99997, 0.9999, 0.9979, 0.9969)
 PAPER_LEVELS_CELEBA = (0.99997, 0.99, 0.999, 0.9969)
 DEFAULT_LEVELS = (0.9999, 0.998, 0.99, 0.97, 0.9)  # a wider range than the paper's; selection keeps the most stable
@@ -47,7 +47,7 @@ class GepcExtractor(HasMaps, Extractor):
     Parameters
     ----------
     levels : candidate noise levels.
-    features : any of s, residual, cos, pair, x0, b, d, inner, cycle, var_raw and var_g; the formulas are in
+    features : any of s, residual, cos, pair, walk, x0, b, d, inner, cycle, var, var_raw and var_g; the formulas are in
         `gepc.methods.features`.
     pool : pooling over pixels: `mean`, `topk` or `local`.
     topk : the share of the largest pixels, for `topk` and `local`.
@@ -93,19 +93,26 @@ class GepcExtractor(HasMaps, Extractor):
             raise OptionError("name at least one feature, such as s")
         if len(set(self.features)) != len(self.features):
             raise OptionError(f"a feature is named twice: {', '.join(self.features)}")
-        moving = len(self.group.moving)
-        if self.group_samples is not None and not 1 <= self.group_samples <= moving:
-            raise OptionError(f"group_samples must be between 1 and {moving}, got {self.group_samples}")
         kinds = self.kinds
         layers = [kind.name for kind in kinds if kind.layers]
         for kind in kinds:
-            if kind.variance and layers:
+            if kind.log_variance and layers:
                 raise OptionError(
                     f"the feature {kind.name!r} cannot be combined with {layers[0]}; leave one of them out"
                 )
             if kind.per == "element" and not set(kind.elements(self.group)) - {"id"}:
                 raise OptionError(f"the feature {kind.name!r} needs a group with a flip or a rotation")
-            if self.group_samples is not None and self.group_samples < kind.least_elements:
+        if self.group_samples is not None:
+            self._check_group_samples(self.group_samples)
+
+    def _check_group_samples(self, count: int) -> None:
+        moving = len(self.group.moving)
+        if not 1 <= count <= moving:
+            raise OptionError(f"group_samples must be between 1 and {moving}, got {count}")
+        for kind in self.kinds:
+            if kind.least_elements is None:
+                raise OptionError(f"the feature {kind.name!r} needs the whole group; leave group_samples out")
+            if count < kind.least_elements:
                 raise OptionError(f"the feature {kind.name!r} needs group_samples of at least {kind.least_elements}")
 
     @property
@@ -263,8 +270,8 @@ class GepcExtractor(HasMaps, Extractor):
 
     def _passes(self, backbone: Backbone, batch: Batch, group: Group, parts: list[MapPart]) -> Passes:
         kinds = self.kinds
-        if any(kind.variance for kind in kinds) and not backbone.learned_variance:
-            raise OptionError("the feature 'var_raw' needs a network with learned variance; this one has none")
+        if any(kind.log_variance for kind in kinds) and not backbone.learned_variance:
+            raise OptionError("the feature 'var' needs a network with learned variance; this one has none")
         return Passes(
             backbone,
             batch,
@@ -273,7 +280,7 @@ class GepcExtractor(HasMaps, Extractor):
             self.layers,
             record=any(kind.layers for kind in kinds) or any(part.layers for part in parts),
             record_moved=any(kind.layers and kind.per != "image" for kind in kinds),
-            variance=any(kind.variance for kind in kinds),
+            log_variance=any(kind.log_variance for kind in kinds),
             fresh_noise=any(kind.fresh_noise for kind in kinds),
         )
 

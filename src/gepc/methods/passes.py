@@ -38,8 +38,9 @@ class LevelAnswers:
     eps: torch.Tensor  # eps(x_t)
     pooling: Pooling  # pool
     activations: Activations = field(default_factory=dict)  # of inner layers, (n, C_l, H_l, W_l) by name, if recorded
-    variance: torch.Tensor | None = None  # u, the network's channels for the variance, if asked for
+    log_variance: torch.Tensor | None = None  # of the reverse step, if asked for
     fresh_noise: torch.Tensor | None = None  # a second draw of noise, if asked for
+    log_range: tuple[float, float] | None = None  # ln beta_t and ln btilde_t, if the log-variance is asked for
 
     @property
     def size(self) -> tuple[int, int]:
@@ -77,7 +78,7 @@ class ElementAnswers:
     eps: torch.Tensor  # the transported answer P_g^-1 eps(P_g x_t)
     gap: torch.Tensor  # the weight of g times the mean over channels of r_g^2 = (P_g^-1 eps(P_g x_t) - eps(x_t))^2
     activations: Activations  # for P_g x_t, not moved back, if recorded
-    variance: torch.Tensor | None  # for P_g x_t, not moved back, if asked for
+    log_variance: torch.Tensor | None  # for P_g x_t, not moved back, if asked for
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,14 @@ class _Answer:
 
     eps: torch.Tensor
     activations: Activations = field(default_factory=dict)
-    variance: torch.Tensor | None = None
+    log_variance: torch.Tensor | None = None
 
     def split(self, sizes: Sequence[int]) -> Iterator[_Answer]:
         """The answers for consecutive parts of the batch."""
         for end, size in zip(accumulate(sizes), sizes, strict=True):
             part = slice(end - size, end)
-            variance = None if self.variance is None else self.variance[part]
-            yield _Answer(self.eps[part], {name: maps[part] for name, maps in self.activations.items()}, variance)
+            log_variance = None if self.log_variance is None else self.log_variance[part]
+            yield _Answer(self.eps[part], {name: maps[part] for name, maps in self.activations.items()}, log_variance)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Passes:
     layers: tuple[str, ...] | None = None  # the layers to record; None chooses them
     record: bool = False  # whether to record the activations for x_t
     record_moved: bool = False  # whether to record the activations for P_g x_t
-    variance: bool = False  # whether to ask for the channels of the variance of the reverse step
+    log_variance: bool = False  # whether to ask for the log-variance of the reverse step
     fresh_noise: bool = False  # whether to draw noise a second time
 
     def at(self, t: int, draw: int, used: npt.NDArray[np.bool_]) -> LevelAnswers:
@@ -133,9 +134,14 @@ class Passes:
             answer.eps,
             self.pooling,
             answer.activations,
-            answer.variance,
-            fields[2] if self.fresh_noise else None,
+            answer.log_variance,
+            fresh_noise=fields[2] if self.fresh_noise else None,
+            log_range=self._log_range(t) if self.log_variance else None,
         )
+
+    def _log_range(self, t: int) -> tuple[float, float]:
+        large, small = log_variances(self.backbone.alphas_cumprod)
+        return float(large[t]), float(small[t])
 
     def transported(self, level: LevelAnswers, chosen: npt.NDArray[np.bool_]) -> Iterator[ElementAnswers]:
         """The passes for P_g x_t, one element after another, so that they need not be in memory together.
@@ -171,7 +177,7 @@ class Passes:
             here = level.eps[rows]
             eps = action.transported(answer.eps, here)
             gap = (eps - here).square().mean(1) * action.weight
-            yield ElementAnswers(action, rows, eps, gap, answer.activations, answer.variance)
+            yield ElementAnswers(action, rows, eps, gap, answer.activations, answer.log_variance)
 
     def _moved(self, level: LevelAnswers, action: Action, rows: torch.Tensor) -> torch.Tensor:
         """P_g x_t; where the action is on pixels, sqrt(abar) encode(P_g x) + sigma P_g noise."""
@@ -186,8 +192,7 @@ class Passes:
     def _network(self, x: torch.Tensor, t: int, record: bool) -> _Answer:
         if record and self.backbone.net is not None:
             return _Answer(*self.backbone.eps_and_activations(x, t, self.layers))
-        if self.variance:  # u in v = (1 + u)/2 ln beta + (1 - u)/2 ln btilde
+        if self.log_variance:
             eps, log_variance = self.backbone.eps_and_log_variance(x, t)
-            large, small = (float(table[t]) for table in log_variances(self.backbone.alphas_cumprod))
-            return _Answer(eps, variance=2.0 * (log_variance.double() - small) / (large - small) - 1.0)
+            return _Answer(eps, log_variance=log_variance)
         return _Answer(self.backbone.eps(x, t))
