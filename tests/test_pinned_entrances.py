@@ -187,10 +187,13 @@ def maps(place: Path) -> Any:
     command(place, "map", "plus", "mixed", "--out", "maps")
     metadata = json.loads((place / "maps" / "metadata.json").read_text())
     fields = {entry["map"]: np.load(place / "maps" / entry["map"]) for entry in metadata["images"] if entry["map"]}
+    coco = json.loads((place / "maps" / "regions.json").read_text())
+    for annotation in coco["annotations"]:
+        del annotation["segmentation"]  # the box; it was an outline in 0.2
     return {
         "metadata": metadata,
         "regions": table((place / "maps" / "regions.csv").read_text()),
-        "coco": json.loads((place / "maps" / "regions.json").read_text()),
+        "coco": coco,
         "maps": {name: {"dtype": str(field.dtype), **statistics(field)} for name, field in fields.items()},
     }
 

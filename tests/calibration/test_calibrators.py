@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.stats import gaussian_kde, multivariate_normal, norm, trim_mean
 
-from gepc.calibration import Aggregation, create_calibrator, list_calibrators
-from gepc.calibration.calibrators import AGGREGATIONS, Calibrator
+from gepc.calibration import Aggregation, create_calibrator
+from gepc.calibration.calibrators import AGGREGATIONS, Calibrator, list_calibrators
 from gepc.calibration.per_column import log_density, log_tail, silverman
 from gepc.core.errors import InputError, OptionError
 

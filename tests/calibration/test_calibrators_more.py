@@ -10,8 +10,10 @@ from sklearn.covariance import LedoitWolf
 from sklearn.mixture import GaussianMixture
 from sklearn.preprocessing import StandardScaler
 
-from gepc.calibration import GMM, KDE, Aggregation, create_calibrator, list_calibrators
-from gepc.calibration.joint import KNN
+from gepc.calibration import Aggregation, create_calibrator
+from gepc.calibration.calibrators import list_calibrators
+from gepc.calibration.joint import GMM, KNN
+from gepc.calibration.per_column import KDE
 from gepc.core.errors import InputError, OptionError
 
 RNG = np.random.default_rng(0)

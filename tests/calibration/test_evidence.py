@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import combine_pvalues, genpareto, kstest, norm
 
-from gepc.calibration import Aggregation, Evidence, combine_parts, create_calibrator
-from gepc.calibration.evidence import RULES, Tails
+from gepc.calibration import Aggregation, Evidence, create_calibrator
+from gepc.calibration.evidence import RULES, Tails, combine_parts
 from gepc.conformal.p_values import p_values
 from gepc.core.errors import OptionError
 from gepc.core.parts import Part

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 from sklearn.covariance import ledoit_wolf_shrinkage
 
-from gepc.calibration import Aggregation, Parts, Scorer, create_calibrator
-from gepc.calibration.evidence import FOLDS
+from gepc.calibration import Aggregation, Scorer, create_calibrator
+from gepc.calibration.evidence import FOLDS, Parts
 from gepc.calibration.joint import LevelPCA, _principal
 from gepc.core.errors import InputError, OptionError
 from gepc.core.parts import Part

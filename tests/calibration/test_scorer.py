@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.calibration import Aggregation, Scorer, create_calibrator, register
+from gepc.calibration import Aggregation, Scorer, create_calibrator
+from gepc.calibration.calibrators import register
 from gepc.calibration.scorer import coefficient_of_variation, select
 from gepc.core.errors import InputError, OptionError
 from gepc.core.parts import Part

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gepc import Monitor
-from gepc.conformal.adaptive import AdaptiveRate
+from gepc.conformal.monitor import AdaptiveRate
 from gepc.core.errors import OptionError
 
 RNG = np.random.default_rng(7)

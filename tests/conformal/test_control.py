@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gepc.conformal.decision import CONTROLS, DecisionRule, bonferroni, harmonic
+from gepc.conformal.decision import CONTROLS, DecisionRule, harmonic
 from gepc.conformal.p_values import CalibrationScores, p_values
 from gepc.core.errors import OptionError
 from gepc.core.rates import holm
@@ -28,24 +28,14 @@ def holm_by_hand(p, alpha):
 
 
 @given(ps, st.floats(0.01, 0.9))
-def test_holm_is_its_definition_and_flags_what_bonferroni_flags(p, alpha):
+def test_holm_is_its_definition_and_flags_what_the_union_bound_flags(p, alpha):
     assert np.array_equal(holm(p, alpha), holm_by_hand(p, alpha))
-    assert (holm(p, alpha) >= bonferroni(p, alpha)).all()
-
-
-@given(ps, st.integers(1, 39).map(lambda k: k / 40))
-def test_bonferroni_is_its_definition(p, alpha):
-    """p <= alpha/m, in whole fortieths, so that equality counts; one tile alone is flagged at alpha itself."""
-    fortieths = np.round(p * 40).astype(int)
-    assert np.array_equal(bonferroni(p, alpha), fortieths * len(p) <= round(alpha * 40))
-    assert bonferroni(np.array([alpha]), alpha).tolist() == [True]
-    assert bonferroni(np.empty(0), alpha).tolist() == []
+    assert holm(p, alpha)[p <= alpha / len(p)].all()
 
 
 @given(ps, st.floats(0.01, 0.9))
 def test_procedures_are_ordered_by_what_they_promise(p, alpha):
     flags = {name: flags_of(name, alpha, p) for name in CONTROLS}
-    assert (flags["bonferroni"] <= flags["holm"]).all()
     assert (flags["holm"] <= flags["bh"]).all()
     assert (flags["by"] <= flags["bh"]).all()
     assert (flags["bh"] <= flags["tile"]).all()
@@ -65,14 +55,13 @@ def test_the_fewest_flags_are_what_the_procedure_does_with_the_smallest_p_values
     assert rule.fewest_flags(m, enough - 1) > 1 or enough == 0
 
 
-@pytest.mark.parametrize("name", ["holm", "bonferroni"])
-def test_family_wise_errors_hold_though_all_tiles_are_copies_or_independent(name):
+def test_family_wise_errors_hold_though_all_tiles_are_copies_or_independent():
     rng, alpha, m, n = np.random.default_rng(0), 0.2, 4, 39
     for copies in (True, False):
         errors = 0
         for _ in range(2000):
             scores = np.full(m, rng.random()) if copies else rng.random(m)
-            errors += flags_of(name, alpha, p_values(scores, rng.random(n))).any()
+            errors += flags_of("holm", alpha, p_values(scores, rng.random(n))).any()
         assert errors / 2000 <= alpha + 4 * np.sqrt(alpha * (1 - alpha) / 2000)
 
 

@@ -1,4 +1,4 @@
-"""Regions of maps: boxes, outlines and files."""
+"""Regions of maps: boxes and files."""
 
 from __future__ import annotations
 
@@ -7,43 +7,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from toys import as_uint8, pictures, toy_detector
 
 from gepc.images.sources import open_images
-from gepc.maps.regions import MapRegion, coco, in_image, outlines
+from gepc.maps.regions import MapRegion, coco, in_image
 from gepc.runs.maps import MapOptions, write_maps
-
-
-def area(polygon: list[tuple[int, int]]) -> float:
-    """The shoelace formula; positive if the inside is on the right, with y downwards."""
-    x, y = np.array(polygon, dtype=np.float64).T
-    return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2.0)
-
-
-@settings(deadline=None, max_examples=60)
-@given(arrays(np.bool_, st.tuples(st.integers(1, 7), st.integers(1, 7))))
-def test_the_outlines_of_a_mask_enclose_it(mask: npt.NDArray[np.bool_]) -> None:
-    """Their areas add up to the pixels with the holes filled, and only corners are kept."""
-    from scipy.ndimage import binary_fill_holes
-
-    found = outlines(mask)
-    assert sum(map(area, found)) == binary_fill_holes(mask).sum()
-    for polygon in found:
-        assert area(polygon) > 0
-        steps = np.diff([*polygon, polygon[0]], axis=0)
-        assert ((steps == 0).sum(axis=1) == 1).all()
-        assert (np.sign(steps) != np.sign(np.roll(steps, 1, axis=0))).any(axis=1).all()
-
-
-def test_the_outline_of_an_l() -> None:
-    mask = np.array([[1, 0], [1, 1]], dtype=bool)
-    (found,) = outlines(mask)
-    assert set(found) == {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (0, 2)}
 
 
 def test_regions_are_where_the_map_exceeds_its_limit() -> None:
@@ -60,20 +29,18 @@ def test_regions_are_where_the_map_exceeds_its_limit() -> None:
     ]
     assert found[0].part == "residual"
     assert all(one.p_value <= 0.1 for one in found)
-    assert len(found[1].polygons) == 2
     assert detector.fitted.regions({"sum": field[:, :1] * 0.0}, 0) == []
 
 
 def test_a_region_in_pixels_of_the_image() -> None:
     """A map of 8 x 8 shows lines 10 to 26 and columns 0 to 32."""
-    region = MapRegion(1, 5.0, 0.01, (1, 2, 3, 4), 4, (1, 2), (((2, 1), (4, 1), (4, 3), (2, 3)),))
+    region = MapRegion(1, 5.0, 0.01, (1, 2, 3, 4), 4, (1, 2))
     found = in_image(region, (10, 0, 16, 32), (8, 8))
     assert found.box == (12, 8, 16, 16)
     assert found.area == 4 * 2 * 4
-    assert found.polygons == (((8.0, 12.0), (16.0, 12.0), (16.0, 16.0), (8.0, 16.0)),)
     annotation = coco([("a.png", (30, 32), [found])])["annotations"][0]
     assert annotation["bbox"] == [8, 12, 8, 4]
-    assert annotation["segmentation"] == [[8.0, 12.0, 16.0, 12.0, 16.0, 16.0, 8.0, 16.0]]
+    assert annotation["segmentation"] == [[8, 12, 16, 12, 16, 16, 8, 16]]
 
 
 def test_regions_are_written_for_spreadsheets_and_labelling_tools(tmp_path: Path) -> None:

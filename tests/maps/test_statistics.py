@@ -89,22 +89,20 @@ def test_a_target_does_not_lift_the_rest_of_its_image() -> None:
     np.testing.assert_allclose(loud, usual, atol=1e-3)
 
 
-def test_aligned_images_are_compared_position_by_position() -> None:
-    """A spot that is bright in every image is usual; position-free statistics see it as an outlier."""
-
-    def spot(images: Sequence[npt.NDArray[np.float32]]) -> MapParts:
-        fields = glowing(images)["residual"]
-        fields[:, :, 11:14, 11:14] *= 30.0
-        return {"residual": fields}
-
-    data = blanks(40, (24, 24)), blanks(20, (24, 24), 1)
-    free, aligned = (MapStatistics.fit(spot, *data, ONE, window=1, aligned=flag) for flag in (False, True))
-    shown = spot(blanks(20, (24, 24), 2))
-    spots = [found.z(shown, (24, 24))["residual"][:, 12, 12].mean() for found in (free, aligned)]
-    assert spots[0] > 1.2
-    assert abs(spots[1]) < 0.7
-    with pytest.raises(InputError, match="one size"):
-        MapStatistics.fit(spot, [*data[0], *blanks(9, (20, 20))], data[1], ONE, aligned=True)
+def test_statistics_by_position_of_version_0_2_are_restored() -> None:
+    """At each position the stored mean and deviation count, and a grid coarser than the map is interpolated."""
+    found = MapStatistics.fit(glowing, blanks(20, (24, 24)), blanks(20, (24, 24), 1), ONE, window=1)
+    state, shown = found.state(), glowing(blanks(2, (24, 24), 2))
+    free = found.z(shown, (24, 24))["residual"]
+    for side in (24, 12):
+        grid = np.full((2, side, side), found.mean[1, BANDS])
+        grid[1, side // 2, side // 2] -= 3.0 * found.std[1, BANDS]
+        by_position = {**state, "mean": grid, "std": np.full_like(grid, found.std[1, BANDS])}
+        restored = MapStatistics.restore(("residual",), 1, ONE, by_position)
+        z = restored.z(shown, (24, 24))["residual"]
+        middle = 24 // 2
+        assert (z[:, middle, middle] > free[:, middle, middle] + (2.9 if side == 24 else 1.0)).all()
+        np.testing.assert_allclose(z[:, 9, 9], free[:, 9, 9], atol=1e-4)
 
 
 def test_small_images_take_the_statistics_of_the_nearest_band() -> None:

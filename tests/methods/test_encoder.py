@@ -9,7 +9,7 @@ import pytest
 from toys import pictures, toy_backbone, toy_encoder
 
 import gepc
-from gepc.calibration.memory import LevelMemory, farthest_first
+from gepc.calibration.joint import LevelMemory, farthest_first
 from gepc.core.errors import BackboneError, OptionError
 
 

@@ -19,12 +19,12 @@ from gepc.core.errors import InputError, OptionError
 from gepc.images.noise import image_key
 from gepc.lab.analytic import GaussianBackbone
 from gepc.lab.metrics import auroc
-from gepc.methods.activations import position_vectors
 from gepc.methods.base import Batch
 from gepc.methods.features import autocorrelation, channel_correlation
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.gepc_plus import CORRELATIONS, GepcPlus
 from gepc.methods.groups import Group
+from gepc.methods.pooling import position_vectors
 
 LAGS = {"ax": ((0, 1),), "ay": ((1, 0),), "ad": ((1, 1), (1, -1)), "ax2": ((0, 2),), "ay2": ((2, 0),)}
 

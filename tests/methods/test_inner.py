@@ -16,14 +16,13 @@ from gepc.core.errors import OptionError
 from gepc.core.parts import Part
 from gepc.images.noise import image_key
 from gepc.lab.radar.cfar import RX, OrderStatisticCFAR
-from gepc.methods.activations import activation_distance, position_vectors
 from gepc.methods.base import Batch, extract_map_parts
 from gepc.methods.features import target_map
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.gepc_plus import GepcPlus
 from gepc.methods.groups import find_action
 from gepc.methods.passes import LevelAnswers
-from gepc.methods.pooling import Pooling, log_contrast, position_distance
+from gepc.methods.pooling import Pooling, activation_distance, log_contrast, position_distance, position_vectors
 
 IMAGES = pictures(6)
 RNG = np.random.default_rng(12)

@@ -4,23 +4,10 @@ A column calibrator models each (level, feature) by itself; the results are aggr
 A vector calibrator models all of them together. The calibrator `evidence` combines calibrators of several parts.
 """
 
-from gepc.calibration.calibrators import Aggregation, create_calibrator, list_calibrators, register
-from gepc.calibration.evidence import Evidence, Parts, combine_parts
-from gepc.calibration.joint import GMM
-from gepc.calibration.memory import LevelMemory
-from gepc.calibration.per_column import KDE
-from gepc.calibration.scorer import Scorer
-
-__all__ = [
-    "GMM",
-    "KDE",
-    "Aggregation",
-    "Evidence",
-    "LevelMemory",
-    "Parts",
-    "Scorer",
-    "combine_parts",
-    "create_calibrator",
-    "list_calibrators",
-    "register",
-]
+# importing these modules registers their calibrators
+from gepc.calibration import joint as joint
+from gepc.calibration import per_column as per_column
+from gepc.calibration.calibrators import Aggregation as Aggregation
+from gepc.calibration.calibrators import create_calibrator as create_calibrator
+from gepc.calibration.evidence import Evidence as Evidence
+from gepc.calibration.scorer import Scorer as Scorer

@@ -33,7 +33,7 @@ ShownBands = Annotated[
     str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
 ]
 CONTROL_HELP = (
-    "Error rate to control: bh or by (false-discovery rate), holm or bonferroni (probability of any false alarm in the "
+    "Error rate to control: bh or by (false-discovery rate), holm (probability of any false alarm in the "
     "scene), or tile (false-alarm rate of each tile)."
 )
 METHOD_HELP = (

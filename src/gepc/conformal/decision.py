@@ -30,7 +30,7 @@ from gepc.core.rates import SLACK, holm
 
 Flags = npt.NDArray[np.bool_]
 PROCEDURES = ("bh", "storey")
-CONTROLS = ("bh", "by", "holm", "bonferroni", "tile")
+CONTROLS = ("bh", "by", "holm", "tile")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DecisionRule:
         `tile`, the default: p <= alpha for every image or tile by itself; nothing is promised of all of them together.
         `bh`: Benjamini-Hochberg, the share of false flags, under positive dependence.
         `by`: Benjamini-Yekutieli, the share of false flags, under any dependence: BH at alpha/(1 + 1/2 + ... + 1/m).
-        `holm`, `bonferroni`: the probability of any false flag, under any dependence.
+        `holm`: the probability of any false flag, under any dependence.
 
     Examples
     --------
@@ -113,8 +113,8 @@ class DecisionRule:
         if self._method == "tile":
             return np.asarray(p <= self.limits(reference, labels))
         flags, scored = np.zeros(len(p), dtype=bool), ~np.isnan(p)
-        procedures = {"bh": benjamini_hochberg, "storey": storey, "holm": holm, "bonferroni": bonferroni}
-        flag = procedures.get(self._method, benjamini_hochberg)
+        procedures = {"bh": benjamini_hochberg, "by": benjamini_hochberg, "storey": storey, "holm": holm}
+        flag = procedures[self._method]
         flags[scored] = flag(p[scored], self._rate(max(1, int(scored.sum()))))
         return flags
 
@@ -146,7 +146,7 @@ class DecisionRule:
         """How many of `m` tiles must have the smallest p-value, 1/(n + 1), for any flag; more than m: never."""
         if n >= self.images_for_one(m):
             return 1
-        if self._method in ("tile", "holm", "bonferroni"):
+        if self._method in ("tile", "holm"):
             return m + 1
         return math.ceil(m / (self._rate(m) * (n + 1)) / SLACK)
 
@@ -190,7 +190,7 @@ class DecisionRule:
                 f"Each in-distribution tile is flagged with probability at most {self.alpha:g}; of {m} such tiles "
                 f"{self.alpha * m:.3g} are to be expected. Nothing is promised of the scene as a whole."
             )
-        if self.control in ("holm", "bonferroni"):
+        if self.control == "holm":
             return (
                 f"The probability of even one false flag among the {m} tiles of this scene is at most {self.alpha:g} "
                 f"({self.control}), however the overlapping tiles depend on each other; so the probability of even one "
@@ -287,11 +287,6 @@ def _check(p_values: npt.ArrayLike, fdr: float) -> Array:
     if not ((p >= 0.0) & (p <= 1.0)).all():
         raise OptionError("p-values must lie in [0, 1]")
     return p
-
-
-def bonferroni(p: Array, alpha: float) -> Flags:
-    """Flag p <= alpha/m. The probability of any false flag is at most alpha, by the union bound, always."""
-    return np.asarray(p <= alpha / max(1, len(p)) * SLACK)
 
 
 def harmonic(m: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from gepc.core.files import StrPath
 from gepc.core.progress import Progress
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import Groups, feature_table, fit_detector
-from gepc.detector.hub import push
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options, without_unused
 from gepc.detector.plots import plot_results
 from gepc.detector.storage import load_fitted, save_detector
@@ -161,36 +160,6 @@ class FittedAttributes(Parameters):
 
     save_pretrained = save
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        fitted_on: str,
-        figures: Mapping[str, object] | None = None,
-        licence: str | None = None,
-        **options: Any,
-    ) -> str:
-        """Upload the detector to the Hugging Face hub with a model card; `gepc.load_detector(repo_id)` loads it.
-
-        Parameters
-        ----------
-        repo_id : "org/name".
-        fitted_on : the in-distribution images in words, for the card.
-        figures : name -> value of measured results to show on the card.
-        licence : of the detector, such as "apache-2.0".
-        **options : of `huggingface_hub.HfApi.create_repo`, such as `private=True`.
-
-        Returns
-        -------
-        The address of the repository.
-
-        Examples
-        --------
-        >>> detector.push_to_hub("org/det", "photographs of an empty beach")  # doctest: +SKIP
-        'https://huggingface.co/org/det'
-        """
-        card = {"fitted_on": fitted_on, "figures": figures or {}, "licence": licence}
-        return push(self.fitted, repo_id, card, **options)
-
     @property
     def input_size(self) -> tuple[int, int]:
         """(H, W) of the network's input: that of the first image where it is not fixed, and 32x32 before `fit`."""
@@ -250,10 +219,9 @@ class Detector(FittedAttributes):
         otherwise to that of the first image.
     ignore : bool array (H, W) or path of a picture, optional
         Pixels that count neither for scores nor for maps nor for calibration; see `gepc.Preprocessing`.
-    maps : {"calibrated", "aligned", "raw"}
+    maps : {"calibrated", "raw"}
         `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
-        p-values. `aligned` learns it for every position, for images in which a pixel always shows the same thing.
-        `raw` learns the common scale of maps alone, with fewer passes.
+        p-values. `raw` learns the common scale of maps alone, with fewer passes.
     score_from : {"features", "map"}
         `map` takes the mean of the highest 0.3 % of the calibrated map as the score, for small defects in images that
         are usual otherwise.

@@ -232,10 +232,9 @@ def _with_maps(
         for _ in read_parts(read, calibrating):
             pass  # `read` collects the raw maps
         return replace(draft, map_scale=v_global(raw))
-    aligned = parameters.maps == "aligned"
     window = map_window(draft.method)
     ignored, model = draft.preprocessing.ignored, map_model(draft.method)
-    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, aligned, ignored, model)
+    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, ignored, model)
     return replace(draft, maps=statistics.trim(parameters.contamination), map_scale=v_global(raw))
 
 

@@ -45,7 +45,7 @@ class Parameters:
     magnitude: str = "linear"
     normalise: str = "fixed"
     ignore: Mask | None = None
-    maps: str = one_of("calibrated", "aligned", "raw")
+    maps: str = one_of("calibrated", "raw")
     score_from: str = one_of("features", "map")
     calibration_share: float = 1 / 3
     contamination: float = checked(0.0, lambda value: 0.0 <= value < 0.5, "at least 0 and below 0.5")

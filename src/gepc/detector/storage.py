@@ -344,6 +344,8 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
     method = find_method(description["method"])
     options = without_unused(description["options"])
     options.pop("sequential", None)  # written by 0.1
+    if options.get("maps") == "aligned":  # written by 0.2; its statistics are by position
+        options["maps"] = "calibrated"
     own, shared = divided(method, options, f"method {method.name!r}")
     parameters = Parameters(backbone, method(**own), **shared)
     fitted = build(Fitted, description["fitted"], "fitted")

@@ -1,14 +1,13 @@
-"""Regions: where a map stands out, as boxes and polygons with a score, a p-value and the part that raised it."""
+"""Regions: where a map stands out, as boxes with a score, a p-value and the part that raised it."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import binary_fill_holes, find_objects, label
+from scipy.ndimage import find_objects, label
 
 from gepc.core.tables import escape_cell
 from gepc.maps.statistics import MapStatistics
@@ -49,7 +48,6 @@ class MapRegion(Region):
 
     area: int = 0
     peak: tuple[int, int] = (0, 0)
-    polygons: tuple[tuple[Point, ...], ...] = ()  # corners (x, y); several if parts touch at corners only
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -83,8 +81,7 @@ def map_regions(
     for _, mask, peak, box in measured(shown, labels):
         p_value = np.nan if statistics is None else float(statistics.p_values(shown[peak], part))
         parts = {name: float(fields[name][peak]) for name in leading}
-        polygons = tuple(tuple((x + box[1], y + box[0]) for x, y in outline) for outline in outlines(mask))
-        regions.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, polygons, parts))
+        regions.append(MapRegion(0, float(shown[peak]), p_value, box, int(mask.sum()), peak, parts))
     return numbered(regions)
 
 
@@ -101,39 +98,6 @@ def measured(values: Map, labels: npt.NDArray[Any]) -> Iterator[tuple[int, Mask,
         yield number, mask, peak, (lines.start, columns.start, lines.stop, columns.stop)
 
 
-def outlines(mask: Mask) -> list[list[tuple[int, int]]]:
-    """Closed polygons around the pixels of a mask without its holes: corners (x, y) along the edges of pixels."""
-    inside = np.pad(binary_fill_holes(mask), 1)
-    edges: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    # each edge between inside and outside, directed so that the inside is on the right
-    directions, corners = ((-1, 0), (0, 1), (1, 0), (0, -1)), ((0, 0), (1, 0), (1, 1), (0, 1))
-    for (down, right), start, end in zip(directions, corners, (*corners[1:], corners[0]), strict=True):
-        lines, columns = np.nonzero(inside & ~np.roll(inside, (-down, -right), (0, 1)))
-        for x, y in zip((columns - 1).tolist(), (lines - 1).tolist(), strict=True):
-            edges[x + start[0], y + start[1]].append((x + end[0], y + end[1]))
-    found = []
-    while edges:
-        path = [next(iter(edges))]
-        before = (0, 0)
-        while True:
-            x, y = path[-1]
-            # of two ways on, the one to the right, so that pixels that touch at a corner stay apart
-            ends = sorted(edges[x, y], key=lambda end: before[0] * (end[1] - y) - before[1] * (end[0] - x))
-            step = ends.pop()
-            edges[x, y] = ends
-            if not ends:
-                del edges[x, y]
-            direction = (step[0] - x, step[1] - y)
-            if direction == before:
-                path.pop()
-            before = direction
-            if step == path[0]:
-                break
-            path.append(step)
-        found.append(path)
-    return found
-
-
 def in_image(region: MapRegion, window: Window, size: tuple[int, int]) -> MapRegion:
     """A region of a map of `size` in pixels of the image, of which the map shows (top, left, height, width)."""
     top, left, height, width = window
@@ -144,9 +108,8 @@ def in_image(region: MapRegion, window: Window, size: tuple[int, int]) -> MapReg
 
     box, (line, column) = region.box, region.peak
     (x0, y0), (x1, y1), (x, y) = point(box[1], box[0]), point(box[3], box[2]), point(column + 0.5, line + 0.5)
-    polygons = tuple(tuple(point(*corner) for corner in polygon) for polygon in region.polygons)
     whole, area = (int(y0), int(x0), math.ceil(y1), math.ceil(x1)), max(1, round(region.area * down * right))
-    return replace(region, box=whole, area=area, peak=(int(y), int(x)), polygons=polygons)
+    return replace(region, box=whole, area=area, peak=(int(y), int(x)))
 
 
 def csv_rows(path: str, regions: Sequence[MapRegion]) -> list[tuple[Any, ...]]:
@@ -163,7 +126,7 @@ def csv_rows(path: str, regions: Sequence[MapRegion]) -> list[tuple[Any, ...]]:
 def coco(images: Sequence[tuple[str, tuple[int, int], Sequence[MapRegion]]]) -> dict[str, Any]:
     """Regions as COCO annotations, which labelling tools read: for each image its path, (height, width) and regions.
 
-    In addition to the fields of COCO, an annotation has `score`, `p_value` and `parts`.
+    The segmentation is the box. In addition to the fields of COCO, an annotation has `score`, `p_value` and `parts`.
     """
     annotations: list[dict[str, Any]] = []
     for number, (_, _, regions) in enumerate(images, start=1):
@@ -176,7 +139,7 @@ def coco(images: Sequence[tuple[str, tuple[int, int], Sequence[MapRegion]]]) -> 
                     "category_id": 1,
                     "bbox": [left, top, right - left, bottom - top],
                     "area": region.area,
-                    "segmentation": [[round(c, 2) for point in polygon for c in point] for polygon in region.polygons],
+                    "segmentation": [[left, top, right, top, right, bottom, left, bottom]],
                     "iscrowd": 0,
                     "score": region.score,
                     "p_value": None if np.isnan(region.p_value) else region.p_value,

@@ -10,8 +10,8 @@ u_p = log box(m_p), c_p its median over the image, and means and standard deviat
 
 The maximum is over the error and the activations if the method has them, otherwise over all parts; this was chosen on
 ID images with synthetic defects (`benchmarks/maps.py`). mu and sigma are functions of the distance to the border, where
-padding disturbs the network, and the same for all pixels farther away. For aligned images they are functions of the
-position, shrunk towards these. With M_i the largest value of the map of the i-th of n ID images that fitted nothing,
+padding disturbs the network, and the same for all pixels farther away. With M_i the largest value of the map of the
+i-th of n ID images that fitted nothing,
 
     p(h, w) = (1 + #{M_i >= z(h, w)}) / (n + 1)
 
@@ -57,7 +57,6 @@ ALPHA = 0.05
 BANDS = 8
 VECTORS = 20_000  # positions whose activations are learnt from
 AT_ONCE = 8
-ALIGNED_SIDE, PRIOR_IMAGES = 64, 8
 TINY, LEAST_SPREAD = 1e-30, 1e-6
 STATE = ("mean", "std", "offsets", "maxima", "scores")
 
@@ -69,7 +68,7 @@ class MapStatistics:
     parts: tuple[str, ...]  # the names of the parts
     window: int  # odd side of the box filter; less on small images, at most an eighth of their shorter side
     weights: Array  # the weights of the noise levels
-    mean: Array  # mu of all parts together, first, and of each: (1 + P, bands), or for aligned images (1 + P, h, w)
+    mean: Array  # mu of all parts together, first, and of each: (1 + P, bands); version 0.2 also (1 + P, h, w)
     std: Array  # sigma, in the same shape
     offsets: Array  # mean and standard deviation of c_p, (P, 2)
     maxima: Array  # the largest values of the maps of the n calibration images, (1 + P, n)
@@ -85,11 +84,10 @@ class MapStatistics:
         calibrating: Sequence[Image],
         weights: Array,
         window: int = 9,
-        aligned: bool = False,
         ignored: Ignored | None = None,
         model: MapModel = DEFAULT_MODEL,
     ) -> MapStatistics:
-        """Learn mu and sigma, by position if `aligned`, from `fitting`, and the maxima from `calibrating`.
+        """Learn mu and sigma from `fitting`, and the maxima from `calibrating`.
 
         Where there are activations, the first half of `fitting` is for the model of single positions instead,
         so that mu and sigma are those of images that it has not seen.
@@ -109,7 +107,7 @@ class MapStatistics:
         for parts, size in chain(waiting, read_parts(read, fitting[half:])):
             found.parts = tuple(parts)
             fields.append(found._fields(parts, size))
-        found._learn(fields, aligned)
+        found._learn(fields)
         calibration = []
         for parts, size in read_parts(read, calibrating):
             z = found.z(parts, size, None if ignored is None else ignored(size))
@@ -118,19 +116,13 @@ class MapStatistics:
         found.maxima = np.stack(maxima)
         return found
 
-    def _learn(self, fields: Sequence[Fields], aligned: bool) -> None:
+    def _learn(self, fields: Sequence[Fields]) -> None:
         """mu and sigma, from u of every batch."""
-        if aligned and len({field.shape[1:] for batch in fields for field in batch.values()}) > 1:
-            raise InputError(
-                "maps by position need images of one size; set `size`, or `maps` to 'calibrated'",
-                options=("size", "maps"),
-            )
-        moments = _by_position if aligned else _by_band
         centres = [np.concatenate([_centre(batch[name]).ravel() for batch in fields]) for name in self.parts]
         self.offsets = np.array([[c.mean(), max(c.std(), LEAST_SPREAD)] for c in centres], dtype=np.float64)
-        each = [moments([self._centred(batch[name]) for batch in fields]) for name in self.parts]
+        each = [_by_band([self._centred(batch[name]) for batch in fields]) for name in self.parts]
         self.mean, self.std = (np.stack([each[0][k], *(found[k] for found in each)]) for k in (0, 1))
-        self.mean[0], self.std[0] = moments([self._largest(self._by_part(batch)) for batch in fields])
+        self.mean[0], self.std[0] = _by_band([self._largest(self._by_part(batch)) for batch in fields])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -289,25 +281,8 @@ def _by_band(fields: Sequence[Map]) -> tuple[Array, Array]:
     return mean, np.maximum(spread, LEAST_SPREAD)
 
 
-def _by_position(fields: Sequence[Map]) -> tuple[Array, Array]:
-    """Mean and standard deviation at each position; those of its distance to the border count as `PRIOR_IMAGES`."""
-    values = np.concatenate(list(fields)).astype(np.float64)
-    size = values.shape[1:]
-    prior_mean, prior_std = (band[_distance_to_border(size)] for band in _by_band(fields))
-    share = len(values) / (len(values) + PRIOR_IMAGES)
-    mean = share * values.mean(0) + (1.0 - share) * prior_mean
-    std = np.sqrt(share * ((values - mean) ** 2).mean(0) + (1.0 - share) * prior_std**2)
-    step = -(-max(size) // ALIGNED_SIDE)
-    grid = tuple(-(-side // step) for side in size)
-    return _resized(mean, grid, "area"), _resized(std, grid, "area")
-
-
 def _spread(values: Array, size: Size) -> Array:
-    """Statistics by band or by position, for every pixel of an image."""
-    return values[_distance_to_border(size)] if values.ndim == 1 else _resized(values, size, "bilinear")
-
-
-def _resized(values: Array, size: Size, mode: str) -> Array:
-    if values.shape == size:
-        return values
-    return np.asarray(interpolate(torch.from_numpy(values)[None, None], size, mode=mode)[0, 0].numpy())
+    """Statistics by band, or by position if version 0.2 fitted them so, for every pixel of an image."""
+    if values.ndim == 1:
+        return values[_distance_to_border(size)]
+    return np.asarray(interpolate(torch.from_numpy(values)[None, None], size, mode="bilinear")[0, 0].numpy())

@@ -15,9 +15,8 @@ from torch import Tensor
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.options import at_least, one_of
-from gepc.methods.activations import channel_statistics
 from gepc.methods.base import Batch, Cost, Features, HasMaps, MapParts, PerLevel, Table, WholeImage, register, to_numpy
-from gepc.methods.pooling import box_filter, check_window, energy, odd_eighth
+from gepc.methods.pooling import box_filter, channel_statistics, check_window, energy, odd_eighth
 from gepc.methods.presets import Preset, Presets
 
 

@@ -20,7 +20,6 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.encoders import Encoder
 from gepc.core.errors import OptionError
 from gepc.core.options import one_of
-from gepc.methods.activations import activation_distance, channel_statistics, position_vectors
 from gepc.methods.base import (
     Batch,
     Columns,
@@ -36,6 +35,7 @@ from gepc.methods.base import (
     to_numpy,
 )
 from gepc.methods.features import logarithm_of_deviations
+from gepc.methods.pooling import activation_distance, channel_statistics, position_vectors
 from gepc.methods.presets import Preset, Presets
 
 POSITION_MODELS = {"memory": "level_memory", "gaussian": "level_pca:rank=64"}

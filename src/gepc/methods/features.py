@@ -47,10 +47,9 @@ from torch.nn.functional import interpolate
 
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.plugins import plugins
-from gepc.methods.activations import activation_distance, channel_statistics, position_vectors
 from gepc.methods.groups import Group
 from gepc.methods.passes import ElementAnswers, LevelAnswers
-from gepc.methods.pooling import log_contrast
+from gepc.methods.pooling import activation_distance, channel_statistics, log_contrast, position_vectors
 
 Array = npt.NDArray[np.float64]
 Per = Literal["image", "element", "group"]

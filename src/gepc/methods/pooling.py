@@ -1,18 +1,20 @@
-"""Pooling: fields to numbers; and maps: one field per level to one per image, with a common scale for pictures."""
+"""Pooling: fields, and the activations of inner layers, to numbers; maps: one field per level to one per image."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, interpolate
 
 from gepc.core.errors import OptionError, check_choice
 
 Map = npt.NDArray[np.float32]
 QUANTILE = 0.99
 KINDS = ("mean", "topk", "local")
+GRID, VECTOR_CHANNELS = 64, 256  # the largest side of the grid of activations, and number of channels on it
 
 
 def total(field: torch.Tensor) -> torch.Tensor:
@@ -57,7 +59,7 @@ class Pooling:
 def box_filter(fields: torch.Tensor, window: int) -> torch.Tensor:
     """The mean over a window of each pixel, (N, H, W) -> (N, H, W); at the border the window shrinks."""
     pad = window // 2
-    return torch.nn.functional.avg_pool2d(fields[:, None], window, stride=1, padding=pad, count_include_pad=False)[:, 0]
+    return avg_pool2d(fields[:, None], window, stride=1, padding=pad, count_include_pad=False)[:, 0]
 
 
 def position_distance(fields: torch.Tensor) -> torch.Tensor:
@@ -80,6 +82,51 @@ def position_distance(fields: torch.Tensor) -> torch.Tensor:
     return squared.reshape(len(fields), *fields.shape[2:])
 
 
+def channel_statistics(maps: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Mean and standard deviation over pixels of every channel of the recorded layers, (N, 2 C): all means first."""
+    fields = [field.float() for field in maps.values()]
+    means = [field.mean((2, 3), keepdim=True) for field in fields]
+    # torch.var_mean takes nine times as long on channels-last fields
+    deviations = [(field - mean).square().mean((2, 3)).sqrt() for field, mean in zip(fields, means, strict=True)]
+    return torch.cat([mean.flatten(1) for mean in means] + deviations, 1)
+
+
+def activation_distance(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
+    """RX in the inner layers: how unusual the activations at a position are among those of the image, (N, H, W).
+
+    d^2/C of the vectors of all C channels (`position_distance`) on a grid of at most 64 cells along a side. It compares
+    an image with itself, so that another sensor is not foreign as a whole.
+    """
+    grid = _common_grid(size)
+    vectors = torch.cat([adaptive_avg_pool2d(layer.float(), grid) for layer in maps.values()], 1)
+    distance = position_distance(vectors) / vectors.shape[1]
+    return interpolate(distance[:, None], size, mode="bilinear")[:, 0]
+
+
+def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
+    """The activations at each position of a common grid, (N, C, h, w), with at most 64 positions along a side.
+
+    At most 256 channels are taken, evenly spaced over all layers: neighbouring channels say much the same.
+    """
+    grid = _common_grid(size)
+    channels = sum(layer.shape[1] for layer in maps.values())
+    every = torch.linspace(0, channels - 1, min(channels, VECTOR_CHANNELS)).round().long()
+    vectors, first = [], 0
+    for layer in maps.values():
+        taken = every[(every >= first) & (every < first + layer.shape[1])] - first
+        first += layer.shape[1]
+        part = layer[:, taken.to(layer.device)].float()
+        larger = part.shape[2] > grid[0] or part.shape[3] > grid[1]
+        vectors.append(adaptive_avg_pool2d(part, grid) if larger else interpolate(part, grid, mode="bilinear"))
+    return torch.cat(vectors, 1)
+
+
+def _common_grid(size: tuple[int, int]) -> tuple[int, int]:
+    """Cells of a grid over an image of `size`, at most `GRID` along a side."""
+    step = -(-max(size) // GRID)
+    return -(-size[0] // step), -(-size[1] // step)
+
+
 def log_contrast(fields: torch.Tensor, window: int) -> torch.Tensor:
     """How much brighter a window is than its surroundings, in their standard deviations: (N, H, W) -> (N, H, W).
 
@@ -90,9 +137,9 @@ def log_contrast(fields: torch.Tensor, window: int) -> torch.Tensor:
     guard, ring = ring_sides(5 * window, 7 * window, fields.shape[1:])
 
     def box_sum(values: torch.Tensor, side: int) -> torch.Tensor:
-        pool = torch.nn.functional.avg_pool2d  # one axis after the other, which is much faster for large windows
-        lines = pool(values[:, None], (side, 1), 1, (side // 2, 0))
-        return pool(lines, (1, side), 1, (0, side // 2))[:, 0] * side**2
+        # one axis after the other, which is much faster for large windows
+        lines = avg_pool2d(values[:, None], (side, 1), 1, (side // 2, 0))
+        return avg_pool2d(lines, (1, side), 1, (0, side // 2))[:, 0] * side**2
 
     def ring_sum(values: torch.Tensor) -> torch.Tensor:
         return box_sum(values, ring) - box_sum(values, guard)
