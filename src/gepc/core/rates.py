@@ -38,3 +38,30 @@ def holm(p_values: npt.ArrayLike, alpha: float) -> npt.NDArray[np.bool_]:
     rejected = np.zeros(len(p), dtype=bool)
     rejected[order[:count]] = True
     return rejected
+
+
+def holm_adjusted(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The smallest family-wise rate at which Holm's procedure rejects each hypothesis.
+
+    It is max_{j <= k} min(1, (m + 1 - j) p_(j)) for the k-th smallest of m p-values.
+
+    Parameters
+    ----------
+    p_values : float array (m,)
+        One p-value for each hypothesis.
+
+    Returns
+    -------
+    float array (m,)
+
+    Examples
+    --------
+    >>> from gepc.core.rates import holm_adjusted
+    >>> holm_adjusted([0.01, 0.2, 0.03]).tolist()
+    [0.03, 0.2, 0.06]
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, (len(p) - np.arange(len(p))) * p[order]))
+    return adjusted

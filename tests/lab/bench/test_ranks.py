@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from gepc.core.errors import InputError
+from gepc.core.rates import holm, holm_adjusted
 from gepc.lab.bench.ranks import Ranking, diagram, read_aurocs
 
 
@@ -47,10 +50,30 @@ def test_two_methods_have_the_sign_test():
 
 def test_table_gives_the_average_of_each_benchmark():
     table = ranking([[0.9, 0.5, 0.7, 0.5], [0.6, 0.6, 0.6, 0.6]], suites=("even", "odd")).table()
-    assert table.header == ("method", "average rank", "average AUROC", "worst", "even (2)", "odd (2)")
+    first = ("method", "average rank", "p against the first", "average AUROC", "worst")
+    assert table.header == (*first, "even (2)", "odd (2)")
     best = dict(zip(table.header, table.rows[0], strict=True))
     assert (best["method"], best["even (2)"], best["odd (2)"]) == ("a", pytest.approx(0.8), pytest.approx(0.5))
     assert "not independent" in table.note
+
+
+def test_paired_test_counts_every_id_set_once():
+    """Seven ID sets of three pairs: `a` is better on average in every set, so that p = 2/2^7, twice for two methods."""
+    rng = np.random.default_rng(3)
+    names = [f"{id_set}:{ood}" for id_set in "ABCDEFG" for ood in "xyz"]
+    low = dict(zip(names, rng.uniform(0.5, 0.6, 21), strict=True))
+    aurocs = {"a": dict.fromkeys(names, 0.9), "b": low, "c": {name: value - 0.1 for name, value in low.items()}}
+    found = Ranking.of({"suite": aurocs})
+    np.testing.assert_allclose(found.paired_p_values, [2 * 2 / 2**7] * 2)
+    assert "7 ID sets" in found.table().note
+    assert Ranking.of({"suite": {"a": low, "b": low}}).paired_p_values.tolist() == [1.0]
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), st.floats(0.001, 0.999))
+def test_adjusted_p_values_reject_what_holm_rejects(p_values, alpha):
+    adjusted = holm_adjusted(p_values)
+    assume(np.all(np.abs(adjusted - alpha) > 1e-9))
+    np.testing.assert_array_equal(adjusted <= alpha, holm(p_values, alpha))
 
 
 def test_methods_that_a_benchmark_lacks_are_left_out():
