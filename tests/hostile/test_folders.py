@@ -202,26 +202,3 @@ def test_deep_nesting_is_an_error_message(saved, tmp_path: Path, capfd) -> None:
     (folder / DESCRIPTION).write_text("[" * 200_000)
     assert command_line(["score", str(folder), str(tmp_path)]) == 2
     assert "is not a readable JSON file" in capfd.readouterr().err
-
-
-def test_a_bad_folder_does_not_replace_the_one_in_service(saved, tmp_path: Path) -> None:
-    pytest.importorskip("fastapi", reason="serving needs gepc[serve]")
-    from starlette.testclient import TestClient
-
-    from gepc.serve import Settings, create_app
-
-    folder = shutil.copytree(saved, tmp_path / "det")
-    value, state = json.loads((saved / DESCRIPTION).read_text()), dict(load_file(saved / STATE))
-    with TestClient(create_app(folder, Settings(), str(saved.parent / "net")), base_url="http://127.0.0.1") as client:
-        before = client.get("/v1/detector").json()["detector"]
-        for path in places(value):
-            for new in (None, [], {"a": {}}, float("nan")):
-                if path[0] in ("cost", "guarantee", "versions") or new == value.get(path[0]):
-                    continue
-                (folder / DESCRIPTION).write_text(json.dumps(changed(value, path, new, drop=False)))
-                assert client.post("/v1/reload").status_code in (200, 409), (path, new)
-        shutil.copy(saved / DESCRIPTION, folder)
-        save_file({**state, "calibrator/bandwidth": state["calibrator/bandwidth"] * np.nan}, folder / STATE)
-        assert client.post("/v1/reload").status_code == 409
-        shutil.copy(saved / STATE, folder)
-        assert client.post("/v1/reload").json()["detector"] == before

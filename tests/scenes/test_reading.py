@@ -153,20 +153,19 @@ def test_files_that_are_no_scene_are_refused_in_a_sentence(tmp_path, monkeypatch
 
 
 def test_the_file_cache_is_bounded_while_a_scene_is_read_and_while_a_map_is_written(tmp_path, monkeypatch):
-    from rasterio import shutil
     from rasterio._env import get_gdal_config
 
     from gepc.scenes.folder import MapFile
     from gepc.scenes.writing import write_tiff as write_map
 
     found = []
-    copy = shutil.copy
+    read = MapFile.__getitem__
 
-    def noted_copy(*arguments, **options):
+    def noted(self, part):
         found.append(get_gdal_config("GDAL_CACHEMAX"))
-        copy(*arguments, **options)
+        return read(self, part)
 
-    monkeypatch.setattr(shutil, "copy", noted_copy)
+    monkeypatch.setattr(MapFile, "__getitem__", noted)
     np.save(tmp_path / "map.npy", np.zeros((20, 30), np.float32))
     write_map(tmp_path / "map.tif", MapFile(tmp_path / "map.npy"), PIXELS)  # no scene is open
     scene = open_scene(tmp_path / "map.tif")

@@ -25,23 +25,6 @@ def test_tiles_cover_every_pixel_and_end_with_the_scene(case):
     assert {pixel for start in found for pixel in range(start, start + tile)} == set(range(length))
 
 
-@given(grids, st.integers(1, 50), st.integers(1, 400))
-def test_blocks_and_segments_are_a_partition_that_respects_the_budget(case, tiles, pixels):
-    tile, more, data = case
-    stride = data.draw(st.integers(1, tile))
-    grid = Grid.over(tile + more, tile + 2 * more, (tile, tile), (stride, stride))
-    first = data.draw(st.integers(0, len(grid.tops)))
-    blocks, segments = grid.blocks(first, tiles, pixels), grid.segments(pixels)
-    assert [row for block in blocks for row in block] == list(range(first, len(grid.tops)))
-    assert [column for segment in segments for column in segment] == list(range(len(grid.lefts)))
-    for block in blocks:
-        lines = grid.tops[block[-1]] + tile - grid.tops[block[0]]
-        assert len(block) == 1 or lines * grid.width <= pixels
-    for segment in segments:
-        wide = grid.lefts[segment[-1]] + tile - grid.lefts[segment[0]]
-        assert len(segment) == 1 or wide * tile <= pixels
-
-
 def test_lines_done_add_up_to_the_scene():
     grid = Grid.over(23, 9, (8, 8), (3, 3))
     assert sum(grid.lines_done_after(row) for row in range(len(grid.tops))) == 23
@@ -73,29 +56,34 @@ def test_a_tile_with_too_much_missing_is_a_record_with_a_reason():
     def cut(tile):
         return pixels[:, tile.left : tile.left + 4], valid[:, tile.left : tile.left + 4]
 
-    images = TileImages(grid.tiles(range(1), range(3)), cut, max_missing=1 / 16)
+    images = TileImages(grid.tiles(range(1)), cut, max_missing=1 / 16)
     records = [images[index] for index in range(3)]
     assert [record.pixels is None for record in records] == [False, False, True]
     assert records[2].error == "left out: 50% no-data"
-    assert images.missing.tolist() == [0.0, 1 / 16, 0.5]
-    assert images.left_out.tolist() == [False, False, True]
+    assert [images.missing(index) for index in range(3)] == [0.0, 1 / 16, 0.5]
+    assert images.left_out == {2}
 
 
 def test_a_tile_that_cannot_be_read_is_not_left_out_whatever_its_error_says():
     def cut(tile):
         raise InputError("left out: damaged")
 
-    images = TileImages(Grid.over(4, 4, (4, 4), (4, 4)).tiles(range(1), range(1)), cut, max_missing=0.1)
+    images = TileImages(Grid.over(4, 4, (4, 4), (4, 4)).tiles(range(1)), cut, max_missing=0.1)
     assert images[0].error == "left out: damaged"
-    assert not images.left_out[0]
+    assert images.left_out == set()
+    assert np.isnan(images.missing(0))
 
 
-def stitch(grid, field_of, skip=()):
+def stitch(grid, field_of, skip=(), missing=()):
     stitcher, lines = Stitcher(grid), []
+    there = np.ones((grid.height, grid.width), dtype=bool)
+    for pixel in missing:
+        there[pixel] = False
     for row in range(len(grid.tops)):
-        for tile in grid.tiles([row], range(len(grid.lefts))):
+        for tile in grid.tiles([row]):
             if (tile.row, tile.column) not in skip:
-                stitcher.add(tile.left, field_of(tile))
+                part = (slice(tile.top, tile.top + grid.tile[0]), slice(tile.left, tile.left + grid.tile[1]))
+                stitcher.add(tile.left, field_of(tile), there[part])
         lines.append(stitcher.advance(grid.lines_done_after(row)))
     return np.concatenate(lines)
 
@@ -151,6 +139,19 @@ def test_pixels_without_a_tile_are_nan_and_the_others_do_not_notice():
     assert np.isnan(found).sum() == 64
 
 
+def test_missing_pixels_are_nan_and_the_others_do_not_notice():
+    grid = Grid.over(16, 24, (8, 8), (4, 4))
+    field = np.random.default_rng(2).standard_normal((16, 24)).astype(np.float32)
+
+    def field_of(tile):
+        return field[tile.top : tile.top + 8, tile.left : tile.left + 8]
+
+    whole, holed = stitch(grid, field_of), stitch(grid, field_of, missing=[(0, 0), (7, 9), (15, 23)])
+    assert np.argwhere(np.isnan(holed)).tolist() == [[0, 0], [7, 9], [15, 23]]
+    known = ~np.isnan(holed)
+    assert np.array_equal(holed[known], whole[known])
+
+
 def test_a_stitcher_taken_up_from_its_state_goes_on_to_the_same_bits():
     grid = Grid.over(30, 20, (8, 8), (3, 3))
     maps = np.random.default_rng(1).random((len(grid.tops), len(grid.lefts), 8, 8)).astype(np.float32)
@@ -162,6 +163,6 @@ def test_a_stitcher_taken_up_from_its_state_goes_on_to_the_same_bits():
             broken.restore(state)
         for stitcher in (whole, broken):
             for column, left in enumerate(grid.lefts):
-                stitcher.add(left, maps[row, column])
+                stitcher.add(left, maps[row, column], np.ones((8, 8), dtype=bool))
         lines = grid.lines_done_after(row)
         assert np.array_equal(whole.advance(lines), broken.advance(lines))

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,10 +12,6 @@ from PIL import Image
 from serving import as_form
 
 pytestmark = pytest.mark.usefixtures("trusted")
-
-
-def as_base64(data):
-    return base64.b64encode(data).decode()
 
 
 def test_scores_p_values_and_verdicts_are_the_library_s(client, detector, images, files):
@@ -33,16 +28,13 @@ def test_scores_p_values_and_verdicts_are_the_library_s(client, detector, images
     assert all(result["map"] is None and result["seen"] is None for result in results)
 
 
-def test_json_multipart_and_query_say_the_same(client, files):
-    encoded = [as_base64(files[0]), "data:image/png;base64," + as_base64(files[1])]
-    by_json = client.post("/v1/score", json={"images": encoded, "alpha": 0.2}).json()
-    by_form = client.post("/v1/score?alpha=0.2", files=as_form(files[:2])).json()
-    overruled = client.post("/v1/score?alpha=0.3", json={"images": encoded, "alpha": 0.2}).json()
-    assert by_json == overruled
-    assert by_json["alpha"] == by_form["alpha"] == 0.2
-    for one, other in zip(by_json["results"], by_form["results"], strict=True):
-        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
-        assert (one["p_value"], one["alarm"]) == (other["p_value"], other["alarm"])
+def test_form_fields_and_query_say_the_same_and_form_fields_win(client, files):
+    by_query = client.post("/v1/score?alpha=0.2&map=true", files=as_form(files[:2])).json()
+    by_form = client.post("/v1/score", files=as_form(files[:2]), data={"alpha": "0.2", "map": "true"}).json()
+    overruled = client.post("/v1/score?alpha=0.3&map=true", files=as_form(files[:2]), data={"alpha": "0.2"}).json()
+    assert by_query == by_form == overruled
+    assert by_query["alpha"] == 0.2
+    assert by_query["results"][0]["map"] is not None
 
 
 def test_the_default_alpha_is_0_05_or_the_smallest_possible(client, files):
@@ -100,8 +92,8 @@ def test_no_good_image_is_422_with_the_reasons(client):
     assert answer.status_code == 422
     assert answer.json()["error"] == "none of the 2 images could be scored"
     assert [result["error"] for result in answer.json()["results"]][1] == "the file is empty"
-    one = client.post("/v1/score", json={"images": ["***"]})
-    assert (one.status_code, one.json()["error"]) == (422, "not base64")
+    one = client.post("/v1/score", files=as_form([b""]))
+    assert (one.status_code, one.json()["error"]) == (422, "the file is empty")
 
 
 def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, files):
@@ -127,16 +119,6 @@ def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, ima
     heat = np.asarray(_picture(result["map"])) / 255
     laid = picture * (1 - heat[..., 3:]) + heat[..., :3] * heat[..., 3:]
     assert np.abs(laid - wanted).max() < 0.01
-    shown = np.asarray(Image.open(io.BytesIO(_map(client, files[0]))))[8::16, 8::16] / 255
-    assert np.abs(shown - wanted).max() < 0.01
-
-
-def _map(client, data):
-    answer = client.post("/v1/map", files=as_form([data]))
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "image/png"
-    assert float(answer.headers["x-gepc-map-scale"]) > 0
-    return answer.content
 
 
 def _picture(uri):
@@ -157,42 +139,46 @@ def test_the_description_of_the_detector_contains_no_path(client, detector, dete
 
 
 @pytest.mark.parametrize(
-    ("query", "body", "status", "words"),
+    ("query", "form", "words"),
     [
-        ("?alpha=0.001", None, 422, "needs at least 999 calibration images"),
-        ("?alpha=2", None, 422, "alpha"),
-        ("?alpha=nan", None, 422, "alpha"),
-        ("?alpha=x", None, 422, "alpha"),
-        ("?alfa=0.1", None, 422, "alfa"),
-        ("?group=day", None, 422, "fitted without groups"),
-        ("", {"images": []}, 422, "images"),
-        ("", {}, 422, "images"),
-        ("", {"images": ["eA=="], "alpha": "0.1"}, 422, "alpha"),
-        ("", {"images": ["eA=="], "beta": 1}, 422, "beta"),
-        ("", {"images": "eA=="}, 422, "images"),
-        ("", {"images": ["eA=="] * 17}, 413, "17 images"),
-        ("", [], 422, ""),
+        ("?alpha=0.001", {}, "needs at least 999 calibration images"),
+        ("?alpha=2", {}, "alpha"),
+        ("?alpha=nan", {}, "alpha"),
+        ("", {"alpha": "x"}, "alpha"),
+        ("?group=day", {}, "fitted without groups"),
+        ("?alfa=0.1", {}, "there is no field 'alfa'; did you mean 'alpha'?"),
+        ("", {"alfa": "0.1"}, "there is no field 'alfa'; did you mean 'alpha'?"),
+        ("", {"mapp": "true"}, "there is no field 'mapp'; did you mean 'map'?"),
+        ("", {"image": "x"}, "there is no field 'image'; did you mean 'images'?"),
     ],
 )
-def test_invalid_requests_get_a_message(client, files, query, body, status, words):
-    if body is None:
-        answer = client.post(f"/v1/score{query}", files=as_form(files[:1]))
-    else:
-        answer = client.post(f"/v1/score{query}", json=body)
-    assert answer.status_code == status
+def test_invalid_options_get_a_message(client, files, query, form, words):
+    answer = client.post(f"/v1/score{query}", files=as_form(files[:1]), data=form)
+    assert answer.status_code == 422
     assert words in answer.json()["error"]
 
 
+def test_a_misspelt_field_is_answered_with_the_nearest_one(client, files):
+    misspelt = client.post("/v1/score", files=[("image", ("x.png", files[0], "image/png"))])
+    assert misspelt.status_code == 422
+    assert "there is no field 'image'; did you mean 'images'?" in misspelt.json()["error"]
+    described = client.get("/v1/detector?rate=true")
+    assert described.status_code == 422
+    assert "there is no field 'rate'; did you mean 'rates'? (valid: alpha, rates)" in described.json()["error"]
+
+
 def test_other_bodies_are_refused(client, files):
-    assert client.post("/v1/score", content=files[0], headers={"content-type": "image/png"}).status_code == 415
-    assert client.post("/v1/score").status_code == 415
-    assert client.post("/v1/score", content=b"{", headers={"content-type": "application/json"}).status_code == 422
-    assert client.post("/v1/score", data={"alpha": "0.1"}, files={"other": b"x"}).status_code == 422
-    assert client.post("/v1/score", files=as_form(files[:1] * 17)).status_code == 413
+    for options in ({}, {"content": files[0], "headers": {"content-type": "image/png"}}, {"json": {"images": []}}):
+        answer = client.post("/v1/score", **options)
+        assert answer.status_code == 422
+        assert "send at least one image file in the field 'images' of a form" in answer.json()["error"]
+    assert client.post("/v1/score", data={"images": "text"}, files={"images": b"x"}).status_code == 422
+    many = client.post("/v1/score", files=as_form(files[:1] * 17))
+    assert (many.status_code, many.json()["error"][:9]) == (413, "17 images")
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
-        assert client.post("/v1/score", content=b"--y", headers={"content-type": kind}).status_code == 422
-    assert client.post("/v1/map", files=as_form(files[:2])).status_code == 422
-    assert client.post("/v1/map", files=as_form([b"hello"])).json()["error"].startswith("the file is not an image")
+        answer = client.post("/v1/score", content=b"--y", headers={"content-type": kind})
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("the form cannot be read: ")
     assert client.get("/v1/score").status_code == 405
     assert client.get("/v1/nothing").json() == {"error": "Not Found"}
 
@@ -307,67 +293,11 @@ def test_an_internal_error_has_a_message_without_a_traceback(serve, detector_fol
     assert "secret" in caplog.text
 
 
-def test_a_detector_replaced_on_disk_is_taken_up_without_dropping_calls(serve, replaceable, detector_folder, files):
-    import gepc
-    from gepc.detector.detector import Detector
-
-    client = serve(replaceable)
-    service = client.app.state.service
-    assert client.post("/v1/reload").json()["changed"] is False
-    former = service.model.identity
-    other = gepc.load_detector(detector_folder.with_name("other"))
-    expected = {former: Detector.of(service.model.fitted)}
-    pictures = [np.asarray(Image.open(io.BytesIO(data))) for data in files[:4]]
-
-    def ask(_):
-        return client.post("/v1/score", files=as_form(files[:4]))
-
-    gate = Gate(service)
-    with ThreadPoolExecutor(8) as pool:
-        before = [pool.submit(ask, number) for number in range(4)]
-        assert gate.entered.wait(300)
-        other.save(replaceable)
-        reloading = pool.submit(client.post, "/v1/reload")  # tries the new one behind the calls under way
-        gate.open.set()
-        reloaded = reloading.result(300).json()
-        after = [pool.submit(ask, number) for number in range(4)]
-        answers = [future.result(300) for future in before + after]
-    assert reloaded["changed"] is True
-    expected[reloaded["detector"]] = other
-    assert all(answer.status_code == 200 for answer in answers)
-    assert {answer.json()["detector"] for answer in answers[4:]} == {reloaded["detector"]}
-    assert former in {answer.json()["detector"] for answer in answers[:4]}
-    for answer in answers:
-        found = [result["score"] for result in answer.json()["results"]]
-        assert np.allclose(found, expected[answer.json()["detector"]].score(pictures), rtol=0, atol=1e-5)
-    assert service.model.fitted.backbone is expected[former].backbone  # the same weights are not read again
-
-
-def test_a_damaged_detector_on_disk_leaves_the_former_in_service(serve, replaceable, detector_folder, files):
-    client = serve(replaceable)
-    former = client.get("/v1/detector").json()["detector"]
-    (replaceable / "state.safetensors").write_bytes(b"nonsense")
-    answer = client.post("/v1/reload")
-    assert answer.status_code == 409
-    assert str(replaceable) not in answer.text
-    shutil.rmtree(replaceable)
-    assert client.post("/v1/reload").status_code == 409
-    shutil.copytree(detector_folder.with_name("other"), replaceable)
-    service = client.app.state.service
-    run, service._batcher._run = service._batcher._run, _explode
-    assert client.post("/v1/reload").status_code == 409  # it loads, but cannot score
-    service._batcher._run = run
-    assert client.post("/v1/score", files=as_form(files[:1])).json()["detector"] == former
-
-
 def test_the_openapi_document_is_whole(client):
     schema = client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {
-        *("/v1/score", "/v1/map", "/v1/detector", "/v1/reload"),
-        *("/healthz", "/readyz", "/metrics"),
-    }
+    assert set(schema["paths"]) == {"/v1/score", "/v1/detector", "/healthz", "/readyz", "/metrics"}
     bodies = schema["paths"]["/v1/score"]["post"]["requestBody"]["content"]
-    assert set(bodies) == {"multipart/form-data", "application/json"}
+    assert set(bodies) == {"multipart/form-data"}
 
 
 def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
@@ -395,8 +325,8 @@ def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
         forms = [("images", (name, data.getvalue(), "image/tiff")) for name, data in (("a.tif", tiff), ("a.npy", npy))]
         answer = client.post("/v1/score", files=forms).json()["results"]
         np.testing.assert_allclose([one["score"] for one in answer], detector.score(picture[None])[0], rtol=1e-4)
-        drawn = client.post("/v1/map", files=forms[:1])
-        assert drawn.headers["content-type"] == "image/png"
+        (drawn,) = client.post("/v1/score?seen=true", files=forms[:1]).json()["results"]
+        assert np.asarray(_picture(drawn["seen"])).shape == (SIDE, SIDE, 3)
 
 
 def test_an_explanation_has_the_evidence_of_each_part(serve, explained_folder, files, images, trusted):

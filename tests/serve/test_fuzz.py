@@ -140,4 +140,4 @@ def test_random_requests_by_the_openapi_document(live, detector_folder):
 
         check()
         seen += 1
-    assert seen == 7
+    assert seen == 5

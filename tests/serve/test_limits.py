@@ -104,16 +104,24 @@ def test_metrics_without_a_token_on_this_machine_need_none(client):
     assert client.get("/metrics").status_code == 200
 
 
-def test_a_malformed_form_is_one_line_of_ours_in_the_log(live, detector_folder, capfd):
-    """Over a real server, whose log goes to standard error."""
+def test_a_malformed_form_leaves_no_line_of_its_parser_in_the_log(live, detector_folder, capfd):
+    """Over a real server, whose log goes to standard error; the caller gets the reason."""
     url = live(detector_folder)
     body = b"\xe9\xe9 no boundary here"
     headers = {"Content-Type": "multipart/form-data; boundary=cut"}
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(f"{url}/v1/score", body, headers), timeout=60)
     with refused.value as answer:
-        assert answer.code == 422
+        assert answer.code == 400
+        assert b"the form cannot be read" in answer.read()
     time.sleep(0.1)
-    lines = [line for line in capfd.readouterr().err.splitlines() if line]
-    assert len(lines) == 1
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d.* WARNING:.*a form cannot be read: ", lines[0])
+    assert capfd.readouterr().err == ""
+
+
+def test_every_line_of_the_log_begins_with_the_time(live, detector_folder, capfd):
+    import logging
+
+    live(detector_folder)
+    logging.getLogger("gepc.serve").warning("something to know")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d.* WARNING:.*something to know", line)

@@ -308,7 +308,7 @@ def test_the_api_page_lists_every_endpoint(open_page, address):
     page = open_page(address)
     page.goto(f"{address}/docs")
     page.wait_for_selector(".endpoint")
-    assert page.locator(".endpoint").count() == 7
+    assert page.locator(".endpoint").count() == 5
     assert "POST /v1/score" in page.inner_text("#endpoints")
 
 

@@ -196,9 +196,9 @@ def scene(
 ) -> None:
     """Score an image of any size: tiles, one seamless map, detections, flagged regions and an error rate for the scene.
 
-    Writes tiles.csv, map.tif, detections and regions (CSV, GeoJSON, styles for QGIS), overview.png and scene.json. A
-    detection is a group of connected pixels of the map above its limit, with the coordinates of its peak; a region is
-    a group of flagged tiles. To resume after an interruption, run the same command again: no tile is lost or scored
+    Writes tiles.csv, map.tif, detections and regions (CSV and GeoJSON), overview.png and scene.json. A detection is a
+    group of connected pixels of the map above its limit, with the coordinates of its peak; a region is a group of
+    flagged tiles. To resume after an interruption, run the same command again: no tile is lost or scored
     twice.
 
     Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control bh --alpha 0.1`
@@ -352,13 +352,12 @@ def serve(
     max_batch: Annotated[int, Option(min=1, help="Maximum number of images per network call.")] = 32,
     timeout: Annotated[float, Option(help="Seconds after which a request is given up.")] = 60,
     show_bands: ShownBands = None,
-    access_log: Annotated[bool, Option("--access-log", help="Print a line for every request.")] = False,
 ) -> None:
     """Serve a detector over HTTP: a web page for uploading images, and an API.
 
     The page is at `/`, the API documentation at `/docs`. By default only this machine can connect. Ctrl-C completes
-    accepted requests and exits. If the detector's folder has been replaced, `POST /v1/reload` loads the new one. A
-    service is one process: for more requests per second, start replicas behind a load balancer instead of workers.
+    accepted requests and exits. After the detector's folder was replaced, start the service again. A service is one
+    process: for more requests per second, start replicas behind a load balancer instead of workers.
 
     Example: `gepc serve det --port 8000`
     """
@@ -384,7 +383,7 @@ def serve(
         device=device,
         bands=_bands("--show-bands", show_bands),
     )
-    serve_detector(detector, settings, host, port, backbone, access_log)
+    serve_detector(detector, settings, host, port, backbone)
 
 
 def check_serving() -> None:
@@ -399,7 +398,6 @@ def serve_detector(
     host: str = LOOPBACK,
     port: int = 8000,
     backbone: str | None = None,
-    access_log: bool = False,
 ) -> None:
     """Serve until Ctrl-C; the address is printed once the detector is loaded."""
     from gepc.serve import create_app, listen, run
@@ -410,5 +408,5 @@ def serve_detector(
         service = create_app(detector, settings, backbone)
         url = address(listener)
         say(f"serving {detector.name} at {url} (API: {url}docs); stop with Ctrl-C")
-        run(service, listener, access_log)
+        run(service, listener)
     note("stopped; all accepted requests were answered")

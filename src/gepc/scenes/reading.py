@@ -82,12 +82,6 @@ class Scene(ABC):
         except InputError:
             return np.zeros((height, width, len(self.bands))), np.zeros((height, width), dtype=bool)
 
-    @property
-    def pixel_bytes(self) -> int:
-        """Bytes of a pixel in all used bands."""
-        item = 8 if self.dtype == "complex_int16" else np.dtype(self.dtype).itemsize
-        return item * len(self.bands)
-
     def close(self) -> None:  # noqa: B027 - most scenes hold nothing open
         """Close the file."""
 
@@ -122,7 +116,8 @@ class ArrayScene(Scene):
 
 
 @contextlib.contextmanager
-def _ignored(category: type[Warning]) -> Iterator[None]:
+def ignored(category: type[Warning]) -> Iterator[None]:
+    """Ignore warnings of a category."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category)
         yield
@@ -132,7 +127,7 @@ class PictureScene(Scene):
     """A PNG, JPEG or other common format without windows, decoded whole by Pillow."""
 
     def __init__(self, path: Path) -> None:
-        with _ignored(PILImage.DecompressionBombWarning):  # the hard limit stays
+        with ignored(PILImage.DecompressionBombWarning):  # the hard limit stays
             pixels = read_pixels(path)
             failing = raising(InputError, f"{path} is not a picture: {{error}}", OSError)
             with failing, PILImage.open(path, formats=FORMATS) as picture:
@@ -167,7 +162,7 @@ class RasterScene(Scene):
         with contextlib.ExitStack() as stack:  # closes the file again if it is refused
             stack.enter_context(rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES, **GDAL_OPTIONS))
             failing = raising(InputError, f"{path} is not an image that can be read: {{error}}", RasterioError)
-            with failing, _ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
+            with failing, ignored(self._warning):  # absolute: GDAL and rasterio take some relative names for URLs
                 self._file: Any = stack.enter_context(rasterio.open(path.absolute(), driver=driver))
             colours = self._file.colorinterp
             if not colours:
@@ -185,7 +180,7 @@ class RasterScene(Scene):
 
         indexes, window = [band + 1 for band in self.bands], Window(left, top, width, height)
         try:
-            with _ignored(self._warning):
+            with ignored(self._warning):
                 pixels = self._file.read(indexes, window=window)
                 # a declared no-data value, often 0, is tested band by band: missing means that all bands have it
                 valid = (self._file.read_masks(indexes, window=window) > 0).any(axis=0)

@@ -5,6 +5,7 @@ The tiles go through the detector a block of rows at a time, and every finished 
 
 import contextlib
 import dataclasses
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gepc.core.errors import InputError
-from gepc.core.files import StrPath, read_json, replacing, write_json, write_text
+from gepc.core.files import StrPath, read_json, replacing, write_json
 from gepc.core.options import build
 from gepc.core.progress import OnProgress
 from gepc.core.run_folder import storage_errors
@@ -34,9 +35,7 @@ from gepc.scenes.regions import Detection, TileRegion, find_detections, find_reg
 from gepc.scenes.tiling import Stitcher, Tile, TileImages
 from gepc.scenes.writing import geojson, write_overview, write_tiff
 
-READ_BYTES = 1 << 26  # of raw pixels in memory at once, unless one tile is larger
 TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
-STYLES = Path(__file__).parent  # of QGIS, which applies a style that has the name of the layer
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,6 @@ class SceneScorer:
     def __init__(self, fitted: FittedDetector, scene: Scene, plan: ScanPlan, folder: ScanFolder) -> None:
         self.fitted, self.scene, self.plan, self.folder = fitted, scene, plan, folder
         self.grid, self.stitcher = plan.grid, Stitcher(plan.grid)
-        self.pixels = READ_BYTES // (scene.pixel_bytes + 1)
 
     def run(self, on_progress: OnProgress | None) -> int:
         """Score the tiles that are not finished and return the number of those that were."""
@@ -192,82 +190,51 @@ class SceneScorer:
                 self.folder.map.create(self.grid.height, self.grid.width)
             if state.sums:
                 self.stitcher.restore(dict(state.sums))
-        resumed = state.rows * len(self.grid.lefts)
+        count, columns = len(self.grid.tops), len(self.grid.lefts)
+        resumed = state.rows * columns
         advance = on_progress or (lambda _: None)
         advance(resumed)
-        for rows in self.grid.blocks(state.rows, self.fitted.batch_size, self.pixels):
-            state = self._block(rows, state, advance)
+        together = math.ceil(self.fitted.batch_size / columns)  # rows that fill a batch
+        for first in range(state.rows, count, together):
+            state = self._block(range(first, min(first + together, count)), state, advance)
         return resumed
 
     def _block(self, rows: range, state: ScanState, advance: Callable[[int], None]) -> ScanState:
-        top = self.grid.tops[rows[0]]
-        valid = np.zeros((self.grid.tops[rows[-1]] + self.grid.tile[0] - top, self.grid.width), dtype=bool)
         backbone = self.fitted.backbone
         before = backbone.forward_count, backbone.jvp_count
-        records, current = [], rows[0]
-        # several rows are read together only where one segment holds their whole width
-        segments = [range(len(self.grid.lefts))] if len(rows) > 1 else self.grid.segments(self.pixels)
-        for columns in segments:
-            images = self._tiles(rows, columns, valid, top)
-            for result, field in self._results(images):
-                tile = images.items[result.index]
-                if tile.row != current:
-                    self._finish_row(current, valid, top)
-                    current = tile.row
-                if field is not None:
-                    self.stitcher.add(tile.left, field)
-                records.append(_record(tile, result, images))
-                advance(1)
-        self._finish_row(current, valid, top)
+        images = TileImages(self.grid.tiles(rows), self._cut, self.plan.max_missing)
+        records, last = [], len(self.grid.lefts) - 1
+        for result, field in self._results(images):
+            tile = images.items[result.index]
+            records.append(_record(tile, result, images))
+            valid = images.valid.pop(result.index, None)
+            if field is not None and valid is not None:
+                self.stitcher.add(tile.left, field, valid)
+            if self.plan.with_map and tile.column == last:
+                lines = self.stitcher.advance(self.grid.lines_done_after(tile.row))
+                self.folder.map.write(tile.top, lines)
+            advance(1)
         cost = (backbone.forward_count - before[0], backbone.jvp_count - before[1])
         sums = self.stitcher.state() if self.plan.with_map else None
         return self.folder.commit(state, rows[-1] + 1, records, cost, sums)
 
-    def _tiles(self, rows: range, columns: range, valid: Valid, top: int) -> TileImages:
-        """The tiles of a window that is read at once; where that fails, each tile is read by itself."""
-        height, width = self.grid.tile
-        left = self.grid.lefts[columns[0]]
-        across = self.grid.lefts[columns[-1]] + width - left
-        try:
-            pixels, there = self.scene.read(top, left, len(valid), across)
-            valid[:, left : left + across] = there
-        except InputError:
-
-            def cut(tile: Tile) -> tuple[Pixels, Valid]:
-                own, seen = self.scene.read(tile.top, tile.left, height, width)
-                valid[tile.top - top : tile.top - top + height, tile.left : tile.left + width] |= seen
-                return own, seen
-        else:
-
-            def cut(tile: Tile) -> tuple[Pixels, Valid]:
-                line, column = tile.top - top, tile.left - left
-                part = (slice(line, line + height), slice(column, column + width))
-                return pixels[part], there[part]
-
-        return TileImages(self.grid.tiles(rows, columns), cut, self.plan.max_missing)
+    def _cut(self, tile: Tile) -> tuple[Pixels, Valid]:
+        return self.scene.read(tile.top, tile.left, *self.grid.tile)
 
     def _results(self, images: TileImages) -> Iterator[tuple[Result, Map | None]]:
-        labels, first = self.plan.labels(len(images)), images.items[0].row == 0 and images.items[0].left == 0
+        labels, first = self.plan.labels(len(images)), images.items[0].row == 0
         for scored in stream(self.fitted, images, maps=self.plan.with_map, labels=labels, check_range=first):
             for result in scored.results:
                 field = None if result.error is not None else scored.map_of(result.index, self.fitted.map_part)
                 yield result, None if field is None else resized(field, self.grid.tile)
 
-    def _finish_row(self, row: int, valid: Valid, top: int) -> None:
-        if not self.plan.with_map:
-            return
-        count, first = self.grid.lines_done_after(row), self.grid.tops[row]
-        lines = self.stitcher.advance(count)
-        lines[~valid[first - top : first - top + count]] = np.nan
-        self.folder.map.write(first, lines)
-
 
 def _record(tile: Tile, result: Result, images: TileImages) -> tuple[Any, ...]:
     """The row of the log, with all digits; a tile without a score has an error."""
-    missing = float(images.missing[result.index])
+    missing = images.missing(result.index)
     shown = "" if np.isnan(missing) else f"{missing:.6g}"
     numbers = ("", "") if result.error is not None else (repr(result.score), repr(result.p_value))
-    left_out = "true" if images.left_out[result.index] else ""
+    left_out = "true" if result.index in images.left_out else ""
     return (tile.row, tile.column, tile.top, tile.left, shown, *numbers, left_out, escape_cell(result.error or ""))
 
 
@@ -305,7 +272,7 @@ class SceneWriter:
         caption += f"flagged ({plan.rule.control}, {alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
         if field is not None:
-            self._write_map(field, scale or 1.0)
+            self._write_map(field)
         state, georeference = self.folder.state(), dataclasses.asdict(self.scene.place)
         summary = {
             "schema": 1,
@@ -338,26 +305,22 @@ class SceneWriter:
         return self.folder.summary()
 
     def _write_layer(self, name: str, columns: Sequence[str], items: Sequence[TileRegion | Detection]) -> None:
-        """Regions or detections as CSV and GeoJSON, with a style for QGIS."""
-        self.files |= {name: f"{name}.csv", f"{name}_geojson": f"{name}.geojson", f"{name}_style": f"{name}.qml"}
+        """Regions or detections as CSV and GeoJSON."""
+        self.files |= {name: f"{name}.csv", f"{name}_geojson": f"{name}.geojson"}
         path, place = self.folder.path, self.scene.place
         rows = ([_cell(value) for value in item.properties(place).values()] for item in items)
         write_rows(path / f"{name}.csv", columns, rows)
         write_json(path / f"{name}.geojson", geojson(items, place))
-        write_text(path / f"{name}.qml", (STYLES / f"{name}.qml").read_text(encoding="utf-8"))
 
-    def _write_map(self, field: MapFile, scale: float) -> None:
-        """The map in its final place, with a style for QGIS if it is a TIFF."""
+    def _write_map(self, field: MapFile) -> None:
+        """The map in its final place."""
         path, name = self.folder.path, f"map.{self.plan.map_format}"
         self.files["map"] = name
         if self.plan.map_format == "npy":
             os.replace(field.path, path / name)
             return
-        self.files["map_style"] = "map.qml"
         with replacing(path / name) as draft:
             write_tiff(draft, field, self.scene.place)
-        style = (STYLES / "map.qml").read_text(encoding="utf-8").format(most=scale, half=scale / 2)
-        write_text(path / "map.qml", style)
 
     def _gather(self) -> None:
         first: str | None = None

@@ -65,9 +65,9 @@ class Grid:
     def __len__(self) -> int:
         return len(self.tops) * len(self.lefts)
 
-    def tiles(self, rows: Sequence[int], columns: Sequence[int]) -> list[Tile]:
-        """The tiles of some rows and columns, row by row."""
-        return [Tile(row, column, self.tops[row], self.lefts[column]) for row in rows for column in columns]
+    def tiles(self, rows: Sequence[int]) -> list[Tile]:
+        """The tiles of some rows, row by row."""
+        return [Tile(row, column, self.tops[row], left) for row in rows for column, left in enumerate(self.lefts)]
 
     def holding(self, line: int, column: int) -> tuple[slice, slice]:
         """The rows and the columns of the tiles that hold a pixel."""
@@ -81,34 +81,6 @@ class Grid:
         """Number of lines, from the top of a row on, that later rows do not touch."""
         return self.tops[row + 1] - self.tops[row] if row + 1 < len(self.tops) else self.tile[0]
 
-    def blocks(self, first_row: int, tiles: int, pixels: int) -> list[range]:
-        """Rows from `first_row` on, grouped until a group has `tiles` tiles, or as many as span at most `pixels`."""
-        lines = max(self.tile[0], pixels // self.width)
-        return _grouped(
-            range(first_row, len(self.tops)),
-            lambda first, row: (
-                (row - first) * len(self.lefts) < tiles and self.tops[row] + self.tile[0] - self.tops[first] <= lines
-            ),
-        )
-
-    def segments(self, pixels: int) -> list[range]:
-        """Columns, grouped as long as one row of the tiles of a group spans at most `pixels`."""
-        wide = max(self.tile[1], pixels // self.tile[0])
-        return _grouped(
-            range(len(self.lefts)), lambda first, column: self.lefts[column] + self.tile[1] - self.lefts[first] <= wide
-        )
-
-
-def _grouped(indices: range, joins: Callable[[int, int], bool]) -> list[range]:
-    """Cut `indices`; an index stays in the group that began at `first` while `joins(first, index)`."""
-    found: list[range] = []
-    for index in indices:
-        if found and joins(found[-1].start, index):
-            found[-1] = range(found[-1].start, index + 1)
-        else:
-            found.append(range(index, index + 1))
-    return found
-
 
 def fill(pixels: Pixels, valid: Valid) -> Pixels:
     """Replace each missing pixel by the nearest pixel of the tile that is not missing."""
@@ -121,26 +93,30 @@ def fill(pixels: Pixels, valid: Valid) -> Pixels:
 class TileImages(Images):
     """Tiles as images for the detector; a tile that is left out or cannot be read is a record with an error.
 
-    `cut` returns the pixels of a tile and where they are valid; tiles with a larger share of missing pixels than
-    `max_missing` are left out. `missing` and `left_out` are known once a tile has been read.
+    `cut` returns the pixels of a tile and where they are valid. Tiles with a larger share of missing pixels than
+    `max_missing` are left out. `valid` and `left_out` are known once a tile has been read.
     """
 
     def __init__(self, tiles: list[Tile], cut: Callable[[Tile], tuple[Pixels, Valid]], max_missing: float) -> None:
         self.items, self._cut, self._max_missing = tiles, cut, max_missing
-        self.missing = np.full(len(tiles), np.nan)
-        self.left_out = np.zeros(len(tiles), dtype=bool)
+        self.valid: dict[int, Valid] = {}
+        self.left_out: set[int] = set()
+
+    def missing(self, index: int) -> float:
+        """The share of missing pixels of a tile that has been read; NaN if it cannot be read."""
+        return 1.0 - float(self.valid[index].mean()) if index in self.valid else np.nan
 
     def __getitem__(self, index: int) -> Record:
         tile = self.items[index]
         try:
-            pixels, valid = self._cut(tile)
+            pixels, self.valid[index] = self._cut(tile)
         except InputError as error:
             return Record(str(tile), error=str(error))
-        missing = self.missing[index] = 1.0 - float(valid.mean())
-        self.left_out[index] = missing > self._max_missing or missing == 1.0
-        if self.left_out[index]:
+        missing = self.missing(index)
+        if missing > self._max_missing or missing == 1.0:
+            self.left_out.add(index)
             return Record(str(tile), error=f"left out: {missing:.0%} no-data")
-        return Record(str(tile), np.ascontiguousarray(fill(pixels, valid)))
+        return Record(str(tile), np.ascontiguousarray(fill(pixels, self.valid[index])))
 
 
 def _text(size: Size) -> str:
@@ -166,11 +142,12 @@ class Stitcher:
         self.share = np.zeros((grid.tile[0], grid.width))
         self._begun = 0  # lines that earlier rows have added to
 
-    def add(self, left: int, field: Map) -> None:
-        """Add the map of a tile of the current row."""
+    def add(self, left: int, field: Map, valid: Valid) -> None:
+        """Add the map of a tile of the current row, where its pixels are valid."""
         part = slice(left, left + self._grid.tile[1])
-        self.total[:, part] += self._weight * field
-        self.share[:, part] += self._weight
+        weight = np.where(valid, self._weight, 0.0)
+        self.total[:, part] += weight * field
+        self.share[:, part] += weight
 
     def advance(self, lines: int) -> Map:
         """Return the first `lines` lines, NaN where no tile was added, and move the others up."""

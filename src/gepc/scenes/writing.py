@@ -1,6 +1,5 @@
 """Formats of the results of a scan: an overview of the whole scene, the map as GeoTIFF, and GeoJSON."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from gepc.core.palette import DARK
 from gepc.images.formats import Pixels
 from gepc.maps.drawing import colour_bar, overlay
 from gepc.scenes.folder import MapFile
-from gepc.scenes.reading import CACHE_BYTES, PIXELS, Georeference, Scene, Valid
+from gepc.scenes.reading import CACHE_BYTES, PIXELS, Georeference, Scene, Valid, ignored
 from gepc.scenes.regions import Detection, TileRegion
 
 LONGEST, FOOTER, BAR, SMALL = 2000, 32, 64, 900  # pixels of the overview
@@ -106,30 +105,24 @@ def _shown(values: Array, dtype: str) -> Array:
 
 
 def write_tiff(path: Path, field: MapFile, place: Georeference) -> None:
-    """Write a map as a cloud-optimised GeoTIFF with overviews, BigTIFF if needed, with NaN as the no-data value."""
+    """Write a map as a tiled GeoTIFF, BigTIFF if needed, with NaN as the no-data value."""
     import rasterio
     from rasterio.errors import NotGeoreferencedWarning
-    from rasterio.shutil import copy
-    from rasterio.transform import Affine
     from rasterio.windows import Window
 
     height, width = field.shape
-    plain = path.with_name(f"{path.name}.plain.part")  # a cloud-optimised file can only be written as a copy
-    layout = {"driver": "GTiff", "tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "BIGTIFF": "IF_SAFER"}
-    where = {} if place == PIXELS else {"transform": Affine(*place.transform), "crs": place.crs}
-    with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES):
-        warnings.simplefilter("ignore", NotGeoreferencedWarning)
-        try:
-            with rasterio.open(
-                plain, "w", width=width, height=height, count=1, dtype="float32", nodata=np.nan, **layout, **where
-            ) as file:
-                for top in range(0, height, BLOCK):
-                    for left in range(0, width, 64 * BLOCK):
-                        part = field[top : top + BLOCK, left : left + 64 * BLOCK]
-                        file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
-            copy(plain, path, driver="COG", BLOCKSIZE=BLOCK, COMPRESS="DEFLATE", BIGTIFF="IF_SAFER")
-        finally:
-            plain.unlink(missing_ok=True)
+    profile = {"driver": "GTiff", "height": height, "width": width, "count": 1, "dtype": "float32", "nodata": np.nan}
+    layout = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "compress": "deflate", "BIGTIFF": "IF_SAFER"}
+    where = {} if place == PIXELS else {"transform": rasterio.Affine(*place.transform), "crs": place.crs}
+    with (
+        ignored(NotGeoreferencedWarning),
+        rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES),
+        rasterio.open(path, "w", **profile, **layout, **where) as file,
+    ):
+        for top in range(0, height, BLOCK):
+            for left in range(0, width, 64 * BLOCK):
+                part = field[top : top + BLOCK, left : left + 64 * BLOCK]
+                file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
 
 
 def geojson(items: Sequence[TileRegion | Detection], place: Georeference) -> dict[str, Any]:

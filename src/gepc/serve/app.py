@@ -1,28 +1,23 @@
-"""The application: its routes, the limits on a request, and the format of errors."""
+"""The application: its routes and the format of errors."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Annotated, Any
 
-import anyio
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.formparsers import MultiPartParser
 
 from gepc._version import __version__
 from gepc.core.errors import OptionError
 from gepc.core.files import StrPath
 from gepc.serve import messages
 from gepc.serve.batching import FullError
-from gepc.serve.messages import FIELD, Options, Upload, explain, read_request
+from gepc.serve.messages import Upload, explain
 from gepc.serve.middleware import Guard, refusal
 from gepc.serve.server import Settings
 from gepc.serve.service import Service
@@ -30,20 +25,18 @@ from gepc.serve.service import Service
 STATIC = Path(__file__).parent / "static"
 DESCRIPTION = 'Out-of-distribution scores, p-values and maps of images. Errors are `{"error": message}`.'
 ERRORS = {
+    400: "The form cannot be read.",
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site.",
-    408: "The body arrives too slowly.",
-    409: "The detector on disk cannot be loaded; the current one stays in use.",
     413: "Too many bytes or images.",
-    415: "The body is neither multipart nor JSON.",
     421: "The host name is not allowed.",
     422: "An option is invalid, or no image could be scored.",
     503: "Busy; `Retry-After` gives the seconds to wait.",
     504: "The request timed out.",
 }
-BODY_SECONDS, BODY_RATE = 10.0, 50_000
+MAX_NAME_LENGTH = 120
+MultiPartParser.spool_max_size = 1 << 40  # uploads stay in memory, since the size of a request is limited
 public, api = APIRouter(), APIRouter()
-T = TypeVar("T")
 
 
 def create_app(detector: StrPath, settings: Settings | None = None, backbone: str | None = None) -> FastAPI:
@@ -107,120 +100,46 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, OptionError):
         return refusal(422, str(error))
     refused = error if isinstance(error, HTTPException) else _service(request).busy()
-    return refusal(refused.status_code, str(refused.detail), dict(refused.headers or {}))
+    reason = f"the form cannot be read: {refused.detail}" if refused.status_code == 400 else str(refused.detail)
+    return refusal(refused.status_code, reason, dict(refused.headers or {}))
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": messages.Failure, "description": ERRORS[status]} for status in (401, 403, 421, *statuses)}
 
 
-def _body(as_json: type[BaseModel], options: type[BaseModel]) -> dict[str, Any]:
-    """The two formats of a body for OpenAPI, which FastAPI cannot derive from one function."""
-    form = options.model_json_schema()
-    form["properties"][FIELD] = {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1}
-    form["required"] = [FIELD]
-    formats = {"multipart/form-data": form, "application/json": as_json.model_json_schema()}
-    content = {name: {"schema": schema} for name, schema in formats.items()}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-async def _answer(
-    request: Request,
-    service: Service,
-    options: Options,
-    body: type[BaseModel],
-    work: Callable[[list[Upload], Options], Awaitable[T]],
-) -> T:
-    """Read a request and pass it to `work`, within the limits on bytes and time."""
-    settings = service.settings
-    with contextlib.ExitStack() as held, anyio.move_on_after(settings.timeout):
-        chunks = _limited_chunks(request, service, held)
-        asked = await read_request(request, options, body, settings.max_images, chunks)
-        return await _while_connected(request, work(*asked))
-    raise HTTPException(504, f"no answer within {settings.timeout:g} s; send fewer images or try again later")
-
-
-async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the caller goes away."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        left.cancel()
-
-
-async def _limited_chunks(
-    request: Request, service: Service, held: contextlib.ExitStack
-) -> AsyncGenerator[bytes, None]:
-    """The body of a request, whose length need not be declared; its bytes count as held until `held` is closed.
-
-    A body that is `BODY_SECONDS` later than at `BODY_RATE` bytes per second is given up.
-    """
-    most, size, start = service.settings.max_bytes, 0, anyio.current_time()
-    too_large = HTTPException(413, f"the request is larger than the {most:,} bytes allowed")
-    declared = request.headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > most:
-        raise too_large
-    stream = request.stream()
-    while True:
-        try:
-            with anyio.fail_after(start + BODY_SECONDS + size / BODY_RATE - anyio.current_time()):
-                chunk = await anext(stream)
-        except StopAsyncIteration:
-            return
-        except TimeoutError as error:
-            raise HTTPException(408, "the body of the request arrives too slowly") from error
-        size += len(chunk)
-        if size > most:
-            raise too_large
-        held.enter_context(service.held_bytes.take(len(chunk)))
-        yield chunk
-
-
 @api.post(
     "/v1/score",
     response_model=messages.ScoreAnswer,
-    responses=_errors(408, 413, 415, 422, 503, 504),
-    openapi_extra=_body(messages.ScoreBody, messages.ScoreOptions),
+    responses=_errors(400, 413, 422, 503, 504),
     summary="Score images",
 )
-async def score(request: Request, service: CurrentService, options: Annotated[messages.ScoreOptions, Query()]) -> Any:
+async def score(
+    service: CurrentService,
+    query: Annotated[messages.ScoreOptions, Query()],
+    form: Annotated[messages.ScoreForm, Form(media_type="multipart/form-data")],
+) -> Any:
     """Score, p-value and decision for each image, in order.
 
-    An image that cannot be scored has an `error`; if no image can be scored, the status is 422. Options may be query
-    parameters, form fields or part of the JSON body.
+    An image that cannot be scored has an `error`; if no image can be scored, the status is 422.
     """
-    answer = await _answer(request, service, options, messages.ScoreBody, service.score)
+    count, most = len(form.images), service.settings.max_images
+    if count > most:
+        raise HTTPException(413, f"{count} images in one request, more than the {most} allowed")
+    options = query.model_copy(update=form.model_dump(exclude={messages.FIELD}, exclude_defaults=True))
+    uploads = [Upload(_plain_name(file, index), await file.read()) for index, file in enumerate(form.images)]
+    answer = await service.score(uploads, options)
     if any(result.error is None for result in answer.results):
         return answer
-    count = len(answer.results)
     reason = answer.results[0].error if count == 1 else f"none of the {count} images could be scored"
     return JSONResponse(messages.Failure(error=str(reason), results=answer.results).model_dump(), 422)
 
 
-PNG = {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}, "description": "The map."}
-
-
-@api.post(
-    "/v1/map",
-    response_class=Response,
-    responses={200: PNG, **_errors(408, 413, 415, 422, 503, 504)},
-    openapi_extra=_body(messages.MapBody, messages.MapOptions),
-    summary="Map of an image",
-)
-async def map_(request: Request, service: CurrentService, options: Annotated[messages.MapOptions, Query()]) -> Response:
-    """The map of one image as PNG. `X-Gepc-Map-Scale` is the map value at full strength, the same for all images."""
-    png, scale = await _answer(request, service, options, messages.MapBody, service.map)
-    return Response(png, media_type="image/png", headers={"X-Gepc-Map-Scale": f"{scale:.9g}"})
+def _plain_name(file: UploadFile, index: int) -> str:
+    """The caller's file name without folders and control characters."""
+    last = PurePosixPath(PureWindowsPath(file.filename or "").name).name
+    printable = "".join(letter for letter in last if letter.isprintable()).strip()
+    return printable[:MAX_NAME_LENGTH] or f"image {index}"
 
 
 @api.get("/v1/detector", responses=_errors(422), summary="Describe the detector")
@@ -229,12 +148,6 @@ async def detector(
 ) -> messages.DetectorAnswer:
     """The detector in use, its guarantee at a false-alarm rate, and the limits on a request."""
     return await service.describe(options)
-
-
-@api.post("/v1/reload", responses=_errors(409), summary="Reload the detector")
-async def reload(service: CurrentService) -> messages.ReloadAnswer:
-    """Load the detector again after its folder was replaced. Requests in progress use the former one."""
-    return await service.reload()
 
 
 @api.get("/metrics", response_class=Response, responses=_errors(), summary="Prometheus metrics")

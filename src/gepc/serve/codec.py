@@ -12,13 +12,13 @@ from PIL import Image as PILImage
 from gepc.core.errors import InputError
 from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import NPY_START
-from gepc.images.preprocessing import Preprocessing, rgb_picture
+from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image, Record
 from gepc.maps.drawing import overlay
 from gepc.methods.pooling import Map
 from gepc.serve.server import Settings
 
-LARGE, STRENGTH, SHOWN_SIZE = 2_000_000, 0.75, 256
+LARGE, STRENGTH = 2_000_000, 0.75
 _one_large_at_a_time = threading.Lock()
 
 
@@ -53,12 +53,6 @@ def heat(field: Map, scale: float) -> bytes:
     colour = overlay(np.zeros((*field.shape, 3)), np.maximum(field, 1e-3 * scale), scale, 1.0)
     colour = colour / np.maximum(level, 1e-3)  # overlay multiplies by the opacity, PNG keeps them apart
     return png(np.concatenate([colour, STRENGTH * level], axis=2))
-
-
-def overlaid(image: Image, field: Map, bands: tuple[int, ...] | None, scale: float) -> bytes:
-    """The network's view of the image under its map, enlarged to about 256 pixels."""
-    enlarge, shown = max(1, SHOWN_SIZE // image.shape[1]), rgb_picture(image, bands)
-    return png(overlay(shown, field, scale, STRENGTH).repeat(enlarge, axis=0).repeat(enlarge, axis=1))
 
 
 def data_uri(content: bytes) -> str:

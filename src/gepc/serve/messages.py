@@ -1,38 +1,40 @@
-"""The API's messages as typed data: requests, read from multipart or JSON bodies in memory, and answers."""
+"""The API's messages as typed data: the options and the form of a request, and the answers."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from fastapi import HTTPException, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from gepc.core.errors import nearest
 from gepc.maps.regions import MapRegion as Region
 
-log = logging.getLogger("gepc.serve")
 FIELD = "images"
-MAX_FIELD_SIZE = 1024
-MAX_NAME_LENGTH = 120
 
 Alpha = Annotated[
     float | None,
     Field(ge=1e-9, lt=1, description="False-alarm rate; the default is 0.05, or the smallest possible rate if larger."),
 ]
-Base64 = Annotated[str, Field(description="An image file in base64, or a data: URI.")]
 
 
 class _Strict(BaseModel):
+    """Refuses a misspelt name and says which one is meant."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        for name in values if isinstance(values, Mapping) else ():
+            if name not in cls.model_fields:
+                message = f"there is no field {str(name)[:60]!r}; {nearest(name, cls.model_fields)}"
+                raise PydanticCustomError("unknown_field", "{message}", {"message": message})
+        return values
 
 
 class DetectorOptions(_Strict):
@@ -43,7 +45,7 @@ class DetectorOptions(_Strict):
 
 
 class ScoreOptions(_Strict):
-    """Options of `POST /v1/score`, as query parameters, form fields or JSON; the body overrides the query."""
+    """Options of `POST /v1/score`, as form fields or query parameters; form fields override the query."""
 
     alpha: Alpha = None
     group: str | None = Field(
@@ -54,20 +56,10 @@ class ScoreOptions(_Strict):
     seen: bool = Field(default=False, description="Include the image as the network sees it, as a PNG (data: URI).")
 
 
-class ScoreBody(ScoreOptions):
-    """`POST /v1/score` as JSON."""
+class ScoreForm(ScoreOptions):
+    """The form of `POST /v1/score`: image files, and options."""
 
-    images: list[Base64] = Field(min_length=1)
-
-
-class MapOptions(_Strict):
-    """`POST /v1/map` takes no options."""
-
-
-class MapBody(MapOptions):
-    """`POST /v1/map` as JSON."""
-
-    images: list[Base64] = Field(min_length=1, max_length=1)
+    images: list[UploadFile] = Field(min_length=1, description="Image files.")
 
 
 class MapRegion(BaseModel):
@@ -169,12 +161,7 @@ class DetectorAnswer(BaseModel):
     detector: str
     version: str
     method: str
-    calibration: str
-    backbone: str
-    timesteps: list[int]
-    weights: list[float]
     passes_per_image: str
-    fit_images: int
     calibration_images: int
     groups: dict[str, int] = Field(description="Calibration images by group; empty for a detector without groups.")
     maps: bool
@@ -186,100 +173,12 @@ class DetectorAnswer(BaseModel):
     limits: Limits
 
 
-class ReloadAnswer(BaseModel):
-    """The detector in use after reloading."""
-
-    detector: str
-    changed: bool
-
-
-Options = TypeVar("Options", bound=BaseModel)
-
-
 @dataclass(frozen=True)
 class Upload:
-    """An image file as received; `data` is None if its text was not base64."""
+    """An image file as received."""
 
     name: str
-    data: bytes | None
-
-
-class _InMemoryParser(MultiPartParser):
-    """Starlette writes large parts to temporary files; the body's size is limited, so they fit in memory."""
-
-    spool_max_size = 1 << 40
-
-
-async def read_request(
-    request: Request, query: Options, body: type[BaseModel], max_images: int, chunks: AsyncGenerator[bytes, None]
-) -> tuple[list[Upload], Options]:
-    """Read images and options from the chunks of a request's body; raises `HTTPException` if they are invalid."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        uploads, given = await _read_form(request, max_images, chunks)
-        chosen = _validated(lambda: type(query).model_validate(given))
-    elif kind == "application/json":
-        text = b"".join([chunk async for chunk in chunks])
-        uploads, chosen = await run_in_threadpool(_read_json, text, body)  # parsing megabytes would block the loop
-    else:
-        raise HTTPException(415, f"send multipart/form-data with the field {FIELD!r}, or application/json")
-    if not uploads:
-        raise HTTPException(422, f"the request contains no image; send at least one in the field {FIELD!r}")
-    if len(uploads) > max_images:
-        raise HTTPException(413, f"{len(uploads)} images in one request, more than the {max_images} allowed")
-    update = {name: getattr(chosen, name) for name in chosen.model_fields_set & set(type(query).model_fields)}
-    return uploads, query.model_copy(update=update)
-
-
-async def _read_form(
-    request: Request, max_images: int, chunks: AsyncGenerator[bytes, None]
-) -> tuple[list[Upload], dict[str, Any]]:
-    parser = _InMemoryParser(request.headers, chunks, max_files=max_images, max_fields=16, max_part_size=MAX_FIELD_SIZE)
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        log.warning("a form cannot be read: %r", error.message)
-        status = 413 if "Too many files" in error.message else 422
-        raise HTTPException(status, f"the form cannot be read: {error.message}") from error
-    except (LookupError, ValueError) as error:  # some encodings that Python knows are not for text
-        log.warning("a form cannot be read: its encoding is not one of text")
-        raise HTTPException(415, "the form is in an encoding that cannot be read; send UTF-8") from error
-    uploads: list[Upload] = []
-    try:
-        for name, value in form.multi_items():
-            if isinstance(value, UploadFile) != (name == FIELD):
-                raise HTTPException(422, f"send image files in the field {FIELD!r}, and files in no other field")
-            if isinstance(value, UploadFile):
-                uploads.append(Upload(_plain_name(value.filename, len(uploads)), await value.read()))
-        return uploads, {name: value for name, value in form.multi_items() if name != FIELD}
-    finally:
-        await form.close()
-
-
-def _plain_name(name: str | None, index: int) -> str:
-    """The caller's file name without folders and control characters."""
-    last = PurePosixPath(PureWindowsPath(name or "").name).name
-    printable = "".join(letter for letter in last if letter.isprintable()).strip()
-    return printable[:MAX_NAME_LENGTH] or f"image {index}"
-
-
-def _read_json(text: bytes, body: type[BaseModel]) -> tuple[list[Upload], BaseModel]:
-    chosen = _validated(lambda: body.model_validate_json(text, strict=True))
-    images: list[str] = getattr(chosen, FIELD)
-    return [Upload(f"image {index}", _from_base64(image)) for index, image in enumerate(images)], chosen
-
-
-def _from_base64(text: str) -> bytes | None:
-    with contextlib.suppress(ValueError):
-        return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
-    return None
-
-
-def _validated(parse: Callable[[], BaseModel]) -> BaseModel:
-    try:
-        return parse()
-    except ValidationError as error:
-        raise HTTPException(422, explain(error.errors(include_input=False, include_url=False))) from error
+    data: bytes
 
 
 def explain(errors: Sequence[Any], most: int = 3) -> str:
@@ -287,5 +186,8 @@ def explain(errors: Sequence[Any], most: int = 3) -> str:
     parts = []
     for error in errors[:most]:
         place = ".".join(str(part) for part in error["loc"] if part not in ("query", "body"))
-        parts.append(f"{place[:60]}: {error['msg']}" if place else str(error["msg"]))
+        if error["type"] == "missing" and place == FIELD:
+            parts.append(f"send at least one image file in the field {FIELD!r} of a form (multipart/form-data)")
+        else:
+            parts.append(f"{place[:60]}: {error['msg']}" if place else str(error["msg"]))
     return "; ".join(parts)

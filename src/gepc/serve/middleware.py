@@ -1,16 +1,19 @@
-"""The outermost layer: who may call, security headers and metrics of every response."""
+"""The outermost layer: who may call, limits on bytes and time, security headers and metrics of every response."""
 
+import contextlib
 import logging
 import re
 import secrets
 import time
 
+import anyio
+from fastapi import HTTPException
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gepc.serve.batching import FullError
 from gepc.serve.service import Service
 
 log = logging.getLogger("gepc.serve")
@@ -29,7 +32,7 @@ HEADERS = {
 }
 PAGES, STATIC = ("/", "/docs"), "/static/"
 PUBLIC = (*PAGES, "/healthz", "/readyz", "/openapi.json")
-ROUTES = (*PUBLIC, "/metrics", "/v1/score", "/v1/map", "/v1/detector", "/v1/reload")
+ROUTES = (*PUBLIC, "/metrics", "/v1/score", "/v1/detector")
 
 
 def refusal(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -44,8 +47,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.metrics = app, service.metrics
-        self.token, self.hosts = service.settings.token, service.settings.hosts
+        self.app, self.service, self.metrics, self.settings = app, service, service.metrics, service.settings
         self.public = (STATIC, *PUBLIC, "/metrics") if service.settings.open_metrics else (STATIC, *PUBLIC)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,9 +68,13 @@ class Guard:
             await send(message)
 
         try:
-            await (self._refused(route, Headers(scope=scope)) or self.app)(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            return None
+            with contextlib.ExitStack() as held, anyio.move_on_after(self.settings.timeout):
+                handler = self._refused(route, Headers(scope=scope)) or self.app
+                await handler(scope, self._limited(receive, held), send_with_headers)
+            if not started:
+                seconds = f"{self.settings.timeout:g} s"
+                late = refusal(504, f"no answer within {seconds}; send fewer images or try again later")
+                await late(scope, receive, send_with_headers)
         except Exception:
             log.exception("%s failed", route)
             if started:
@@ -77,16 +83,36 @@ class Guard:
         self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
         return None
 
+    def _limited(self, receive: Receive, held: contextlib.ExitStack) -> Receive:
+        """`receive` for a body of limited size, whose bytes count as held by the service until `held` is closed."""
+        most, size = self.settings.max_bytes, 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            count = len(message.get("body", b""))
+            size += count
+            if size > most:
+                raise HTTPException(413, f"the request is larger than the {most:,} bytes allowed")
+            try:
+                held.enter_context(self.service.held_bytes.take(count))
+            except FullError as error:
+                raise self.service.busy() from error
+            return message
+
+        return limited
+
     def _refused(self, route: str, headers: Headers) -> JSONResponse | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.hosts is not None and _host_name(host) not in self.hosts:
+        if self.settings.hosts is not None and _host_name(host) not in self.settings.hosts:
             return refusal(421, "this host name is not allowed")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return refusal(403, "requests from pages of other sites are not allowed")
-        if self.token is None or route in self.public:
+        wanted = self.settings.token
+        if wanted is None or route in self.public:
             return None
         scheme, token = get_authorization_scheme_param(headers.get("authorization"))
-        if scheme.lower() == "bearer" and secrets.compare_digest(token.encode(), self.token.encode()):
+        if scheme.lower() == "bearer" and secrets.compare_digest(token.encode(), wanted.encode()):
             return None
         reason = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
         return refusal(401, reason, {"WWW-Authenticate": "Bearer"})

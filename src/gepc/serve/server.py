@@ -1,9 +1,7 @@
 """How a service runs: its settings, its socket, and a uvicorn server that signals end cleanly."""
 
-import asyncio
 import copy
 import ipaddress
-import logging
 import math
 import os
 import signal
@@ -15,14 +13,11 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gepc.core.errors import OptionError
 from gepc.core.options import at_least, check_fields, positive
 
 BACKLOG = MAX_CONNECTIONS = 512
-MAX_IDLE = 256  # connections without a request; beyond it the oldest is closed
-HEAD_SECONDS = 10.0  # for the head of a request, from its first byte or from the connection
 KEEP_ALIVE = 15
 EXIT_SECONDS = 4.5
 MIN_TOKEN_LENGTH = 16
@@ -119,26 +114,24 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def run(app: FastAPI, listener: socket.socket, access_log: bool = False) -> None:
+def run(app: FastAPI, listener: socket.socket) -> None:
     """Serve on the socket of `listen` until SIGINT or SIGTERM, then answer the accepted requests and return."""
-    make_server(app, access_log).run([listener])
+    make_server(app).run([listener])
 
 
-def make_server(app: FastAPI, access_log: bool = False) -> uvicorn.Server:
+def make_server(app: FastAPI) -> uvicorn.Server:
     """A server that is not yet running; outside the main thread, set its `should_exit` to stop it."""
     config = uvicorn.Config(
         app,
-        http=_Connection,
         log_config=log_settings(),
-        log_level="info" if access_log else "warning",
-        access_log=access_log,
+        log_level="warning",
+        access_log=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=math.ceil(app.state.service.settings.timeout),
         server_header=False,
         proxy_headers=False,
     )
-    logging.getLogger("uvicorn.access").addFilter(_without_query)
     return _Server(config)
 
 
@@ -148,66 +141,8 @@ def log_settings() -> dict[str, Any]:
     for formatter in settings["formatters"].values():
         formatter["fmt"] = f"%(asctime)s {formatter['fmt']}"
     settings["loggers"]["gepc.serve"] = {"handlers": ["default"], "level": "INFO"}
-    settings["loggers"]["python_multipart"] = {"level": "CRITICAL"}  # `messages` logs forms that cannot be read
+    settings["loggers"]["python_multipart"] = {"level": "CRITICAL"}  # the caller gets the reason
     return settings
-
-
-def _without_query(record: logging.LogRecord) -> bool:
-    """Cut the query off the path in a line of the access log: it may hold what is private."""
-    if isinstance(record.args, tuple) and len(record.args) > 2:
-        record.args = (*record.args[:2], str(record.args[2]).partition("?")[0], *record.args[3:])
-    return True
-
-
-class _Connection(H11Protocol):
-    """Closes connections that wait too long: for the head of a request, or for the client to read the answer."""
-
-    _head: asyncio.TimerHandle | None = None
-    _reading: asyncio.TimerHandle | None = None
-    _since = 0.0
-
-    @property
-    def _idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._since = self.loop.time()
-        self._head = self.loop.call_later(HEAD_SECONDS, transport.close)
-        others = [other for other in self.connections if isinstance(other, _Connection)]
-        idle = [other for other in others if other._idle and not other.transport.is_closing()]
-        if len(idle) > MAX_IDLE:
-            min(idle, key=lambda other: other._since).transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._idle:
-            _cancel(self._head)
-            self._head = None
-        elif self._head is None:
-            self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def on_response_complete(self) -> None:
-        self._since = self.loop.time()
-        super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._reading = self.loop.call_later(KEEP_ALIVE, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        _cancel(self._reading)
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        _cancel(self._head)
-        _cancel(self._reading)
-        super().connection_lost(exc)
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, HTTPException
@@ -24,7 +24,7 @@ from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.storage import DESCRIPTION, STATE, load_fitted, read_description
+from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
 from gepc.detector.stream import Result, score_chunk
 from gepc.images.batches import prepared_chunks
 from gepc.images.decoder import DecoderProcess
@@ -33,7 +33,7 @@ from gepc.images.preprocessing import rgb_picture
 from gepc.images.sources import Image
 from gepc.maps.statistics import Fields
 from gepc.serve import codec, messages
-from gepc.serve.batching import Capacity, FullError, MicroBatcher
+from gepc.serve.batching import Capacity, MicroBatcher
 from gepc.serve.messages import GuaranteeAt, Rate, Upload
 from gepc.serve.server import Settings
 
@@ -43,7 +43,6 @@ NOT_SCORED = "the image could not be scored"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_ALPHA, LARGEST_ALPHA, N_RATES = 0.05, 0.5, 120
-ATTEMPTS = 3
 T = TypeVar("T")
 
 
@@ -59,15 +58,13 @@ class Metrics:
         self.network = Counter("gepc_network_seconds", "Time spent in the network.", registry=own)
         self.in_service = Gauge("gepc_images_in_service", "Images accepted and not yet answered.", registry=own)
         self.refused = Counter("gepc_refused", "Requests refused because the queue was full.", registry=own)
-        self.reloads = Counter("gepc_reloads", "Reloads of the detector by outcome.", ["outcome"], registry=own)
         self.detector = Gauge("gepc_detector_info", "The detector in use.", ["detector"], registry=own)
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One image for the network, with the model that prepared it: a reload does not affect accepted images."""
+    """One image for the network."""
 
-    model: Model
     image: Image
     with_map: bool
 
@@ -76,8 +73,7 @@ class Service:
     """One detector in use. Create it before the event loop runs; its coroutines run in one loop."""
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
-        self.folder, self.settings, self.backbone = folder, settings, backbone
-        self.model = Model.load(folder, backbone, None, settings)
+        self.settings, self.model = settings, Model.load(folder, backbone, settings)
         self.model.warm_up()
         self.metrics = Metrics()
         self.metrics.detector.labels(self.model.identity).set(1)
@@ -85,14 +81,13 @@ class Service:
         self.metrics.in_service.set_function(lambda: self.images.taken)
         max_batch = min(settings.max_batch, self.model.fitted.batch_size)
         self._batcher: MicroBatcher[Job, Finding] = MicroBatcher(
-            self._run, lambda job: (id(job.model), job.image.shape), max_batch, settings.gap
+            self._run, lambda job: job.image.shape, max_batch, settings.gap
         )
         self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="gepc-decode")
         self._decoders = [DecoderProcess(min(DECODE_SECONDS, settings.timeout)) for _ in range(DECODERS)]
         self._free_decoders: SimpleQueue[DecoderProcess] = SimpleQueue()
         for decoder in self._decoders:
             self._free_decoders.put(decoder)
-        self._reloading = asyncio.Lock()
 
     @property
     def ready(self) -> bool:
@@ -118,7 +113,7 @@ class Service:
         """Score one batch; called in the network's thread."""
         start = time.perf_counter()
         with_maps = any(job.with_map for job in jobs)
-        findings = jobs[0].model.score_batch([job.image for job in jobs], with_maps, self.settings.max_network_pixels)
+        findings = self.model.score_batch([job.image for job in jobs], with_maps, self.settings.max_network_pixels)
         self.metrics.network.inc(time.perf_counter() - start)
         self.metrics.batches.observe(len(jobs))
         return findings
@@ -133,7 +128,7 @@ class Service:
         model.check(alpha, options.group)
         guarantee = str(model.fitted.guarantee(alpha))
         with_maps = options.map and model.fitted.method.has_maps
-        findings = await self._findings(model, uploads, with_maps)
+        findings = await self._findings(uploads, with_maps)
         decide = partial(_results, model, uploads, options, alpha, findings, self.settings.bands)
         results = await self._in_thread(decide)
         for result in results:
@@ -142,64 +137,24 @@ class Service:
             detector=model.identity, alpha=alpha, guarantee=guarantee, map_scale=model.map_scale, results=results
         )
 
-    async def map(self, uploads: Sequence[Upload], _: messages.MapOptions) -> tuple[bytes, float]:
-        """The image under its map as PNG, and the common scale."""
-        model, count = self.model, len(uploads)
-        if not model.fitted.method.has_maps:
-            raise HTTPException(422, f"the method {model.fitted.method.name!r} has no maps")
-        if count != 1:
-            raise HTTPException(422, f"send exactly one image, got {count}; /v1/score returns the maps of several")
-        (finding,) = await self._findings(model, uploads, with_maps=True)
-        if isinstance(finding, str) or finding.maps is None:
-            raise HTTPException(422, finding if isinstance(finding, str) else NOT_SCORED)
-        scale, field = model.fitted.map_limit(), finding.maps[model.fitted.map_part][0]
-        draw = partial(codec.overlaid, finding.image, field, self.settings.bands, scale)
-        return await self._in_thread(draw), scale
-
-    async def _findings(self, model: Model, uploads: Sequence[Upload], with_maps: bool) -> list[Finding | str]:
+    async def _findings(self, uploads: Sequence[Upload], with_maps: bool) -> list[Finding | str]:
         """The finding of every upload, or the reason why there is none."""
         with self.images.take(len(uploads)):
-            prepare = [self._in_thread(partial(self._network_input, model, upload)) for upload in uploads]
+            prepare = [self._in_thread(partial(self._network_input, upload)) for upload in uploads]
             images = await asyncio.gather(*prepare)
-            jobs = [Job(model, image, with_maps) for image in images if not isinstance(image, str)]
+            jobs = [Job(image, with_maps) for image in images if not isinstance(image, str)]
             futures = map(asyncio.wrap_future, self._batcher.submit(jobs))
             found = iter(await asyncio.gather(*futures, return_exceptions=True))
         return [image if isinstance(image, str) else _checked(next(found)) for image in images]
 
-    def _network_input(self, model: Model, upload: Upload) -> Image | str:
-        if upload.data is None:
-            return "not base64"
+    def _network_input(self, upload: Upload) -> Image | str:
         decoder = self._free_decoders.get()
         try:
-            return codec.network_input(upload.data, decoder, self.settings, model.fitted.preprocessing)
+            return codec.network_input(upload.data, decoder, self.settings, self.model.fitted.preprocessing)
         except InputError as error:
             return str(error)
         finally:
             self._free_decoders.put(decoder)
-
-    async def reload(self) -> messages.ReloadAnswer:
-        """Load the detector's folder again and score an image with it; on failure the current detector stays."""
-        async with self._reloading:
-            former = self.model
-            try:
-                model = await asyncio.to_thread(Model.load, self.folder, self.backbone, former, self.settings)
-                trial = self._batcher.submit([Job(model, model.blank(), with_map=model.fitted.method.has_maps)])
-                if not math.isfinite((await asyncio.wrap_future(trial[0])).result.score):
-                    raise InputError("the detector gives no finite score")
-            except FullError:
-                raise
-            except Exception as error:  # a folder may be wrong in any way
-                self.metrics.reloads.labels("failed").inc()
-                log.warning("reload failed: %s", error)
-                reason = "the detector on disk cannot be loaded (see the service's log); the current one stays in use"
-                raise HTTPException(409, reason) from error
-            changed = model.identity != former.identity
-            if changed:
-                self.model = model
-                self.metrics.detector.clear()
-                self.metrics.detector.labels(model.identity).set(1)
-            self.metrics.reloads.labels("changed" if changed else "unchanged").inc()
-            return messages.ReloadAnswer(detector=self.model.identity, changed=changed)
 
     async def describe(self, options: messages.DetectorOptions) -> messages.DetectorAnswer:
         """The detector, its guarantee and the limits on a request, without paths."""
@@ -211,12 +166,7 @@ class Service:
             detector=model.identity,
             version=__version__,
             method=fitted.method.name,
-            calibration=fitted.options["calibration"],
-            backbone=f"{fitted.backbone.family}, {fitted.backbone.n_steps} steps",
-            timesteps=list(fitted.kept),
-            weights=fitted.weights.tolist(),
             passes_per_image=str(fitted.cost()),
-            fit_images=fitted.fit_images,
             calibration_images=len(calibration.scores),
             groups={name: len(scores) for name, scores in calibration.by_group.items()} if calibration.grouped else {},
             maps=fitted.method.has_maps,
@@ -296,20 +246,16 @@ class Model:
     identity: str
 
     @classmethod
-    def load(cls, folder: Path, backbone: str | None, former: Model | None, settings: Settings) -> Model:
-        """Load a detector folder, again if it is replaced meanwhile; the former model's network is kept if it fits."""
-        for _ in range(ATTEMPTS):
-            before = _identity(folder)
-            fitted = load_fitted(folder, _known_backbone(folder, backbone, former), settings.device)
-            height, width = fitted.input_size
-            if height * width > settings.max_network_pixels:
-                raise OptionError(
-                    f"the network sees images of {width}x{height} pixels and the service takes at most "
-                    f"{settings.max_network_pixels:,}: give a larger --max-network-megapixels or a smaller size"
-                )
-            if _identity(folder) == before:
-                return cls(fitted, before)
-        raise InputError("the detector's files change while they are read; try again")
+    def load(cls, folder: Path, backbone: str | None, settings: Settings) -> Model:
+        """Load a detector folder; one whose network sees larger images than the service takes is refused."""
+        fitted = load_fitted(folder, backbone, settings.device)
+        height, width = fitted.input_size
+        if height * width > settings.max_network_pixels:
+            raise OptionError(
+                f"the network sees images of {width}x{height} pixels and the service takes at most "
+                f"{settings.max_network_pixels:,}: give a larger --max-network-megapixels or a smaller size"
+            )
+        return cls(fitted, sha256(folder / DESCRIPTION, folder / STATE)[:12])
 
     def score_batch(self, images: Sequence[Image], with_maps: bool, most_pixels: int) -> list[Finding]:
         """Scores, and maps from the same network passes, of preprocessed images of one size.
@@ -327,14 +273,11 @@ class Model:
                 findings.append(Finding(image, result, maps))
         return findings
 
-    def blank(self) -> Image:
-        """A grey image."""
-        return np.zeros((self.fitted.backbone.channels, *self.fitted.input_size), dtype=np.float32)
-
     def warm_up(self) -> None:
         """Score a grey image, so that setting up the network does not delay the first request."""
+        grey = np.zeros((self.fitted.backbone.channels, *self.fitted.input_size), dtype=np.float32)
         with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
-            (found,) = self.score_batch([self.blank()], with_maps=False, most_pixels=1)
+            (found,) = self.score_batch([grey], with_maps=False, most_pixels=1)
         if not math.isfinite(found.result.score):
             raise GepcError("the detector gives no finite score; fit it again")
 
@@ -381,17 +324,3 @@ class Model:
         spaced = np.geomspace(self.smallest_alpha, LARGEST_ALPHA, N_RATES)
         chosen = {self.smallest_alpha, self.alpha(None), *(float(f"{alpha:.2g}") for alpha in spaced)}
         return [self.guarantee(alpha) for alpha in sorted(chosen) if alpha >= self.smallest_alpha]
-
-
-def _identity(folder: Path) -> str:
-    with raising(InputError, f"{folder} holds no detector; give a folder written by `gepc fit`", OSError):
-        return sha256(folder / DESCRIPTION, folder / STATE)[:12]
-
-
-def _known_backbone(folder: Path, given: str | None, former: Model | None) -> Any:
-    """The network in memory if the folder names the same weights, else what was given."""
-    if former is None:
-        return given
-    known = former.fitted.backbone
-    wanted = read_description(folder)["backbone"].get("sha256")
-    return known if given is not None or (wanted is not None and wanted == known.sha256) else given
