@@ -132,23 +132,6 @@ def test_a_stream_of_files(fitted: gepc.GEPC, tmp_path: Path) -> None:
     assert [row.error is None for row in rows] == [True, True, True, False, True, True, True]
 
 
-def test_names_come_from_paths(fitted: gepc.GEPC) -> None:
-    names = [Path("photos") / f"{n}.png" for n in range(7)]
-    for images in (NEW, DataLoader(PAIRS, batch_size=3)):
-        for paths in (names, iter(names)):
-            rows = list(fitted.results(images, paths=paths))
-            assert [row.name for row in rows] == [str(name) for name in names]
-
-
-@pytest.mark.parametrize(
-    ("count", "message"), [(5, "has 5 names, but there are more"), (8, "more names than there are images")]
-)
-def test_every_image_has_one_name(fitted: gepc.GEPC, count: int, message: str) -> None:
-    for images in (NEW, iter(NEW)):
-        with pytest.raises(InputError, match=message):
-            list(fitted.results(images, paths=[str(n) for n in range(count)]))
-
-
 def test_what_needs_a_length_says_so(fitted: gepc.GEPC) -> None:
     stream = open_images(iter(NEW))
     assert isinstance(stream, StreamImages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import Guarantee, group_labels
-from gepc.core.errors import InputError, NotFittedError, OptionError, check_least, raising
+from gepc.core.errors import NotFittedError, OptionError, check_least, raising
 from gepc.core.files import StrPath
 from gepc.core.progress import Progress
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import Groups, feature_table, fit_detector
-from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options, without_unused
+from gepc.detector.parameters import NOMINAL_SIZE, Parameters, detector_options
 from gepc.detector.plots import plot_results
 from gepc.detector.storage import load_fitted, save_detector
 from gepc.detector.stream import Result, scores_of, stream
@@ -308,7 +308,6 @@ class Detector(FittedAttributes):
         groups: Groups = None,
         ties: str = "conservative",
         on_progress: Progress = None,
-        paths: Iterable[object] | None = None,
     ) -> Iterator[Result]:
         """Results one by one, in order, in constant memory.
 
@@ -322,7 +321,6 @@ class Detector(FittedAttributes):
             p exactly uniform for in-distribution images.
         on_progress : True shows a progress bar on the terminal; a function is called with the number of images of every
             finished chunk.
-        paths : names of the images, in order, instead of their own.
 
         Returns
         -------
@@ -334,14 +332,13 @@ class Detector(FittedAttributes):
         >>> from gepc.lab.analytic import GaussianBackbone
         >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
         >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
-        >>> [result.name for result in detector.results(images[:2], paths=["a.png", "b.png"])]
-        ['a.png', 'b.png']
+        >>> [result.name for result in detector.results(images[:2])]
+        ['0', '1']
         """
         opened = open_images(images)
         labels = group_labels(groups, opened)
         scored = stream(self.fitted, opened, labels=labels, ties=ties, on_error=on_error, on_progress=on_progress)
-        results = (result for chunk in scored for result in chunk.results)
-        return results if paths is None else _renamed(results, map(str, paths))
+        return (result for chunk in scored for result in chunk.results)
 
     def explain(self, images: Any, on_error: str = "row", groups: Groups = None) -> list[Result]:
         """Results with the reason for each: the part of the score that is most unusual, in plain words.
@@ -486,18 +483,13 @@ class Detector(FittedAttributes):
         return self.score(images)
 
     def results_frame(
-        self,
-        images: Any,
-        alpha: float = 0.05,
-        on_error: str = "row",
-        groups: Groups = None,
-        paths: Iterable[object] | None = None,
+        self, images: Any, alpha: float = 0.05, on_error: str = "row", groups: Groups = None
     ) -> pandas.DataFrame:
         """The table of `gepc score` as a pandas DataFrame: path, score, p_value, alarm, error.
 
         Parameters
         ----------
-        images, on_error, groups, paths : as in `results`.
+        images, on_error, groups : as in `results`.
         alpha : the false-alarm rate of the alarms.
 
         Returns
@@ -515,7 +507,7 @@ class Detector(FittedAttributes):
         """
         with raising(OptionError, "a data frame needs pandas; install it with: pip install 'gepc[frame]'", ImportError):
             import pandas
-        results, alarms = self._decided(DecisionRule(alpha), images, groups, on_error=on_error, paths=paths)
+        results, alarms = self._decided(DecisionRule(alpha), images, groups, on_error=on_error)
         rows = [(r.name, r.score, r.p_value, a, r.error) for r, a in zip(results, alarms.tolist(), strict=True)]
         return pandas.DataFrame(rows, columns=["path", "score", "p_value", "alarm", "error"])
 
@@ -624,8 +616,7 @@ class Detector(FittedAttributes):
         >>> gepc.Detector.of(detector.fitted).is_fitted
         True
         """
-        stored = without_unused(dict(fitted.options))
-        options = {name: value for name, value in stored.items() if name in detector_options()}
+        options = {name: fitted.options[name] for name in detector_options()}
         detector = cls.__new__(cls)  # a subclass may have a constructor with other arguments
         Parameters.__init__(detector, fitted.backbone, fitted.method, **{**options, "batch_size": fitted.batch_size})
         detector.fitted_ = fitted
@@ -656,13 +647,3 @@ class Detector(FittedAttributes):
         True
         """
         return cls.of(load_fitted(folder, *arguments, **options))
-
-
-def _renamed(results: Iterable[Result], names: Iterator[str]) -> Iterator[Result]:
-    for result in results:
-        name = next(names, None)
-        if name is None:
-            raise InputError(f"`paths` has {result.index} names, but there are more images")
-        yield replace(result, name=name)
-    if next(names, None) is not None:
-        raise InputError("`paths` has more names than there are images")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +16,13 @@ from gepc.core.progress import Progress, reporting
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import Parameters
 from gepc.detector.stream import known_length, scores_of
-from gepc.images.batches import OnBadImage, chunks
+from gepc.images.batches import OnBadImage
 from gepc.images.noise import generator
-from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
-from gepc.methods.base import Batch, Extractor, HasMaps, MapModel, MapParts, Table, extract_table
-from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
+from gepc.methods.base import Extractor, MapParts, Table
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, extract_all, plain_options
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.pooling import Map, v_global
 from gepc.methods.symmetries import Evidence, choose, read_batch
@@ -33,15 +33,6 @@ Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8
 SAMPLE_IMAGES = 600  # images of a stream that are kept for maps, since a stream cannot be read again
 MAP_WINDOW = 9
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The calibration images: where they come from, their feature table, and the columns that scoring would see."""
-
-    images: Images
-    table: FeatureTable
-    columns: Array
 
 
 def fit_detector(
@@ -72,15 +63,15 @@ def fit_detector(
     _check_enough(len(fit_rows), table.keys)
     _warn_about_copies(table.keys)
     scorer = parameters.scorer().fit(table.rows(fit_rows))
-    kept = list(scorer.selection_.kept)
+    kept = tuple(levels[position] for position in scorer.selection_.kept)
     if hold_out:
-        held_out = table.rows(held_out_rows)
-        columns = method.as_scored(held_out.columns[:, kept], held_out.keys, parameters.seed)
-        calibration = Calibration(source, held_out, columns)
+        calibration_source, calibration = source, table.rows(held_out_rows).at(kept)
     else:
-        spec = replace(spec, extractor=method, timesteps=tuple(levels[position] for position in kept))
-        calibration = _separate(parameters, calibration_images, table, spec, on_progress, cache)
-    labels = group_labels(groups, calibration.images, calibration.table.indices)
+        calibration_source = open_images(calibration_images)
+        spec = replace(spec, timesteps=kept)
+        calibration = _separate(parameters, calibration_source, table, spec, on_progress, cache)
+    labels = group_labels(groups, calibration_source, calibration.indices)
+    columns = method.as_scored(calibration.columns, calibration.keys, parameters.seed)
     draft = FittedDetector(
         method=method,
         options={**parameters.options(), **plain_options(method.options())},
@@ -88,7 +79,7 @@ def fit_detector(
         preprocessing=table.preprocessing,
         levels=tuple(levels),
         scorer=scorer,
-        reference=CalibrationScores.of(scorer.score_kept(calibration.columns), labels),
+        reference=CalibrationScores.of(scorer.score_kept(columns), labels),
         maps=None,
         map_scale=None,
         fit_images=len(fit_rows),
@@ -100,10 +91,13 @@ def fit_detector(
     )
     if method.has_maps:
         fitting = SomeImages.smallest(source, table.rows(fit_rows), FIT_IMAGES)
-        calibrating = SomeImages.smallest(calibration.images, calibration.table, CALIBRATION_IMAGES)
+        calibrating = SomeImages.smallest(calibration_source, calibration, CALIBRATION_IMAGES)
         draft = _with_maps(draft, parameters, fitting, calibrating)
     if parameters.score_from == "map":
-        draft = replace(draft, reference=CalibrationScores.of(_map_scores(draft, calibration), labels))
+        if isinstance(calibration_source, StreamImages):
+            raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
+        scores = scores_of(draft, calibration_source, indices=calibration.indices.tolist())
+        draft = replace(draft, reference=CalibrationScores.of(scores, labels))
     return replace(draft, reference=draft.reference.trim(parameters.contamination))
 
 
@@ -127,20 +121,19 @@ def _settled_method(parameters: Parameters, source: Images, share: float) -> tup
 
 def _separate(
     parameters: Parameters,
-    calibration_images: Any,
+    source: Images,
     fitted_on: FeatureTable,
     spec: ExtractionSpec,
     on_progress: Progress,
     cache: FeatureCache | None,
-) -> Calibration:
-    """The calibration images that are given apart from those to fit on, each counted once."""
-    source = open_images(calibration_images)
+) -> FeatureTable:
+    """The features of calibration images that are given apart from those to fit on, each counted once."""
     table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, True, cache)
     _warn_about_copies(table.keys)
     distinct, _ = split(table.keys, parameters.seed, 0.0)
     table = table.rows(distinct)
     _warn_about_shared(fitted_on.keys, table.keys)
-    return Calibration(source, table, table.columns)
+    return table
 
 
 def _extract(
@@ -209,9 +202,6 @@ class SomeImages(Sequence[Image]):
             return self.table.sample.images[self.table.keys[item]]
         return self.table.preprocessing.prepare(self.images[int(self.table.indices[item])])
 
-    def __iter__(self) -> Iterator[Image]:
-        return (self[row] for row in range(len(self)))
-
 
 def _with_maps(
     draft: FittedDetector, parameters: Parameters, fitting: SomeImages, calibrating: SomeImages
@@ -232,28 +222,15 @@ def _with_maps(
         for _ in read_parts(read, calibrating):
             pass  # `read` collects the raw maps
         return replace(draft, map_scale=v_global(raw))
-    window = map_window(draft.method)
-    ignored, model = draft.preprocessing.ignored, map_model(draft.method)
+    window, model = map_window(draft.method), draft.method.map_model
+    ignored = draft.preprocessing.ignored
     statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, ignored, model)
     return replace(draft, maps=statistics.trim(parameters.contamination), map_scale=v_global(raw))
-
-
-def map_model(method: Extractor) -> MapModel:
-    """How the maps of a method are compared with those of in-distribution images."""
-    return method.map_model if isinstance(method, HasMaps) else MapModel()
 
 
 def map_window(method: object) -> int:
     """The side of the box filter of calibrated maps: the method's `window` if it has one."""
     return int(getattr(method, "window", None) or MAP_WINDOW)
-
-
-def _map_scores(draft: FittedDetector, calibration: Calibration) -> Array:
-    """The scores of all calibration images by their maps."""
-    images = calibration.images
-    if isinstance(images, StreamImages):
-        raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
-    return scores_of(draft, images, indices=calibration.table.indices.tolist())
 
 
 def _check_enough(count: int, keys: Sequence[bytes]) -> None:
@@ -300,20 +277,9 @@ def feature_table(
     parameters: Parameters, preprocessing: Preprocessing, images: Images, noise: npt.ArrayLike | None = None
 ) -> Table:
     """The features of all images at every candidate level; `noise` (levels, N, C, H, W) replaces the drawn noise."""
-    method, backbone = parameters.extractor, parameters.backbone
-    levels = method.timesteps(backbone)
-    if next(images.first(1), None) is None:
-        raise InputError("there are no images")
+    levels = parameters.extractor.timesteps(parameters.backbone)
     given = None if noise is None else np.asarray(noise)
     if given is not None and (given.ndim != 5 or given.shape[:2] != (len(levels), len(images))):
         raise InputError(f"noise must be (levels, N, C, H, W) = ({len(levels)}, {len(images)}, ...), got {given.shape}")
-    warn_about_range(images, parameters.value_range)
-    tables = []
-    for chunk in chunks(images, preprocessing, parameters.batch_size, OnBadImage.NONE):
-        backbone.check_size(*chunk.images[0].shape[1:])
-        batch = Batch(chunk.stacked(), chunk.keys, parameters.seed, parameters.batch_size)
-        if given is not None:
-            own = given[:, chunk.indices]
-            batch.fixed_noise = {(t, 0): own[position] for position, t in enumerate(levels)}
-        tables.append(extract_table(method, backbone, batch, levels))
-    return concatenate(tables)
+    spec = ExtractionSpec(parameters.extractor, levels, parameters.seed, parameters.batch_size, given)
+    return extract_all(images, preprocessing, parameters.backbone, spec, on_bad_image=OnBadImage.NONE).table

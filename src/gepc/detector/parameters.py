@@ -103,16 +103,8 @@ class Parameters:
         if isinstance(size, int):
             size = (size, size)
         multiple = self.backbone.size_multiple if self.resize in OWN_SIZE else 1
-        preprocessing = Preprocessing(
-            self.value_range,
-            size,
-            self.resize,
-            self.backbone.channels,
-            self.magnitude,
-            self.normalise,
-            multiple,
-            self.ignore,
-        )
+        own = {name: getattr(self, name) for name in ("value_range", "resize", "magnitude", "normalise", "ignore")}
+        preprocessing = Preprocessing(size=size, channels=self.backbone.channels, multiple=multiple, **own)
         if size is not None:
             self.backbone.check_size(*size)
         return preprocessing

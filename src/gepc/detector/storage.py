@@ -40,7 +40,7 @@ from gepc.core.known_networks import find_network, remember_network
 from gepc.core.options import build
 from gepc.core.parts import Part
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.fitting import map_model, map_window
+from gepc.detector.fitting import map_window
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, divided, without_unused
 from gepc.images.preprocessing import Preprocessing
 from gepc.maps.statistics import MapStatistics
@@ -356,8 +356,7 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
     selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
     maps = None
     if fitted.map_parts is not None:
-        window = map_window(parameters.extractor)
-        model = map_model(parameters.extractor)
+        window, model = map_window(parameters.extractor), parameters.extractor.map_model
         maps = MapStatistics.restore(fitted.map_parts, window, selection.weights, under("maps", arrays), model)
     preprocessing = _stored_preprocessing(parameters, description["preprocessing"])
     others = ("reference/", MAPS, CONDITIONING)

@@ -218,6 +218,11 @@ class Extractor(ABC):
         """Whether the method has anomaly maps; see `HasMaps`."""
         return False
 
+    @property
+    def map_model(self) -> MapModel:
+        """How its maps are compared with those of in-distribution images."""
+        return MapModel()
+
     def builds_on(self) -> tuple[Extractor, ...]:
         """The methods whose tables this one is computed from, sharing their passes and cache; none for most."""
         return ()
@@ -260,11 +265,6 @@ def _parameters(extractor: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 class HasMaps(ABC):
     """Mixin, placed before `Extractor`: a method that shows where in the image its features come from."""
-
-    @property
-    def map_model(self) -> MapModel:
-        """How its maps are compared with those of in-distribution images."""
-        return MapModel()
 
     @property
     def has_maps(self) -> bool:

@@ -38,10 +38,14 @@ class ExtractionSpec:
     timesteps: tuple[int, ...]  # the timesteps to evaluate, in order
     seed: int = 0  # the noise of an image is a function of this and of its content
     rows: int = 64  # the largest number of images per network call, and per chunk
+    noise: npt.NDArray[Any] | None = field(default=None, compare=False)  # (levels, N, C, H, W), instead of drawn noise
 
     def batch(self, chunk: Chunk) -> Batch:
         """The readable images of a chunk, with the keys of their noise."""
-        return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows)
+        fixed = None
+        if self.noise is not None:
+            fixed = {(t, 0): noise[chunk.indices] for t, noise in zip(self.timesteps, self.noise, strict=True)}
+        return Batch(chunk.stacked(), chunk.keys, self.seed, self.rows, fixed)
 
     def extract(self, backbone: Backbone, batch: Batch) -> Table:
         """The features of a batch, by network passes."""

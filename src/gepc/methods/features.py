@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, Literal, TypeVar
 
@@ -56,6 +57,8 @@ Per = Literal["image", "element", "group"]
 Compute = Callable[..., torch.Tensor | None]
 Tensors = dict[str, torch.Tensor]
 F_ = TypeVar("F_", bound=Compute)
+# (down, right) in pixels between the positions that a whiteness feature compares
+SHIFTS = {"ax": ((0, 1),), "ay": ((1, 0),), "ad": ((1, 1), (1, -1)), "ax2": ((0, 2),), "ay2": ((2, 0),)}
 TINY = 1e-30  # an exactly equivariant network has residuals of 0: constant columns, which calibration reports
 
 
@@ -278,34 +281,13 @@ def error_map(level: LevelAnswers) -> torch.Tensor:
     return level.error.square().mean(1) / level.energy[:, None, None]
 
 
-@feature("ax", transform=unchanged)
-def whiteness_along_x(level: LevelAnswers) -> torch.Tensor:
-    """<e(p), e(p + (0, 1))> / <e, e>."""
-    return autocorrelation(level.error, ((0, 1),))
+def whiteness(level: LevelAnswers, shifts: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The mean over `shifts` of <e(p), e(p + shift)> / <e, e>."""
+    return autocorrelation(level.error, shifts)
 
 
-@feature("ay", transform=unchanged)
-def whiteness_along_y(level: LevelAnswers) -> torch.Tensor:
-    """<e(p), e(p + (1, 0))> / <e, e>."""
-    return autocorrelation(level.error, ((1, 0),))
-
-
-@feature("ad", transform=unchanged)
-def whiteness_on_diagonals(level: LevelAnswers) -> torch.Tensor:
-    """The mean of <e(p), e(p + (1, 1))> / <e, e> and <e(p), e(p + (1, -1))> / <e, e>."""
-    return autocorrelation(level.error, ((1, 1), (1, -1)))
-
-
-@feature("ax2", transform=unchanged)
-def whiteness_two_along_x(level: LevelAnswers) -> torch.Tensor:
-    """<e(p), e(p + (0, 2))> / <e, e>."""
-    return autocorrelation(level.error, ((0, 2),))
-
-
-@feature("ay2", transform=unchanged)
-def whiteness_two_along_y(level: LevelAnswers) -> torch.Tensor:
-    """<e(p), e(p + (2, 0))> / <e, e>."""
-    return autocorrelation(level.error, ((2, 0),))
+for _name, _shifts in SHIFTS.items():
+    feature(_name, transform=unchanged)(partial(whiteness, shifts=_shifts))
 
 
 @feature("ac", transform=unchanged, looks_at="colour")
