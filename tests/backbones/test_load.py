@@ -94,6 +94,8 @@ def test_a_hub_id_with_a_connection(make_folder: Maker, monkeypatch: pytest.Monk
     file = folder / "diffusion_pytorch_model.safetensors"
     expected = gepc.load_backbone(folder).eps(torch.ones(1, 3, 8, 8), 3)
     asked: list[list[str]] = []
+    empty = folder.parent / "empty"
+    empty.mkdir()
     if weights == "bin":
         from safetensors.torch import load_file
 
@@ -104,7 +106,7 @@ def test_a_hub_id_with_a_connection(make_folder: Maker, monkeypatch: pytest.Monk
         """What lies in the repository and matches; a folder without files otherwise."""
         asked.append(allow_patterns)
         given = name == "someone/net" and any(f"model.{weights}" in pattern for pattern in allow_patterns)
-        return str(folder if given else folder.parent)
+        return str(folder if given else empty)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(BackboneError, match=r"no weights diffusion_pytorch_model.safetensors \(or .bin\)"):
@@ -139,7 +141,7 @@ def test_a_pipeline_in_the_cache_needs_no_connection(hub_cache: Callable[[str, P
     assert backbone.source == "someone/sd"
     assert backbone.fingerprint == gepc.load_backbone(tmp_path / "sd", device="cpu", **options).fingerprint
     shutil.rmtree(snapshot / "vae")
-    with pytest.raises(BackboneError, match=r"someone/sd: no weights vae/diffusion_pytorch_model.safetensors"):
+    with pytest.raises(InputError, match=r"vae/config.json does not exist"):
         gepc.load_backbone("someone/sd", **options)
     with pytest.raises(BackboneError, match=r"hf download someone/other --local-dir FOLDER"):
         gepc.load_backbone("someone/other")
@@ -283,7 +285,7 @@ def test_a_detector_asks_for_its_object(make_folder: Maker, tmp_path: Path) -> N
 
 def test_an_object_without_a_scheduler(make_folder: Maker) -> None:
     net, scheduler = diffusers_objects(make_folder())
-    with pytest.raises(InputError, match=r"no scheduler was given.*scheduler=.*beta_schedule"):
+    with pytest.raises(InputError, match=r"has no scheduler_config.json.*scheduler=.*beta_schedule"):
         gepc.load_backbone(net)
     backbone = gepc.load_backbone(net, config={"beta_schedule": "linear", "num_train_timesteps": 50})
     assert backbone.fingerprint == gepc.load_backbone(net, scheduler=scheduler).fingerprint
@@ -309,7 +311,7 @@ def test_an_object_whose_scheduler_has_no_betas(make_folder: Maker) -> None:
         gepc.load_backbone(net, scheduler=VQDiffusionScheduler(10))
     with pytest.raises(OptionError, match="rescale_timesteps does not apply"):
         gepc.load_backbone(net, scheduler=EDMEulerScheduler(), rescale_timesteps=True)
-    with pytest.raises(OptionError, match="scheduler must be an object of diffusers, got a str"):
+    with pytest.raises(OptionError, match="scheduler must be an object of diffusers: 'str' object has no"):
         gepc.load_backbone(net, scheduler="linear")  # type: ignore[arg-type]
 
 

@@ -15,8 +15,8 @@ from toys import toy_backbone
 
 import gepc
 from gepc.backbones import load, sources
+from gepc.backbones.diffusers import LoadOptions
 from gepc.backbones.onnx import export_onnx
-from gepc.backbones.sources import LoadOptions
 from gepc.core.errors import BackboneError, OptionError
 
 VALUES: dict[str, Any] = {

@@ -145,8 +145,18 @@ def test_loading_prints_no_progress_bars(tmp_path: Path, capfd: pytest.CaptureFi
     assert all(logger.is_progress_bar_enabled() for logger in loggers)
 
 
-def test_a_tokenizer_without_a_length_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_length_takes_that_of_its_text_encoder(tmp_path: Path) -> None:
+    """A pipeline pads the prompt to the tokenizer's length, which is 10^30 where the tokenizer does not know it."""
+    pipeline = stable_diffusion_xl(tmp_path)
+    expected = gepc.load_backbone(pipeline, prompt="ab", device="cpu")
+    pipeline.tokenizer.model_max_length = int(1e30)
+    found = gepc.load_backbone(pipeline, prompt="ab", device="cpu")
+    assert found.fingerprint == expected.fingerprint
+
+
+def test_a_tokenizer_without_any_length_is_refused_with_a_remedy(tmp_path: Path) -> None:
     pipeline = stable_diffusion_xl(tmp_path)
     pipeline.tokenizer.model_max_length = int(1e30)
+    pipeline.text_encoder.config.max_position_embeddings = int(1e30)
     with pytest.raises(BackboneError, match="has no `model_max_length`; set it, or give `embeddings`"):
         gepc.load_backbone(pipeline, prompt="ab", device="cpu")

@@ -1,17 +1,25 @@
-"""The network classes of diffusers: how each of them is called, and what it is conditioned on."""
+"""The network classes of diffusers: how each of them is called, what it is conditioned on, and prompts."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import diffusers
 import torch
 from torch.nn import functional
 
-from gepc.core.errors import BackboneError, OptionError, check_names
+from gepc.backbones.weights import read_tensors
+from gepc.core.errors import BackboneError, InputError, OptionError, check_names, first_line, raising
+from gepc.core.files import read_json
 
+TEXT_PARTS = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
 PROMPT, POOLED, MASK = "prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask"
 # the arguments of a network's `forward` -> the embeddings that they take
 ARGUMENTS = {"encoder_hidden_states": PROMPT, "encoder_attention_mask": MASK, "pooled_projections": POOLED}
@@ -130,3 +138,88 @@ def null_class(net: Any) -> int | None:
     """The null class of a transformer that is conditioned on a class, the one after its classes; None otherwise."""
     is_dit = type(net).__name__ in DIT and net.config.num_embeds_ada_norm
     return int(net.config.num_embeds_ada_norm) if is_dit else None
+
+
+def read_embeddings(given: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return embeddings as they are given, or read them from a file."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    if Path(given).suffix != ".safetensors":
+        raise OptionError(f"`embeddings` is a mapping or a .safetensors file, got {given}", options=("embeddings",))
+    return read_tensors(Path(given))
+
+
+def encode_in_folder(folder: Path, kind: str, prompt: str, variant: str | None) -> dict[str, torch.Tensor]:
+    """Encode the prompt with the text encoders of a pipeline folder, which are not kept in memory.
+
+    `kind` is the class of the network that takes the embeddings.
+    """
+    index = folder / "model_index.json"
+    listed = read_json(index) if index.is_file() else {}
+    texts = [name for name in listed if TEXT_PARTS.fullmatch(name) and listed[name][:1] != [None]]
+    if not texts or not all((folder / name).is_dir() for name in texts):
+        reason = f"a {kind} is conditioned on text, and {folder} has no text encoder with its tokenizer"
+        raise InputError(f"{reason}; download them too, or give `embeddings`", options=("embeddings",))
+    if any(listed[name][0] != "transformers" for name in texts):
+        raise BackboneError(
+            f"{index} names code of its own, which is not run; give `embeddings`", options=("embeddings",)
+        )
+    needed = "a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`"
+    with raising(OptionError, needed, ImportError):
+        import transformers
+    others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
+    try:
+        with without_progress_bars(diffusers, transformers):
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(
+                folder, variant=variant, local_files_only=True, **others
+            )
+    except (OSError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        reason = f"its text encoders cannot be loaded: {first_line(error)}"
+        raise BackboneError(f"{folder}: {reason}; give `embeddings`", options=("embeddings",)) from error
+    return encode_prompt(pipeline, prompt, kind)
+
+
+def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tensor]:
+    """The embeddings of `prompt` by the text encoders of a diffusers pipeline with a network of class `kind`."""
+    encode = getattr(pipeline, "encode_prompt", None)
+    positions = CLASSES[kind].prompt
+    if encode is None or positions is None:
+        raise OptionError(
+            f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`", options=("embeddings",)
+        )
+    parameters = inspect.signature(encode).parameters
+    options: dict[str, Any] = {name: None for name, value in parameters.items() if value.default is value.empty}
+    options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}
+    options |= {"prompt": prompt, "prompt_2": prompt, "prompt_3": prompt}
+    _limit_tokenizers(pipeline)
+    unlimited = "a tokenizer of this pipeline has no `model_max_length`; set it, or give `embeddings`"
+    with torch.no_grad(), raising(BackboneError, unlimited, OverflowError):
+        answer: Sequence[Any] = encode(**{name: value for name, value in options.items() if name in parameters})
+    embeddings = {name: answer[position] for name, position in positions.items() if position < len(answer)}
+    return {name: values for name, values in embeddings.items() if values is not None}
+
+
+def _limit_tokenizers(pipeline: Any) -> None:
+    """Give tokenizers without a usable length that of their text encoders.
+
+    Pipelines pad a prompt to the length of the tokenizer, and one that does not know it asks for 10^30 tokens.
+    """
+    for name, tokenizer in pipeline.components.items():
+        encoder = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
+        length = getattr(getattr(encoder, "config", None), "max_position_embeddings", None)
+        if name.startswith("tokenizer") and length is not None and tokenizer.model_max_length > length:
+            tokenizer.model_max_length = length
+
+
+@contextmanager
+def without_progress_bars(*libraries: ModuleType) -> Iterator[None]:
+    """Switch off the progress bars of diffusers or transformers in the block."""
+    loggers = [library.utils.logging for library in libraries]
+    shown = [logger for logger in loggers if logger.is_progress_bar_enabled()]
+    for logger in shown:
+        logger.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for logger in shown:
+            logger.enable_progress_bar()

@@ -6,10 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
-from gepc.core.errors import OptionError, check_choice, first_line
+from gepc.core.errors import OptionError, check_choice, first_line, raising
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-MIXED = ("mixed_bfloat16", "mixed_float16")
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -27,18 +26,13 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> tuple[torch.dtype, torch.dtype | None]:
-    """The precision of weights and that of autocast, if any, after a convolution in it has run on `device`."""
-    name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, (*DTYPES, *MIXED))
-    chosen = DTYPES[name.removeprefix("mixed_")]
-    if chosen != torch.float32:
-        probe = torch.ones(1, 1, 3, 3, device=device)
-        try:
-            torch.nn.functional.conv2d(probe.to(chosen), probe.to(chosen))
-        except (RuntimeError, TypeError) as error:
-            raise OptionError(f"{device} cannot compute in {name}; leave dtype at float32") from error
-    return (torch.float32, chosen) if name in MIXED else (chosen, None)
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The precision of that name, after a convolution in it has run on `device`."""
+    check_choice("dtype", dtype, DTYPES)
+    with raising(OptionError, f"{device} cannot compute in {dtype}; leave dtype at float32", RuntimeError, TypeError):
+        probe = torch.ones(1, 1, 3, 3, device=device, dtype=DTYPES[dtype])
+        torch.nn.functional.conv2d(probe, probe)
+    return DTYPES[dtype]
 
 
 def profits_from_bfloat16() -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,43 +20,81 @@ from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
 from gepc.core.errors import BackboneError, OptionError
 
+NOT_STORED = ("scheduler", "vae", "embeddings", "device")
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
 PROBE = 64  # side of an image that shows how an autoencoder changes sizes
 LARGE, LARGE_ROWS = 100_000_000, 4  # weights of a network whose activations are large too, and its images per call
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What a caller asks `gepc.load_backbone` for, which documents each option."""
+
+    scheduler: Any = None
+    vae: Any = None
+    config: str | Mapping[str, Any] | None = None
+    device: str | torch.device = "auto"
+    dtype: str = "float32"
+    class_label: int | None = None
+    prompt: str | None = None
+    embeddings: str | Path | Mapping[str, Any] | None = None
+    rescale_timesteps: bool | None = None
+    time_scale: float = 1.0
+    variant: str | None = None
+    act_on: str = "latents"
+
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value is not default and value != default}
+
+    def check_usable(self, usable: Collection[str], reason: str) -> None:
+        """Raise `OptionError` if an option is given that is not among the `usable` ones."""
+        for name in self.given():
+            if name not in usable:
+                raise OptionError(f"{reason}; leave out `{name}`", options=(name,))
+
+    def stored(self) -> dict[str, Any]:
+        """The plain values with which a saved detector loads the same backbone again."""
+        values = {name: value for name, value in self.given().items() if name not in NOT_STORED}
+        if isinstance(self.config, Mapping):
+            values["config"] = dict(self.config)
+        return values
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with everything that its prediction depends on, as every source is read."""
+
+    net: Any  # a network whose class is in `gepc.backbones.calling.CLASSES`
+    scheduler: Scheduler | SigmaScheduler  # the noise schedule, and what the network predicts
+    sha256: str
+    family: str = "diffusers"
+    patches: Patches = Patches()  # the changes that were made when the network was built
+    autoencoder: Any = None
+    embeddings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DiffusersBackbone(Backbone):
     """eps from a network of diffusers on the Gaussian path of its scheduler; see `gepc.backbones.path`.
 
     If the network has 2C output channels, it predicts a variance too, and the first C channels are the prediction. The
-    network is moved to `device` and `dtype` in place, channels last, and put in eval mode. Inputs are float32 whatever
-    the precision of the network, and predictions have the dtype of the input.
-
-    Parameters
-    ----------
-    net : a network whose class is in `gepc.backbones.calling.CLASSES`.
-    scheduler : the noise schedule, and what the network predicts.
-    class_label, embeddings, device, dtype, time_scale : see `gepc.load_backbone`.
-    patches : the changes that were made when the network was built.
+    network is moved to the device and precision in place, channels last, and put in eval mode. Inputs are float32
+    whatever the precision of the network, and predictions have the dtype of the input.
     """
 
-    family = "diffusers"
-
-    def __init__(
-        self,
-        net: Any,
-        scheduler: Scheduler | SigmaScheduler,
-        *,
-        class_label: int | None = None,
-        embeddings: Mapping[str, Any] | None = None,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "float32",
-        time_scale: float = 1.0,
-        patches: Patches | None = None,
-    ) -> None:
-        config, cells = net.config, CLASSES[type(net).__name__].cells
+    def __init__(self, network: Network, options: LoadOptions) -> None:
+        net, scheduler, config = network.net, network.scheduler, network.net.config
+        cells = CLASSES[type(net).__name__].cells
         channels = int(config.in_channels) // cells**2
         answers = int(config.get("out_channels") or config.in_channels) // cells**2
+        if isinstance(scheduler, Scheduler):
+            if config.get("time_embedding_type") == "fourier":
+                raise BackboneError("this net takes sigma, not a timestep: use Backbone.from_denoiser")
+            if options.rescale_timesteps is not None:
+                scheduler = replace(scheduler, rescale_timesteps=options.rescale_timesteps)
+        elif options.rescale_timesteps is not None:
+            raise OptionError("rescale_timesteps does not apply to this network: it is not called with a timestep")
         self.path = GaussianPath.of_scheduler(scheduler) if isinstance(scheduler, Scheduler) else scheduler.path()
         super().__init__(self.path.alphas_cumprod, channels, _fixed_size(net), _multiple(net))
         if answers not in (channels, 2 * channels):
@@ -63,22 +102,20 @@ class DiffusersBackbone(Backbone):
                 f"conv_out answers {answers} channels to {channels}; a noise prediction has {channels}, "
                 f"or {2 * channels} with a learned variance"
             )
-        if config.get("time_embedding_type") == "fourier" and isinstance(scheduler, Scheduler):
-            raise BackboneError("this net takes sigma, not a timestep (Fourier embedding): use Backbone.from_denoiser")
-        check_embeddings(net, embeddings or {})
-        self.scheduler = scheduler
+        check_embeddings(net, network.embeddings)
+        self.scheduler, self.patches = scheduler, network.patches
+        self.family, self.sha256, self.load_options = network.family, network.sha256, options.stored()
         self.learned_variance = answers == 2 * channels
-        self.class_label = _check_label(net, class_label)
-        for name, values in (embeddings or {}).items():
+        self.class_label = _check_label(net, options.class_label)
+        for name, values in network.embeddings.items():
             self.conditioning[name] = torch.as_tensor(values).detach().float().cpu().numpy()
-        self.patches = patches or Patches()
-        self.device = choose_device(device)
-        self.precision, self.autocast = choose_dtype(dtype, self.device)
+        self.device = choose_device(options.device)
+        self.precision = choose_dtype(options.dtype, self.device)
         self.net = settle(net, self.device, self.precision).eval()
         self.parameters = sum(parameter.numel() for parameter in net.parameters())
         if self.device.type == "cpu":
             self.rows = CPU_ROWS if self.parameters < LARGE else LARGE_ROWS
-        self.time_scale = float(time_scale)
+        self.time_scale = float(options.time_scale)
         self._times = _time_table(net, self.path.times, self.time_scale).to(self.device)
 
     def _network(self, given: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -91,8 +128,7 @@ class DiffusersBackbone(Backbone):
         embeddings = {name: values.expand(y.shape[0], *values.shape[1:]) for name, values in tensors.items()}
         size = (y.shape[-2] * self.pixels_per_cell, y.shape[-1] * self.pixels_per_cell)
         call = CLASSES[type(self.net).__name__].call
-        with nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast):
-            answer: torch.Tensor = call(self.net, y, self._times[t], Conditions(labels, embeddings, size))[0]
+        answer: torch.Tensor = call(self.net, y, self._times[t], Conditions(labels, embeddings, size))[0]
         return answer.to(dtype=given.dtype, memory_format=torch.contiguous_format)
 
     def _eps_and_rest(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,13 +155,13 @@ class DiffusersBackbone(Backbone):
 
     def settings(self) -> dict[str, Any]:
         """The choices that change a prediction in addition to weights and schedule."""
-        kind, mixed = type(self.net).__name__, "" if self.autocast is None else "mixed_"
+        kind = type(self.net).__name__
         return {
             **({} if kind == "UNet2DModel" else {"network": kind}),
             **self.scheduler.settings(),
             "class_label": self.class_label,
             "time_scale": self.time_scale,
-            "precision": mixed + str(self.autocast or self.precision).removeprefix("torch."),
+            "precision": str(self.precision).removeprefix("torch."),
             "patches": self.patches.to_dict(),
         }
 

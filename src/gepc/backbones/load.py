@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
 
     from gepc.backbones.base import Backbone
-    from gepc.backbones.sources import LoadOptions
+    from gepc.backbones.diffusers import LoadOptions
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 REMOVED = ("offload", "use_safetensors")  # options in detectors of 0.2 that did not change a prediction
@@ -78,8 +78,7 @@ def load_backbone(
         (`{"preset": name, ...}` changes single options); otherwise, fields of the scheduler to replace, as a mapping
         or a file.
     device : "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
-    dtype : the precision of the network: float32, bfloat16, float16 or float64; or mixed_bfloat16 or mixed_float16:
-        weights in float32 and PyTorch's autocast, which keeps sensitive operations in float32.
+    dtype : the precision of the network: float32, bfloat16, float16 or float64.
     class_label : the class a class-conditional network is asked for; None is the null class of a DiT.
     prompt : the text that a text-conditional network is conditioned on; None is the empty text. Its embedding is
         computed once, by the pipeline's text encoders and the package transformers, and stored with a detector.
@@ -110,7 +109,8 @@ def load_backbone(
     given = {name: value for name, value in locals().items() if name != "source"}
 
     from gepc.backbones.base import Backbone
-    from gepc.backbones.sources import LoadOptions, load_object, load_path, use_as_it_is
+    from gepc.backbones.diffusers import LoadOptions
+    from gepc.backbones.sources import load_object, load_path, use_as_it_is
 
     if config is not None and not isinstance(config, Mapping):
         config = read_yaml(config) if Path(config).is_file() else str(config)
@@ -192,28 +192,22 @@ def is_hub_id(name: str) -> bool:
 
 
 def _download(name: str, options: LoadOptions) -> Path:
-    """Download the files of a hub repository that are needed: first its configs, then the weights that they name.
+    """Download the configs and the weights of a hub repository, without its other variants and single-file copies.
 
     Weights are `.safetensors` files, or `.bin` files if there are no others; these are opened without running code.
     """
     from huggingface_hub import snapshot_download
 
-    from gepc.backbones.prompts import TEXT_PARTS
-    from gepc.backbones.sources import AUTOENCODERS, NETWORKS, components_in
+    from gepc.backbones.sources import AUTOENCODERS, NETWORKS
 
-    configs = ["*.json", "tokenizer*/*"]
-    folder = Path(snapshot_download(name, allow_patterns=configs))
-    components = components_in(folder)
-    mark = f".{options.variant}" if options.variant else ""
-    homes = [f"{part}/" for part in (*NETWORKS, *AUTOENCODERS) if part in components] or [""]
-    stems = [f"{home}diffusion_pytorch_model{mark}" for home in homes]
+    stem = "diffusion_pytorch_model" + (f".{options.variant}" if options.variant else "")
+    stems = [stem, *(f"{part}/{stem}" for part in (*NETWORKS, *AUTOENCODERS))]
     if options.embeddings is None:
-        texts = [part for part in components if TEXT_PARTS.fullmatch(part) and not part.startswith("tokenizer")]
-        stems += [f"{part}/{stem}{mark}" for part in texts for stem in ("model", "pytorch_model")]
+        text = stem.replace("diffusion_pytorch_", "")
+        stems += [f"text_encoder*/{text}", f"text_encoder*/pytorch_{text}"]
     for suffix in ("safetensors", "bin"):
         patterns = [f"{stem}{end}.{suffix}" for stem in stems for end in ("", "-*")]
-        folder = Path(snapshot_download(name, allow_patterns=[*configs, *patterns]))
-        missing = [home for home in homes if not any(folder.glob(f"{home}diffusion_pytorch_model{mark}*"))]
-        if not missing:
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "tokenizer*/*", *patterns]))
+        if any(folder.rglob(f"{stem}*.{suffix}")):
             return folder
-    raise BackboneError(f"{name}: no weights {missing[0]}diffusion_pytorch_model{mark}.safetensors (or .bin)")
+    raise BackboneError(f"{name}: no weights {stem}.safetensors (or .bin)")

@@ -5,34 +5,28 @@ Each refuses the options that it cannot use.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import diffusers
-import torch
 
-from gepc.backbones import weights
+from gepc.backbones import calling, weights
 from gepc.backbones.base import Backbone, LatentBackbone
-from gepc.backbones.calling import CLASSES, find_class
 from gepc.backbones.devices import DTYPES, choose_device
-from gepc.backbones.diffusers import AutoencoderEncoder, DiffusersBackbone
+from gepc.backbones.diffusers import AutoencoderEncoder, DiffusersBackbone, LoadOptions, Network
 from gepc.backbones.onnx import OnnxBackbone
 from gepc.backbones.openai.convert import convert
 from gepc.backbones.path import SigmaScheduler, read_scheduler
-from gepc.backbones.prompts import TEXT_PARTS, encode_in_folder, encode_prompt, read_embeddings, without_progress_bars
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, Patches, check_shapes, read_trained_on, weight_files
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, raising
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build
 from gepc.core.plugins import plugins
 
-NOT_STORED = ("scheduler", "vae", "embeddings", "device")
 SCHEDULER = "scheduler_config.json"
 NETWORKS, AUTOENCODERS = ("unet", "transformer"), ("vae", "vqvae")
 MAX_LAYERS, MAX_WIDTH = 200, 1_000_000
@@ -42,55 +36,6 @@ OBJECT_OPTIONS = {"scheduler", "vae", "config", "device", "dtype", "class_label"
 OBJECT_OPTIONS |= {"rescale_timesteps", "time_scale", "act_on"}
 FOLDER_OPTIONS = OBJECT_OPTIONS - {"scheduler", "vae"} | {"variant"}
 CHECKPOINT_OPTIONS = {"config", "device", "dtype", "class_label", "rescale_timesteps", "time_scale"}
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """What a caller asks `gepc.load_backbone` for, which documents each option."""
-
-    scheduler: Any = None
-    vae: Any = None
-    config: str | Mapping[str, Any] | None = None
-    device: str | torch.device = "auto"
-    dtype: str = "float32"
-    class_label: int | None = None
-    prompt: str | None = None
-    embeddings: str | Path | Mapping[str, Any] | None = None
-    rescale_timesteps: bool | None = None
-    time_scale: float = 1.0
-    variant: str | None = None
-    act_on: str = "latents"
-
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        return {name: value for name, (value, default) in values.items() if value is not default and value != default}
-
-    def check_usable(self, usable: Collection[str], reason: str) -> None:
-        """Raise `OptionError` if an option is given that is not among the `usable` ones."""
-        for name in self.given():
-            if name not in usable:
-                raise OptionError(f"{reason}; leave out `{name}`", options=(name,))
-
-    def stored(self) -> dict[str, Any]:
-        """The plain values with which a saved detector loads the same backbone again."""
-        values = {name: value for name, value in self.given().items() if name not in NOT_STORED}
-        if isinstance(self.config, Mapping):
-            values["config"] = dict(self.config)
-        return values
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network with everything that its prediction depends on, as every source is read."""
-
-    net: Any
-    scheduler: Scheduler | SigmaScheduler
-    sha256: str
-    family: str = "diffusers"
-    patches: Patches | None = None
-    autoencoder: Any = None
-    embeddings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def use_as_it_is(backbone: Backbone, options: LoadOptions) -> Backbone:
@@ -114,7 +59,7 @@ def load_path(path: Path, options: LoadOptions) -> Backbone:
     file = path / "config.json"
     config: Any = read_json(file) if file.is_file() else None
     kind = config.get("_class_name") if isinstance(config, dict) else None
-    if isinstance(kind, str) and kind not in CLASSES and kind in plugins("gepc.networks"):
+    if isinstance(kind, str) and kind not in calling.CLASSES and kind in plugins("gepc.networks"):
         return _load_registered(path, config, options)
     return _load_folder(path, options)
 
@@ -142,15 +87,14 @@ def _load_checkpoint(path: Path, options: LoadOptions) -> Backbone:
     with _reading(path):
         converted = convert(path, options.config)
         network = Network(converted.build(), converted.scheduler, sha256(path), "openai", converted.patches)
-    return _backbone_of(network, options)
+        return _backbone_of(network, options)
 
 
 def _load_folder(folder: Path, options: LoadOptions) -> Backbone:
     """Load a diffusers model or pipeline folder."""
     options.check_usable(FOLDER_OPTIONS, f"{folder} is a folder of diffusers with a scheduler, see `config`")
     with _reading(folder):
-        network = read_folder(folder, options)
-    backbone = _backbone_of(network, options)
+        backbone = _backbone_of(read_folder(folder, options), options)
     backbone.trained_on = read_trained_on(folder)
     return backbone
 
@@ -161,42 +105,27 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
     The caller may therefore go on training or moving the original, and the digest is that of a saved folder.
     """
     options.check_usable(OBJECT_OPTIONS, "an object in memory has its weights already")
-    parts = _parts_of(source, options)
-    kind = type(parts["unet"]).__name__
-    needs = find_class(kind, "this object is").needs
-    if "scheduler" not in parts:
-        _merged_scheduler(None, "no scheduler was given", options.config)
-    embeddings = read_embeddings(options.embeddings)
-    if embeddings is None and needs and parts["unet"] is not source:
-        embeddings = encode_prompt(source, options.prompt or "", kind)
-    elif embeddings is None and options.prompt is not None:
-        raise OptionError("`prompt` needs a pipeline with a text encoder", options=("prompt",))
-    with TemporaryDirectory(prefix="gepc-") as name:
-        for part, value in parts.items():
-            if not hasattr(value, "save_pretrained"):
-                raise OptionError(f"{part} must be an object of diffusers, got a {type(value).__name__}")
-            value.save_pretrained(Path(name) / part)
-        return _backbone_of(read_folder(Path(name), options, embeddings or {}), options)
-
-
-def _parts_of(source: Any, options: LoadOptions) -> dict[str, Any]:
-    """The network, the autoencoder and the scheduler of an object, under the names that a folder gives them."""
-    name = type(source).__name__
-    given = {"unet": source, "vae": options.vae, "scheduler": options.scheduler}
+    name, embeddings = type(source).__name__, calling.read_embeddings(options.embeddings)
+    parts = {"unet": source, "vae": options.vae, "scheduler": options.scheduler}
     if isinstance(source, diffusers.DiffusionPipeline):
         if options.scheduler is not None or options.vae is not None:
             raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
-        components = {part: value for part, value in source.components.items() if value is not None}
-        _check_components(f"the {name}", components)
-        given = {"unet": None, "vae": None, "scheduler": components.get("scheduler")}
-        for part, names in (("unet", NETWORKS), ("vae", AUTOENCODERS)):
-            given[part] = next((components[found] for found in names if found in components), None)
+        _check_components(f"the {name}", [part for part, value in source.components.items() if value is not None])
+        parts = {part: source.components.get(part) for part in (*NETWORKS, *AUTOENCODERS, "scheduler")}
+        kind = type(parts["unet"] or parts["transformer"]).__name__
+        if embeddings is None and kind in calling.CLASSES and calling.CLASSES[kind].needs:
+            embeddings = calling.encode_prompt(source, options.prompt or "", kind)
     elif not isinstance(source, diffusers.ModelMixin):
         raise OptionError(
             f"load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline, got a {name}; "
             "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
         )
-    return {part: value for part, value in given.items() if value is not None or part == "unet"}
+    with TemporaryDirectory(prefix="gepc-") as place:
+        for part, value in parts.items():
+            with raising(OptionError, f"{part} must be an object of diffusers: {{error}}", AttributeError):
+                if value is not None:
+                    value.save_pretrained(Path(place, part))
+        return _backbone_of(read_folder(Path(place), options, embeddings or {}), options)
 
 
 @contextmanager
@@ -212,22 +141,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
     """Put a network, and the autoencoder before it if there is one, on the device."""
-    scheduler = network.scheduler
-    if options.rescale_timesteps is not None:
-        if not isinstance(scheduler, Scheduler):
-            raise OptionError("rescale_timesteps does not apply to this network: it is not called with a timestep")
-        scheduler = replace(scheduler, rescale_timesteps=options.rescale_timesteps)
-    backbone = DiffusersBackbone(
-        network.net,
-        scheduler,
-        class_label=options.class_label,
-        embeddings=network.embeddings,
-        device=options.device,
-        dtype=options.dtype,
-        time_scale=options.time_scale,
-        patches=network.patches,
-    )
-    backbone.family, backbone.sha256, backbone.load_options = network.family, network.sha256, options.stored()
+    backbone = DiffusersBackbone(network, options)
     if network.autoencoder is None:
         if options.act_on != LoadOptions.act_on:
             message = "`act_on` is for latent backbones, and this network sees the pixels themselves"
@@ -250,7 +164,8 @@ def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any
     Without `embeddings`, these are the ones in the options, or those of the prompt.
     """
     pipeline = folder.parent if folder.name in NETWORKS else folder
-    _check_components(str(pipeline), components_in(pipeline))
+    components = components_in(pipeline)
+    _check_components(str(pipeline), components)
     model = next((folder / name for name in NETWORKS if (folder / name / "config.json").is_file()), folder)
     if not (model / "config.json").is_file():
         raise InputError(
@@ -260,7 +175,7 @@ def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any
     values = read_json(model / "config.json")
     check_config(values, str(model / "config.json"))
     kind = values.get("_class_name", "UNet2DModel") if isinstance(values, dict) else "something else"
-    needs = find_class(kind, f"{model / 'config.json'} describes").needs
+    needs = calling.find_class(kind, f"{model / 'config.json'} describes").needs
     extras = read_json(folder / EXTRAS) if (folder / EXTRAS).is_file() else {}
     patches = build(Patches, extras.get("patches", {}), str(folder / EXTRAS))
     scheduler = _scheduler_in(folder, pipeline, extras.get("scheduler", {}), options.config)
@@ -272,7 +187,7 @@ def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any
         net = weights.assign_weights(net, tensors)
     else:
         net = _pretrained(model, kind, options)
-    encoder_folder = _autoencoder_folder(pipeline)
+    encoder_folder = next((pipeline / name for name in AUTOENCODERS if name in components), None)
     autoencoder = None
     if encoder_folder is not None:
         encoder_kind = read_json(encoder_folder / "config.json").get("_class_name", "AutoencoderKL")
@@ -281,9 +196,9 @@ def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any
     if options.prompt is not None and not needs:
         raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text", options=("prompt",))
     if embeddings is None:
-        embeddings = read_embeddings(options.embeddings)
+        embeddings = calling.read_embeddings(options.embeddings)
     if embeddings is None:
-        embeddings = encode_in_folder(pipeline, kind, options.prompt or "", options.variant) if needs else {}
+        embeddings = calling.encode_in_folder(pipeline, kind, options.prompt or "", options.variant) if needs else {}
     family = extras.get("family", "diffusers")
     return Network(net, scheduler, sha256(*files), family, patches, autoencoder, embeddings)
 
@@ -291,21 +206,23 @@ def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any
 def _scheduler_in(
     folder: Path, pipeline: Path, extras: Mapping[str, Any], config: str | Mapping[str, Any] | None
 ) -> Scheduler | SigmaScheduler:
-    folders = [folder / "scheduler", folder, *([pipeline / "scheduler"] if folder.name in NETWORKS else [])]
-    for home in folders:
+    """Read the scheduler of a folder, with fields replaced by `config`, or build it from `config` alone."""
+    if isinstance(config, str):
+        raise InputError(f"{config} does not exist")
+    overrides = config or {}
+    for home in (folder / "scheduler", folder, pipeline / "scheduler"):
         if (home / SCHEDULER).is_file():
-            return _merged_scheduler({**read_json(home / SCHEDULER), **extras}, str(home / SCHEDULER), config)
-    return _merged_scheduler(None, f"{folder} has no {SCHEDULER}", config)
-
-
-def _autoencoder_folder(pipeline: Path) -> Path | None:
-    for name in AUTOENCODERS:
-        if (pipeline / name / "config.json").is_file():
-            return pipeline / name
-    listed = sorted(components_in(pipeline) & set(AUTOENCODERS))
-    if listed:
-        raise InputError(f"{pipeline} lists an autoencoder, but has no folder for it; download {listed[0]}/ too")
-    return None
+            values = {**read_json(home / SCHEDULER), **extras, **overrides}
+            scheduler = read_scheduler(values, str(home / SCHEDULER))
+            check_names("config", overrides, scheduler.__dataclass_fields__)
+            return scheduler
+    given = build(Scheduler, overrides, "config")
+    if {"beta_schedule", "trained_betas"} & set(overrides):
+        return given
+    raise InputError(
+        f"{folder} has no {SCHEDULER}, so the noise schedule is unknown; add it (scheduler= for an object), or give "
+        "for instance config={'beta_schedule': 'linear', 'num_train_timesteps': 1000}"
+    )
 
 
 def check_config(values: Any, where: str) -> None:
@@ -316,8 +233,6 @@ def check_config(values: Any, where: str) -> None:
         most = MAX_LAYERS if "layers" in name or "num_blocks" in name else MAX_WIDTH
         if len(items) > MAX_LAYERS or any(not abs(number) <= most for number in numbers):
             raise BackboneError(f"{where}: {name} is {str(value)[:60]}, beyond any network")
-        if name == "sample_size" and not isinstance(value, (int, type(None))) and len(numbers) != 2:
-            raise BackboneError(f"{where}: sample_size must be a number or two, got {str(value)[:60]}")
 
 
 def _pretrained(folder: Path, kind: str, options: LoadOptions) -> Any:
@@ -326,12 +241,11 @@ def _pretrained(folder: Path, kind: str, options: LoadOptions) -> Any:
     if diffusers.ModelMixin not in getattr(cls, "__mro__", ()):
         raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which is no network of this diffusers")
     first = weight_files(folder, options.variant)[0].name
-    variant = re.search(r"diffusion_pytorch_model\.(\w+)[.-]", first)
     try:
-        with without_progress_bars(diffusers):
+        with calling.without_progress_bars(diffusers):
             net, info = cls.from_pretrained(
                 folder,
-                variant=variant[1] if variant and variant[1] not in ("safetensors", "bin") else None,
+                variant=options.variant,
                 use_safetensors=".safetensors" in first,
                 torch_dtype=DTYPES.get(options.dtype),
                 output_loading_info=True,
@@ -357,29 +271,9 @@ def components_in(folder: Path) -> set[str]:
 
 def _check_components(what: str, names: Iterable[str]) -> None:
     known = {*NETWORKS, *AUTOENCODERS, *_UNUSED}
-    others = sorted(name for name in names if name not in known and not TEXT_PARTS.fullmatch(name))
+    others = sorted(name for name in names if name not in known and not calling.TEXT_PARTS.fullmatch(name))
     if others:
         raise BackboneError(
             f"{what} is a pipeline with {', '.join(others)}, which gepc does not know: load its network as an object "
             "(load_backbone(unet, scheduler=..., vae=...)), or use Backbone.from_callable and with_encoder"
         )
-
-
-def _merged_scheduler(
-    values: Mapping[str, Any] | None, where: str, config: str | Mapping[str, Any] | None
-) -> Scheduler | SigmaScheduler:
-    """Build the scheduler from `values`, with fields replaced by `config`, or from `config` alone."""
-    if isinstance(config, str):
-        raise InputError(f"{config} does not exist")
-    overrides = config or {}
-    if values is not None:
-        scheduler = read_scheduler({**values, **overrides}, where)
-        check_names("config", overrides, scheduler.__dataclass_fields__)
-        return scheduler
-    given = build(Scheduler, overrides, "config")
-    if {"beta_schedule", "trained_betas"} & set(overrides):
-        return given
-    raise InputError(
-        f"{where}, so the noise schedule is unknown; add it (scheduler= for an object), or give for instance "
-        "config={'beta_schedule': 'linear', 'num_train_timesteps': 1000}"
-    )

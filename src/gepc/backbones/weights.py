@@ -176,25 +176,20 @@ def settle(net: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> to
 
 
 def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
-    """The files that hold a diffusers model's weights: one, or the shards that its index lists.
-
-    Without a variant these are the plain ones, or else those of fp16; `.safetensors` before `.bin`.
-    """
-    stem = "diffusion_pytorch_model"
+    """The files that hold a diffusers model's weights: one, or the shards that its index lists; safetensors first."""
+    stem, mark = "diffusion_pytorch_model", "" if variant is None else f".{variant}"
     for suffix in ("safetensors", "bin"):
-        for mark in ("", ".fp16") if variant is None else (f".{variant}",):
-            index = folder / f"{stem}.{suffix}.index{mark}.json"
-            names = {f"{stem}{mark}.{suffix}"}
-            if not (folder / f"{stem}{mark}.{suffix}").is_file():
-                names = set(read_json(index)["weight_map"].values()) if index.is_file() else set()
-            if any(Path(name).name != name for name in names):
-                raise InputError(f"{index} names a file in another folder")
-            for name in names:
-                check_file(folder / name)
-            if names:
-                return [folder / name for name in sorted(names)]
-    name = f"{stem}.safetensors" if variant is None else f"{stem}.{variant}.safetensors"
-    raise InputError(f"{folder} holds no weights: expected {name} (or .bin)")
+        index = folder / f"{stem}.{suffix}.index{mark}.json"
+        names = {f"{stem}{mark}.{suffix}"}
+        if not (folder / f"{stem}{mark}.{suffix}").is_file():
+            names = set(read_json(index)["weight_map"].values()) if index.is_file() else set()
+        if any(Path(name).name != name for name in names):
+            raise InputError(f"{index} names a file in another folder")
+        for name in names:
+            check_file(folder / name)
+        if names:
+            return [folder / name for name in sorted(names)]
+    raise InputError(f"{folder} holds no weights: expected {stem}{mark}.safetensors (or .bin), or else set `variant`")
 
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

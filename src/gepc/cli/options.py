@@ -101,7 +101,7 @@ class Loading:
     """How a command loads a backbone: the options of `gepc.load_backbone`. A detector stores all but the device."""
 
     device: Device = "auto"
-    dtype: Annotated[str, Option(help="float32, bfloat16, float16, mixed_bfloat16 or mixed_float16.")] = "float32"
+    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32"
     time_scale: Annotated[float, Option(help="Multiply the time that the network is asked for by this number.")] = 1.0
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None

@@ -124,20 +124,14 @@ def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
             f"{path} is not an OpenAI UNet: its {count} output_blocks do not fall into {levels} levels of equal depth "
             f"(sizes change after output_blocks {', '.join(map(str, ends)) or 'none'})"
         )
-    channels, answers = size_of("input_blocks.0.0.weight", 1), size_of("out.2.bias")
-    if channels == answers == 6 or answers not in (channels, 2 * channels):
-        raise BackboneError(
-            f"{path}: input_blocks.0.0.weight takes {channels} channels and out.2.weight answers {answers}; a noise "
-            "predictor answers C or 2C channels to C (an upsampler takes a second image and cannot serve)"
-        )
     finest_first = [count - 1, *reversed(ends)]
     widths = tuple(size_of(f"output_blocks.{index}.0.out_layers.0.bias") for index in finest_first)
     for width in widths:
         if width % GROUPS:
             raise BackboneError(f"{path}: a level has {width} channels, not a multiple of {GROUPS}")
     return Architecture(
-        channels=channels,
-        out_channels=answers,
+        channels=size_of("input_blocks.0.0.weight", 1),
+        out_channels=size_of("out.2.bias"),
         model_channels=size_of("time_embed.0.weight", 1),
         widths=widths,
         res_blocks=res_blocks,

@@ -1,7 +1,5 @@
 """From OpenAI's tensors to a diffusers `UNet2DModel`, and to a folder that diffusers can load."""
 
-import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +57,8 @@ def convert(path: Path, config: str | Path | Mapping[str, Any] | None) -> Conver
     tensors = unwrap(read_tensors(path), LANDMARKS, path)
     net = read_architecture({name: tuple(tensor.shape) for name, tensor in tensors.items()}, path)
     check_shapes(path, tensors, expected_shapes(net))
-    check_options(net, options, path)
+    with raising(OptionError, f"{path}: {{error}}", OptionError):
+        check_options(net, options)
     patches = find_patches(net, options)
     return Converted(
         path=path,
@@ -171,17 +170,25 @@ def unet_config(net: Architecture, options: Options, patches: Patches) -> dict[s
 def save_folder(converted: Converted, out: Path) -> None:
     """Write `config.json`, `scheduler_config.json`, the weights in float32 and `gepc.json`; all of them or none.
 
+    `gepc.json` has what only gepc reads: patches, OpenAI's timesteps, and the origin of the weights.
+
     If plain diffusers computes the same function there is a `model_index.json` too, and `DDPMPipeline` can load it.
     """
     version = {"_diffusers_version": diffusers.__version__}
     tensors = {name: tensor.float().contiguous() for name, tensor in converted.tensors.items()}
+    extras = {
+        "family": "openai",
+        "patches": converted.patches.to_dict(),
+        "scheduler": {"rescale_timesteps": converted.scheduler.rescale_timesteps},
+        "converted_from": {"file": converted.path.name, "sha256": sha256(converted.path)},
+    }
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} already exists; choose another folder, or remove it first")
     with replacing_folder(out) as folder:
         write_json(folder / "config.json", {**converted.config, **version})
         scheduler = {"_class_name": "DDPMScheduler", **version, **converted.scheduler.to_config()}
         write_json(folder / "scheduler_config.json", scheduler)
-        write_json(folder / EXTRAS, _extras(converted))
+        write_json(folder / EXTRAS, extras)
         if not converted.caveats and converted.architecture.classes is None:
             parts = {"scheduler": ["diffusers", "DDPMScheduler"], "unet": ["diffusers", "UNet2DModel"]}
             write_json(folder / "model_index.json", {"_class_name": "DDPMPipeline", **version, **parts})
@@ -193,43 +200,13 @@ def save_folder(converted: Converted, out: Path) -> None:
             safetensors.torch.save_file(tensors, draft, metadata={"format": "pt"})
 
 
-def _extras(converted: Converted) -> dict[str, Any]:
-    """The values that only gepc reads: patches, OpenAI's timesteps, and the origin of the weights."""
-    scheduler, options = converted.scheduler, converted.options
-    defaults = dataclasses.asdict(Options())
-    said = {name: value for name, value in dataclasses.asdict(options).items() if value != defaults[name]}
-    return {
-        "family": "openai",
-        "patches": converted.patches.to_dict(),
-        "scheduler": {"rescale_timesteps": scheduler.rescale_timesteps},
-        "converted_from": {"file": converted.path.name, "sha256": sha256(converted.path), "options": said},
-    }
-
-
-def check_options(net: Architecture, options: Options, path: Path) -> None:
+def check_options(net: Architecture, options: Options) -> None:
     """Raise `OptionError` for an option that is missing or that the tensors contradict."""
     if options.missing:
-        fitting = ", ".join(fitting_presets(net)) or "none of them"
         raise OptionError(
-            f"{path}: the tensors do not show {', '.join(options.missing)}; give them in config, or name a preset "
-            f"(its tensors fit {fitting})"
+            f"the tensors do not show {', '.join(options.missing)}; give them in config, or name a preset "
+            f"({', '.join(PRESETS)})"
         )
-    with raising(OptionError, f"{path}: {{error}}", OptionError):
-        check_agreement(net, options)
-
-
-def fitting_presets(net: Architecture) -> list[str]:
-    """The presets that the tensors do not contradict."""
-    fitting = []
-    for name in PRESETS:
-        with contextlib.suppress(OptionError):
-            check_agreement(net, read_options(name))
-            fitting.append(name)
-    return fitting
-
-
-def check_agreement(net: Architecture, options: Options) -> None:
-    """Raise `OptionError` for an option that the tensors contradict."""
     shown = {
         "num_channels": net.model_channels,
         "num_res_blocks": net.res_blocks,
