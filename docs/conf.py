@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from html import escape
 from typing import Any
@@ -55,6 +56,11 @@ doctest_global_setup = "import warnings; warnings.simplefilter('ignore'); from g
 
 
 ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \w+)*) : (.*)")
+# what follows the colon is a type, and the description stands below it, as in numpy's docstrings
+TYPE = re.compile(
+    r"(?:\{.*\}|\(height, width\)|(?:\w+ of |bool )?(?:str|int|float|bool|ndarray|array|[A-Z]\w+)\b(?: or .*| \(.*)?)"
+    r"(?:, optional)?"
+)
 
 
 def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
@@ -64,7 +70,8 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
     """
     shown: list[str] = []
     headed = entry = formula = example = False
-    for line in _one_name_each(lines) if "Attributes" in lines else lines:
+    given = _one_name_each(lines) if "Attributes" in lines else list(lines)
+    for line, following in zip(given, [*given[1:], ""], strict=True):
         indented = line.startswith("    ")
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
         if example:  # code is taken as it is, to be run
@@ -77,8 +84,7 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
             continue
         elif found := ENTRY.fullmatch(line):
             entry, formula = True, False
-            name, text = _escaped(found[1]), _escaped(found[2])
-            shown += [found[1], f"    {text}"] if headed else ["", f"* **{name}**: {text}"]
+            shown += _entry(found[1], found[2], following, headed)
             continue
         elif indented and entry:
             shown.append(f"    {_escaped(line.strip())}" if headed else f"  {_escaped(line.strip())}")
@@ -95,14 +101,29 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
     lines[:] = shown
 
 
+def _entry(name: str, text: str, following: str, headed: bool) -> list[str]:
+    """`name : text` as reStructuredText; `following` is the next line."""
+    if not headed:
+        return ["", f"* **{_escaped(name)}**: {_escaped(text)}"]
+    if following.startswith("    ") and TYPE.fullmatch(text):
+        return [f"{name} : {text}"]
+    return [name, f"    {_escaped(text)}"]
+
+
 def _one_name_each(lines: list[str]) -> list[str]:
-    """`a, b : text` as two entries, which napoleon does by itself for parameters only."""
-    found = [ENTRY.fullmatch(line) for line in lines]
-    return [
-        part
-        for line, entry in zip(lines, found, strict=True)
-        for part in ([f"{name} : {entry[2]}" for name in entry[1].split(", ")] if entry else [line])
-    ]
+    """`a, b : text` as two entries with the same description, which napoleon does by itself for parameters only."""
+    shown: list[str] = []
+    for start, line in enumerate(lines):
+        entry = ENTRY.fullmatch(line)
+        if entry is None:
+            shown.append(line)
+            continue
+        below = list(itertools.takewhile(lambda text: text.startswith("    "), lines[start + 1 :]))
+        *others, last = entry[1].split(", ")
+        for name in others:
+            shown += [f"{name} : {entry[2]}", *below]
+        shown.append(f"{last} : {entry[2]}")
+    return shown
 
 
 def _escaped(line: str) -> str:
