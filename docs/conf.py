@@ -70,7 +70,7 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
     """
     shown: list[str] = []
     headed = entry = formula = example = False
-    given = _one_name_each(lines) if "Attributes" in lines else list(lines)
+    given = _sentence_returned(_one_name_each(lines) if "Attributes" in lines else list(lines))
     for line, following in zip(given, [*given[1:], ""], strict=True):
         indented = line.startswith("    ")
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
@@ -108,6 +108,17 @@ def _entry(name: str, text: str, following: str, headed: bool) -> list[str]:
     if following.startswith("    ") and TYPE.fullmatch(text):
         return [f"{name} : {text}"]
     return [name, f"    {_escaped(text)}"]
+
+
+def _sentence_returned(lines: list[str]) -> list[str]:
+    """The section `Returns`, if it is a sentence and not a type, as a field; napoleon would call it a type."""
+    if "Returns" not in lines:
+        return lines
+    start = lines.index("Returns")
+    below = list(itertools.takewhile(str.strip, lines[start + 2 :]))
+    if any(line.startswith(" ") for line in below) or TYPE.fullmatch(" ".join(below)):
+        return lines
+    return [*lines[:start], ":returns: " + " ".join(below), *lines[start + 2 + len(below) :]]
 
 
 def _one_name_each(lines: list[str]) -> list[str]:
