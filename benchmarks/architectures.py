@@ -178,7 +178,7 @@ def measure(name: str, data: Path, minutes: float) -> dict[str, Any]:
         diffusion_steps=4000, image_channels=3, learning_rate=candidate.rate, batch_size=BATCH, warmup_steps=100
     )
     found = load_training_images(data, recipe)
-    test = read_npz(data, default_keys=("test_x",)).astype(np.float32) / 127.5 - 1.0
+    test = read_npz(data, "test_x").astype(np.float32) / 127.5 - 1.0
     test = np.ascontiguousarray(test.transpose(0, 3, 1, 2))
     net, steps = train(candidate, found.images, recipe, minutes)
     kiloflop, milliseconds = cost(net)

@@ -74,7 +74,7 @@ def comparison(run: Path, other: str, data: Path) -> str:
     """Errors of the backbone `other` and of the network in `run`, on the same images with the same noise."""
     recipe = load_recipe(None, None, saved_recipe(run))
     held_out = load_training_images(data, recipe).held_out
-    test = read_npz(data, default_keys=("test_x",)).transpose(0, 3, 1, 2)
+    test = read_npz(data, "test_x").transpose(0, 3, 1, 2)
     sets = {"held-out images": held_out, "test_x": np.float32(test / 127.5 - 1.0)}
     errors = {(name, images): level_errors(name, sets[images]) for images in sets for name in (other, str(run))}
     columns = [f"{images}: {Path(name).name}" for name, images in errors]

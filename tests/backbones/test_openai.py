@@ -488,8 +488,14 @@ def test_presets_are_complete(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_fit_their_nets(name: str) -> None:
     """Each published net at its real size, on the meta device: read off its shapes, agreed with, built, and placed."""
-    from gepc.backbones.openai.architecture import read_architecture
-    from gepc.backbones.openai.convert import _renamed, check_options, expected_shapes, find_patches, unet_config
+    from gepc.backbones.openai.convert import (
+        _renamed,
+        check_options,
+        expected_shapes,
+        find_patches,
+        read_architecture,
+        unet_config,
+    )
     from gepc.backbones.weights import build_net
 
     options = read_options(name)

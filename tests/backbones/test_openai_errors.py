@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pickle
 import re
@@ -15,8 +16,7 @@ import pytest
 import torch
 
 from gepc import load_backbone
-from gepc.backbones.openai.architecture import Architecture, read_architecture
-from gepc.backbones.openai.convert import convert, expected_shapes, save_folder
+from gepc.backbones.openai.convert import Architecture, convert, expected_shapes, read_architecture, save_folder
 from gepc.backbones.weights import check_shapes
 from gepc.core.errors import BackboneError, GepcError, InputError, OptionError
 
@@ -188,6 +188,12 @@ def test_any_missing_or_misshapen_tensor_is_refused(kind: str) -> None:
     assert "tensor extra of shape (2,) has no place" in complaint({**shapes, "extra": (2,)})
 
 
+@functools.cache
+def expected(net: Architecture) -> dict[str, tuple[int, ...]]:
+    """`expected_shapes` builds a network, and hundreds of damaged checkpoints are read as one of a few."""
+    return expected_shapes(net)
+
+
 def complaint(shapes: dict[str, tuple[int, ...]]) -> str:
     with pytest.raises(BackboneError) as caught:
         check(shapes, Path("net.pt"))
@@ -197,7 +203,7 @@ def complaint(shapes: dict[str, tuple[int, ...]]) -> str:
 def check(shapes: dict[str, tuple[int, ...]], path: Path) -> None:
     net = read_architecture(shapes, path)
     tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    check_shapes(path, tensors, expected_shapes(net))
+    check_shapes(path, tensors, expected(net))
 
 
 def test_missing_and_surplus_tensors_are_counted(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ import torch
 
 from gepc import load_backbone
 from gepc.backbones.diffusers import DiffusersBackbone
-from gepc.backbones.openai.architecture import Architecture
-from gepc.backbones.openai.convert import expected_shapes
+from gepc.backbones.openai.convert import Architecture, expected_shapes
 from gepc.cli.app import run
 from gepc.core.errors import BackboneError
 

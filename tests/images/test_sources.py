@@ -336,14 +336,12 @@ def test_files_of_other_formats_are_counted(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").touch()
     assert _names(tmp_path) == ["a.png"]
     (tmp_path / "b").mkdir()
-    for name in ("1.HEIC", "b/2.heic", "3.mp4"):
+    for name in ("1.HEIC", "b/2.heic", "3.mp4", "b/4.npz"):
         (tmp_path / name).touch()
-    with pytest.warns(
-        UserWarning, match=r"files of other formats are skipped \(2 \.heic, 1 \.mp4\); convert or unpack them"
-    ):
+    with pytest.warns(UserWarning, match=r"formats are skipped \(2 \.heic, 1 \.mp4, 1 \.npz\); convert or unpack them"):
         assert _names(tmp_path) == ["a.png"]
     (tmp_path / "a.png").unlink()
-    with pytest.raises(InputError, match=r"holds no image file .* \(2 \.heic, 1 \.mp4\); convert or unpack them"):
+    with pytest.raises(InputError, match=r"holds no image file .* \(2 \.heic, 1 \.mp4, 1 \.npz\); convert"):
         open_images(tmp_path)
 
 
@@ -389,3 +387,9 @@ def test_one_picture(tmp_path: Path) -> None:
     images = open_images(PILImage.new("RGB", (6, 4), (1, 2, 3)))
     assert len(images) == 1
     assert images[0].pixels.shape == (4, 6, 3)
+
+
+def test_a_whole_table_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InputError, match=r"give a column of paths, for example df\['path'\]"):
+        open_images(pandas.DataFrame({"path": ["a.png"], "label": [1]}))

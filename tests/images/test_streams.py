@@ -42,10 +42,6 @@ class Named(Dataset[Any]):
         return {"img": TENSORS[index], "label": index}
 
 
-def _identity(batch: list[Any]) -> list[Any]:
-    return batch
-
-
 def _image_lists(batch: list[Any]) -> tuple[list[Any], torch.Tensor]:
     return [image for image, _ in batch], torch.tensor([label for _, label in batch])
 
@@ -63,7 +59,6 @@ STREAMS: dict[str, Callable[[], Any]] = {
     "DataLoader of dictionaries": lambda: DataLoader(Named(), batch_size=3),
     "DataLoader without batches": lambda: DataLoader(PAIRS, batch_size=None),
     "DataLoader over a stream": lambda: DataLoader(Pairs(), batch_size=2),
-    "DataLoader that keeps pairs": lambda: DataLoader(PAIRS, batch_size=3, collate_fn=_identity),
     "DataLoader of lists and labels": lambda: DataLoader(PAIRS, batch_size=3, collate_fn=_image_lists),
     "DataLoader with masks": lambda: DataLoader(TensorDataset(TENSORS, TENSORS[:, 0]), batch_size=3),
     "DataLoader with a sampler of batches": lambda: DataLoader(PAIRS, batch_sampler=[[0, 1], [2, 3, 4, 5, 6]]),

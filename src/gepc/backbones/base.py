@@ -18,7 +18,7 @@ from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.identity import Identity, digest_of, modules_in
 from gepc.backbones.path import GaussianPath, NoiseSchedule, check_timesteps, look_up
 from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
-from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
+from gepc.core.errors import BackboneError, InputError, OptionError, check_choice, check_least
 
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LatentEncoder = Callable[[torch.Tensor], torch.Tensor]
@@ -595,8 +595,7 @@ class LatentBackbone(Backbone):
             raise OptionError("this backbone has an encoder already")
         if inner.gives != Backbone.gives:
             raise OptionError(f"an encoder goes before a network that predicts noise, and this one gives {inner.gives}")
-        if factor < 1 or channels < 1:
-            raise OptionError(f"factor and channels must be positive whole numbers, got {factor} and {channels}")
+        check_least(1, factor=factor)
         size = inner.image_size
         self.inner = inner
         super().__init__(

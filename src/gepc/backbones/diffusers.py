@@ -199,18 +199,15 @@ def _check_label(net: Any, label: int | None) -> int | None:
             raise OptionError("class_label was given, but this net is not class-conditional")
         return None
     classes = null or net.config.num_class_embeds
-    if net.config.get("class_embed_type") == "identity":
+    if not classes:
         raise BackboneError("this net is conditioned on an embedding, not on a class: use Backbone.from_callable")
-    if label is None:
-        if null is not None:
-            return null
-        count = f" ({classes} classes)" if classes else ""
-        raise OptionError(
-            f"this net is class-conditional{count}: choose a class with `class_label`", options=("class_label",)
-        )
-    if label < 0 or (classes and label >= classes + (null is not None)):
+    chosen = null if label is None else label
+    if chosen is None:
+        message = f"this net is class-conditional ({classes} classes): choose a class with `class_label`"
+        raise OptionError(message, options=("class_label",))
+    if not 0 <= chosen < classes + (null is not None):
         raise OptionError(f"class_label {label} does not exist: this net knows 0 to {classes - 1}")
-    return int(label)
+    return int(chosen)
 
 
 def _time_table(net: Any, path_times: FloatArray | None, scale: float) -> torch.Tensor:

@@ -23,7 +23,7 @@ from gepc.images.sources import Image, Images, Record, StreamImages
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
 MAX_IMAGE_PIXELS = 1 << 21  # of one image, about six gigabytes in a pass of an embedded network
-STREAM_HEAD = 16  # images of a stream that may be held before the first is scored
+STREAM_HEAD = 16  # images of a stream among which one must be readable to set the size
 
 
 @dataclass(frozen=True)
@@ -101,28 +101,17 @@ class OnBadImage(Enum):
         return self is OnBadImage.ALL or (self is OnBadImage.UNREADABLE and item.unreadable)
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Reads and preprocesses one image of a collection."""
-
-    images: Images
-    preprocessing: Preprocessing
-    keep_pixels: bool = False
-
-    def __getitem__(self, index: int) -> ReadImage:
-        return self.prepare(index, self.images[index])
-
-    def prepare(self, index: int, record: Record) -> ReadImage:
-        """Preprocess a record; an image that cannot be used gives the reason."""
-        try:
-            image = self.preprocessing.prepare(record)
-            _check_pixels(image, record.label)
-        except InputError as error:
-            unreadable = record.pixels is None
-            return ReadImage(index, record.name, error=str(error), unreadable=unreadable, options=error.options)
-        pixels = record.pixels_for(self.preprocessing.channels)
-        shape = (pixels.shape[0], pixels.shape[1])
-        return ReadImage(index, record.name, image, shape=shape, pixels=pixels if self.keep_pixels else None)
+def _prepared(index: int, record: Record, preprocessing: Preprocessing, keep_pixels: bool) -> ReadImage:
+    """Preprocess a record; an image that cannot be used gives the reason."""
+    try:
+        image = preprocessing.prepare(record)
+        _check_pixels(image, record.label)
+    except InputError as error:
+        unreadable = record.pixels is None
+        return ReadImage(index, record.name, error=str(error), unreadable=unreadable, options=error.options)
+    pixels = record.pixels_for(preprocessing.channels)
+    shape = (pixels.shape[0], pixels.shape[1])
+    return ReadImage(index, record.name, image, shape=shape, pixels=pixels if keep_pixels else None)
 
 
 def _check_pixels(image: Image, name: str) -> None:
@@ -207,12 +196,16 @@ def _read(
     keep_pixels: bool,
 ) -> Iterator[ReadImage]:
     """Every image, in order, with the size of the first one where none is set."""
-    reader = Reader(images, settled(preprocessing, images), keep_pixels)
+    settled_one = settled(preprocessing, images)
     if isinstance(images, StreamImages):
-        yield from (reader.prepare(index, record) for index, record in enumerate(images))
+        yield from (_prepared(index, record, settled_one, keep_pixels) for index, record in enumerate(images))
         return
+
+    def read(index: int) -> ReadImage:
+        return _prepared(index, images[index], settled_one, keep_pixels)
+
     positions = iter(range(len(images)) if indices is None else indices)
-    yield from _in_threads(reader.__getitem__, positions, threads, most_ahead)
+    yield from _in_threads(read, positions, threads, most_ahead)
 
 
 def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
@@ -222,21 +215,13 @@ def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
     """
     if not preprocessing.is_open:
         return preprocessing
-    for record in _heads(images) if isinstance(images, StreamImages) else images:
+    for record in images.first(STREAM_HEAD) if isinstance(images, StreamImages) else images:
         try:
             shape = preprocessing.prepare(record).shape
         except InputError:
             continue
         return preprocessing.for_images_of(shape)
     return preprocessing
-
-
-def _heads(images: StreamImages) -> Iterator[Record]:
-    """The first records of a stream, held one more at a time."""
-    for count in range(1, STREAM_HEAD + 1):
-        records = list(images.first(count))
-        if len(records) == count:
-            yield records[-1]
 
 
 def _in_threads(

@@ -306,11 +306,8 @@ def split_archive(source: StrPath) -> tuple[Path, str | None] | None:
     return (Path(f"{path}.npz"), key or None) if colon else None
 
 
-def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] | None = None) -> Pixels:
-    """Read the array `key` of an `.npz` archive, or the only one, or the first of `default_keys` that is there.
-
-    Without a `key` and `default_keys`, `x`, `images` or `train_x` is read, with a warning if there are other arrays.
-    """
+def read_npz(path: Path, key: str | None = None) -> Pixels:
+    """Read the array `key` of an `.npz` archive, or the only one, or else `x`, `images` or `train_x` with a warning."""
     damaged = f"{path} is not a complete, plain .npz archive"
     with (
         raising(InputError, f"{damaged}: {{error}}", *DAMAGED_ARRAY, passing=InputError),
@@ -323,16 +320,12 @@ def read_npz(path: Path, key: str | None = None, default_keys: tuple[str, ...] |
         with np.load(handle, allow_pickle=False) as archive:
             names = list(archive.files)
             if key is None:
-                usual = _ARRAY_NAMES if default_keys is None else default_keys
-                key = names[0] if len(names) == 1 else next((name for name in usual if name in names), None)
-                if key is not None and default_keys is None and len(names) > 1:
-                    warnings.warn(_which_array(path, key, names), stacklevel=3)
+                key = names[0] if len(names) == 1 else next((name for name in _ARRAY_NAMES if name in names), None)
+                if key is not None and len(names) > 1:
+                    others = f"{path} holds several arrays ({', '.join(names)})"
+                    warnings.warn(f"{others}: {key} is read; name another one as {path.name}:NAME", stacklevel=3)
             if key in names:
                 return np.asarray(archive[key])
     if key or not names:
         raise InputError(f"{path} holds no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
     raise InputError(f"{path} holds several arrays; choose one with {path.name}:NAME ({', '.join(names)})")
-
-
-def _which_array(path: Path, key: str, names: list[str]) -> str:
-    return f"{path} holds several arrays ({', '.join(names)}): {key} is read; name another one as {path.name}:NAME"

@@ -323,15 +323,9 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
     """Warn if the first float images have no negative value: they are read as [-1, 1], but may be in [0, 1]."""
     if value_range is not None:
         return
-    suspicious = False
-    for record in images.first(_RANGE_SAMPLE):
-        pixels = record.pixels
-        if pixels is None or not pixels.size or pixels.dtype.kind != "f" or not np.isfinite(pixels).all():
-            continue
-        if (pixels < 0).any():
-            return
-        suspicious = True
-    if suspicious:
+    arrays = (record.pixels for record in images.first(_RANGE_SAMPLE) if record.pixels is not None)
+    negative = [bool((pixels < 0).any()) for pixels in arrays if pixels.dtype.kind == "f"]
+    if negative and not any(negative):
         warnings.warn(
             ValueRangeWarning(
                 "float images without a negative value are read as [-1, 1]; "

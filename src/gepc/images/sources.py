@@ -28,11 +28,8 @@ ReadFile = Callable[[str], Pixels]
 _TEXT_KINDS = "UOT"  # kinds of numpy arrays that may hold names of files
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _MASK = re.compile("(.+)[_-](mask|gt|label|seg)s?", re.IGNORECASE)  # of the stem of a file
-_UNREADABLE = (
-    *(".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf"),
-    *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".wmv", *_ARCHIVES),
-)
-"""What users may expect to be read in a folder; other files, such as labels, are left out without a word."""
+_NOTES = ("", ".txt", ".csv", ".json", ".xml", ".yaml", ".yml", ".md", ".html", ".db", ".ini")
+"""Suffixes of files that lie beside images, such as labels. They are left out without a word; others are counted."""
 IMAGE_NAMES = ("image", "img", "pixel_values", "images")  # names that data sets give their images
 
 
@@ -158,6 +155,8 @@ def open_images(source: Any) -> Images:
         return _open_path(source)
     if _is_picture(source):
         return ItemImages([source])
+    if hasattr(source, "columns"):
+        raise InputError("a whole table is not a collection of images; give a column of paths, for example df['path']")
     if hasattr(source, "__array__") or hasattr(source, "detach"):
         array = _as_numpy(source)
         return open_images(list(array)) if array.ndim == 1 and array.dtype.kind in _TEXT_KINDS else ArrayImages(array)
@@ -197,25 +196,6 @@ def _as_numpy(array: Any) -> Pixels:
     return np.asarray(array)
 
 
-class ArrayImages(Images):
-    """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; what may be a single image in colour is refused."""
-
-    def __init__(self, array: Pixels) -> None:
-        if array.ndim == 3 and array.shape[0] not in (1, 3) and array.shape[2] not in (1, 3, 4):
-            array = array[..., None]
-        if array.ndim != 4:
-            raise InputError(
-                f"an array of images must be (N,C,H,W) or (N,H,W,C), got shape {array.shape}; "
-                "for one image add an axis in front (x[None])"
-            )
-        self.items = array
-        if len(array):
-            Record.of_array("0", array[0], "each image of the array")
-
-    def __getitem__(self, index: int) -> Record:
-        return Record.of_array(str(index), self.items[index], f"image {index}")
-
-
 class ItemImages(Images):
     """A list of arrays, a torch Dataset, anything with `len` and indexing; other items are records with a reason.
 
@@ -234,11 +214,27 @@ class ItemImages(Images):
         return _record_of(name, item)
 
 
+class ArrayImages(ItemImages):
+    """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; what may be a single image in colour is refused."""
+
+    def __init__(self, array: Pixels) -> None:
+        if array.ndim == 3 and array.shape[0] not in (1, 3) and array.shape[2] not in (1, 3, 4):
+            array = array[..., None]
+        if array.ndim != 4:
+            raise InputError(
+                f"an array of images must be (N,C,H,W) or (N,H,W,C), got shape {array.shape}; "
+                "for one image add an axis in front (x[None])"
+            )
+        super().__init__(array)
+        if len(array):
+            Record.of_array("0", array[0], "each image of the array")
+
+
 class StreamImages(Images):
     """A DataLoader, an IterableDataset, any iterable: read once in order, in constant memory, without a length.
 
     It yields images, (image, label) pairs, dictionaries with an image, files, or batches of images: a `DataLoader` with
-    a batch size yields batches; elsewhere a 4-D array is a batch.
+    a batch size yields batches, (images, labels) or dictionaries with images; elsewhere a 4-D array is a batch.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -271,15 +267,8 @@ class StreamImages(Images):
         return (_record_of(str(index), image) for index, image in enumerate(images))
 
     def _split(self, item: Any) -> Iterable[Any]:
-        if not self._batched:
-            image = _image_of(item)
-            return image if getattr(image, "ndim", 0) == 4 else (image,)
-        if isinstance(item, (tuple, list)) and item:
-            # (images, labels, ...), otherwise a list of images or of (image, label) pairs
-            together = isinstance(item[0], list) or getattr(item[0], "ndim", 0) == 4
-            return item[0] if together or not all(map(_may_hold_image, item)) else item
-        images: Iterable[Any] = _image_of(item)
-        return images
+        image = _image_of(item)
+        return image if self._batched or getattr(image, "ndim", 0) == 4 else (image,)
 
 
 def _image_of(item: Any) -> Any:
@@ -289,10 +278,6 @@ def _image_of(item: Any) -> Any:
     if isinstance(item, Mapping):
         item = next((item[name] for name in IMAGE_NAMES if name in item), item)
     return item
-
-
-def _may_hold_image(item: Any) -> bool:
-    return isinstance(item, (tuple, Mapping)) or hasattr(item, "convert") or getattr(item, "ndim", 0) >= 2
 
 
 def _record_of(name: str, item: Any) -> Record:
@@ -342,7 +327,7 @@ class FileImages(Images):
         Links to folders are followed, and every folder is read once, even if several links lead to it. A folder that
         cannot be read is an `InputError`, because its images would be missing silently; a broken link, a pipe, a socket
         or a device with the name of an image is a record with the reason. Hidden files and folders are left out, and a
-        warning counts the pictures, videos and archives of other formats.
+        warning counts the files of other formats.
         """
         return cls(_urls_below(str(place)) if is_url(place) else _paths_below(Path(place)))
 
@@ -413,7 +398,7 @@ def _urls_below(url: str) -> list[str]:
         raise InputError(f"{url} cannot be listed: {error}") from error
     files = {path: PurePosixPath(path).suffix.lower() for path in found if not _is_hidden(path.removeprefix(place))}
     urls = sorted(str(system.unstrip_protocol(path)) for path, suffix in files.items() if suffix in EXTENSIONS)
-    skipped = Counter(suffix for suffix in files.values() if suffix in _UNREADABLE)
+    skipped = Counter(suffix for suffix in files.values() if suffix not in (*EXTENSIONS, *_NOTES))
     if urls and skipped:
         warnings.warn(f"{url}: {_skipped_text(skipped)}", stacklevel=2)
     if not urls:
@@ -429,7 +414,7 @@ def _is_hidden(path: str) -> bool:
 def image_files(root: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
     """Everything below `root` that is called like an image and is neither a folder nor hidden, in no order.
 
-    `skipped` counts, by their suffixes, pictures, videos and archives that are not read.
+    `skipped` counts, by their suffixes, other files that are neither notes nor hidden.
     """
     seen: set[Path] = set()
     for folder, subfolders, names in os.walk(root, onerror=_unless_deleted, followlinks=True):
@@ -447,7 +432,7 @@ def image_files(root: Path, skipped: Counter[str] | None = None) -> Iterator[Pat
                 continue
             if suffix in EXTENSIONS:
                 yield Path(folder, name)
-            elif skipped is not None and suffix in _UNREADABLE:
+            elif skipped is not None and suffix not in _NOTES:
                 skipped[suffix] += 1
 
 

@@ -10,8 +10,7 @@ import yaml
 from pages import ReadPage, outside_references
 from toys import as_uint8, pictures
 
-from gepc.backbones.openai.architecture import Architecture
-from gepc.backbones.openai.convert import expected_shapes
+from gepc.backbones.openai.convert import Architecture, expected_shapes
 from gepc.cli.app import run
 from gepc.core.errors import InputError
 

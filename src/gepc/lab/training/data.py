@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError
 from gepc.images.batches import load_all
-from gepc.images.formats import Pixels, read_npz
+from gepc.images.formats import Pixels
 from gepc.images.preprocessing import Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.lab.training.recipe import Recipe
@@ -70,9 +70,8 @@ class TrainingData:
 
 
 def open_training_images(data: str | Path) -> Images:
-    """Open a folder of images, or an `.npz` file with an array `train_x`; other arrays of it are not read."""
-    path = Path(data)
-    collection = open_images(read_npz(path, default_keys=("train_x", "x", "images")) if path.suffix == ".npz" else path)
+    """Open a folder of images, or the array `train_x` of an `.npz` file."""
+    collection = open_images(f"{data}:train_x" if Path(data).suffix == ".npz" else data)
     if len(collection) < MINIMUM_IMAGES:
         raise InputError(
             f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
