@@ -44,6 +44,8 @@ def place(tmp_path_factory, plain_net):
     assert fitted.returncode == 0, fitted.stderr
     assert "14F+0J per image (F: forward passes" in fitted.stdout
     assert "guarantee" in fitted.stdout
+    rates = "the smallest alpha is 0.043; alpha 0.05 needs 19 calibration images (57 images in all)"
+    assert f"{rates} and alpha 0.01 needs 99 calibration images (297 images in all)" in fitted.stdout
     return root
 
 

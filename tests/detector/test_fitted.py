@@ -11,10 +11,13 @@ import pytest
 from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
+from gepc.cli.options import BASE_BYTES, BYTES_PER_PIXEL, memory_of
 from gepc.core.errors import InputError, NotFittedError, OptionError
 from gepc.detector.detector import Detector
 from gepc.detector.storage import MAX_BATCH
+from gepc.detector.stream import stream
 from gepc.images import batches
+from gepc.images.sources import open_images
 from gepc.methods.extraction import ImageSample
 
 ID, NEW = pictures(30), pictures(5, seed=1)
@@ -154,6 +157,21 @@ def test_images_larger_than_any_budget_are_fitted_on(
     np.testing.assert_allclose(detector.calibration_scores_, expected.calibration_scores_, rtol=1e-4)
     np.testing.assert_allclose(detector.score(NEW), expected.score(NEW), rtol=1e-4)
     np.testing.assert_allclose(detector.score_map(NEW), expected.score_map(NEW), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("method", "images_at_once"), [("msma", 16), ("gepc+", 10)])
+def test_a_method_that_holds_activations_evaluates_fewer_pixels_at_once(
+    monkeypatch: pytest.MonkeyPatch, method: str, images_at_once: int
+) -> None:
+    """`gepc+` holds the activations of two passes, 1.6 times the memory of a plain pass for each pixel."""
+    monkeypatch.setattr(batches, "MAX_CHUNK_PIXELS", 16 * 8 * 8)
+    detector, counts = gepc.create_detector(toy_backbone(), method, size=8), []
+    detector.fit(ID, on_progress=counts.append)
+    assert counts[0] == images_at_once
+    sizes = [len(chunk.results) for chunk in stream(detector.fitted, open_images(ID))]
+    assert sizes[0] == images_at_once
+    memory = detector.extractor.memory
+    assert memory_of((256, 256), 1, memory) - BASE_BYTES == int(256 * 256 * memory) * BYTES_PER_PIXEL
 
 
 def test_a_stream_of_images_that_are_too_large_to_keep_for_maps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from gepc.core.errors import OptionError
 from gepc.core.parts import Part
 from gepc.images.noise import image_key
 from gepc.methods import features
+from gepc.methods import passes as passes_module
 from gepc.methods.base import Batch
 from gepc.methods.features import Feature, feature, find_feature, logarithm, mean_over_group, unchanged
 from gepc.methods.gepc import GepcExtractor
@@ -149,3 +150,17 @@ def test_columns_of_a_feature() -> None:
     per_image = Feature("image", "image", torch.square, unchanged)
     np.testing.assert_allclose(per_image.columns(np.array([[2.0]]), each=True, transformed=True), [[[np.log(2.0)]]])
     assert find_feature("d").transform is logarithm
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_network_call_has_no_more_pixels_than_its_bound_or_one_element(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Six moved copies of a large image in one call would take six times the memory of the image."""
+    monkeypatch.setattr(passes_module, "TOGETHER_PIXELS", 200)  # three copies of 8x8
+    backbone, rows = toy_backbone(), []
+    eps = backbone.eps
+    monkeypatch.setattr(backbone, "eps", lambda x, t: rows.append(len(x)) or eps(x, t))
+    method = GepcExtractor(levels=Levels(LEVELS[:1]))
+    method.extract(backbone, batch(IMAGES[:count]), method.timesteps(backbone))
+    assert rows == ([1, 3, 3] if count == 1 else [3] * 7)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toys import toy_backbone
+from toys import pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.cli.options import parse_settings
@@ -236,6 +236,37 @@ def test_a_learned_action_is_the_map_between_two_sensors() -> None:
         assert Group.of(group.names) == group
     with pytest.raises(OptionError, match="two arrays"):
         Group.learned(x, y[:3])
+
+
+@pytest.mark.parametrize("kind", ["permutation", "rotation"])
+def test_a_learned_action_on_pixels_is_recovered_exactly(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    matrix = np.eye(64)[rng.permutation(64)]
+    if kind == "rotation":
+        matrix = np.linalg.qr(rng.standard_normal((64, 64)))[0]
+    x = rng.uniform(-1.0, 1.0, (70, 1, 8, 8))
+    y = (x.reshape(70, 64) @ matrix.T).reshape(x.shape)
+    group = Group.learned(x, y, on="pixels")
+    (action,) = group.moving
+    np.testing.assert_allclose(action.apply(torch.from_numpy(x)).numpy(), y, atol=1e-12)
+    np.testing.assert_allclose(action.inverse(torch.from_numpy(y)).numpy(), x, atol=1e-12)
+    with pytest.raises(OptionError, match="learned on images of 8x8"):
+        action.apply(torch.zeros(1, 1, 16, 16))
+    detector = toy_detector(group=group).fit(pictures(30))
+    detector.save(tmp_path / "det")
+    with pytest.raises(OptionError, match=r"unknown group element 'pixels [0-9a-f]{12}'"):
+        gepc.load_detector(tmp_path / "det", detector.backbone)
+    gepc.register_action(Group.learned(x, y, on="pixels").moving[0])
+    again = gepc.load_detector(tmp_path / "det", detector.backbone)
+    np.testing.assert_array_equal(again.score(pictures(3, seed=1)), detector.score(pictures(3, seed=1)))
+
+
+def test_an_action_on_pixels_needs_enough_pairs_of_small_square_images() -> None:
+    for shape in ((63, 1, 8, 8), (80, 1, 8, 10), (1, 1, 40, 40)):
+        with pytest.raises(OptionError, match="square images with a side of at most 32"):
+            Group.learned(np.zeros(shape), np.zeros(shape), on="pixels")
+    with pytest.raises(OptionError, match="'pixels'"):
+        Group.learned(np.zeros((4, 1, 2, 2)), np.zeros((4, 1, 2, 2)), on="pixel")
 
 
 def test_a_colour_action_needs_its_channels() -> None:

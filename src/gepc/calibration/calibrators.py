@@ -38,6 +38,16 @@ class Aggregation:
     over_features : `sum`, `mean` or `max`.
     over_levels : `wmean` with the weights of the selection, `mean`, `max`, `min`, or `trimmed`, the mean without the
         lowest and highest quarter.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.calibration import Aggregation
+    >>> values = np.array([[[1.0, 2.0], [5.0, 5.0]]])  # one image, two levels, two features
+    >>> Aggregation()(values, np.array([0.75, 0.25])).tolist()
+    [4.75]
+    >>> Aggregation("max", "min")(values, np.array([0.75, 0.25])).tolist()
+    [2.0]
     """
 
     over_features: str = "sum"
@@ -57,7 +67,19 @@ class Aggregation:
             raise OptionError(f"aggregate={self.over_levels!r} has no effect with calibration {name!r}; leave it out")
 
     def __call__(self, values: Array, weights: Array) -> Array:
-        """(N, levels, features) and (levels,) -> (N,)."""
+        """Aggregate scores.
+
+        Parameters
+        ----------
+        values : float array (N, levels, features)
+            The scores; NaN at levels that an image was not evaluated at.
+        weights : float array (levels,)
+            The weights of the levels.
+
+        Returns
+        -------
+        float array (N,)
+        """
         per_level = np.asarray(getattr(values, self.over_features)(axis=2))
         if self.over_levels in ("max", "min"):
             return np.asarray((np.nanmax if self.over_levels == "max" else np.nanmin)(per_level, axis=1))

@@ -155,6 +155,21 @@ class Evidence(Calibrator):
     left : the share of the rate that the left tail of a wide part gets: 0 is right-sided, 0.5 two-sided.
     whole : the weight of a part that is not a view of another one.
     view : the weight of a part whose columns are also in another part; 0 leaves it out.
+
+    See Also
+    --------
+    gepc.Detector.explain : the tail probability of each part of an image's score.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.calibration import Aggregation, Evidence
+    >>> from gepc.core.parts import Part
+    >>> columns = np.random.default_rng(0).standard_normal((90, 1, 4))
+    >>> model = Evidence().fit(columns, [Part.of("colour", [0, 1]), Part.of("texture", [2, 3])])
+    >>> scores, p_values = model.explained(np.array([[[0.0, 0.0, 6.0, 6.0]]]), np.ones(1), Aggregation())
+    >>> min(p_values, key=p_values.get)
+    'texture'
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("least", "quantiles", "tails")

@@ -98,15 +98,29 @@ def fit(
         say(f"guarantee: {detector.guarantee()}")
     except OptionError as error:
         say(f"no guarantee at alpha 0.05: {error}")
+    say(_rates_text(fitted, separate=calibration is not None))
+
+
+def _rates_text(fitted: FittedDetector, separate: bool) -> str:
+    """The smallest false-alarm rate of a fitted detector, and how many images usual rates need."""
+    from gepc.conformal.p_values import images_needed
+
+    needs = []
+    for alpha in (0.05, 0.01):
+        images = images_needed(alpha)
+        in_all = "" if separate else f" ({fitted.images_for(images)} images in all)"
+        needs.append(f"alpha {alpha:g} needs {images} calibration images{in_all}")
+    group = " in every group" if fitted.reference.grouped else ""
+    return f"the smallest alpha is {1 / (fitted.reference.smallest + 1):.2g}; {' and '.join(needs)}{group}"
 
 
 def estimate_fit(detector: Detector, images: Images, separate: int = 0) -> None:
     """Print what fitting on the images costs, with a number of separate calibration images, if it takes long."""
-    size, total = detector.network_size(images), len(images) + separate
-    estimate(detector.backbone, size, total, detector.fit_cost(size))
+    size, total, memory = detector.network_size(images), len(images) + separate, detector.extractor.memory
+    estimate(detector.backbone, size, total, detector.fit_cost(size), memory=memory)
     calibrating = separate or round(detector.calibration_share * total)
     again = detector.map_images(total - calibrating, calibrating)
-    estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images again")
+    estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images again", memory)
 
 
 def _size_text(fitted: FittedDetector) -> str:
@@ -155,7 +169,7 @@ def map_(
     if part is not None:
         fitted = fitted.showing(part)
     check_free(out, "metadata.json", "maps")
-    estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost())
+    estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost(), memory=fitted.method.memory)
     options = MapOptions(scale, raw, alpha, _bands("--show-bands", show_bands))
     # an interrupted run leaves this mark, so that the same command may write over what it left
     write_json(out / "metadata.json", {"finished": False, "images": []})
@@ -219,7 +233,8 @@ def scene(
         "map_format": map_format,
     }
     plan = plan_scan(loaded, image, out, **options)
-    estimate(loaded.backbone, loaded.input_size, plan.tiles - plan.done, plan.cost, "at most {:,} tiles")
+    memory = loaded.extractor.memory
+    estimate(loaded.backbone, loaded.input_size, plan.tiles - plan.done, plan.cost, "at most {:,} tiles", memory)
     with progress("tiles", plan.tiles) as advance:
         report = scan(loaded, image, out, on_progress=advance, **options)
     if report.resumed:

@@ -165,12 +165,17 @@ BASE_BYTES = 600 << 20  # of a process with torch and a small network
 
 
 def estimate(
-    backbone: Backbone, size: tuple[int, int] | None, count: int, cost: Cost, what: str = "{:,} images"
+    backbone: Backbone,
+    size: tuple[int, int] | None,
+    count: int,
+    cost: Cost,
+    what: str = "{:,} images",
+    memory: float = 1.0,
 ) -> None:
     """Print what `count` images or tiles of `size` (H, W) cost, if they take more than some seconds.
 
     The line states the number of network passes, the time, which is measured on this machine with at most a tenth of
-    the passes, and on a CPU the memory.
+    the passes, and on a CPU the memory. `memory` is that of the method, see `Extractor.memory`.
     """
     passes = count * (cost.forward + 2 * cost.jvp)
     if size is None or passes * size[0] * size[1] < QUICK:
@@ -179,15 +184,18 @@ def estimate(
     if cost.encoder:
         seconds += count * cost.encoder * seconds_per_encoding(backbone, size)
     each = cost.forward + cost.jvp
-    memory = f" and {memory_of(size, count) / 1e9:.1f} GB of memory" if backbone.device.type == "cpu" else ""
-    note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}{memory}")
+    room = f" and {memory_of(size, count, memory) / 1e9:.1f} GB of memory" if backbone.device.type == "cpu" else ""
+    note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}{room}")
 
 
-def memory_of(size: tuple[int, int], count: int) -> int:
-    """Bytes of the process while `count` images of `size` go through a small network, `MAX_CHUNK_PIXELS` at a time."""
+def memory_of(size: tuple[int, int], count: int, memory: float = 1.0) -> int:
+    """Bytes of the process while `count` images of `size` go through a small network, `MAX_CHUNK_PIXELS` at a time.
+
+    A method that takes `memory` times as much for each pixel evaluates fewer pixels at a time.
+    """
     from gepc.images.batches import MAX_CHUNK_PIXELS
 
-    pixels = size[0] * size[1]
+    pixels = int(size[0] * size[1] * memory)
     return BASE_BYTES + max(pixels, min(count * pixels, MAX_CHUNK_PIXELS)) * BYTES_PER_PIXEL
 
 

@@ -84,7 +84,7 @@ def score(
         run = open_run(folder, identity, shard_size, restart, names)
         pending = _pending(run)
         count = sum(map(len, pending))
-        opt.estimate(fitted.backbone, fitted.input_size, count, fitted.cost())
+        opt.estimate(fitted.backbone, fitted.input_size, count, fitted.cost(), memory=fitted.method.memory)
         with progress("scoring", count) as advance:
             if cluster is None:
                 score_shards(run, pending, fitted, collection, labels, workers, advance)
@@ -110,7 +110,7 @@ def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None
     try:
         rule.check(fitted.reference, labels)
     except TooFewImagesError as error:
-        images = math.ceil(error.needed / float(fitted.options["calibration_share"]))
+        images = fitted.images_for(error.needed)
         possible = math.ceil(100.0 / (fitted.reference.smallest + 1)) / 100.0
         return (
             f"no alarms were decided: {error}. Fit on at least {images} images, or give --alpha {possible:g}; "

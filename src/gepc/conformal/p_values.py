@@ -97,6 +97,19 @@ def threshold(calibration: Array, alpha: float) -> float:
 def images_needed(alpha: float) -> int:
     """The fewest calibration images with which p <= alpha can happen: 1/(n + 1) <= alpha.
 
+    Parameters
+    ----------
+    alpha : float
+        The false-alarm rate.
+
+    Returns
+    -------
+    int
+
+    See Also
+    --------
+    images_for_width : how many images bring the realised rate near `alpha`.
+
     Examples
     --------
     >>> from gepc.conformal.p_values import images_needed
@@ -136,11 +149,27 @@ class Guarantee:
     If the k = `trimmed` largest calibration scores were left out, this holds where they were the outliers. Otherwise
     the rate is at most alpha + k/(n + 1), on average; see `CalibrationScores.trim`.
 
+    Parameters
+    ----------
+    alpha : float
+        The false-alarm rate.
+    n : int
+        How many calibration images there are.
+    low, high : float
+        The 5 % and 95 % quantiles of the rate of a calibration set.
+    trimmed : int
+        How many of the largest calibration scores were left out.
+
+    See Also
+    --------
+    gepc.Detector.guarantee : the guarantee of a fitted detector.
+
     Examples
     --------
     >>> from gepc.conformal.p_values import Guarantee
-    >>> round(Guarantee.at(0.05, 99).low, 3)
-    0.02
+    >>> found = Guarantee.at(0.05, 99)
+    >>> round(found.low, 3), round(found.high, 3)
+    (0.02, 0.09)
     """
 
     alpha: float
@@ -151,7 +180,21 @@ class Guarantee:
 
     @classmethod
     def at(cls, alpha: float, n: int, trimmed: int = 0) -> Guarantee:
-        """The guarantee at `alpha` with `n` calibration images, after `trimmed` others were left out."""
+        """The guarantee at `alpha` with `n` calibration images, after `trimmed` others were left out.
+
+        Parameters
+        ----------
+        alpha, n, trimmed : as in the class.
+
+        Returns
+        -------
+        Guarantee
+
+        Raises
+        ------
+        TooFewImagesError
+            If `alpha` is below 1/(n + 1).
+        """
         check_alpha(alpha, n)
         return cls(alpha, n, *realised_range(alpha, n), trimmed)
 
@@ -192,6 +235,23 @@ def images_for_width(alpha: float, width: float, probability: float = 0.9) -> in
     """The fewest calibration images that bring the realised rate into a central range of that width around alpha.
 
     At least two. The range widens a little where the rank floor(alpha (n + 1)) grows, so every number is looked at.
+
+    Parameters
+    ----------
+    alpha : float
+        The false-alarm rate.
+    width : float
+        The width of the range, between 0 and 1.
+    probability : float
+        The probability that the realised rate lies in the range, over calibration sets.
+
+    Returns
+    -------
+    int
+
+    See Also
+    --------
+    images_needed : the fewest images with which an alarm is possible at all.
 
     Examples
     --------

@@ -180,6 +180,7 @@ def stream(
         indices=indices,
         threads=threads,
         keep_pixels=keep_pixels,
+        most_pixels=fitted.method.chunk_pixels,
     )
 
     def scored() -> Iterator[ScoredChunk]:

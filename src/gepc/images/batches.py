@@ -134,6 +134,7 @@ def chunks(
     indices: Iterable[int] | None = None,
     threads: int = 1,
     keep_pixels: bool = False,
+    most_pixels: int | None = None,
 ) -> Iterator[Chunk]:
     """Read and preprocess a collection in order, ahead of whoever takes the chunks.
 
@@ -149,13 +150,14 @@ def chunks(
     threads : the number of threads that read ahead. A stream, which can be read once and in order only, is read in the
         caller's thread.
     keep_pixels : keep the pixels as they were read, in `Chunk.read`.
+    most_pixels : the largest number of pixels of a chunk of several images; None takes `MAX_CHUNK_PIXELS`.
 
     Returns
     -------
     An iterator of `Chunk`: consecutive images of one size, with the failures among them.
     """
     read = _read(images, preprocessing, 2 * size, indices, threads, keep_pixels)
-    return _grouped(_accepted(read, on_bad_image), size, MAX_CHUNK_PIXELS)
+    return _grouped(_accepted(read, on_bad_image), size, most_pixels or MAX_CHUNK_PIXELS)
 
 
 def prepared_chunks(images: Iterable[Image], size: int, most_pixels: int = MAX_CHUNK_PIXELS) -> Iterator[Chunk]:

@@ -56,7 +56,7 @@ DEFAULT_MODEL = MapModel()
 ALPHA = 0.05
 BANDS = 8
 VECTORS = 20_000  # positions whose activations are learnt from
-AT_ONCE = 8
+AT_ONCE, MAX_PIXELS = 8, 1 << 18  # images, and their pixels, whose parts are read together
 TINY, LEAST_SPREAD = 1e-30, 1e-6
 STATE = ("mean", "std", "offsets", "maxima", "scores")
 
@@ -239,7 +239,7 @@ class MapStatistics:
 
 def read_parts(read: Read, images: Iterable[Image]) -> Iterator[tuple[MapParts, Size]]:
     """The parts of batches of consecutive images of one size, few at a time: activations take much memory."""
-    for chunk in prepared_chunks(images, AT_ONCE):
+    for chunk in prepared_chunks(images, AT_ONCE, MAX_PIXELS):
         yield read(chunk.images), chunk.images[0].shape[1:]
 
 

@@ -21,7 +21,7 @@ from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.options import check_fields
 from gepc.core.parts import Part
 from gepc.core.plugins import plugins
-from gepc.images import noise
+from gepc.images import batches, noise
 from gepc.methods.groups import Action, Group
 from gepc.methods.presets import Presets
 
@@ -52,7 +52,23 @@ class MapModel:
 
 @dataclass(frozen=True)
 class Cost:
-    """Passes per image: F forward evaluations, J Jacobian-vector products, E of the encoder of a latent backbone."""
+    """Passes per image.
+
+    Parameters
+    ----------
+    forward : int
+        F, forward evaluations of the network.
+    jvp : int
+        J, Jacobian-vector and vector-Jacobian products.
+    encoder : int
+        E, evaluations of the encoder of a latent backbone.
+
+    Examples
+    --------
+    >>> from gepc.methods.base import Cost
+    >>> str(Cost(forward=2)), str(Cost(forward=2, encoder=1))
+    ('2F+0J', '2F+0J+1E')
+    """
 
     forward: int = 0
     jvp: int = 0
@@ -64,14 +80,41 @@ class Cost:
 
 @dataclass
 class Batch:
-    """Images, with the keys that their noise is drawn from."""
+    """Images, with the keys that their noise is drawn from.
 
-    images: npt.NDArray[np.float32]  # (N, C, H, W) in [-1, 1]
-    keys: Sequence[bytes]  # one key per image, from its content
+    Parameters
+    ----------
+    images : float32 array (N, C, H, W)
+        Preprocessed images in [-1, 1].
+    keys : sequence of bytes
+        One key per image, from its content; see `gepc.images.noise.image_key`.
+    seed : int
+        The noise of an image is a function of this number, its key, the timestep and the draw.
+    rows : int
+        The largest number of images to pass to the network at once.
+    fixed_noise : mapping (timestep, draw) -> array (N, C, H, W), optional
+        Noise to take instead of drawing it.
+    pixels : float32 array (N, C', H', W'), optional
+        The images, where `images` are their latents.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.methods.base import Batch
+    >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
+    >>> batch = Batch(np.zeros((2, 1, 8, 8), dtype=np.float32), [b"first", b"second"])
+    >>> x_t, noise = batch.noised(backbone, 10)
+    >>> tuple(x_t.shape), len(batch)
+    ((2, 1, 8, 8), 2)
+    """
+
+    images: npt.NDArray[np.float32]
+    keys: Sequence[bytes]
     seed: int = 0
-    rows: int = 64  # the largest number of images to pass to the network at once
-    fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None  # (timestep, draw) -> noise, instead of drawn
-    pixels: npt.NDArray[np.float32] | None = None  # the images, where `images` are their latents
+    rows: int = 64
+    fixed_noise: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None
+    pixels: npt.NDArray[np.float32] | None = None
     _latents: Batch | None = field(default=None, repr=False, compare=False)
     _moved: dict[str, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
@@ -141,6 +184,21 @@ class Extractor(ABC):
     A method implements `timesteps`, `cost` and `extract`; `PerLevel` and `WholeImage` leave less to implement. All else
     has defaults. A method with maps is a `HasMaps`, one whose table follows from those of other methods a `Derived`.
     The functions `extract_table`, `extract_map_parts` and `cost_of` include the encoder of a latent backbone.
+
+    See Also
+    --------
+    PerLevel : features at each noise level.
+    WholeImage : features of the whole image.
+    Derived : features that follow from those of other methods.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
+    >>> method = gepc.create_detector(backbone, "msma").extractor
+    >>> len(method.timesteps(backbone)), str(method.cost(backbone, (8, 8)))
+    (10, '10F+0J')
     """
 
     name: ClassVar[str]
@@ -212,6 +270,16 @@ class Extractor(ABC):
     def by_level(self) -> bool:
         """Whether the table at a timestep is the same whichever other timesteps are extracted with it."""
         return True
+
+    @property
+    def memory(self) -> float:
+        """The memory for each pixel of a chunk, relative to a plain network pass: more if it holds several answers."""
+        return max((method.memory for method in self.builds_on()), default=1.0)
+
+    @property
+    def chunk_pixels(self) -> int:
+        """The largest number of pixels of several images that are evaluated together."""
+        return int(batches.MAX_CHUNK_PIXELS / self.memory)
 
     @property
     def has_maps(self) -> bool:
@@ -330,7 +398,38 @@ _EXTRACTORS: dict[str, type[Extractor]] = {}
 
 
 def register(name: str) -> Callable[[E_], E_]:
-    """Class decorator: register an extractor as a detection method."""
+    """Class decorator: register an extractor as a detection method.
+
+    Parameters
+    ----------
+    name : str
+        The name in `gepc.create_detector`, `--method` and saved detectors.
+
+    Returns
+    -------
+    A function that takes the class, sets its `name` and returns it.
+
+    Raises
+    ------
+    OptionError
+        If there is a method of that name.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import gepc
+    >>> from gepc.methods.base import Cost, WholeImage, register
+    >>> @register("darkness")
+    ... @dataclass(frozen=True)
+    ... class Darkness(WholeImage):
+    ...     needs = None  # no network is called
+    ...     def image_cost(self, backbone, size):
+    ...         return Cost()
+    ...     def of_images(self, backbone, batch):
+    ...         return {"darkness": -batch.clean(backbone).mean((1, 2, 3))}
+    >>> "darkness" in gepc.list_detectors()
+    True
+    """
 
     def add(cls: E_) -> E_:
         if name in _EXTRACTORS:
@@ -360,7 +459,31 @@ def find_method(name: str) -> type[Extractor]:
 
 @dataclass(frozen=True)
 class PerLevel(Extractor):
-    """The same features, and the same cost, at every level."""
+    """A method with the same features, and the same cost, at every noise level.
+
+    A subclass implements `at_level`, and `level_cost` if it takes more than one pass.
+
+    Parameters
+    ----------
+    levels : Levels
+        The candidate noise levels.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import gepc
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.methods.base import PerLevel
+    >>> @dataclass(frozen=True)
+    ... class ScoreNorm(PerLevel):
+    ...     name = "score_norm"
+    ...     levels: gepc.Levels = gepc.Levels.rho(0.1, 0.3)
+    ...     def at_level(self, backbone, batch, t):
+    ...         x_t, _ = batch.noised(backbone, t)
+    ...         return {"score_norm": backbone.eps(x_t, t).square().mean((1, 2, 3))}
+    >>> str(ScoreNorm().cost(GaussianBackbone(0.0, 0.1, (1, 8, 8)), (8, 8)))
+    '2F+0J'
+    """
 
     levels: Levels
 
@@ -389,7 +512,25 @@ class PerLevel(Extractor):
 
 
 class WholeImage(Extractor):
-    """Features that belong to no level: the level axis has one entry, for the whole image."""
+    """A method whose features belong to no noise level: the level axis has one entry, for the whole image.
+
+    A subclass implements `of_images` and `image_cost`.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.methods.base import Cost, WholeImage
+    >>> @dataclass(frozen=True)
+    ... class Brightness(WholeImage):
+    ...     name = "brightness"
+    ...     def image_cost(self, backbone, size):
+    ...         return Cost()
+    ...     def of_images(self, backbone, batch):
+    ...         return {"brightness": batch.clean(backbone).mean((1, 2, 3))}
+    >>> Brightness().timesteps(GaussianBackbone(0.0, 0.1, (1, 8, 8)))
+    (0,)
+    """
 
     by_level = False
 

@@ -63,6 +63,19 @@ class Combined(Derived):
     Parameters
     ----------
     methods : names of methods, with a preset after a colon if wanted, such as `gepc:paper`.
+
+    Raises
+    ------
+    OptionError
+        If fewer than two methods are named, or if they need networks of different kinds.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> detector = gepc.create_detector(GaussianBackbone(0.0, 0.1, (1, 8, 8)), ["gepc:paper", "msma"])
+    >>> detector.extractor.methods
+    ('gepc:paper', 'msma')
     """
 
     calibration: ClassVar[str] = "evidence"

@@ -155,7 +155,8 @@ def extract_all(
     first_size: tuple[int, int] | None = None
     preprocessing = settled(preprocessing, images)
     cache = FeatureCache(None) if cache is None else cache
-    for chunk in chunks(images, preprocessing, spec.rows, on_bad_image):
+    most_pixels = spec.extractor.chunk_pixels
+    for chunk in chunks(images, preprocessing, spec.rows, on_bad_image, most_pixels=most_pixels):
         skipped |= {name: error for _, name, error in chunk.failures}
         if chunk.indices:
             tables.append(cache.extract(backbone, spec, spec.batch(chunk)))

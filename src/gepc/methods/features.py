@@ -215,6 +215,24 @@ def feature(name: str, per: Per = "image", **declared: Any) -> Callable[[F_], F_
     **declared : the other fields of `Feature`. `average` is by default the mean over the group for a feature per
         element, and nothing for a feature per image. `looks_at` is by default the orientation for a feature that
         compares group elements, and texture and noise for a feature per image.
+
+    Returns
+    -------
+    A function that takes the formula, registers the feature and returns the formula.
+
+    Raises
+    ------
+    OptionError
+        If there is a feature of that name.
+
+    Examples
+    --------
+    >>> from gepc.methods.features import feature, find_feature
+    >>> @feature("largest_error")
+    ... def largest_error(level):
+    ...     return level.error.square().amax((1, 2, 3))
+    >>> find_feature("largest_error").per
+    'image'
     """
 
     def add(compute: F_) -> F_:

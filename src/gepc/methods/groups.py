@@ -9,6 +9,7 @@ number is drawn for every image, uniformly and as a function of its content, and
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,11 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.linalg import orthogonal_procrustes
 
-from gepc.core.errors import OptionError, check_names, nearest, raising
-from gepc.methods.operators import FAMILIES, PIXELS, Operator
+from gepc.core.errors import OptionError, check_choice, check_names, nearest, raising
+from gepc.methods.operators import FAMILIES, PIXELS, Operator, PixelMap
 
 LARGEST = 1e6  # number in the name of an action
+LARGEST_SIDE = 32  # of images whose pixels an action is learned on
 Transform = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -223,7 +226,8 @@ def _check(action: Action) -> None:
         if known != action:
             raise OptionError(f"an action named {action.name!r} exists already; choose another name")
         return
-    x, y = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    side = action.apply.side if isinstance(action.apply, PixelMap) else 8
+    x, y = torch.randn(2, 2, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     moved = action.apply(x)
     faults = {
         "its inverse does not undo it": moved.shape != x.shape or not torch.allclose(action.inverse(moved), x),
@@ -304,22 +308,54 @@ class Group:
         return cls.of([f"{name}#{number}" for number in range(1, int(samples) + 1)])
 
     @classmethod
-    def learned(cls, images: npt.ArrayLike, counterparts: npt.ArrayLike) -> Group:
-        """The orthogonal map of channels that takes images to what you declare equivalent, such as another sensor's.
+    def learned(cls, images: npt.ArrayLike, counterparts: npt.ArrayLike, on: str = "channels") -> Group:
+        """The orthogonal map that takes images to what you declare equivalent, such as another sensor's.
 
-        It solves the orthogonal Procrustes problem min_M sum_p |M x(p) - y(p)|^2 with M^T M = I: M = U V^T, where
-        U S V^T is the singular value decomposition of sum_p y(p) x(p)^T.
+        It solves the orthogonal Procrustes problem min_M sum |M x - y|^2 with M^T M = I. With `channels`, x and y are
+        the vectors of all channels at each pixel. With `pixels` they are the vectors of all pixels of each channel.
 
         Parameters
         ----------
-        images, counterparts : (N, C, H, W) in [-1, 1], pair by pair.
+        images, counterparts : float arrays (N, C, H, W)
+            Images in [-1, 1], pair by pair. For pixels the images are square, with a side of at most 32, and N C is
+            at least H W: fewer pairs do not determine the map.
+        on : {"channels", "pixels"}
+            What the map mixes.
+
+        Returns
+        -------
+        Group
+            The identity and the learned action. The name of an action on channels contains its matrix. An action on
+            pixels has a name from a hash of its matrix: register it with `gepc.register_action` before you load a
+            detector that was saved with it.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc import Group
+        >>> images = np.random.default_rng(0).uniform(-1.0, 1.0, (20, 3, 4, 4))
+        >>> mirror = Group.learned(images, images[..., ::-1], on="pixels").moving[0]
+        >>> bool(np.allclose(mirror.apply(images[0]), images[0, ..., ::-1]))
+        True
         """
+        check_choice("on", on, ("channels", "pixels"))
         x, y = (np.asarray(values, dtype=np.float64) for values in (images, counterparts))
         if x.ndim != 4 or x.shape != y.shape:
             raise OptionError(f"give two arrays (N, C, H, W) of one shape, got {x.shape} and {y.shape}")
-        left, _, right = np.linalg.svd(np.einsum("nihw,njhw->ij", y, x))
-        entries = (left @ right).ravel().tolist()
-        return cls.of([f"channels({','.join(map(repr, entries))})"])
+        if on == "channels":
+            x, y = (np.moveaxis(values, 1, -1).reshape(-1, x.shape[1]) for values in (x, y))
+            matrix, _ = orthogonal_procrustes(y, x)
+            return cls.of([f"channels({','.join(map(repr, matrix.ravel().tolist()))})"])
+        height, width = x.shape[2:]
+        if height != width or width > LARGEST_SIDE or len(x) * x.shape[1] < height * width:
+            raise OptionError(
+                f"an action on pixels is learned from square images with a side of at most {LARGEST_SIDE}, and from at "
+                f"least as many channels of pairs as pixels; got {x.shape}"
+            )
+        matrix, _ = orthogonal_procrustes(*(values.reshape(-1, height * width) for values in (y, x)))
+        name = f"pixels {hashlib.sha256(matrix.tobytes()).hexdigest()[:12]}"
+        apply, inverse = PixelMap(torch.from_numpy(matrix)), PixelMap(torch.from_numpy(matrix.T.copy()))
+        return cls((IDENTITY, Action(name, apply, inverse, square_only=True)))
 
     def for_size(self, height: int, width: int) -> Group:
         """The group on images of this size: without the elements that need square images if they are not square."""

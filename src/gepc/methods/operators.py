@@ -247,6 +247,25 @@ class Operator:
         return f"{self.family}({','.join(map(_spelling, self.numbers))})"
 
 
+@dataclass(frozen=True, eq=False)
+class PixelMap:
+    """M x for the vector x of all pixels of each channel, with a square matrix M; for images of one size."""
+
+    matrix: torch.Tensor
+
+    @property
+    def side(self) -> int:
+        """Height and width of the images."""
+        return math.isqrt(len(self.matrix))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The moved images."""
+        x = torch.as_tensor(x)
+        if x.shape[-2:] != (self.side, self.side):
+            raise OptionError(f"a group element was learned on images of {self.side}x{self.side} pixels; set `size`")
+        return torch.matmul(x.flatten(-2), self.matrix.T.to(x)).reshape(x.shape)
+
+
 def _spelling(number: Number | Range) -> str:
     if isinstance(number, tuple):
         return "..".join(map(_spelling, number))

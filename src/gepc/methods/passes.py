@@ -22,6 +22,7 @@ from gepc.methods.groups import Action, Group
 from gepc.methods.pooling import Pooling
 
 Activations = Mapping[str, torch.Tensor]
+TOGETHER_PIXELS = 1 << 17  # of moved copies in one network call; larger calls are not faster and take more memory
 FRESH = 1 << 16  # the first noise draw that `cycle` adds to the estimate of x_0; smaller ones noise the image
 
 
@@ -146,7 +147,7 @@ class Passes:
     def transported(self, level: LevelAnswers, chosen: npt.NDArray[np.bool_]) -> Iterator[ElementAnswers]:
         """The passes for P_g x_t, one element after another, so that they need not be in memory together.
 
-        A network call has as many elements as `Batch.rows` allows.
+        A network call has as many elements as `Batch.rows` and `TOGETHER_PIXELS` allow, and at least one.
 
         Parameters
         ----------
@@ -154,11 +155,12 @@ class Passes:
         chosen : the elements other than the identity (columns) that each image (row) is compared under.
         """
         waiting: list[tuple[Action, torch.Tensor]] = []
+        most = min(self.batch.rows, TOGETHER_PIXELS // (level.size[0] * level.size[1]))
         for position, action in enumerate(self.group.moving):
             rows = torch.from_numpy(np.flatnonzero(chosen[:, position])).to(level.x_t.device)
             if len(rows) == 0:
                 continue
-            if waiting and sum(len(others) for _, others in waiting) + len(rows) > self.batch.rows:
+            if waiting and sum(len(others) for _, others in waiting) + len(rows) > most:
                 yield from self._together(level, waiting)
                 waiting = []
             keys = [self.batch.keys[int(row)] for row in level.rows[chosen[:, position]]]

@@ -7,13 +7,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of options of a method.
+    """A named set of options of a method. `Extractor.presets` maps names to presets.
 
     Parameters
     ----------
-    method : parameters of the method itself.
-    preprocessing : how images are read, such as `resize`.
-    calibration : how features become a score, such as `calibration` and `fuse`.
+    method : mapping
+        Parameters of the method itself.
+    preprocessing : mapping
+        How images are read, such as `resize`.
+    calibration : mapping
+        How features become a score, such as `calibration` and `fuse`.
+
+    Examples
+    --------
+    >>> from gepc.methods.presets import Preset
+    >>> Preset({"steps": 10}, calibration={"calibration": "kde"}).options
+    {'steps': 10, 'calibration': 'kde'}
     """
 
     method: Mapping[str, Any] = field(default_factory=dict)
@@ -22,12 +31,7 @@ class Preset:
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options together.
-
-        >>> from gepc.methods.presets import Preset
-        >>> Preset({"steps": 10}, calibration={"calibration": "kde"}).options
-        {'steps': 10, 'calibration': 'kde'}
-        """
+        """All options together."""
         return {**self.method, **self.preprocessing, **self.calibration}
 
 

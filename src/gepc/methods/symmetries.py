@@ -59,6 +59,12 @@ class Evidence:
     power : the AUROC of synthetic outliers by |log s_g - median|; 0.5 is chance.
     weight : in the chosen group; 0 if the action was left out.
     reason : why it was chosen or left out.
+
+    Examples
+    --------
+    >>> from gepc.methods.symmetries import Evidence
+    >>> Evidence("rot90", 0.001, False, 0.21, 0.05, 0.0, 0.83).holds
+    False
     """
 
     action: str
@@ -115,7 +121,28 @@ def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Gr
 
     Returns
     -------
-    The evidence for every action, and the residuals (images, actions) that the network was asked for.
+    evidence : list of Evidence
+        One for every action, in their order.
+    residuals : float64 array (images, actions)
+        pool(r_g^2) / b of the images that were given to the network.
+
+    See Also
+    --------
+    choose : a group with weights from this evidence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc import Group
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.methods.base import Batch
+    >>> from gepc.methods.gepc import GepcExtractor
+    >>> from gepc.methods.symmetries import examine
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (20, 1, 8, 8)).astype(np.float32)
+    >>> batch = Batch(images, [bytes([number]) for number in range(20)])
+    >>> evidence, residuals = examine(GepcExtractor(), GaussianBackbone.fitted(images), batch, Group.of("flips"))
+    >>> [item.action for item in evidence], residuals.shape
+    (['flip_x', 'flip_y', 'rot180'], (20, 3))
     """
     p_values = [invariance_p(batch, action) for action in actions.moving]
     rejected = holm(p_values, LEVEL)
@@ -143,6 +170,30 @@ def choose(method: GepcExtractor, backbone: Backbone, batch: Batch) -> tuple[Gro
     An action is left out if the data do not have the symmetry, if its residual does not separate synthetic outliers, or
     if it ranks the images as a chosen one does. The weight is (2 power - 1) / spread, 1 on average, so that elements
     with a large residual do not drown the others.
+
+    Parameters
+    ----------
+    method, backbone, batch : as in `examine`.
+
+    Returns
+    -------
+    group : Group
+        The chosen actions with their weights.
+    evidence : list of Evidence
+        One for every candidate, with the reason why it was chosen or left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.methods.base import Batch
+    >>> from gepc.methods.gepc import GepcExtractor
+    >>> from gepc.methods.symmetries import choose
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (20, 1, 8, 8)).astype(np.float32)
+    >>> batch = Batch(images, [bytes([number]) for number in range(20)])
+    >>> group, evidence = choose(GepcExtractor(), GaussianBackbone.fitted(images), batch)
+    >>> len(group) == 1 + sum(item.weight > 0.0 for item in evidence)
+    True
     """
     colours = ["hue(120)"] if backbone.encoder is None and backbone.channels == 3 else []
     actions = Group.of([*Group.of("auto").names, *colours]).for_size(*batch.size)
