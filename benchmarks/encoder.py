@@ -25,9 +25,11 @@ from torch.nn.functional import avg_pool2d, interpolate
 import gepc
 from gepc.calibration.calibrators import create_calibrator
 from gepc.core.tables import ResultTable, write_tables
+from gepc.detector.stream import stream
 from gepc.images.formats import read_file
-from gepc.lab.bench.masks import run_masks
-from gepc.lab.bench.protocol import load_mask_protocol
+from gepc.images.sources import FileImages
+from gepc.lab.bench.inspection import InspectionProtocol, Part, fit_part, measure_part
+from gepc.lab.bench.protocol import load_inspection
 from gepc.lab.metrics import auroc, localisation
 
 PATCHES = 4000
@@ -78,14 +80,13 @@ class Published:
         return np.asarray(gaussian_filter(grown.numpy(), SMOOTHING))
 
 
-def published_row(name: str, model: Published, protocol: Any, data: Path) -> tuple[Any, ...]:
+def published_row(name: str, model: Published, part: Part) -> tuple[Any, ...]:
     """Image and pixel AUROC of each kind of defect, their means, and the time of an image."""
-    _, testing = protocol.divide(data)
     start = time.perf_counter()
-    good = [float(model.map(path).max()) for path in testing]
-    seconds = (time.perf_counter() - start) / len(testing)
+    good = [float(model.map(path).max()) for path in part.good]
+    seconds = (time.perf_counter() - start) / len(part.good)
     images, pixels = [], []
-    for pairs in protocol.defective(data).values():
+    for pairs in part.defective.values():
         maps = [model.map(path) for path, _ in pairs]
         masks = [read_file(mask) for _, mask in pairs]
         masks = [(mask if mask.ndim == 2 else mask.max(2)) > 127 for mask in masks]
@@ -95,15 +96,16 @@ def published_row(name: str, model: Published, protocol: Any, data: Path) -> tup
     return (name, *images, float(np.mean(images)), float(np.mean(pixels)), seconds)
 
 
-def own_row(name: str, protocol: Any, data: Path, backbone: gepc.Backbone) -> tuple[Any, ...]:
+def own_row(name: str, protocol: InspectionProtocol, part: Part, backbone: gepc.Backbone) -> tuple[Any, ...]:
     """The same for a detector of the package."""
-    found = run_masks(protocol, backbone, data)
-    *kinds, mean = found.tables()[0].rows
-    _, testing = protocol.divide(data)
+    fitted = fit_part(protocol, part, backbone)
+    rows = measure_part(fitted, part).values()
+    images, pixels = ([row[column] for row in rows] for column in ("image AUROC", "mean pixel AUROC"))
     start = time.perf_counter()
-    found.detector.score(testing[:30])
+    for _ in stream(fitted, FileImages(part.good[:30])):
+        pass
     seconds = (time.perf_counter() - start) / 30
-    return (name, *(row[2] for row in kinds), mean[2], mean[4], seconds)
+    return (name, *images, float(np.mean(images)), float(np.mean(pixels)), seconds)
 
 
 def main() -> None:
@@ -113,17 +115,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     encoder, backbone = lite0(), gepc.load_backbone("photos-tiny")
-    protocol = load_mask_protocol("tiles")
+    protocol = load_inspection("tiles")
     assert protocol is not None
-    fitting, _ = protocol.divide(options.data)
+    _, (part,) = protocol.parts(options.data)
     rows = [
-        published_row("PaDiM", Published(encoder, fitting, gaussian=True), protocol, options.data),
-        published_row("PatchCore", Published(encoder, fitting, gaussian=False), protocol, options.data),
+        published_row("PaDiM", Published(encoder, part.fit, gaussian=True), part),
+        published_row("PatchCore", Published(encoder, part.fit, gaussian=False), part),
     ]
     for positions in ("gaussian", "memory"):
         choice = {"encoder": encoder, "positions": positions}
         own = replace(protocol, method="encoder", preset="inspect", options=choice)
-        rows.append(own_row(f"`encoder`, positions={positions}", own, options.data, backbone))
+        rows.append(own_row(f"`encoder`, positions={positions}", own, part, backbone))
     header = ("detector", *protocol.defects, "mean image AUROC", "mean pixel AUROC", "s per image")
     table = ResultTable("encoder", "Magnetic tiles with EfficientNet-Lite0", header, tuple(rows))
     write_tables(options.out, "encoder", [table], {"command": "python benchmarks/encoder.py --data DATA"})

@@ -80,10 +80,10 @@ def section(table: dict[str, Any], command: str) -> str:
     return "\n".join([*lines, table["note"], "", f"`{command}`, {download}", ""])
 
 
-def methods_page(main: dict[str, Any], paired: dict[str, Any], command: str) -> str:
-    """Every method: AUROC and cost, settings, and the leader against each of the others."""
+def methods_page(main: dict[str, Any], command: str) -> str:
+    """Every method: AUROC and cost, and its settings."""
     rows = [row for row in main["rows"] if row["source"] == "measured"]
-    about = [[show(row[name]) for name in (*ABOUT, "time in bare passes")] for row in rows]
+    about = [[show(row[name]) for name in ABOUT] for row in rows]
     lines = [
         "# Every method",
         "",
@@ -97,8 +97,8 @@ def methods_page(main: dict[str, Any], paired: dict[str, Any], command: str) -> 
         "## AUROC",
         "",
     ]
-    lines += [auroc_rows(rows, pairs_of(rows)), "", "(settings)=", "## Settings, spread and time", ""]
-    lines += [markdown_table((*ABOUT, "time in bare passes"), about), "", section(paired, command)]
+    lines += [auroc_rows(rows, pairs_of(rows)), "", "(settings)=", "## Settings and spread", ""]
+    lines += [markdown_table(ABOUT, about)]
     return "\n".join(lines)
 
 
@@ -130,7 +130,7 @@ def write_pages(results: Path, out: Path) -> None:
     (out / "csv").mkdir(parents=True, exist_ok=True)
     texts = {
         "measured.md": auroc_rows(first_rows(measured), pairs_of(rows)),
-        "methods.md": methods_page(tables["main"], tables["paired"], with_methods),
+        "methods.md": methods_page(tables["main"], with_methods),
         "ablations.md": f"# Ablations of GEPC\n\n{ABLATIONS_OPENING}\n\n"
         + "\n".join(section(tables[name], command) for name in ABLATIONS),
     }

@@ -164,13 +164,6 @@ def test_networks_that_a_folder_names_are_not_looked_for(saved, tmp_path: Path, 
         load_detector(folder)
 
 
-def test_other_networks_of_a_method_are_not_looked_for_either(saved, backbone, tmp_path: Path) -> None:
-    for method, options in (("lr", {"background": "someone/else"}), ("waic", {"checkpoints": ["net", "/etc/passwd"]})):
-        folder = edited(edited(saved, tmp_path / method, ("method",), method), tmp_path, ("options",), options)
-        with pytest.raises(BackboneError, match="are not followed"):
-            load_detector(folder, backbone)
-
-
 def test_options_of_a_network_are_not_read_from_a_path(saved, tmp_path: Path) -> None:
     folder = edited(saved, tmp_path, ("backbone", "load_options"), {"config": "/etc/passwd"})
     with pytest.raises(InputError, match="must not name a path"):

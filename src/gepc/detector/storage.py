@@ -56,6 +56,8 @@ STATED_ALPHA = 0.05
 MAX_DEPTH, MAX_LENGTH, MAX_OPTION, MAX_NUMBER, MAX_STATE = 8, 10_000, 100_000, 10**12, 1 << 30
 MAX_COLUMNS = 1 << 17  # features of inner layers have some columns for every channel
 MAX_BATCH, MAX_PASSES, MAX_PIXELS, MAX_SIDE, MIN_WIDTH = 4096, 1_000_000, 1 << 24, 1 << 20, 64
+RETIRED = ("sequential", "background", "checkpoints")
+"""Options of earlier versions, which folders name even where they were not used."""
 _PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dict, "fitted": dict}
 _LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
 _LOAD_OPTIONS |= {"time_scale", "act_on", "offload"}
@@ -168,7 +170,7 @@ def load_fitted(
     try:
         if not trust:
             backbone = backbone or _known_network(description["backbone"])
-            _check_sources(description, backbone is None, folder)
+            _check_source(None if backbone else description["backbone"]["source"], folder)
         arrays, stored = _read_state(folder / STATE), description["backbone"]
         embeddings = under("conditioning", arrays)
         options = {**stored["load_options"], "device": device, **({"embeddings": embeddings} if embeddings else {})}
@@ -255,16 +257,14 @@ def _read_state(path: Path) -> Facts:
     return arrays
 
 
-def _check_sources(description: Facts, follow: bool, folder: Path) -> None:
-    """Refuse a folder that names a network by a path or hub id, which `follow` or its method would load."""
-    others = find_method(description["method"]).named_networks(description["options"])
-    for source in (*others, description["backbone"]["source"] if follow else None):
-        if source is not None and source not in list_backbones():
-            raise BackboneError(
-                f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
-                "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)",
-                options=("backbone",),
-            )
+def _check_source(source: str | None, folder: Path) -> None:
+    """Refuse a folder that names its network by a path or a hub id."""
+    if source is not None and source not in list_backbones():
+        raise BackboneError(
+            f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
+            "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)",
+            options=("backbone",),
+        )
 
 
 def _known_network(stored: Facts) -> str | None:
@@ -342,8 +342,8 @@ class Fitted:
 
 def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDetector:
     method = find_method(description["method"])
-    options = without_unused(description["options"])
-    options.pop("sequential", None)  # written by 0.1
+    stored = without_unused(description["options"])
+    options = {name: value for name, value in stored.items() if value or name not in RETIRED}
     if options.get("maps") == "aligned":  # written by 0.2; its statistics are by position
         options["maps"] = "calibrated"
     own, shared = divided(method, options, f"method {method.name!r}")

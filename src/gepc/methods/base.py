@@ -209,7 +209,6 @@ class Extractor(ABC):
     presets: ClassVar[Presets] = {}
     pixels_only: ClassVar[str | None] = None  # why the method cannot work on latents; None if it can
     needs: ClassVar[str | None] = Backbone.gives  # what the backbone must give; None if it is not called
-    network_options: ClassVar[tuple[str, ...]] = ()  # parameters that name networks, which loading must not follow
     revision: ClassVar[int] = 1  # increased when the numbers change: features cached before are not reused
 
     def __post_init__(self) -> None:
@@ -298,16 +297,6 @@ class Extractor(ABC):
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """This method's table from the tables of `builds_on`, without a network pass."""
         return {name: values for table in tables for name, values in table.items()}
-
-    @classmethod
-    def named_networks(cls, options: Mapping[str, Any]) -> list[str]:
-        """The networks that options of this method name."""
-        given = [options.get(name) or () for name in cls.network_options]
-        return [name for names in given for name in ((names,) if isinstance(names, str) else names)]
-
-    def other_backbones(self) -> tuple[Backbone, ...]:
-        """The networks other than the backbone that the features depend on."""
-        return ()
 
     def network_files(self) -> dict[str, Path]:
         """Digest -> file of the networks other than the backbone, which a user who saves a detector trusts."""

@@ -202,7 +202,7 @@ class FeatureCache:
         if others and self.folder is not None:
             tables = [self.extract(backbone, _spec_of(spec, other, backbone), batch) for other in others]
             return spec.extractor.complete(tables, batch)
-        if not self._keeps(backbone, spec.extractor):
+        if self.folder is None or not backbone.fingerprint:
             self.misses += len(spec.timesteps)
             return spec.extract(backbone, batch)
         return concatenate([self._read_or_extract(backbone, single, batch) for single in _files(spec)], axis=1)
@@ -218,10 +218,6 @@ class FeatureCache:
         write_arrays(path, table)
         return table
 
-    def _keeps(self, backbone: Backbone, extractor: Extractor) -> bool:
-        networks = (backbone, *extractor.other_backbones())
-        return self.folder is not None and all(network.fingerprint for network in networks)
-
     def _path(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Path:
         assert self.folder is not None
         extractor = spec.extractor
@@ -230,7 +226,6 @@ class FeatureCache:
             options.pop("levels", None)  # the timestep says it
         facts: list[Any] = [CACHE_VERSION, extractor.name, extractor.revision, options]
         facts += [spec.seed, list(spec.timesteps), list(batch.size), backbone.fingerprint]
-        facts += [other.fingerprint for other in extractor.other_backbones()]
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
 

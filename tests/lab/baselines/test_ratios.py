@@ -1,4 +1,4 @@
-"""Likelihood ratio, WAIC and input complexity, with one network and with several."""
+"""Likelihood ratio, WAIC and input complexity."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from gaussians import D, distance2, gaussian, method, passes, run, sample
 from toys import pictures, toy_backbone
 
 import gepc
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import cosine_alphas_cumprod, rho_of
-from gepc.core.errors import OptionError
-from gepc.images.batches import Chunk
+from gepc.core.errors import GepcError, OptionError
+from gepc.core.files import read_json, write_json
 from gepc.images.noise import image_key
-from gepc.lab.baselines.ratios import checkpoint, packed_bits
+from gepc.lab.baselines.ratios import packed_bits
 from gepc.methods.base import Batch, Extractor, find_method
-from gepc.methods.extraction import ExtractionSpec, FeatureCache
 
 pytestmark = pytest.mark.usefixtures("trusted")
-
-# --- one network -----------------------------------------------------------------------------------------------------
 
 # Methods that read a likelihood: input complexity, typicality, density of states, WAIC, likelihood ratio.
 
@@ -80,88 +76,12 @@ def test_likelihood_ratio() -> None:
         method("lr", fraction=1.0)
 
 
-# --- several networks ------------------------------------------------------------------------------------------------
-
-# Methods that compare several networks (likelihood ratio with a background, WAIC), and IC with two compressors.
-
 IMAGES = pictures(2, 16)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory, tiny_net) -> tuple[str, str]:
-    """The tiny network, and the same with other weights."""
-    from diffusers import DDPMScheduler, UNet2DModel
-
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        other = UNet2DModel.from_config(tiny_net.config)
-    found = []
-    for name, net in (("one", tiny_net), ("two", other)):
-        folder = tmp_path_factory.mktemp("nets") / name
-        net.save_pretrained(folder)
-        DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(folder)
-        found.append(str(folder))
-    return found[0], found[1]
 
 
 def table_of(extractor: Extractor, backbone: Backbone) -> dict[str, np.ndarray]:
     batch = Batch(IMAGES, [image_key(image) for image in IMAGES])
     return extractor.extract(backbone, batch, extractor.timesteps(backbone))
-
-
-def passes_of(extractor: Extractor, backbone: Backbone) -> int:
-    before = backbone.forward_count
-    table_of(extractor, backbone)
-    return (backbone.forward_count - before) // len(IMAGES)
-
-
-def test_likelihood_ratio_with_a_background(folders: tuple[str, str]) -> None:
-    """bpd - bpd of the background, both as nll_vlb gives them; nothing where the two networks are the same."""
-    one, two = (gepc.load_backbone(folder) for folder in folders)
-    extractor = find_method("lr")(background=folders[1])  # type: ignore[call-arg]
-    bounds = [table_of(find_method("nll_vlb")(), net)["bpd"][:, 0] for net in (one, two)]
-    np.testing.assert_allclose(extractor.columns(table_of(extractor, one))[:, 0, 0], bounds[0] - bounds[1], rtol=1e-9)
-    same = find_method("lr")(background=folders[0])  # type: ignore[call-arg]
-    assert (same.columns(table_of(same, one)) == 0.0).all()
-    assert passes_of(extractor, one) == extractor.cost(one, (16, 16)).forward == 66
-    assert extractor.label == "lr[2 models]"
-
-
-def test_waic_over_an_ensemble(folders: tuple[str, str]) -> None:
-    """Mean and variance over the models, each model's bound averaged over draws."""
-    one = gepc.load_backbone(folders[0])
-    extractor = find_method("waic")(checkpoints=[folders[1]], strata=3, draws=2)  # type: ignore[call-arg]
-    alone = find_method("waic")(strata=3, draws=2)  # type: ignore[call-arg]
-    models = [table_of(alone, net)["nll"][:, 0].mean(1) for net in (one, checkpoint(folders[1]))]
-    expected = np.mean(models, axis=0) + np.var(models, axis=0, ddof=1)
-    np.testing.assert_allclose(extractor.columns(table_of(extractor, one))[:, 0, 0], expected, rtol=1e-9)
-    assert passes_of(extractor, one) == extractor.cost(one, (16, 16)).forward == 2 * 2 * 4
-    assert extractor.label == "waic[2 models]"
-
-
-def test_a_detector_with_a_second_network_is_saved_with_it(folders: tuple[str, str], tmp_path: Path) -> None:
-    backbone = gepc.load_backbone(folders[0])
-    images = pictures(24, 16, seed=1)
-    detector = gepc.create_detector(backbone, "waic", checkpoints=(folders[1],), strata=2, draws=1).fit(images)
-    detector.save(tmp_path / "det")
-    np.testing.assert_allclose(gepc.load_detector(tmp_path / "det").score(IMAGES), detector.score(IMAGES), rtol=1e-5)
-
-
-def test_the_cache_tells_second_networks_apart(folders: tuple[str, str], tmp_path: Path) -> None:
-    backbone, cache = gepc.load_backbone(folders[0]), FeatureCache(tmp_path)
-    chunk = Chunk(list(range(len(IMAGES))), [""] * len(IMAGES), [image_key(image) for image in IMAGES], list(IMAGES))
-    for folder in folders:
-        spec = ExtractionSpec(find_method("lr")(background=folder), (0,))  # type: ignore[call-arg]
-        kept = [cache.extract(backbone, spec, spec.batch(chunk))["bpd"] for _ in range(2)]
-        np.testing.assert_array_equal(kept[0], kept[1])
-    assert (cache.hits, cache.misses) == (2, 2)
-
-
-def test_a_second_network_must_fit(folders: tuple[str, str]) -> None:
-    grey = toy_backbone(channels=1, image_size=16)
-    batch = Batch(IMAGES[:, :1], [image_key(image) for image in IMAGES])
-    with pytest.raises(OptionError, match="has 3 channels, the backbone 1"):
-        find_method("lr")(background=folders[0]).extract(grey, batch, (0,))  # type: ignore[call-arg]
 
 
 def test_the_best_of_two_compressors() -> None:
@@ -185,3 +105,18 @@ def test_the_best_of_two_compressors() -> None:
         find_method("ic")(compressors="web")  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="at least one compressor"):
         find_method("ic")(compressors=())  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("name", "retired"), [("lr", {"background": None}), ("waic", {"checkpoints": []})])
+def test_detectors_of_earlier_versions_load(name: str, retired: dict[str, object], tmp_path: Path) -> None:
+    """They name an option for further networks, which is gone."""
+    backbone, images = gaussian(), np.clip(sample(24, 0.5), -1, 1)
+    detector = gepc.create_detector(backbone, name).fit(images)
+    detector.save(tmp_path / "det")
+    description = read_json(tmp_path / "det" / "detector.json")
+    write_json(tmp_path / "det" / "detector.json", {**description, "options": {**description["options"], **retired}})
+    assert np.array_equal(gepc.load_detector(tmp_path / "det", backbone).score(images), detector.score(images))
+    used = dict.fromkeys(retired, "someone/else")
+    write_json(tmp_path / "det" / "detector.json", {**description, "options": {**description["options"], **used}})
+    with pytest.raises(GepcError, match=f"no option '{next(iter(retired))}'"):
+        gepc.load_detector(tmp_path / "det", backbone)

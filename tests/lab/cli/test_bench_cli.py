@@ -51,7 +51,9 @@ def test_tables_figures_and_a_report_from_one_pass(place, monkeypatch, capsys):
     for table in results["tables"]:
         assert (place / "out" / "tables" / f"{table['name']}.csv").exists()
         assert (place / "out" / "tables" / f"{table['name']}.tex").exists()
-    assert len(list((place / "out" / "figures").glob("*.png"))) >= 10
+    figures = ["features", "transforms", *(f"{kind}-{name}" for kind in ("timesteps", "maps") for name in "ab")]
+    figures += [f"histogram-{quantity}" for quantity in ("energy", "residual", "definition")]
+    assert {path.stem for path in (place / "out" / "figures").glob("*.png")} == set(figures)
     page = ReadPage((place / "out" / "report.html").read_text())
     assert outside_references(page) == []
     assert page.unclosed == []

@@ -102,43 +102,6 @@ class TestCelebA:
             open_dataset("celeba", celeba, "train")
 
 
-@pytest.fixture
-def tiny_imagenet(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny-imagenet-200"
-    train = [f"train/n0144376{kind}/images/n0144376{kind}_{number}.JPEG" for kind in "45" for number in range(3)]
-    write_images(
-        folder, [*train, "val/images/val_0.JPEG", "val/images/val_1.JPEG", "test/images/test_0.JPEG"], (64, 64)
-    )
-    (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01443764\t0\t32\t44\t62\n")
-    return tmp_path
-
-
-class TestTinyImageNet:
-    def test_the_test_split_is_the_validation_part(self, tiny_imagenet: Path) -> None:
-        for root in (tiny_imagenet, tiny_imagenet / "tiny-imagenet-200"):
-            assert names_of(open_dataset("tinyimagenet", root, "test")) == [
-                "val/images/val_0.JPEG",
-                "val/images/val_1.JPEG",
-            ]
-            train = open_dataset("tinyimagenet", root, "train")
-            assert len(train) == 6
-            assert train[5].name == "train/n01443765/images/n01443765_2.JPEG"
-            assert train[5].pixels.shape == (64, 64, 3)  # type: ignore[union-attr]
-
-    def test_a_grey_and_a_broken_image(self, tiny_imagenet: Path) -> None:
-        folder = tiny_imagenet / "tiny-imagenet-200"
-        write_images(folder, ["val/images/val_0.JPEG"], (64, 64), mode="L")
-        (folder / "val/images/val_1.JPEG").write_bytes(b"no picture")
-        grey, broken = open_dataset("tinyimagenet", tiny_imagenet, "test")
-        assert grey.pixels.shape == (64, 64)  # type: ignore[union-attr]
-        assert "val_1.JPEG is not an image" in (broken.error or "")
-
-    def test_an_empty_part(self, tmp_path: Path) -> None:
-        (tmp_path / "tiny-imagenet-200" / "val").mkdir(parents=True)
-        with pytest.raises(InputError, match=r"no image in .*tiny-imagenet-200\. Expected in .*val/images/\*\.JPEG"):
-            open_dataset("tinyimagenet", tmp_path, "test")
-
-
 class TestFolder:
     def test_train_and_test_folders_are_the_splits(self, tmp_path: Path) -> None:
         write_images(tmp_path, ["train/b/1.jpg", "train/a/2.jpg", "test/3.jpg", "stray.jpg"])

@@ -11,7 +11,6 @@ import pytest
 
 from gepc.core.errors import InputError
 from gepc.detector import plots
-from gepc.lab.metrics import auroc
 from gepc.lab.report import figures
 
 RNG = np.random.default_rng(0)
@@ -71,18 +70,6 @@ def test_ticks_are_round_inside_the_limits_and_apart(limits):
     assert np.diff(places).min() >= 0.1
 
 
-def test_the_area_under_a_drawn_curve_is_the_auroc():
-    tied = np.round(INSIDE), np.round(OUTSIDE)
-    figure = figures.roc({"moon": (INSIDE, OUTSIDE), "tied": tied, "same": (INSIDE, INSIDE)})
-    curves = _axes(figure).lines[1:]
-    for curve, (inside, outside) in zip(curves, ((INSIDE, OUTSIDE), tied, (INSIDE, INSIDE)), strict=True):
-        x, y = curve.get_data()
-        assert (x[0], y[0], x[-1], y[-1]) == (0.0, 0.0, 1.0, 1.0)
-        area = (np.diff(x) * (y[1:] + y[:-1])).sum() / 2
-        assert area == pytest.approx(auroc(inside, outside))
-        assert f"{auroc(inside, outside):.3f}" in curve.get_label()
-
-
 def test_nothing_to_show_is_refused():
     with pytest.raises(InputError, match="no images"):
         figures.maps([], [], [], 1.0)
@@ -119,12 +106,12 @@ def test_grey_and_colour_become_pictures(shape):
 
 @pytest.mark.parametrize("name", ["_hidden", "a $5 and $6", "$\\oops", "<b>&"])
 def test_names_are_shown_as_they_are(name):
-    shown = [figures.histogram(INSIDE, OUTSIDE, names=("gravel", name)), figures.roc({name: (INSIDE, OUTSIDE)})]
-    for figure in (*shown, figures.maps(PATCHES[:1], [PATCHES[0][..., 0]], [name], 1.0)):
+    shown = figures.histogram(INSIDE, OUTSIDE, names=("gravel", name))
+    for figure in (shown, figures.maps(PATCHES[:1], [PATCHES[0][..., 0]], [name], 1.0)):
         text = html.unescape(_saved(figure).decode())
         assert name in text
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_figures_can_be_saved_as_files(kind):
-    assert len(_saved(figures.roc({"moon": (INSIDE, OUTSIDE)}), kind)) > 1000
+    assert len(_saved(figures.histogram(INSIDE, OUTSIDE), kind)) > 1000

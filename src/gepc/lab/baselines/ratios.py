@@ -1,9 +1,6 @@
 """Likelihoods compared with something else: a background model, an ensemble, a lossless compressor."""
 
-import copy
-import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar
@@ -15,47 +12,17 @@ from PIL import Image
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
-from gepc.core.errors import OptionError, check_choice, check_least
+from gepc.core.errors import OptionError, check_choice
 from gepc.core.options import at_least
 from gepc.lab.baselines.likelihood import BoundOptions, NllVlb
 from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.methods.pooling import energy
 from gepc.methods.presets import Preset, Presets
 
-BOUND = NllVlb(strata=32)
 _SAVE: dict[str, dict[str, Any]] = {
     "png": {"format": "PNG", "compress_level": 9},
     "webp": {"format": "WEBP", "lossless": True, "quality": 100, "method": 6, "exact": True},
 }
-
-
-@functools.cache
-def _loaded(source: str) -> Backbone:
-    """The network at `source` (anything `gepc.load_backbone` accepts), loaded once and never evaluated itself."""
-    from gepc.backbones.load import load_backbone
-
-    return load_backbone(source)
-
-
-def checkpoint(source: str) -> Backbone:
-    """The network at `source`, with counters of its own; all copies share the weights."""
-    network = copy.copy(_loaded(source))
-    network.reset_counts()
-    return network
-
-
-@contextmanager
-def counted_with(backbone: Backbone, source: str, batch: Batch) -> Iterator[Backbone]:
-    """The network at `source`, checked against this batch; its passes inside the `with` are counted as `backbone`'s."""
-    other = checkpoint(source)
-    if other.channels != backbone.channels:
-        raise OptionError(f"{source} has {other.channels} channels, the backbone {backbone.channels}")
-    other.check_size(*batch.size, what=f"{source}: images")
-    try:
-        yield other
-    finally:
-        backbone.forward_count += other.forward_count
-        backbone.jvp_count += other.jvp_count
 
 
 @register("lr")
@@ -63,8 +30,7 @@ def counted_with(backbone: Backbone, source: str, batch: Batch) -> Iterator[Back
 class LikelihoodRatio(WholeImage):
     """Likelihood ratio: what the image holds beyond its background. After Ren et al., NeurIPS 2019.
 
-    With a network trained on perturbed images as `background`, LR = bpd(x) - bpd_background(x), both by the variational
-    bound in 32 strata with the same noise. Without it, one diffusion model serves as both: its denoising loss
+    The paper trains a second model on perturbed images. Here one diffusion model serves as both: its denoising loss
     e_t = mean (noise - eps)^2 depends on detail at low noise, and on the whole image at all levels together. Then
 
         LR = sum_{t in low} w_t e_t / sum_{t in low} w_t - sum_t w_t e_t / sum_t w_t
@@ -74,13 +40,11 @@ class LikelihoodRatio(WholeImage):
 
     Parameters
     ----------
-    levels : noise levels of the losses; not used with a `background`.
-    fraction : the share of the levels, from the lowest noise, that makes up `low`; not used with a `background`.
-    background : the second network (a diffusers folder, a checkpoint, a name), or None.
+    levels : noise levels of the losses.
+    fraction : the share of the levels, from the lowest noise, that makes up `low`.
     """
 
     pixels_only: ClassVar[str | None] = "it is a ratio of likelihoods of pixels"
-    network_options: ClassVar[tuple[str, ...]] = ("background",)
     presets: ClassVar[Presets] = {
         "paper": Preset({"levels": Levels.rho(*np.geomspace(0.02, 5.0, 100).tolist())}),
         "light": Preset(),
@@ -88,7 +52,6 @@ class LikelihoodRatio(WholeImage):
 
     levels: Levels = Levels.rho(*np.geomspace(0.02, 5.0, 16).tolist())
     fraction: float = 0.5
-    background: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,35 +59,19 @@ class LikelihoodRatio(WholeImage):
             raise OptionError(f"fraction is a share of the levels between 0 and 1, got {self.fraction}")
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """One pass per level; with a background the cost of the bound, once for each network."""
-        if self.background is None:
-            return Cost(forward=len(self._timesteps(backbone)))
-        return Cost(forward=sum(BOUND.image_cost(one, size).forward for one in (backbone, *self.other_backbones())))
-
-    @property
-    def label(self) -> str:
-        return self.name if self.background is None else f"{self.name}[2 models]"
-
-    def other_backbones(self) -> tuple[Backbone, ...]:
-        return () if self.background is None else (checkpoint(self.background),)
+        return Cost(forward=len(self._timesteps(backbone)))
 
     def _timesteps(self, backbone: Backbone) -> Sequence[int]:
         return self.levels.timesteps(backbone.alphas_cumprod)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """`loss` (N, levels), lowest noise first; with a background `bpd` (N, 2), the backbone's first."""
-        if self.background is not None:
-            own = BOUND.of_images(backbone, batch)["bpd"]
-            with counted_with(backbone, self.background, batch) as other:
-                return {"bpd": torch.stack([own, BOUND.of_images(other, batch)["bpd"].to(own.device)], 1)}
+        """`loss` (N, levels), lowest noise first."""
         noised = ((t, *batch.noised(backbone, t)) for t in self._timesteps(backbone))
         losses = [energy(field - backbone.eps(x_t, t)) / field[0].numel() for t, x_t, field in noised]
         return {"loss": torch.stack(losses, 1)}
 
     def columns(self, table: Table) -> Columns:
-        """The loss at low noise minus the loss at all levels, or the backbone's bound minus the background's."""
-        if self.background is not None:
-            return np.asarray(table["bpd"][:, :, :1] - table["bpd"][:, :, 1:])
+        """The loss at low noise minus the loss at all levels."""
         loss = table["loss"]
         weights = np.arange(1.0, loss.shape[2] + 1)
         low = max(1, round(self.fraction * len(weights)))
@@ -139,54 +86,33 @@ class WAIC(BoundOptions, WholeImage):
 
         E[-log p] + Var[log p]/D, in nats of the whole image; per dimension in the table
 
-    The paper takes both over an ensemble of models, and the variance undivided, which then dominates the mean. With
-    `checkpoints` both are over the backbone and those, each model's bound averaged over the noise draws. Without them
-    both are over the draws: the variance is the estimator's, and tables label this as a heuristic.
+    The paper takes both over an ensemble of models, and the variance undivided, which then dominates the mean. Here
+    both are over the noise draws of one model: the variance is the estimator's, and tables label this as a heuristic.
 
     Parameters
     ----------
-    draws : noise draws per model.
-    checkpoints : further networks (other trainings or snapshots, as diffusers folders).
+    draws : noise draws.
 
     The others are those of `BoundOptions`.
     """
 
     column_names = ("waic",)
-    network_options: ClassVar[tuple[str, ...]] = ("checkpoints",)
 
     strata: int | None = at_least(1, 16)
-    draws: int = 3
-    checkpoints: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "checkpoints", tuple(map(str, self.checkpoints)))
-        check_least(1 if self.checkpoints else 2, draws=self.draws)
+    draws: int = at_least(2, 3)
 
     @property
     def label(self) -> str:
-        return f"{self.name}[{1 + len(self.checkpoints)} models]" if self.checkpoints else f"{self.name}[heuristic]"
+        return f"{self.name}[heuristic]"
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        models = (backbone, *self.other_backbones())
-        return Cost(forward=self.draws * sum(self.bound.image_cost(model, size).forward for model in models))
-
-    def other_backbones(self) -> tuple[Backbone, ...]:
-        return tuple(checkpoint(source) for source in self.checkpoints)
+        return Cost(forward=self.draws * self.bound.image_cost(backbone, size).forward)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """`nll` (N, draws), or with checkpoints (N, models): -log p in nats per dimension."""
-        if not self.checkpoints:
-            return {"nll": self._draws(backbone, batch)}
-        found = [self._draws(backbone, batch).mean(1)]
-        for source in self.checkpoints:
-            with counted_with(backbone, source, batch) as model:
-                found.append(self._draws(model, batch).mean(1).to(found[0].device))
-        return {"nll": torch.stack(found, 1)}
-
-    def _draws(self, backbone: Backbone, batch: Batch) -> torch.Tensor:
+        """`nll` (N, draws): -log p in nats per dimension."""
         bound, size = self.bound, batch.images[0].size
-        return torch.stack([bound.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)], 1)
+        draws = [bound.terms(backbone, batch, draw).sum(1) / size for draw in range(self.draws)]
+        return {"nll": torch.stack(draws, 1)}
 
     def columns(self, table: Table) -> Columns:
         """mean + var of the nats per dimension: 1/D of the formula above."""

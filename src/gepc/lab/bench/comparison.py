@@ -1,52 +1,49 @@
-"""Tables of every compared method: AUROC and cost with the published values, all metrics, and paired tests."""
+"""Tables of every compared method: AUROC and cost with the published values, and all metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
 
 from gepc.core.tables import ResultTable
-from gepc.lab.bench import evaluate, published
-from gepc.lab.bench.cost import MeasuredCost, measure
+from gepc.lab.bench import published
+from gepc.lab.bench.cost import count_passes
 from gepc.lab.bench.detector_tables import Row, published_note, published_rows, published_values
-from gepc.lab.bench.evaluate import Array, GepcBench, MethodBench, Scores, SeedScores, pair_aurocs, std_over_seeds
+from gepc.lab.bench.evaluate import GepcBench, MethodBench, pair_aurocs, std_over_seeds
 from gepc.lab.bench.protocol import Protocol
-from gepc.lab.metrics import placements
+from gepc.methods.base import Cost
 
-TIMED_IMAGES = 32  # as many rows as a bare pass needs to be at its fastest
-LEAST = float(np.finfo(np.float64).tiny)  # shown for a p-value too small for a float, which is not 0
+COUNTED_IMAGES = 2  # on which the passes of a method are counted
 HEAD = ("method", "source", "preset", "calibration", "train / test images")
-TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J", "time in bare passes")
+TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J")
 METRICS = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
 NOTE = (
     "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
     "may have an AUROC below 0.5, because their sign is not changed. A row with fewer images also has GEPC's average "
-    "on the same images. The backbone counts F (forward passes) and J (Jacobian-vector products) per image. Time is "
-    "per image, in bare network passes that were timed in the same run (processor time on a CPU). Words in brackets "
-    "are options that change the method. For example, LMD with a distance other than LPIPS is another method. The "
-    'published NLL, IC, MSMA, DDPM-OOD and LMD very likely used one model per ID set. LMD\'s "104F" is most probably '
+    "on the same images. The backbone counts F (forward passes) and J (Jacobian-vector products) per image. Words in "
+    "brackets are options that change the method. For example, LMD with a distance other than LPIPS is another method. "
+    'The published NLL, IC, MSMA, DDPM-OOD and LMD very likely used one model per ID set. LMD\'s "104F" is probably '
     "10^4 F. DiffPath's row is presumably its 6-D form. "
 )
 
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """A method, the average AUROC of GEPC on the same images, and the measured cost of one image."""
+    """A method, the average AUROC of GEPC on the same images, and the counted passes of one image."""
 
     method: MethodBench
     gepc_average: float
-    cost: MeasuredCost
+    cost: Cost
 
 
 def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[ComparedMethod]:
-    """GEPC, then every baseline; each is timed on the same few images."""
+    """GEPC, then every baseline; the passes of each are counted on the same few images."""
     first, seed = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0]
-    batch = bench.read_rows((first, "test"), range(TIMED_IMAGES))
+    batch = bench.read_rows((first, "test"), range(COUNTED_IMAGES))
     found = []
     for method in (bench, *baselines):
-        cost = measure(bench.backbone, method.scoring_extractor, batch, method.scores(first, seed).kept)
+        cost = count_passes(bench.backbone, method.scoring_extractor, batch, method.scores(first, seed).kept)
         same = method.collection.images == bench.collection.images
         own = bench if same else bench.on_images(method.collection.keys)
         found.append(ComparedMethod(method, own.average, cost))
@@ -74,11 +71,11 @@ def comparison_table(bench: GepcBench, compared: Sequence[ComparedMethod]) -> Re
 def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
     method, (train, test) = one.method, one.method.collection.images
     values = list(method.aurocs.values())
-    averages = [_average([run]) for run in method.all_scores()]
+    averages = [float(np.mean(list(pair_aurocs(run).values()))) for run in method.all_scores()]
     worst = int(np.argmin(values))
     head = (method.label, "measured", method.preset, method.calibration, f"{train} / {test}")
     tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst], one.gepc_average)
-    return (*head, *values, *tail, str(one.cost), one.cost.in_passes)
+    return (*head, *values, *tail, str(one.cost))
 
 
 def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, ...], passes: str) -> list[Row]:
@@ -89,7 +86,7 @@ def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, .
         found = row[len(HEAD) : -1]
         worst = None if None in found else min(value for value in found if isinstance(value, float))
         where = None if worst is None else protocol.pair_labels[found.index(worst)]
-        rows.append((*row, None, worst, where, None, passes, None))
+        rows.append((*row, None, worst, where, None, passes))
     return rows
 
 
@@ -141,83 +138,3 @@ def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultT
         note += f"{outside} of {known} published values are outside the interval. {published_note(protocol)}"
     shown = tuple(row[: len(header)] for row in rows)
     return ResultTable("methods", "All metrics of every method", header, shown, note)
-
-
-def paired_table(methods: Sequence[MethodBench]) -> ResultTable:
-    """The leading method against each of the others, on the images that both were run on.
-
-    The leader has the highest average on one half of the test images, and is compared on the other: a method that
-    leads by chance on the images it was picked on has no advantage on those it is tested on.
-    """
-    picked = [_average(_half_of(method, 0)) for method in methods]
-    leader = methods[int(np.argmax(picked))]
-    header = ("method", "train / test images", "average", leader.label, "is ahead by", "p", "pairs not behind")
-    note = (
-        "Both methods are fitted and tested on the same images. The column p is the p-value of a one-sided DeLong "
-        "test of the average AUROC over all pairs and noise seeds. It does not extend to other data sets or backbones. "
-        f"{leader.label} has the highest average on one half of the test images. This table has the values of the "
-        "other half."
-    )
-    rows = sorted((_paired_row(leader, one) for one in methods if one is not leader), key=lambda row: row[4])
-    return ResultTable("paired", f"{leader.label} against every other method", header, tuple(rows), note)
-
-
-def _half_of(method: MethodBench, odd: int) -> list[SeedScores]:
-    """The scores of one half of the test images, by a bit of the hash of each, for every noise seed."""
-    keys = method.collection.keys
-
-    def half(values: Array, name: str, seed: int) -> Array:
-        return values[[key[0] % 2 == odd for key in keys[name, "test", seed]]]
-
-    def halved(found: Scores, name: str, seed: int) -> Scores:
-        outside = {other: half(values, other, seed) for other, values in found.outside.items()}
-        return replace(found, inside=half(found.inside, name, seed), outside=outside)
-
-    runs = zip(method.protocol.seeds, method.all_scores(), strict=True)
-    return [{name: halved(found, name, seed) for name, found in run.items()} for seed, run in runs]
-
-
-def _average(runs: Sequence[SeedScores]) -> float:
-    return float(np.mean([list(pair_aurocs(run).values()) for run in runs]))
-
-
-def _paired_row(leader: MethodBench, other: MethodBench) -> tuple[str, str, float, float, float, float | None, str]:
-    mine, theirs = leader.collection.keys, other.collection.keys
-    common = {place: min(mine[place], theirs[place], key=len) for place in mine}
-    on_common = leader.on_images(common)
-    ahead, behind = _half_of(on_common, 1), _half_of(other.on_images(common), 1)
-    test = max(len(values) for found in ahead[0].values() for values in (found.inside, *found.outside.values()))
-    first, second = (evaluate.mean_over_seeds([pair_aurocs(run) for run in runs]) for runs in (ahead, behind))
-    pairs = f"{sum(first[pair] >= value for pair, value in second.items())} of {len(second)}"
-    lead, p = advantage(ahead, behind)
-    images = f"{on_common.collection.images[0]} / {test}"
-    return other.label, images, _average(behind), _average(ahead), lead, p, pairs
-
-
-def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tuple[float, float | None]:
-    """By how much the average AUROC of one detector exceeds that of another, and the one-sided p-value.
-
-    Both have scores of the same images for every noise seed. The average over pairs and seeds is a U-statistic in the
-    images of each set. DeLong's variance is the sum over the sets of the variance of each image's contribution to the
-    difference, over all pairs that the set is in. The p-value is None if the variance is 0, as between a detector and
-    itself.
-    """
-    mine, theirs = _contributions(first), _contributions(second)
-    lead = _average(first) - _average(second)
-    variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
-    if variance <= 0.0:
-        return lead, None
-    return lead, max(float(norm.sf(lead / np.sqrt(variance))), LEAST)
-
-
-def _contributions(runs: Sequence[SeedScores]) -> dict[str, Array]:
-    """Test set -> the contribution of each image to the average AUROC, from its placements among the other sets."""
-    pairs = sum(len(scores.outside) for scores in runs[0].values())
-    found: dict[str, Array] = {}
-    for run in runs:
-        for name, scores in run.items():
-            for other, outside in scores.outside.items():
-                below, above = placements(scores.inside, outside)
-                for place, share in ((name, below), (other, above)):
-                    found[place] = found.get(place, np.zeros(len(share))) + share / (pairs * len(runs))
-    return found

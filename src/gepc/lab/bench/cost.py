@@ -1,4 +1,4 @@
-"""What a benchmark costs: network passes estimated before it runs, passes and time of an image measured after."""
+"""What a benchmark costs: network passes estimated before it runs and counted after, and the paper's runtime table."""
 
 import statistics
 import time
@@ -16,7 +16,6 @@ from gepc.lab.bench.protocol import Protocol
 from gepc.methods.base import Batch, Cost, Extractor, extract_table
 
 REPEATS = 3
-LEAST_PASSES = 30  # per image and method: cheaper methods are timed repeatedly
 
 
 @dataclass(frozen=True)
@@ -55,41 +54,12 @@ def estimate_cost(
     return estimates
 
 
-@dataclass(frozen=True)
-class MeasuredCost:
-    """The cost of one image: F and J as the backbone counts them, and the time in bare network passes."""
-
-    forward: float
-    jvp: float
-    in_passes: float
-
-    @property
-    def passes(self) -> float:
-        """F + J."""
-        return self.forward + self.jvp
-
-    def __str__(self) -> str:
-        return f"{self.forward:g}F+{self.jvp:g}J"
-
-
-def measure(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> MeasuredCost:
-    """Run a method on a batch at some timesteps, and read the counters and the clock.
-
-    Bare passes are timed before and after. On a CPU the clock is processor time, which other programs do not disturb.
-    """
-    clock = time.process_time if backbone.device.type == "cpu" else time.perf_counter
-    estimated = extractor.cost(backbone, batch.size, len(timesteps))
-    repeats = max(1, round(LEAST_PASSES / max(1, estimated.forward + estimated.jvp)))
-    bare, times = [_bare_seconds(backbone, batch, clock)], []
+def count_passes(backbone: Backbone, extractor: Extractor, batch: Batch, timesteps: Sequence[int]) -> Cost:
+    """Run a method on a batch at some timesteps, and read the counters of the backbone: F and J of one image."""
     forward, jvp = backbone.forward_count, backbone.jvp_count
-    for _ in range(repeats):
-        begun = clock()
-        extract_table(extractor, backbone, batch, timesteps)
-        times.append(clock() - begun)
-    images = repeats * len(batch)
-    counted = (backbone.forward_count - forward) / images, (backbone.jvp_count - jvp) / images
-    bare.append(_bare_seconds(backbone, batch, clock))
-    return MeasuredCost(*counted, statistics.median(times) / statistics.mean(bare))
+    extract_table(extractor, backbone, batch, timesteps)
+    images = len(batch)
+    return Cost((backbone.forward_count - forward) // images, (backbone.jvp_count - jvp) // images)
 
 
 def runtime_table(bench: GepcBench) -> ResultTable:
@@ -104,7 +74,7 @@ def runtime_table(bench: GepcBench) -> ResultTable:
     passes = method.cost(backbone, (bench.protocol.size, bench.protocol.size), len(kept)).forward
     train = bench.columns(name, "train", seed, bench.main, kept)
     batches = [bench.read_rows((place, "test"), range(bench.protocol.batch_size)) for place in pair]
-    bare = _bare_seconds(backbone, batches[0]) / len(batches[0])
+    bare = _seconds(lambda: backbone.one_pass(batches[0].clean(backbone))) / len(batches[0])
     extraction = [_seconds(partial(extract_table, method, backbone, batch, kept)) for batch in batches]
     columns = [method.columns(extract_table(method, backbone, batch, kept)) for batch in batches]
     rows: list[tuple[Cell, ...]] = []
@@ -126,16 +96,12 @@ def runtime_table(bench: GepcBench) -> ResultTable:
     return ResultTable("runtime", "Runtime and passes", header, tuple(rows), note)
 
 
-def _bare_seconds(backbone: Backbone, batch: Batch, clock: Callable[[], float] = time.perf_counter) -> float:
-    return _seconds(lambda: backbone.one_pass(batch.clean(backbone)), clock)
-
-
-def _seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     """Median time of a call, after one call to warm up."""
     times = []
     work()
     for _ in range(REPEATS):
-        start = clock()
+        start = time.perf_counter()
         work()
-        times.append(clock() - start)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)

@@ -49,10 +49,6 @@ def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod]) -> dict[str, 
     for name, (title, figure) in three_histograms(bench).items():
         alt = f"Histograms of {title} for ID and OOD images"
         found[f"histogram-{name}"] = Picture(figure, alt, f"{title}, {label(*bench.protocol.representative)}")
-    for name in bench.protocol.pairs:
-        scores = bench.scores(name, bench.protocol.seeds[0])
-        curves = figures.roc({label(other): (scores.inside, outside) for other, outside in scores.outside.items()})
-        found[f"roc-{name}"] = Picture(curves, "ROC curves", f"ROC, ID {label(name)}")
     return found | _maps(bench, first)
 
 
@@ -151,7 +147,7 @@ def three_histograms(bench: GepcBench) -> dict[str, tuple[str, Figure]]:
 
 def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
     """Average AUROC of every method beside its F+J per image on a log axis, the cheapest above; GEPC is highlighted."""
-    ordered = sorted(compared, key=lambda one: (-one.cost.passes, one.method.average))
+    ordered = sorted(compared, key=lambda one: (-_passes(one), one.method.average))
     colours = [LIGHT["outside" if one is compared[0] else "inside"] for one in ordered]
     places = range(len(ordered))
     with drawing(0.7 + 0.17 * len(ordered)) as figure:
@@ -160,7 +156,7 @@ def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
         quality.axvline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
         quality.set_yticks(places, [one.method.label for one in ordered], fontsize=7)
         quality.set(xlabel="average AUROC")
-        cost.scatter([one.cost.passes for one in ordered], places, s=16, c=colours)
+        cost.scatter([_passes(one) for one in ordered], places, s=16, c=colours)
         cost.set_xscale("symlog", linthresh=1.0)
         cost.xaxis.set_major_formatter("{x:g}")
         cost.set(xlabel="F+J per image")
@@ -168,3 +164,7 @@ def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
             axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
             axes.set_axisbelow(True)
     return figure
+
+
+def _passes(one: ComparedMethod) -> int:
+    return one.cost.forward + one.cost.jvp

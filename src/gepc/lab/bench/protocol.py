@@ -16,7 +16,7 @@ from gepc.core.errors import InputError, OptionError, check_choice, nearest
 from gepc.core.options import at_least, build, check_fields, one_of, positive, read_yaml
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Images
-from gepc.lab.bench.masks import MaskProtocol
+from gepc.lab.bench.inspection import InspectionProtocol
 from gepc.lab.datasets import open_dataset
 from gepc.methods.base import find_method
 from gepc.methods.gepc import PAPER_LEVELS, GepcExtractor
@@ -246,10 +246,10 @@ def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None, r
     return build(Protocol, {**values, **(overrides or {})}, "protocol")
 
 
-def load_mask_protocol(config: str | Path, overrides: dict[str, Any] | None = None) -> MaskProtocol | None:
-    """Read a protocol of a benchmark with masks, one that names `defects`; None for any other."""
+def load_inspection(config: str | Path, overrides: dict[str, Any] | None = None) -> InspectionProtocol | None:
+    """Read a protocol of a benchmark of inspection, one that has the key `defects`; None for any other."""
     values = _values(config, overrides)
-    return build(MaskProtocol, values, "protocol") if "defects" in values else None
+    return build(InspectionProtocol, values, "protocol") if "defects" in values else None
 
 
 def load_suites(config: str | Path) -> dict[str, str] | None:

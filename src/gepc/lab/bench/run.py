@@ -9,7 +9,7 @@ from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
-from gepc.lab.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table, paired_table
+from gepc.lab.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table
 from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.figures import save
@@ -17,7 +17,7 @@ from gepc.lab.report.page import render
 from gepc.methods.extraction import OnProgress, plain_options
 
 SECTIONS = {
-    "Results": ("main", "paired", "methods", "kept"),
+    "Results": ("main", "methods", "kept"),
     "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
     "False alarms and cost": ("false_alarms", "runtime"),
 }
@@ -54,8 +54,6 @@ def run(
     found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
     compared = compare_methods(bench, found)
     tables = [comparison_table(bench, compared), *detector_tables.ablation_tables(bench)]
-    if found:
-        tables.append(paired_table([bench, *found]))
     if not only_ablations:
         others = (detector_tables.kept_table, detector_tables.false_alarm_table, runtime_table)
         tables += [methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]

@@ -10,7 +10,7 @@ from gepc.cli.app import new_app, progress, say
 
 data = new_app(name="data", help="Download the data sets of the paper from their owners.")
 
-NAMES = "cifar10, cifar100, svhn, celeba, tinyimagenet, mnist, fashion-mnist"
+NAMES = "cifar10, cifar100, svhn, celeba"
 
 
 @data.command()

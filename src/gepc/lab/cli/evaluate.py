@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -15,26 +14,25 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say, text_table, typed_command
-from gepc.cli.detect import check_serving, serve_detector
 from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError
-from gepc.core.files import check_free, read_json, replacing, write_json, write_text
-from gepc.core.options import DEFAULT_BACKBONE, build
+from gepc.core.files import check_free, replacing, write_text
+from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
 from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
+    from gepc.core.tables import ResultTable
     from gepc.lab.bench.baselines import Baseline
     from gepc.lab.bench.evaluate import Sizes
-    from gepc.lab.bench.masks import MaskProtocol
+    from gepc.lab.bench.inspection import InspectionProtocol
     from gepc.lab.bench.protocol import Protocol
     from gepc.lab.bench.run import BenchmarkResult
     from gepc.lab.report.demo import Demo
 
 SHOWN_REASONS = 5
 LIGHT_MINUTES = 6.0  # of training for an energy network
-DEMO_KIND, DEMO_SCHEMA, DEMO_RESULTS = "gepc demo", 1, "demo.json"
 DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
 ProtocolArgument = Annotated[
@@ -55,19 +53,17 @@ def demo(
     quick: Annotated[bool, Option("--quick", help="Use smaller photographs and fewer patches.")] = False,
     backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     loading: opt.Loading = opt.DEFAULT_LOADING,
-    serve: Annotated[bool, Option("--serve", help="Serve the detector's web page afterwards.")] = False,
 ) -> None:
     """Look for things that were lost on a beach, tell a texture from others, and write a report.
 
     Nothing is downloaded: the photographs of the beach are computed, and those of the textures ship with scikit-image.
-    The report, `report.html`, is a single file. The beach with its boxes is also in `boxes.png`, and the numbers are in
-    `demo.json`.
+    The report, `report.html`, is a single file. The beach with its boxes is also in `boxes.png`, and the tables are in
+    `demo.json` and `demo.md`.
 
     Example: `gepc demo --out demo --quick`
     """
     _check_demo(out)
-    if serve:
-        check_serving()
+    from gepc.core.tables import write_tables
     from gepc.lab.report import demo as demonstration
 
     net = loading.load(backbone)
@@ -82,18 +78,15 @@ def demo(
     with progress("photographs", photographs) as on_photographs, progress("patches", patches) as on_patches:
         result = demonstration.run(net, amounts, on_photographs, on_patches)
     note("drawing the report")
-    html = demonstration.render_demo(result, _demo_command(out, quick, backbone))
-    write_json(out / DEMO_RESULTS, {"kind": DEMO_KIND, "schema": DEMO_SCHEMA, **result.as_dict()})  # marks the folder
+    command = _demo_command(out, quick, backbone)
+    html = demonstration.render_demo(result, command)
+    tables = [demonstration.things_table(result.search), demonstration.textures_table(result.textures)]
+    write_tables(out, "demo", tables, {"command": command})  # marks the folder
     with replacing(out / "boxes.png") as draft:
         result.search.boxed.save(draft, "PNG")
     write_text(out / "report.html", html)
-    say(_demo_results(result))
+    say(_demo_results(result, tables))
     say(f"report: {out / 'report.html'}")
-    if serve:
-        from gepc.serve import Settings
-
-        result.search.detector.save(out / "detector")
-        serve_detector(out / "detector", Settings(), port=0)
 
 
 def _check_demo(out: Path) -> None:
@@ -102,14 +95,7 @@ def _check_demo(out: Path) -> None:
     missing = [package for module, package in DEMO_PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise GepcError(f"the demo needs {' and '.join(missing)}; install with: pip install 'gepc[demo]'")
-    check_free(out, DEMO_RESULTS, "earlier demo")
-    if (out / DEMO_RESULTS).exists():
-        try:
-            known = read_json(out / DEMO_RESULTS).get("kind") == DEMO_KIND
-        except (InputError, AttributeError):
-            known = False
-        if not known:
-            raise InputError(f"{out} is not empty and holds no earlier demo; give another folder")
+    check_free(out, "demo.json", "earlier demo")
 
 
 def _demo_command(out: Path, quick: bool, backbone: str) -> str:
@@ -118,11 +104,11 @@ def _demo_command(out: Path, quick: bool, backbone: str) -> str:
     return shlex.join(words if backbone == DEFAULT_BACKBONE else [*words, "--backbone", backbone])
 
 
-def _demo_results(result: Demo) -> str:
-    from gepc.lab.report.demo import ALPHA, textures_table, things_table
+def _demo_results(result: Demo, tables: Sequence[ResultTable]) -> str:
+    from gepc.lab.report.demo import ALPHA
 
     lost, check = result.search, result.search.check
-    things, textures = things_table(lost), textures_table(result.textures)
+    things, textures = tables
     return (
         f"{text_table(things.rows, things.header)}\n\n"
         f"{lost.found} of {len(lost.lost)} lost things found; photograph: p = {lost.p_value:.2f}\n"
@@ -187,13 +173,10 @@ def bench(
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --dry-run`
     """
-    from gepc.lab.bench.protocol import load_mask_protocol
+    from gepc.lab.bench.protocol import load_inspection
 
-    if config == "mvtec":
-        _run_mvtec(setup, loading, _checked(data), out)
-        return
-    if (with_masks := load_mask_protocol(config, setup.overrides())) is not None:
-        _run_masks(with_masks, setup.load(loading, with_masks.backbone), _checked(data), out)
+    if (inspection := load_inspection(config, setup.overrides())) is not None:
+        _inspect(inspection, setup.load(loading, inspection.backbone), _checked(data), out)
         return
     plans = _plans(config, setup, loading, methods, reading=reading)
     if _run(plans, out, data, setup, dry_run=dry_run) and plans[0].name:
@@ -374,28 +357,18 @@ def _rank(out: Path, names: Sequence[str]) -> None:
     save(diagram(ranking), out / "ranks")
 
 
-def _run_masks(protocol: MaskProtocol, backbone: Backbone, data: Path, out: Path) -> None:
-    from gepc.lab.bench.masks import run_masks, write_masks
-
-    check_free(out, "results.json", "benchmark")
-    fitting, testing = map(len, protocol.divide(data))
-    defective = sum(map(len, protocol.defective(data).values()))
-    note(f"{fitting} good images to fit on, {testing} to test with, {defective} with defects")
-    with progress("images", fitting + testing + defective) as advance:
-        found = run_masks(protocol, backbone, data, advance)
-    for table in write_masks(found, protocol, out, typed_command()):
-        say(table.markdown())
-
-
-def _run_mvtec(setup: Setup, loading: opt.Loading, data: Path, out: Path) -> None:
+def _inspect(protocol: InspectionProtocol, backbone: Backbone, data: Path, out: Path) -> None:
+    """Run a benchmark of inspection and write its table."""
     from gepc.core.tables import write_each, write_tables
-    from gepc.lab.bench.mvtec import InspectionProtocol, read_categories, run_categories
+    from gepc.lab.bench.inspection import run_inspection
 
     check_free(out, "categories", "benchmark")
-    protocol = build(InspectionProtocol, setup.overrides(), "protocol")
-    backbone = setup.load(loading, protocol.backbone)
-    with progress("images", sum(category.images for category in read_categories(data)[1])) as advance:
-        table = run_categories(protocol, backbone, data, out, advance)
+    _, parts = protocol.parts(data)
+    fitting, testing = sum(len(part.fit) for part in parts), sum(len(part.good) for part in parts)
+    total = sum(part.images for part in parts)
+    note(f"{fitting} good images to fit on, {testing} to test with, {total - fitting - testing} with defects")
+    with progress("images", total) as advance:
+        table = run_inspection(protocol, backbone, data, out, advance)
     write_each(out / "tables", [table])
     about = {"command": typed_command(), "backbone": backbone.source, "sha256": backbone.sha256}
     say(write_tables(out, "results", [table], about))
@@ -433,16 +406,5 @@ def _report(result: BenchmarkResult, out: Path) -> None:
         note(f"{len(result.skipped)} images could not be read and are left out; the first:")
     for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:
         note(f"  {image}: {reason}")
-    note(f"peak memory: {_peak_megabytes():,.0f} MiB")
     say(result.tables[0].markdown())
     say(f"tables, figures and report: {out / 'report.html'}")
-
-
-def _peak_megabytes() -> float:
-    """The largest resident size of the process in MiB; NaN on Windows, which does not report it."""
-    try:
-        import resource
-    except ImportError:
-        return float("nan")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS reports bytes, others KiB

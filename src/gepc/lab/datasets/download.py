@@ -23,7 +23,6 @@ class RemoteFile:
     url: str
     md5: str
     size: int
-    folder: str = ""  # below the destination
     holds: str | None = None  # the folder that an archive unpacks to; None for a file that is read as it is
 
     @property
@@ -47,7 +46,7 @@ def missing_files(name: str, folder: Path) -> list[RemoteFile]:
     return [
         one
         for one in FILES.get(name, ())
-        if not (folder / one.folder / one.name).is_file() and not (one.holds and (folder / one.holds).is_dir())
+        if not (folder / one.name).is_file() and not (one.holds and (folder / one.holds).is_dir())
     ]
 
 
@@ -61,11 +60,10 @@ def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes 
     wanted = missing_files(name, folder)
     _check_space(folder, sum(one.size * (3 if one.holds else 1) for one in wanted))
     for one in wanted:
-        place = folder / one.folder
-        _download(one, place, one.url if mirror is None else f"{mirror.rstrip('/')}/{one.name}", on_bytes)
+        _download(one, folder, one.url if mirror is None else f"{mirror.rstrip('/')}/{one.name}", on_bytes)
     for one in FILES.get(name, ()):
         if one.holds and not (folder / one.holds).is_dir():
-            _unpack(folder / one.folder / one.name, folder, one.holds)
+            _unpack(folder / one.name, folder, one.holds)
     if name in MANUAL:
         _unpack_given(name, folder)
     return {split: len(open_dataset(name, folder, split)) for split in ("train", "test")}
@@ -81,14 +79,13 @@ def _check_space(folder: Path, needed: int) -> None:
         raise StorageError(f"{folder} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are needed")
 
 
-def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) -> None:
+def _download(one: RemoteFile, folder: Path, url: str, on_bytes: OnBytes | None) -> None:
     with raising(InputError, "downloads need pooch; install it with: pip install 'gepc[data]'", ImportError):
         import pooch  # type: ignore[import-untyped,unused-ignore]
         import requests
 
-    part = place / f"{one.name}.part"
+    part = folder / f"{one.name}.part"
     try:
-        place.mkdir(parents=True, exist_ok=True)
         _resume(part, url, on_bytes or (lambda _: None))
         if pooch.file_hash(str(part), alg="md5") != one.md5:
             part.unlink()
@@ -97,12 +94,12 @@ def _download(one: RemoteFile, place: Path, url: str, on_bytes: OnBytes | None) 
                 "`mirror`",
                 options=("mirror",),
             )
-        os.replace(part, place / one.name)
+        os.replace(part, folder / one.name)
     except requests.RequestException as error:
         message = f"{url} cannot be downloaded: {error}; try again to continue, or give a `mirror`"
         raise InputError(message, options=("mirror",)) from error
     except OSError as error:
-        raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
+        raise StorageError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def _resume(part: Path, url: str, on_bytes: OnBytes) -> None:

@@ -1,9 +1,5 @@
-"""Data sets as image files or array files: folders, arrays, CelebA, CIFAR, MNIST, SVHN and Tiny-ImageNet."""
+"""Data sets as image files or array files: folders, arrays, CelebA, CIFAR and SVHN."""
 
-import gzip
-import math
-import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,52 +74,6 @@ def _centre_crop(pixels: Pixels) -> Pixels:
 def _read_text(path: Path) -> str:
     with raising(InputError, f"{path} is not a text file that can be read: {{error}}", OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")
-
-
-@register(
-    "tinyimagenet",
-    layout="tiny-imagenet-200/ (unpack tiny-imagenet-200.zip) with train/<class>/images/*.JPEG and val/images/*.JPEG",
-    home="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-)
-def tiny_imagenet(root: Path, split: str) -> NamedFiles:
-    """Tiny-ImageNet (Stanford CS231n, 2015): 100,000 training and 10,000 official validation images of 64x64."""
-    part, pattern = ("train", "train/*/images/*.JPEG") if split == "train" else ("val", "val/images/*.JPEG")
-    home = first_of(root, f"tiny-imagenet-200/{part}", part).parent
-    return NamedFiles(home, sorted(path.relative_to(home).as_posix() for path in home.glob(pattern)))
-
-
-_IDX_NAMES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
-_IDX_LAYOUT = "{}/ with train-images-idx3-ubyte and t10k-images-idx3-ubyte, unpacked or as .gz"
-
-
-@register("mnist", layout=_IDX_LAYOUT.format("mnist"), home="https://yann.lecun.com/exdb/mnist/")
-def mnist(root: Path, split: str) -> PixelImages:
-    """MNIST (LeCun et al., 1998): 60,000 training and 10,000 test images of 28x28, grey."""
-    return _read_idx(root, split, "mnist", "MNIST/raw")
-
-
-@register(
-    "fashion-mnist",
-    layout=_IDX_LAYOUT.format("fashion-mnist"),
-    home="https://github.com/zalandoresearch/fashion-mnist",
-)
-def fashion_mnist(root: Path, split: str) -> PixelImages:
-    """Fashion-MNIST (Xiao et al., 2017): 60,000 training and 10,000 test images of 28x28, grey."""
-    return _read_idx(root, split, "fashion-mnist", "FashionMNIST/raw")
-
-
-def _read_idx(root: Path, split: str, *folders: str) -> PixelImages:
-    """A file of the IDX format: the bytes 0, 0, 8, 3, three counts as big-endian integers, and the pixels."""
-    name = _IDX_NAMES[split]
-    path = first_of(root, *(f"{folder}/{name}{end}" for folder in (*folders, ".") for end in ("", ".gz")))
-    reason = f"{path} is not a complete IDX file of images: {{error}}"
-    with raising(InputError, reason, OSError, EOFError, ValueError, struct.error, zlib.error):
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as handle:
-            magic, *shape = struct.unpack(">4i", handle.read(16))
-            pixels = np.frombuffer(handle.read(), np.uint8)
-        if magic != 0x803 or math.prod(shape) != len(pixels):
-            raise ValueError(f"its header announces {shape} pixels, and it holds {len(pixels)}")
-        return PixelImages(pixels.reshape(*shape, 1), split)
 
 
 @register(

@@ -6,15 +6,14 @@ import base64
 import io
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 from scipy.ndimage import zoom
-from scipy.stats import betabinom
 
 from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
@@ -69,29 +68,10 @@ QUICK = Amounts(128, 384, 4, 40, 24, 20)
 
 
 class AlarmCheck(NamedTuple):
-    """False alarms on new in-distribution images, with the range that `expected_alarms` gives."""
+    """False alarms on new in-distribution images."""
 
     alarms: int
     images: int
-    low: int
-    high: int
-
-
-def expected_alarms(alpha: float, calibration: int, count: int) -> tuple[int, int]:
-    """The range that holds the number of false alarms among `count` new images with probability 0.9 or more.
-
-    For exchangeable images and scores without ties, n calibration images and k = floor(alpha (n + 1)), the number
-    follows BetaBinomial(count, k, n + 1 - k); these are its 5 % and 95 % quantiles.
-    """
-    k = int(np.floor(alpha * (calibration + 1) * (1 + 1e-12)))
-    low, high = betabinom(count, k, calibration + 1 - k).ppf([0.05, 0.95])
-    return int(low), int(high)
-
-
-def alarm_check(detector: Detector, p_values: Array) -> AlarmCheck:
-    """Count the alarms among p-values of in-distribution images."""
-    count, calibration = len(p_values), len(detector.calibration_scores_)
-    return AlarmCheck(_alarms(detector, p_values), count, *expected_alarms(ALPHA, calibration, count))
 
 
 def _alarms(detector: Detector, p_values: Array) -> int:
@@ -165,7 +145,7 @@ def search(backbone: Backbone, amounts: Amounts, on_images: OnImages | None = No
             regions.append(fitted.regions(chunk.fields, row, ALPHA))
             fields.append(chunk.fields[fitted.map_part][row])
     found = tuple(in_image(region, (0, 0, *size), fields[0].shape) for region in regions[0])
-    check = alarm_check(detector, np.array([result.p_value for result in results[1:]]))
+    check = AlarmCheck(_alarms(detector, np.array([result.p_value for result in results[1:]])), len(new))
     own, false_boxes = results[0], sum(map(len, regions[1:]))
     return Search(detector, photograph, tuple(lost), found, fields[0], own.score, own.p_value, check, false_boxes)
 
@@ -233,7 +213,7 @@ def compare(backbone: Backbone, amounts: Amounts, on_images: OnImages | None = N
         scores[photograph] = np.array([result.score for result in results])
         p_values[photograph] = np.array([result.p_value for result in results])
     alarms = {name: _alarms(detector, values) for name, values in p_values.items()}
-    return Textures(detector, scores, alarms, alarm_check(detector, p_values[INSIDE]))
+    return Textures(detector, scores, alarms, AlarmCheck(alarms[INSIDE], len(p_values[INSIDE])))
 
 
 # --- the run and its report ------------------------------------------------------------------------------------------
@@ -248,23 +228,6 @@ class Demo:
     amounts: Amounts
     passes: int
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The results as plain values."""
-        lost = [
-            {"name": item.thing.name, "line": item.line, "column": item.column, "box": region and region.number}
-            for item, region in self.search.finds
-        ]
-        boxes = [asdict(region) for region in self.search.regions]
-        verdict = {"score": self.search.score, "p_value": self.search.p_value, "lost": lost, "boxes": boxes}
-        new = {"false_alarms": self.search.check._asdict(), "false_boxes": self.search.false_boxes}
-        textures = {
-            "pairs": {name: vars(metrics) for name, metrics in self.textures.detections.items()},
-            "alarms": self.textures.alarms,
-            "false_alarms": self.textures.check._asdict(),
-            "scores": {name: values.tolist() for name, values in self.textures.scores.items()},
-        }
-        return {"alpha": ALPHA, "beach": verdict | new, "textures": textures, "passes": self.passes}
 
 
 def run(backbone: Backbone, amounts: Amounts, on_photographs: OnImages | None, on_patches: OnImages | None) -> Demo:

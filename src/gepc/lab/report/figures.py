@@ -6,21 +6,18 @@ transparent, and the colours are those of `gepc.core.palette`, for which a page 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.metrics import roc_curve
 
 from gepc.core.errors import InputError
 from gepc.core.files import replacing
-from gepc.core.palette import LIGHT, line_style
-from gepc.detector.plots import PANEL, WIDTH, drawing, finite_scores, visible
+from gepc.detector.plots import WIDTH, drawing
 from gepc.detector.plots import histogram as histogram
 from gepc.detector.plots import score_limits as score_limits
-from gepc.lab.metrics import auroc
 from gepc.maps.drawing import overlay
 
 if TYPE_CHECKING:
@@ -36,27 +33,6 @@ def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) ->
     for kind in formats:
         with replacing(path.with_name(f"{path.name}.{kind}")) as draft:
             figure.savefig(draft, format=kind, dpi=200, facecolor="white" if kind == "png" else "none")
-
-
-def roc(pairs: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Figure:
-    """One ROC curve for each named (ID scores, OOD scores): OOD images caught against false alarms."""
-    side = 1.85
-    with drawing(PANEL, layout=None) as figure:
-        axes = figure.add_axes((0.48 / WIDTH, 0.44 / PANEL, side / WIDTH, side / PANEL))
-        axes.plot([0, 1], [0, 1], color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (1, 2)))
-        for position, (name, (inside, outside)) in enumerate(pairs.items()):
-            label, style = f"{visible(name)} {auroc(inside, outside):.3f}", line_style(position)
-            sets = [finite_scores(inside, "ID"), finite_scores(outside, "OOD")]
-            is_ood = np.repeat([False, True], [len(scores) for scores in sets])
-            rates = roc_curve(is_ood, np.concatenate(sets), drop_intermediate=False)[:2]
-            axes.plot(*rates, **style, linewidth=1.6, label=label, clip_on=False)
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="false alarms (ID)")
-        axes.set_ylabel("caught (OOD)", rotation_mode="anchor", labelpad=2)
-        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-        axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-        place = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
-        axes.legend(**place, title="AUROC", alignment="left", title_fontsize=8.5, handlelength=1.6, handletextpad=0.4)
-    return figure
 
 
 def maps(images: Images, fields: Images, labels: Sequence[str], scale: float) -> Figure:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from diffusers import DDIMScheduler, UNet2DModel
+from diffusers import DDIMPipeline, UNet2DModel
+from diffusers.utils import make_image_grid
 from PIL import Image as PILImage
 
 from gepc.backbones.load import load_backbone
@@ -27,7 +28,7 @@ NAME = "held_out.json"
 LEVELS = (0.9999, 0.9979, 0.99, 0.97, 0.9, 0.5)
 NOISE_SEED = 0
 ENERGY_IMAGES = 512
-GRID, SAMPLING_STEPS, SHOWN_WIDTH, GAP = 8, 50, 96, 2
+GRID, SAMPLING_STEPS, SHOWN_WIDTH = 8, 50, 96
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def evaluate(
         write_json(folder / NAME, {**facts, "parameters": parameters, "levels": levels})
     else:
         notes.append("no held-out error, since no images are held out (held_out: 0)")
-    write_samples(folder / "samples.png", net, recipe, images.shape[1:])
+    write_samples(folder / "samples.png", net, recipe)
     return errors, notes
 
 
@@ -145,36 +146,19 @@ def error_table(errors: Iterable[LevelError]) -> str:
     return markdown_table(("level", "timestep", "sqrt(abar)", "net", "best linear", "always 0"), rows, aligned=True)
 
 
-def write_samples(path: Path, net: UNet2DModel, recipe: Recipe, shape: tuple[int, ...]) -> None:
-    """Write a grid of samples as PNG, small ones enlarged. Of channels that are not grey or colour, few are shown."""
-    pixels = np.round(255.0 * np.clip(sample(net, recipe, GRID * GRID, shape) / 2.0 + 0.5, 0.0, 1.0))
-    scale = max(1, SHOWN_WIDTH // shape[-1])
-    tiles = pixels.astype(np.uint8).repeat(scale, axis=2).repeat(scale, axis=3)
-    tiles = tiles[:, : 3 if shape[0] >= 3 else 1]
-    tiles = np.pad(tiles, ((0, 0), (0, 0), (0, GAP), (0, GAP)), constant_values=255)
-    _, channels, height, width = tiles.shape
-    rows = tiles.reshape(GRID, GRID, channels, height, width).transpose(0, 3, 1, 4, 2)
-    canvas = rows.reshape(GRID * height, GRID * width, channels)[:-GAP, :-GAP]
-    picture = PILImage.fromarray(canvas if channels == 3 else canvas[..., 0])
+def write_samples(path: Path, net: UNet2DModel, recipe: Recipe) -> None:
+    """Write a grid of samples by DDIM with at most 50 steps as PNG, small ones enlarged, at most three channels."""
+    pipeline = DDIMPipeline(net, build_scheduler(recipe))
+    pipeline.set_progress_bar_config(disable=True)
+    steps, seeded = min(SAMPLING_STEPS, recipe.diffusion_steps), torch.Generator().manual_seed(0)
+    images = pipeline(GRID**2, seeded, num_inference_steps=steps, output_type="np").images
+    shown = images[..., :3] if images.shape[3] >= 3 else images[..., 0]
+    height, width = images.shape[1:3]
+    scale = max(1, SHOWN_WIDTH // width)
+    pictures = [PILImage.fromarray(np.rint(255.0 * image).astype(np.uint8)) for image in shown]
+    tiles = [one.resize((scale * width, scale * height), PILImage.Resampling.NEAREST) for one in pictures]
     with replacing(path) as draft:
-        picture.save(draft, format="PNG")
-
-
-def sample(
-    net: UNet2DModel, recipe: Recipe, count: int, shape: tuple[int, ...], seed: int = 0, batch_size: int = 16
-) -> Image:
-    """Sample images (N, C, H, W) in [-1, 1] by deterministic DDIM with at most 50 steps."""
-    scheduler = DDIMScheduler.from_config(build_scheduler(recipe).config)
-    scheduler.set_timesteps(min(SAMPLING_STEPS, recipe.diffusion_steps))
-    noise = np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32)
-    images = []
-    with torch.no_grad():
-        for start in range(0, count, batch_size):
-            x = torch.from_numpy(noise[start : start + batch_size]).to(net.device)
-            for timestep in scheduler.timesteps:
-                x = scheduler.step(net(x, timestep, return_dict=False)[0], timestep, x, return_dict=False)[0]
-            images.append(x.cpu().numpy())
-    return np.concatenate(images)
+        make_image_grid(tiles, GRID, GRID).save(draft, format="PNG")
 
 
 FULL_DIMENSIONS = 4096

@@ -1,0 +1,235 @@
+"""The benchmark of inspection: own folders and public benchmarks, and figures that mean what they say."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+from toys import LEVELS, as_uint8, pictures, toy_network
+
+from gepc.cli.app import run
+from gepc.core.errors import InputError
+from gepc.core.files import read_json
+from gepc.lab.bench.inspection import (
+    COUNTS,
+    METRICS,
+    PUBLISHED,
+    InspectionProtocol,
+    f1_max,
+    fit_part,
+    inspect,
+    measure_part,
+    read_categories,
+    run_inspection,
+)
+from gepc.lab.bench.protocol import load_inspection
+from gepc.lab.metrics import region_overlap
+
+OPTIONS = {"levels": LEVELS[:1], "resize": "stretch", "size": 16}
+PROTOCOL = InspectionProtocol(options=OPTIONS, test_images=4)
+
+
+def save(path: Path, pixels: npt.NDArray[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def defects(count: int, value: int = 255) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Smooth images with a square of noise, and their masks with that value inside."""
+    rng, found = np.random.default_rng(0), []
+    for index, image in enumerate(as_uint8(pictures(count, 16, seed=1, contrast=0.2))):
+        mask = np.zeros((16, 16), dtype=np.uint8)
+        mask[5:10, 3 + index % 4 : 8 + index % 4] = value
+        image[mask > 0] = rng.integers(0, 256, (int((mask > 0).sum()), 3))
+        found.append((image, mask))
+    return found
+
+
+def good(folder: Path, count: int, suffix: str = ".png") -> None:
+    for index, image in enumerate(as_uint8(pictures(count, 16, contrast=0.2))):
+        save(folder / f"{index:03d}{suffix}", image)
+
+
+def own(root: Path) -> Path:
+    """Good images, and two kinds of defects: with masks beside the images, and as in MVTec AD."""
+    good(root / "good", 40)
+    for index, (image, mask) in enumerate(defects(8)):
+        if index < 4:
+            save(root / "beside" / f"{index}.bmp", image)
+            save(root / "beside" / f"{index}.png", mask)
+        else:
+            save(root / "test" / "apart" / f"{index}.png", image)
+            save(root / "ground_truth" / "apart" / f"{index}_mask.png", mask)
+    return root
+
+
+OWN = {"beside": "beside", "apart": "test/apart"}
+KINDS = ("cut", "dent")
+
+
+def mvtec(root: Path, test: str = "test", truth: str = "ground_truth", kinds: tuple[str, ...] = KINDS) -> Path:
+    for category in ("bolt", "tile"):
+        good(root / category / "train" / "good", 28)
+        good(root / category / test / "good", 6)
+        for kind in kinds:
+            for index, (image, mask) in enumerate(defects(4)):
+                save(root / category / test / kind / f"{index:03d}.png", image)
+                save(root / category / truth / kind / f"{index:03d}_mask.png", mask)
+    return root
+
+
+def visa(root: Path, table: bool = True) -> Path:
+    images, masks = root / "candle/Data/Images", root / "candle/Data/Masks/Anomaly"
+    good(images / "Normal", 30, ".JPG")
+    rows = [
+        ("candle", "test" if index < 5 else "train", "normal", f"candle/Data/Images/Normal/{index:03d}.JPG", "")
+        for index in range(30)
+    ]
+    for index, (image, mask) in enumerate(defects(4, 1)):  # VisA numbers the kinds of defects
+        save(images / "Anomaly" / f"{index:03d}.JPG", image)
+        save(masks / f"{index:03d}.png", mask)
+        place = f"candle/Data/Images/Anomaly/{index:03d}.JPG"
+        rows.append(("candle", "test", "anomaly", place, f"candle/Data/Masks/Anomaly/{index:03d}.png"))
+    if table:
+        (root / "split_csv").mkdir()
+        with (root / "split_csv" / "1cls.csv").open("w", newline="") as handle:
+            csv.writer(handle).writerows([("object", "split", "label", "image", "mask"), *rows])
+    return root
+
+
+def counts(root: Path) -> tuple[str, list[tuple[str, int, int, int]]]:
+    name, parts = read_categories(root)
+    return name, [(one.name, len(one.fit), len(one.good), len(one.defective[one.name])) for one in parts]
+
+
+def test_each_public_benchmark_is_read_as_it_is_distributed(tmp_path: Path) -> None:
+    first = mvtec(tmp_path / "ad")
+    (first / "license.txt").write_text("")
+    assert counts(first) == ("MVTec AD", [("bolt", 28, 6, 8), ("tile", 28, 6, 8)])
+    second = mvtec(tmp_path / "ad2", "test_public", "test_public/ground_truth", ("bad",))
+    assert counts(second) == ("MVTec AD 2", [("bolt", 28, 6, 4), ("tile", 28, 6, 4)])
+    assert counts(visa(tmp_path / "visa")) == ("VisA", [("candle", 25, 5, 4)])
+    assert counts(visa(tmp_path / "plain", table=False)) == ("VisA", [("candle", 27, 3, 4)])
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no category of MVTec AD 2, MVTec AD, VisA"):
+        read_categories(tmp_path)
+    root = mvtec(tmp_path / "ad")
+    (root / "tile/ground_truth/cut/001_mask.png").unlink()
+    with pytest.raises(InputError, match=r"tile: 1 masks are missing, first .*001_mask\.png"):
+        read_categories(root)
+    (tmp_path / "visa").mkdir()
+    table = visa(tmp_path / "visa") / "split_csv" / "1cls.csv"
+    table.write_text("object,split\ncandle,train\n")
+    with pytest.raises(InputError, match=r"1cls\.csv is not the table of VisA"):
+        read_categories(tmp_path / "visa")
+
+
+def test_own_folders_are_divided_by_the_seed(tmp_path: Path) -> None:
+    data = own(tmp_path)
+    protocol = InspectionProtocol("good", OWN, fit_images=28, skip_images=4)
+    _, (part,) = protocol.parts(data)
+    assert (len(part.fit), len(part.good), part.images) == (28, 8, 44)
+    assert not set(part.fit) & set(part.good)
+    assert [path.suffix for path, _ in part.defective["beside"]] == [".bmp"] * 4  # masks are no images
+    _, (fewer,) = InspectionProtocol("good", OWN, fit_images=28, test_images=3, test_good_images=5).parts(data)
+    assert (len(fewer.good), len(fewer.defective["apart"])) == (5, 3)
+    for count in (40, None):
+        with pytest.raises(InputError, match="lower fit_images"):
+            InspectionProtocol("good", OWN, fit_images=count).parts(data)
+    _, (apart,) = InspectionProtocol("good", OWN, test_good="beside").parts(data)
+    assert (len(apart.fit), len(apart.good)) == (40, 4)
+    with pytest.raises(InputError, match="has a mask"):
+        InspectionProtocol("good", {"none": "good"}, fit_images=28).parts(data)
+
+
+def test_protocols_are_recognised() -> None:
+    tiles, public = load_inspection("tiles"), load_inspection("mvtec")
+    assert tiles is not None
+    assert public is not None
+    assert set(tiles.defects) == {"blowhole", "break", "crack", "fray", "uneven"}
+    assert not public.defects
+    assert load_inspection("quick") is None
+
+
+@pytest.mark.parametrize("make", [own, mvtec, visa])
+def test_defects_are_noticed_and_a_second_run_resumes(tmp_path: Path, make: Any) -> None:
+    root, out, seen = make(tmp_path / "data"), tmp_path / "out", list[int]()
+    layout = {"good": "good", "defects": OWN, "fit_images": 28} if make is own else {}
+    protocol = InspectionProtocol(options=OPTIONS, test_images=4, **layout)
+    table = run_inspection(protocol, toy_network(image_size=None), root, out, seen.append)
+    assert table.header[1 : 1 + len(COUNTS) + len(METRICS)] == (*COUNTS, *METRICS)
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    for row in rows.values():
+        assert all(0.6 < float(row[metric]) <= 1.0 for metric in METRICS[:6])
+    assert list(rows)[-1] == "mean"
+    if make is own:
+        assert set(rows) == {*OWN, "mean"}
+        assert rows["apart"]["found at 0.1"] == pytest.approx(1.0)  # an engineer asks for the defects that are found
+        assert rows["apart"]["found at 0.05"] is None  # for which there are too few calibration images
+    network = toy_network(image_size=None)
+    assert run_inspection(protocol, network, root, out) == table
+    assert network.forward_count == 0
+    with pytest.raises(InputError, match="holds a run with other settings"):
+        run_inspection(InspectionProtocol(options=OPTIONS, seed=1, **layout), network, root, out)
+
+
+def test_masks_are_bright_or_numbered_and_unusable_ones_are_left_out(tmp_path: Path) -> None:
+    data = own(tmp_path)
+    protocol = InspectionProtocol("good", OWN, fit_images=28, options=OPTIONS)
+    _, (part,) = protocol.parts(data)
+    fitted = fit_part(protocol, part, toy_network(image_size=None))
+    path, mask = part.defective["beside"][0]
+    expected = np.asarray(Image.open(mask)) > 0
+    faded = np.where(expected, 200, 60).astype(np.uint8)  # as scans have it
+    for pixels in (faded, expected.astype(np.uint8)):
+        save(mask, pixels)
+        assert (inspect(fitted, path, mask, lambda _: None).mask == expected).all()
+    save(mask, np.zeros((16, 16), dtype=np.uint8))
+    assert measure_part(fitted, part)["beside"]["defective"] == 3
+    save(mask, np.zeros((8, 8), dtype=np.uint8))
+    with pytest.raises(InputError, match=r"has \(8, 8\) pixels, its image \(16, 16\)"):
+        measure_part(fitted, part)
+
+
+def test_published_rows_are_beside_all_categories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(METRICS, 0.5)}
+    root = mvtec(tmp_path / "data", kinds=("cut",))
+    for number in range(13):
+        (root / f"copy{number:02d}").symlink_to(root / "bolt")
+    monkeypatch.setattr("gepc.lab.bench.inspection.fit_part", lambda *_: None)
+    monkeypatch.setattr("gepc.lab.bench.inspection.measure_part", lambda _, part, *__: {part.name: values})
+    table = run_inspection(PROTOCOL, toy_network(image_size=None), root, tmp_path / "out")
+    assert [row[0] for row in table.rows[-3:]] == ["mean", *PUBLISHED]
+    assert table.rows[-2][table.header.index("AU-PRO")] == 0.934
+
+
+def test_region_overlap_takes_images_of_several_sizes() -> None:
+    masks = [np.eye(4, dtype=bool), np.pad(np.ones((2, 3), dtype=bool), 2)]
+    assert region_overlap([mask.astype(float) for mask in masks], masks) == pytest.approx(1.0)
+    assert region_overlap([-mask.astype(float) for mask in masks], masks) == pytest.approx(0.0)
+
+
+def test_the_largest_f1_is_over_all_thresholds() -> None:
+    assert f1_max([0.0, 1.0], [2.0, 3.0]) == 1.0
+    assert f1_max([0.0, 2.5], [2.0, 3.0]) == pytest.approx(0.8)  # all above 1: precision 2/3, recall 1
+    assert f1_max([1.0, 1.0], [1.0]) == pytest.approx(0.5)
+
+
+def test_the_command_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = visa(tmp_path / "visa")
+    words = ["bench", "mvtec", "--data", str(root), "--out", str(tmp_path / "out")]
+    words += ["--set", "test_images=2", "--set", "test_good_images=2", "--set", "options={size: 16, resize: stretch}"]
+    assert run(words) == 0, capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "| candle | 25 | 2 | 2 |" in printed.out
+    assert "25 good images to fit on, 2 to test with, 2 with defects" in printed.err
+    results = read_json(tmp_path / "out" / "results.json")
+    assert [row["defects"] for row in results["tables"][0]["rows"]] == ["candle", "mean"]
+    assert (tmp_path / "out" / "tables" / "categories.csv").is_file()
