@@ -1,13 +1,15 @@
 """Run the notebooks of this folder and store their outputs.
 
-    python docs/notebooks/run.py [--check]
+    python docs/notebooks/run.py [--check] [NAME ...]
 
-With --check nothing is written: a notebook that raises, or whose tables differ from the stored ones, is an error.
+Without a name all of them are run. With --check nothing is written: a notebook that raises, or whose tables differ
+from the stored ones, is an error.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -29,7 +31,9 @@ def texts(notebook: nbformat.NotebookNode) -> list[str]:
 def main() -> int:
     """0 if all notebooks run, and with --check give what they gave before."""
     failed = 0
-    for path in sorted(HERE.glob("*.ipynb")):
+    names = [argument for argument in sys.argv[1:] if argument != "--check"]
+    for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
+        started = time.perf_counter()
         stored = nbformat.read(path, 4)
         fresh = nbformat.from_dict(stored)
         NotebookClient(fresh, timeout=900, kernel_name="python3", record_timing=False).execute()
@@ -41,7 +45,7 @@ def main() -> int:
             failed += 1
             print(f"{path.name} gives other results than the stored ones; run {Path(__file__).name} and look at them")
         else:
-            print(f"{path.name}: as stored")
+            print(f"{path.name}: as stored, {time.perf_counter() - started:.0f} s")
     return failed
 
 
