@@ -19,12 +19,15 @@ HERE = Path(__file__).parent
 
 
 def texts(notebook: nbformat.NotebookNode) -> list[str]:
-    """What the cells print and show as text; pictures and their sizes are left out."""
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    """What each cell prints and shows as text, in one piece; pictures and their sizes are left out."""
     return [
-        str(o.get("text") or o.get("data", {}).get("text/plain", ""))
-        for o in outputs
-        if "image/png" not in o.get("data", {})
+        "".join(
+            str(output.get("text") or output.get("data", {}).get("text/plain", ""))
+            for output in cell.outputs
+            if "image/png" not in output.get("data", {})
+        )
+        for cell in notebook.cells
+        if cell.cell_type == "code"
     ]
 
 
