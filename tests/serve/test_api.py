@@ -196,7 +196,7 @@ def test_groups_have_their_own_reference(serve, detector_folder, files, images):
     client, detector = serve(folder), gepc.load_detector(folder)
     refused = client.post("/v1/score", files=as_form(files[:1]))
     assert refused.status_code == 422
-    assert "set group to one of day, night" in refused.json()["error"]
+    assert "fitted with groups (day, night)" in refused.json()["error"]
     assert "no calibration image" in client.post("/v1/score?group=dusk", files=as_form(files[:1])).json()["error"]
     answer = client.post("/v1/score", files=as_form(files), data={"group": "night"}).json()
     expected = detector.p_value(images, ["night"] * len(images)).tolist()

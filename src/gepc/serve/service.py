@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +22,6 @@ from gepc._version import __version__
 from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import sha256
-from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
 from gepc.detector.stream import Result, score_chunk
 from gepc.images.batches import prepared_chunks
@@ -61,25 +59,44 @@ class Metrics:
         self.detector = Gauge("gepc_detector_info", "The detector in use.", ["detector"], registry=own)
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
+class Job(NamedTuple):
     """One image for the network."""
 
     image: Image
     with_map: bool
 
 
+class Finding(NamedTuple):
+    """A network input with its result, and its maps by part, (1, H, W) each, if they were requested.
+
+    The p-value of the result does not regard groups.
+    """
+
+    image: Image
+    result: Result
+    maps: Fields | None
+
+
 class Service:
     """One detector in use. Create it before the event loop runs; its coroutines run in one loop."""
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
-        self.settings, self.model = settings, Model.load(folder, backbone, settings)
-        self.model.warm_up()
+        self.settings, self.fitted = settings, load_fitted(folder, backbone, settings.device)
+        self.identity = sha256(folder / DESCRIPTION, folder / STATE)[:12]
+        self.smallest_alpha = 1.0 / (self.fitted.reference.smallest + 1)
+        self.map_scale = self.fitted.map_limit() if self.fitted.method.has_maps else None
+        height, width = self.fitted.input_size
+        if height * width > settings.max_network_pixels:
+            raise OptionError(
+                f"the network sees images of {width}x{height} pixels and the service takes at most "
+                f"{settings.max_network_pixels:,}: give a larger --max-network-megapixels or a smaller size"
+            )
+        self._warm_up()
         self.metrics = Metrics()
-        self.metrics.detector.labels(self.model.identity).set(1)
+        self.metrics.detector.labels(self.identity).set(1)
         self.images, self.held_bytes = Capacity(settings.queue), Capacity(settings.max_held_bytes)
         self.metrics.in_service.set_function(lambda: self.images.taken)
-        max_batch = min(settings.max_batch, self.model.fitted.batch_size)
+        max_batch = min(settings.max_batch, self.fitted.batch_size)
         self._batcher: MicroBatcher[Job, Finding] = MicroBatcher(
             self._run, lambda job: job.image.shape, max_batch, settings.gap
         )
@@ -109,13 +126,36 @@ class Service:
         seconds = min(60, max(1, math.ceil(self.images.taken * self._batcher.seconds_each)))
         return HTTPException(503, f"busy; try again in {seconds} s", {"Retry-After": str(seconds)})
 
+    def _warm_up(self) -> None:
+        """Score a grey image, so that setting up the network does not delay the first request."""
+        grey = np.zeros((self.fitted.backbone.channels, *self.fitted.input_size), dtype=np.float32)
+        with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
+            (found,) = self._score_batch([grey], with_maps=False)
+        if not math.isfinite(found.result.score):
+            raise GepcError("the detector gives no finite score; fit it again")
+
     def _run(self, jobs: list[Job]) -> list[Finding]:
         """Score one batch; called in the network's thread."""
         start = time.perf_counter()
-        with_maps = any(job.with_map for job in jobs)
-        findings = self.model.score_batch([job.image for job in jobs], with_maps, self.settings.max_network_pixels)
+        findings = self._score_batch([job.image for job in jobs], any(job.with_map for job in jobs))
         self.metrics.network.inc(time.perf_counter() - start)
         self.metrics.batches.observe(len(jobs))
+        return findings
+
+    def _score_batch(self, images: Sequence[Image], with_maps: bool) -> list[Finding]:
+        """Scores, and maps from the same network passes, of preprocessed images of one size.
+
+        A network call takes a limited number of pixels, since its memory grows with them.
+        """
+        fitted = self.fitted.without_groups()
+        findings = []
+        for chunk in prepared_chunks(images, len(images), self.settings.max_network_pixels):
+            scored = score_chunk(fitted, chunk, maps=with_maps, on_error="raise")
+            for row, (image, result) in enumerate(zip(chunk.images, scored.results, strict=True)):
+                maps = None
+                if scored.fields is not None:
+                    maps = {name: fields[[row]] for name, fields in scored.fields.items()}
+                findings.append(Finding(image, result, maps))
         return findings
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -123,18 +163,15 @@ class Service:
 
     async def score(self, uploads: Sequence[Upload], options: messages.ScoreOptions) -> messages.ScoreAnswer:
         """Scores, p-values and decisions; an image that cannot be scored is a result with an error."""
-        model = self.model
-        alpha = model.alpha(options.alpha)
-        model.check(alpha, options.group)
-        guarantee = str(model.fitted.guarantee(alpha))
-        with_maps = options.map and model.fitted.method.has_maps
-        findings = await self._findings(uploads, with_maps)
-        decide = partial(_results, model, uploads, options, alpha, findings, self.settings.bands)
-        results = await self._in_thread(decide)
+        alpha = self._alpha(options.alpha)
+        DecisionRule(alpha).check(self.fitted.reference, None if options.group is None else np.array([options.group]))
+        findings = await self._findings(uploads, options.map and self.fitted.method.has_maps)
+        results = await self._in_thread(partial(self._results, uploads, options, alpha, findings))
         for result in results:
             self.metrics.images.labels("failed" if result.error else "alarm" if result.alarm else "normal").inc()
+        guarantee, scale = str(self.fitted.guarantee(alpha)), self.map_scale
         return messages.ScoreAnswer(
-            detector=model.identity, alpha=alpha, guarantee=guarantee, map_scale=model.map_scale, results=results
+            detector=self.identity, alpha=alpha, guarantee=guarantee, map_scale=scale, results=results
         )
 
     async def _findings(self, uploads: Sequence[Upload], with_maps: bool) -> list[Finding | str]:
@@ -150,7 +187,7 @@ class Service:
     def _network_input(self, upload: Upload) -> Image | str:
         decoder = self._free_decoders.get()
         try:
-            return codec.network_input(upload.data, decoder, self.settings, self.model.fitted.preprocessing)
+            return codec.network_input(upload.data, decoder, self.settings, self.fitted.preprocessing)
         except InputError as error:
             return str(error)
         finally:
@@ -158,22 +195,21 @@ class Service:
 
     async def describe(self, options: messages.DetectorOptions) -> messages.DetectorAnswer:
         """The detector, its guarantee and the limits on a request, without paths."""
-        model, settings = self.model, self.settings
-        fitted = model.fitted
+        fitted, settings = self.fitted, self.settings
         height, width = fitted.input_size
         prepared, calibration = fitted.preprocessing, fitted.reference
         return messages.DetectorAnswer(
-            detector=model.identity,
+            detector=self.identity,
             version=__version__,
             method=fitted.method.name,
             passes_per_image=str(fitted.cost()),
             calibration_images=len(calibration.scores),
             groups={name: len(scores) for name, scores in calibration.by_group.items()} if calibration.grouped else {},
             maps=fitted.method.has_maps,
-            map_scale=model.map_scale,
-            smallest_alpha=model.smallest_alpha,
-            guarantee=model.guarantee(model.alpha(options.alpha)),
-            rates=await self._in_thread(lambda: model.rates) if options.rates else None,
+            map_scale=self.map_scale,
+            smallest_alpha=self.smallest_alpha,
+            guarantee=self._guarantee(self._alpha(options.alpha)),
+            rates=await self._in_thread(lambda: self._rates) if options.rates else None,
             input=messages.Input(height=height, width=width, channels=prepared.channels, resize=prepared.resize),
             limits=messages.Limits(
                 bytes_per_request=settings.max_bytes,
@@ -184,6 +220,59 @@ class Service:
             ),
         )
 
+    def _alpha(self, asked: float | None) -> float:
+        """The false-alarm rate asked for; the default is 0.05, or the smallest possible rate if larger."""
+        return max(DEFAULT_ALPHA, self.smallest_alpha) if asked is None else asked
+
+    def _guarantee(self, alpha: float) -> GuaranteeAt:
+        """What the calibration images guarantee at `alpha`, and the p-value limit that applies to every group."""
+        reference, found = self.fitted.reference, self.fitted.guarantee(alpha)
+        labels = np.array(list(reference.by_group)) if reference.grouped else None
+        limit = float(DecisionRule(alpha).limits(reference, labels).min())
+        return GuaranteeAt(limit=limit, calibration_images=found.n, sentence=str(found), **vars(found))
+
+    @cached_property
+    def _rates(self) -> list[Rate]:
+        """False-alarm rates to choose from, rounded and about evenly spaced on a logarithmic scale."""
+        spaced = np.geomspace(self.smallest_alpha, LARGEST_ALPHA, N_RATES)
+        chosen = {self.smallest_alpha, self._alpha(None), *(float(f"{alpha:.2g}") for alpha in spaced)}
+        return [self._guarantee(alpha) for alpha in sorted(chosen) if alpha >= self.smallest_alpha]
+
+    def _results(
+        self,
+        uploads: Sequence[Upload],
+        options: messages.ScoreOptions,
+        alpha: float,
+        findings: Sequence[Finding | str],
+    ) -> list[messages.ImageResult]:
+        """Decide for the images of a request and draw what was asked for."""
+        fitted, reference = self.fitted, self.fitted.reference
+        scores = np.array([finding.result.score for finding in findings if isinstance(finding, Finding)])
+        labels = None if options.group is None else np.full(len(scores), options.group)
+        p_values = reference.p_values(scores, labels)
+        alarms = DecisionRule(alpha).alarms(p_values, reference, labels)
+        decided = zip(p_values.tolist(), alarms.tolist(), strict=True)
+        results = []
+        for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
+            result = messages.ImageResult(index=index, name=upload.name)
+            if isinstance(finding, str):
+                result.error = finding
+                results.append(result)
+                continue
+            if options.explain:
+                reason, evidence = finding.result.reason, dict(finding.result.evidence)
+                result = messages.ExplainedResult(index=index, name=upload.name, reason=reason, evidence=evidence)
+            result.score = finding.result.score
+            result.p_value, result.alarm = next(decided)
+            if options.map and finding.maps is not None:
+                field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
+                result.map = codec.data_uri(codec.heat(field, limit))
+                result.regions = [messages.MapRegion.of(one) for one in fitted.regions(finding.maps, 0, alpha)]
+            if options.seen:
+                result.seen = codec.data_uri(codec.png(rgb_picture(finding.image, self.settings.bands)))
+            results.append(result)
+        return results
+
 
 def _checked(found: Finding | BaseException) -> Finding | str:
     if isinstance(found, Finding) and math.isfinite(found.result.score):
@@ -193,134 +282,3 @@ def _checked(found: Finding | BaseException) -> Finding | str:
     if isinstance(found, BaseException):
         log.error("an image could not be scored", exc_info=found)
     return NOT_SCORED
-
-
-def _results(
-    model: Model,
-    uploads: Sequence[Upload],
-    options: messages.ScoreOptions,
-    alpha: float,
-    findings: Sequence[Finding | str],
-    bands: tuple[int, ...] | None,
-) -> list[messages.ImageResult]:
-    fitted = model.fitted
-    scores = [finding.result.score for finding in findings if isinstance(finding, Finding)]
-    decided = zip(*model.decide(scores, alpha, options.group), strict=True)
-    results = []
-    for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
-        result = messages.ImageResult(index=index, name=upload.name)
-        if options.explain and isinstance(finding, Finding):
-            reason, evidence = finding.result.reason, dict(finding.result.evidence)
-            result = messages.ExplainedResult(index=index, name=upload.name, reason=reason, evidence=evidence)
-        if isinstance(finding, str):
-            result.error = finding
-        else:
-            result.score = finding.result.score
-            result.p_value, result.alarm = next(decided)
-            if options.map and finding.maps is not None:
-                field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
-                result.map = codec.data_uri(codec.heat(field, limit))
-                result.regions = [messages.MapRegion.of(one) for one in fitted.regions(finding.maps, 0, alpha)]
-            if options.seen:
-                result.seen = codec.data_uri(codec.png(rgb_picture(finding.image, bands)))
-        results.append(result)
-    return results
-
-
-class Finding(NamedTuple):
-    """A network input with its result, and its maps by part, (1, H, W) each, if they were requested.
-
-    The p-value of the result does not regard groups.
-    """
-
-    image: Image
-    result: Result
-    maps: Fields | None
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """A loaded detector and `identity`, the first digits of the SHA-256 of its files."""
-
-    fitted: FittedDetector
-    identity: str
-
-    @classmethod
-    def load(cls, folder: Path, backbone: str | None, settings: Settings) -> Model:
-        """Load a detector folder; one whose network sees larger images than the service takes is refused."""
-        fitted = load_fitted(folder, backbone, settings.device)
-        height, width = fitted.input_size
-        if height * width > settings.max_network_pixels:
-            raise OptionError(
-                f"the network sees images of {width}x{height} pixels and the service takes at most "
-                f"{settings.max_network_pixels:,}: give a larger --max-network-megapixels or a smaller size"
-            )
-        return cls(fitted, sha256(folder / DESCRIPTION, folder / STATE)[:12])
-
-    def score_batch(self, images: Sequence[Image], with_maps: bool, most_pixels: int) -> list[Finding]:
-        """Scores, and maps from the same network passes, of preprocessed images of one size.
-
-        A network call takes at most `most_pixels` pixels, since its memory grows with them.
-        """
-        fitted = self.fitted.without_groups()
-        findings = []
-        for chunk in prepared_chunks(images, len(images), most_pixels):
-            scored = score_chunk(fitted, chunk, maps=with_maps, on_error="raise")
-            for row, (image, result) in enumerate(zip(chunk.images, scored.results, strict=True)):
-                maps = None
-                if scored.fields is not None:
-                    maps = {name: fields[[row]] for name, fields in scored.fields.items()}
-                findings.append(Finding(image, result, maps))
-        return findings
-
-    def warm_up(self) -> None:
-        """Score a grey image, so that setting up the network does not delay the first request."""
-        grey = np.zeros((self.fitted.backbone.channels, *self.fitted.input_size), dtype=np.float32)
-        with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
-            (found,) = self.score_batch([grey], with_maps=False, most_pixels=1)
-        if not math.isfinite(found.result.score):
-            raise GepcError("the detector gives no finite score; fit it again")
-
-    def alpha(self, asked: float | None) -> float:
-        """The false-alarm rate asked for; the default is 0.05, or the smallest possible rate if larger."""
-        return max(DEFAULT_ALPHA, self.smallest_alpha) if asked is None else asked
-
-    @property
-    def map_scale(self) -> float | None:
-        """The common scale of maps; None for a method without maps."""
-        return self.fitted.map_limit() if self.fitted.method.has_maps else None
-
-    @property
-    def smallest_alpha(self) -> float:
-        """The smallest false-alarm rate possible with the calibration images (of the smallest group)."""
-        return 1.0 / (self.fitted.reference.smallest + 1)
-
-    def check(self, alpha: float, group: str | None) -> None:
-        """Raise `OptionError` if the calibration images do not allow `alpha`, or if there is no such group."""
-        reference = self.fitted.reference
-        if reference.grouped and group is None:
-            names = ", ".join(reference.by_group)
-            raise OptionError(f"this detector was fitted with groups; set group to one of {names}")
-        if group is not None and not reference.grouped:
-            raise OptionError("this detector was fitted without groups; leave group out")
-        DecisionRule(alpha).check(reference, None if group is None else np.array([group]))
-
-    def decide(self, scores: Sequence[float], alpha: float, group: str | None) -> tuple[list[float], list[bool]]:
-        """p-values and alarms at `alpha`."""
-        reference, labels = self.fitted.reference, None if group is None else np.full(len(scores), group)
-        p = reference.p_values(np.asarray(scores, dtype=np.float64), labels)
-        return p.tolist(), DecisionRule(alpha).alarms(p, reference, labels).tolist()
-
-    def guarantee(self, alpha: float) -> GuaranteeAt:
-        """What the calibration images guarantee at `alpha`, and the p-value limit that applies to every group."""
-        reference, found = self.fitted.reference, self.fitted.guarantee(alpha)
-        labels = np.array(list(reference.by_group)) if reference.grouped else None
-        limit = float(DecisionRule(alpha).limits(reference, labels).min())
-        return GuaranteeAt(limit=limit, calibration_images=found.n, sentence=str(found), **vars(found))
-
-    @cached_property
-    def rates(self) -> list[Rate]:
-        """False-alarm rates to choose from, rounded and about evenly spaced on a logarithmic scale."""
-        spaced = np.geomspace(self.smallest_alpha, LARGEST_ALPHA, N_RATES)
-        chosen = {self.smallest_alpha, self.alpha(None), *(float(f"{alpha:.2g}") for alpha in spaced)}
-        return [self.guarantee(alpha) for alpha in sorted(chosen) if alpha >= self.smallest_alpha]
