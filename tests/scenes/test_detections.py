@@ -104,10 +104,20 @@ def test_a_detection_lies_at_the_centre_of_its_peak(place):
     assert feature["properties"] == dict(zip(Detection.COLUMNS, expected, strict=True))
 
 
-def test_a_raw_map_has_no_p_values():
-    collection = geojson([Detection(1, 5.0, np.nan, (3, 4, 9, 8), 11, (5, 6))], PIXELS)
-    assert collection["features"][0]["properties"]["p_value"] is None
-    json.dumps(collection, allow_nan=False)
+def test_a_detector_without_statistics_of_maps_has_no_detections_and_says_so(tmp_path, landscape):
+    detector = toy_detector(toy_backbone(3, 16), levels=(0.9,), keep=1, maps="raw")
+    detector.fit(as_uint8(pictures(40, 16, seed=1)))
+    np.save(tmp_path / "s.npy", landscape)
+    report = scan(detector, tmp_path / "s.npy", tmp_path / "out", control="tile")
+    assert report.detections == []
+    assert "no statistics of maps" in report.summary["detection_guarantee"]
+
+
+def test_the_statement_counts_tiles_and_not_detections(two_patches):
+    tiles = two_patches.counts["scored"]
+    said = two_patches.summary["detection_guarantee"]
+    assert f"The maps of at most {0.05 * tiles:.3g} of {tiles} such tiles are expected to exceed it by chance" in said
+    assert "each of these can give several detections" in said
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,55 @@ def test_regions_are_drawn_where_the_map_has_them(open_page, address, tmp_path):
         assert f"{region['area']} pixel" in boxes.nth(place).get_attribute("title")
 
 
+def test_polygons_become_the_mask_that_fit_takes(open_page, address, tmp_path):
+    """Two regions of a large image, with a corner taken back; the file is what `ignore` reads, to the pixel."""
+    from gepc.images.mask import Mask
+
+    Image.fromarray(as_uint8(pictures(1, (300, 400)))[0]).save(tmp_path / "part.png")
+    page = ready(open_page(address))
+    upload(page, tmp_path / "part.png")
+    page.get_by_role("button", name="Draw regions to ignore").click()
+    canvas = page.locator("#mask-canvas")
+    box = canvas.bounding_box()
+    assert box["width"] / box["height"] == pytest.approx(4 / 3, rel=0.01)
+    assert page.locator("#mask-download").is_disabled()
+
+    def click(*corners):
+        for x, y in corners:
+            canvas.click(position={"x": x / 400 * box["width"], "y": y / 300 * box["height"]})
+
+    click((40, 30), (120, 30), (120, 90), (40, 90))
+    page.click("#mask-next")
+    click((200, 200), (380, 210), (300, 280), (20, 20))
+    page.click("#mask-undo")
+    assert page.inner_text("#mask-count") == "2 regions"
+    if (place := os.environ.get("GEPC_SCREENSHOTS")) is not None:
+        page.screenshot(path=Path(place) / "mask.png")
+    with page.expect_download() as download:
+        page.click("#mask-download")
+    download.value.save_as(tmp_path / "mask.png")
+    ignored = Mask.of(tmp_path / "mask.png").array((300, 400))
+    assert ignored[34:86, 44:116].all()
+    assert ignored[225, 300]
+    assert not ignored[:26].any()
+    assert not ignored[96:194].any()
+    assert ignored.mean() == pytest.approx((80 * 60 + 6700) / 120_000, rel=0.05)
+    page.click("#mask-close")
+    assert not canvas.is_visible()
+
+
+def test_a_photograph_taken_on_its_side_is_shown_as_it_is_scored(open_page, address, tmp_path):
+    """The camera's orientation turns both the photograph and its map upright."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(as_uint8(pictures(1, (40, 80)))[0]).save(tmp_path / "side.jpg", exif=turned)
+    page = ready(open_page(address))
+    upload(page, tmp_path / "side.jpg")
+    photo, heat = (page.locator(f".card {name}").bounding_box() for name in (".photo", ".heat"))
+    assert photo == heat
+    assert photo["height"] == pytest.approx(2 * photo["width"], rel=0.01)
+
+
 def test_the_page_decides_by_the_limits_of_the_service(open_page, address, folder, detector, images):
     page = open_page(address)
     p_values = detector.p_value(images)

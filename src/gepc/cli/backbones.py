@@ -34,8 +34,8 @@ def info(
 ) -> None:
     """Describe a detector or a backbone, or list the detection methods.
 
-    For a detector: method, parameters, kept levels, cost and guarantee. For a backbone: family, size, schedule, noise
-    levels, and the time per image on this machine.
+    For a detector: method, parameters, kept levels, cost and guarantee. For a backbone: family, size, schedule, and
+    the time per image on this machine.
 
     Example: `gepc info photos-tiny`
 
@@ -154,7 +154,6 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     from gepc.backbones.devices import profits_from_bfloat16
     from gepc.methods.base import cost_of
     from gepc.methods.base import methods as known_methods
-    from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA
     from gepc.methods.gepc_plus import GepcPlus
 
     gives_noise = backbone.gives == GepcPlus.needs
@@ -165,12 +164,10 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     cost = cost_of(method, backbone, size)
     seconds = seconds_per_pass(backbone, size)
     encoding = seconds_per_encoding(backbone, size) if cost.encoder else 0.0
-    levels = {"paper": PAPER_LEVELS, "paper, CelebA": PAPER_LEVELS_CELEBA} if gives_noise else {}
     return {
         **backbone.describe(),
         "device": str(backbone.device),
         "processor_has_bfloat16": profits_from_bfloat16(),
-        "levels": {name: level_table(backbone, wanted) for name, wanted in levels.items()},
         "gives": backbone.gives,
         "cost": {
             "method": method.name,
@@ -184,32 +181,17 @@ def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def level_table(backbone: Backbone, levels: tuple[float, ...]) -> list[dict[str, float]]:
-    """For each level, given as sqrt(abar): the nearest timestep, the value of the schedule there, and rho."""
-    from gepc.backbones.schedule import Levels, rho_of
-
-    rows = []
-    for level in sorted(levels, reverse=True):
-        (timestep,) = Levels.sqrt_abar(level).timesteps(backbone.alphas_cumprod)
-        abar = float(backbone.alphas_cumprod[timestep])
-        rows.append({"sqrt_abar": level, "timestep": timestep, "found": abar**0.5, "rho": float(rho_of(abar))})
-    return rows
-
-
 def backbone_text(facts: dict[str, Any]) -> str:
-    """The description of a backbone, for people: all facts by name, and a table for each set of noise levels."""
+    """The description of a backbone, for people: all facts by name, and what its passes cost."""
     cost = facts["cost"]
-    tables = [_facts_table({name: _plain(value) for name, value in facts.items() if name not in ("levels", "cost")})]
-    for name, rows in facts["levels"].items():
-        cells = [(f"{r['sqrt_abar']:g}", r["timestep"], f"{r['found']:.6f}", f"{r['rho']:.5f}") for r in rows]
-        tables.append(f"levels ({name})\n{text_table(cells, ('sqrt(abar)', 'timestep', 'found', 'rho'))}")
+    named = _facts_table({name: _plain(value) for name, value in facts.items() if name != "cost"})
     encoding, costs = cost["seconds_per_encoding"], f"{cost['method']} costs {cost['per_image']} (E: encoder passes)"
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {shape_text(cost['size'])} image on this machine",
         "encoder": encoding and f"{duration(encoding)} per image; {costs}",
         cost["method"]: f"{cost['passes_per_image']} passes per image, about {duration(cost['seconds_per_image'])}",
     }
-    return "\n\n".join([*tables, _facts_table(spent)])
+    return f"{named}\n\n{_facts_table(spent)}"
 
 
 def _plain(value: object) -> object:

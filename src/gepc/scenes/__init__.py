@@ -8,7 +8,6 @@
 Data flow: reading (windows) -> tiling (tiles, no-data) -> scanning (detector, map) -> regions, detections -> writing.
 """
 
-from gepc.scenes.plan import ScanOptions, ScanPlan
-from gepc.scenes.scanning import SceneReport, plan_scan, scan
+from gepc.scenes.scanning import ScanOptions, ScanPlan, SceneReport, plan_scan, scan
 
 __all__ = ["ScanOptions", "ScanPlan", "SceneReport", "plan_scan", "scan"]

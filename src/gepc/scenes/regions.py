@@ -63,8 +63,8 @@ class Detection(Region):
     """A blob of the stitched map.
 
     Its score is the largest value of the map, at the pixel `peak` (line, column), and `area` is the number of pixels.
-    `p_value` is valid within the map of one tile and `p_scene` within the scene; both are NaN for raw maps. `flagged`
-    states whether a flagged tile holds the peak.
+    `p_value` is valid within the map of one tile and `p_scene` within the scene. `flagged` states whether a flagged
+    tile holds the peak.
     """
 
     COLUMNS: ClassVar = (*("detection", "score", "p_value", "p_scene", "area", "line", "column"), *EDGES, *POINT)
@@ -76,8 +76,7 @@ class Detection(Region):
 
     def properties(self, place: Georeference) -> dict[str, Any]:
         """The values under `COLUMNS`; (x, y) is the centre of the peak's pixel in map coordinates."""
-        p_values = (None if np.isnan(p) else p for p in (self.p_value, self.p_scene))
-        numbers = (self.number, self.score, *p_values, self.area, *self.peak, *self.box)
+        numbers = (self.number, self.score, self.p_value, self.p_scene, self.area, *self.peak, *self.box)
         return dict(zip(self.COLUMNS, (*numbers, self.flagged, *self._centre(place)), strict=True))
 
     def geometry(self, place: Georeference) -> dict[str, Any]:
@@ -128,16 +127,14 @@ def find_detections(
 ) -> list[Detection]:
     """The detections of a scene at the level `alpha` for the map of each tile, the highest score first.
 
-    `flags` has the rows and columns of the grid, and `tiles` is the number of scored tiles. There are no detections at
-    a level that the calibration maps are too few for.
+    `flags` has the rows and columns of the grid, and `tiles` is the number of scored tiles. There are no detections
+    without statistics of maps, or at a level that the calibration maps are too few for.
     """
     statistics = fitted.maps
-    if statistics is not None and not statistics.allows(alpha):
+    if statistics is None or not statistics.allows(alpha):
         return []
     ordered = numbered(blobs(field, fitted.map_limit(alpha)))
-    p_values = np.full(len(ordered), np.nan)
-    if statistics is not None:
-        p_values = statistics.p_values(np.array([blob.score for blob in ordered]), fitted.map_part)
+    p_values = statistics.p_values(np.array([blob.score for blob in ordered]), fitted.map_part)
     detections = []
     for blob, p in zip(ordered, p_values.tolist(), strict=True):
         flagged = bool(flags[grid.holding(*blob.peak)].any())
@@ -148,15 +145,16 @@ def find_detections(
 def statement(fitted: FittedDetector, tiles: int, alpha: float) -> str:
     """What the detections of a scene of so many tiles promise, in words."""
     if fitted.maps is None:
-        return "The detector has no statistics of maps: detections are above its raw scale and have no p-values."
+        return "No detections: the detector has no statistics of maps; fit it again with maps='calibrated'."
     n = fitted.maps.maxima.shape[1]
     if not fitted.maps.allows(alpha):
         return f"No detections: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {n}."
     return (
         f"The map of an in-distribution tile exceeds {fitted.map_limit(alpha):.4g} anywhere with probability at most "
-        f"{alpha:g} ({n} calibration maps); of {tiles} such tiles at most {alpha * tiles:.3g} are expected to hold a "
-        f"detection by chance. p_value refers to the map of one tile. p_scene = min(1, {tiles} p_value) bounds the "
-        "probability that a scene of in-distribution tiles holds such a detection anywhere."
+        f"{alpha:g} ({n} calibration maps). The maps of at most {alpha * tiles:.3g} of {tiles} such tiles are expected "
+        "to exceed it by chance, and each of these can give several detections. p_value refers to the map of one tile. "
+        f"p_scene = min(1, {tiles} p_value) bounds the probability that a scene of in-distribution tiles holds such a "
+        "detection anywhere."
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import logging
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,9 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from fastapi import FastAPI, HTTPException
+from PIL import Image as PILImage
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gepc._version import __version__
@@ -26,11 +31,13 @@ from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
 from gepc.detector.stream import Result, score_chunk
 from gepc.images.batches import prepared_chunks
 from gepc.images.decoder import DecoderProcess
-from gepc.images.formats import FORMATS
-from gepc.images.preprocessing import rgb_picture
-from gepc.images.sources import Image
+from gepc.images.formats import FORMATS, NPY_START
+from gepc.images.preprocessing import Preprocessing, rgb_picture
+from gepc.images.sources import Image, Record
+from gepc.maps.drawing import overlay
 from gepc.maps.statistics import Fields
-from gepc.serve import codec, messages
+from gepc.methods.pooling import Map
+from gepc.serve import messages
 from gepc.serve.batching import Capacity, MicroBatcher
 from gepc.serve.messages import GuaranteeAt, Rate, Upload
 from gepc.serve.server import Settings
@@ -41,6 +48,8 @@ NOT_SCORED = "the image could not be scored"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_ALPHA, LARGEST_ALPHA, N_RATES = 0.05, 0.5, 120
+LARGE, STRENGTH = 2_000_000, 0.75
+_one_large_at_a_time = threading.Lock()
 T = TypeVar("T")
 
 
@@ -187,7 +196,7 @@ class Service:
     def _network_input(self, upload: Upload) -> Image | str:
         decoder = self._free_decoders.get()
         try:
-            return codec.network_input(upload.data, decoder, self.settings, self.fitted.preprocessing)
+            return network_input(upload.data, decoder, self.settings, self.fitted.preprocessing)
         except InputError as error:
             return str(error)
         finally:
@@ -266,10 +275,10 @@ class Service:
             result.p_value, result.alarm = next(decided)
             if options.map and finding.maps is not None:
                 field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
-                result.map = codec.data_uri(codec.heat(field, limit))
+                result.map = data_uri(heat(field, limit))
                 result.regions = [messages.MapRegion.of(one) for one in fitted.regions(finding.maps, 0, alpha)]
             if options.seen:
-                result.seen = codec.data_uri(codec.png(rgb_picture(finding.image, self.settings.bands)))
+                result.seen = data_uri(png(rgb_picture(finding.image, self.settings.bands)))
             results.append(result)
         return results
 
@@ -282,3 +291,48 @@ def _checked(found: Finding | BaseException) -> Finding | str:
     if isinstance(found, BaseException):
         log.error("an image could not be scored", exc_info=found)
     return NOT_SCORED
+
+
+def network_input(data: bytes, decoder: DecoderProcess, settings: Settings, preprocessing: Preprocessing) -> Image:
+    """Decode and preprocess. Large images go one at a time, since they take much memory.
+
+    An image that would be too large for the network is refused before it is preprocessed. Raises `InputError` with a
+    message that does not repeat that of a decoding library, which may name addresses.
+    """
+    if not data:
+        raise InputError("the file is empty")
+    try:
+        pixels = decoder.decode(data, settings.max_pixels)
+    except InputError as error:
+        raise InputError(f"the file {str(error).partition(':')[0]}") from error
+    if data[: len(NPY_START)] == NPY_START:
+        pixels = Record.of_array("the image", pixels, "the image").pixels_for(preprocessing.channels)
+    height, width = preprocessing.network_size((pixels.shape[0], pixels.shape[1]))
+    if height * width > settings.max_network_pixels:
+        raise InputError(
+            f"the image has {pixels.shape[1]}x{pixels.shape[0]} pixels, {width}x{height} as the network sees it, and "
+            f"this service takes at most {settings.max_network_pixels:,} there; send a smaller image or a part of it, "
+            "or start the service with a larger --max-network-megapixels and more memory"
+        )
+    with _one_large_at_a_time if pixels.size >= LARGE else contextlib.nullcontext():
+        return preprocessing(pixels, "the image")
+
+
+def heat(field: Map, scale: float) -> bytes:
+    """The map alone as an RGBA PNG, one pixel per map pixel; drawn over the image it gives `detector.maps.overlay`."""
+    level = np.clip(field / scale, 0.0, 1.0)[..., None]
+    colour = overlay(np.zeros((*field.shape, 3)), np.maximum(field, 1e-3 * scale), scale, 1.0)
+    colour = colour / np.maximum(level, 1e-3)  # overlay multiplies by the opacity, PNG keeps them apart
+    return png(np.concatenate([colour, STRENGTH * level], axis=2))
+
+
+def data_uri(content: bytes) -> str:
+    """A PNG as a data: URI."""
+    return "data:image/png;base64," + base64.b64encode(content).decode("ascii")
+
+
+def png(picture: npt.NDArray[np.floating]) -> bytes:
+    """A picture (H, W, 3 or 4) in [0, 1] as PNG."""
+    out = io.BytesIO()
+    PILImage.fromarray(np.rint(np.clip(picture, 0.0, 1.0) * 255.0).astype(np.uint8)).save(out, format="PNG")
+    return out.getvalue()

@@ -1,6 +1,7 @@
 // The page for images. All state is in `state`; the screen is drawn from it.
 
 import { ApiError, describe, score, useToken } from "./api.js";
+import { download, openMask } from "./mask.js";
 import { count, csvLine, inWords, number, percent } from "./words.js";
 
 const HISTORY = "gepc-history";
@@ -117,6 +118,7 @@ function makeCard(item) {
     draw();
     work();
   });
+  card.querySelector(".ignore").addEventListener("click", () => openMask(photo));
   photo.src = item.url;
   paint(card, "waiting", "Waiting");
   return card;
@@ -127,6 +129,7 @@ function fit(card, photo) {
   const shown = photo.complete && photo.naturalWidth > 0;
   photo.classList.toggle("broken", !shown);
   card.querySelector(".no-preview").hidden = shown;
+  card.querySelector(".ignore").disabled = !shown;
   if (!shown) return;
   const box = card.querySelector(".picture");
   const input = state.detector?.input;
@@ -312,11 +315,7 @@ function downloadCsv() {
     row.name, row.time, row.score, row.p, state.rate.alpha, row.p === null ? "" : String(isAlarm(row.p)), row.error, row.detector,
   ]);
   const text = `${[head, ...rows].map(csvLine).join("\r\n")}\r\n`;
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  link.download = "gepc-scores.csv";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  download(new Blob([text], { type: "text/csv" }), "gepc-scores.csv");
 }
 
 function clear() {
