@@ -36,7 +36,7 @@ def gepc(tmp_path, monkeypatch, capsys):
         (["det", "--queue", "3"], "queue (3) must be at least max_images (64)"),
         (["det", "--max-megabytes", "0"], "max_bytes must be at least 1"),
         (["det", "--port", "70000"], "--port"),
-        (["det", "--host", "256.1.1.1", "--insecure-no-token"], "cannot listen on 256.1.1.1"),
+        (["det", "--host", "256.1.1.1", "--token", "0123456789abcdef"], "cannot listen on 256.1.1.1"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(gepc, arguments, sentence):

@@ -132,8 +132,10 @@ def test_a_node_that_dies_costs_no_row(place: Path, nodes: Any, tmp_path: Path) 
     assert_as_local(run, place, source, tmp_path)
 
 
-def test_the_command_line_on_a_cluster(place: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths are scored into Parquet by a detector on a network with embeddings."""
+def test_the_command_line_on_a_cluster(
+    place: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Relative paths are scored into Parquet by a detector on a network with embeddings, without words of Ray."""
     import pyarrow.parquet as pq
 
     from gepc.cli.app import run
@@ -145,7 +147,13 @@ def test_the_command_line_on_a_cluster(place: Path, nodes: Any, monkeypatch: pyt
     with pytest.warns(UserWarning, match="1 of 24 images left out"):
         near.fit(place / "new").save("far")
     cluster = ["--engine", "ray", "--address", nodes.address, "--actors", "1", "--cpus-per-actor", str(CPUS_PER_ACTOR)]
-    assert run(["score", "far", "new", "--out", "far.parquet", "--shard-size", "10", "--alpha", "0.2", *cluster]) == 0
+    command = ["score", "far", "new", "--out", "far.parquet", "--shard-size", "10", "--alpha", "0.2", *cluster]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run(command) == 0
+    said = capfd.readouterr().err
+    assert "ray_remote_args" not in said
+    assert "core_worker" not in said
 
     table = pq.read_table(place / "far.parquet").to_pylist()
     assert [row["path"] for row in table] == [f"new/{index:02d}.png" for index in range(24)]

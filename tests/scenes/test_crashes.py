@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:with .* calibration images:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
 ]
-STEP, LAST = 9, 24  # every ninth operation, and each of the last ones: they finish the scan and clean up
+STEP, LAST = 9, 20  # every ninth operation, and each of the last ones: they write the map, finish and clean up
 
 
 def content(folder):
@@ -31,7 +31,8 @@ def test_a_crash_at_any_file_operation_loses_nothing(tmp_path, detector, landsca
     whole = content(tmp_path / "out")
     assert not [name for name in whole if name.startswith((".", "work"))]
     assert count > 60
-    for k in sorted({*range(1, count, STEP), *range(count - LAST, count + 1)}):
+    early = range(1, count - LAST, STEP) if map_format == "npy" else ()  # the formats differ at the end only
+    for k in (*early, *range(count - LAST, count + 1)):
         shutil.rmtree(tmp_path / "out")
         assert crash(work, k)
         if (tmp_path / "out" / "scene.json").exists():  # it comes last: beside it are the results and nothing else

@@ -108,7 +108,7 @@ def test_a_detector_without_statistics_of_maps_has_no_detections_and_says_so(tmp
     detector = toy_detector(toy_backbone(3, 16), levels=(0.9,), keep=1, maps="raw")
     detector.fit(as_uint8(pictures(40, 16, seed=1)))
     np.save(tmp_path / "s.npy", landscape)
-    report = scan(detector, tmp_path / "s.npy", tmp_path / "out", control="tile")
+    report = scan(detector, tmp_path / "s.npy", tmp_path / "out", control="tile", alpha=0.1)
     assert report.detections == []
     assert "no statistics of maps" in report.summary["detection_guarantee"]
 

@@ -351,9 +351,6 @@ def serve(
     host: Annotated[str, Option(help="Address to bind; non-loopback addresses require --token.")] = LOOPBACK,
     port: Annotated[int, Option(min=0, max=65535, help="Port to bind; 0 picks a free one.")] = 8000,
     token: Annotated[str | None, Option(envvar="GEPC_TOKEN", help="Bearer token that clients must send.")] = None,
-    insecure_no_token: Annotated[
-        bool, Option("--insecure-no-token", help="Accept requests from other machines without a token.")
-    ] = False,
     open_metrics: Annotated[bool, Option("--open-metrics", help="Answer /metrics without the token.")] = False,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
@@ -379,11 +376,8 @@ def serve(
     check_serving()
     from gepc.serve.server import LOOPBACK_NAMES, Settings, is_loopback
 
-    if not is_loopback(host) and token is None and not insecure_no_token:
-        raise OptionError(
-            f"--host {host} lets other machines connect: give --token (or set GEPC_TOKEN), "
-            "or --insecure-no-token to accept everyone"
-        )
+    if not is_loopback(host) and token is None:
+        raise OptionError(f"--host {host} lets other machines connect: give --token, or set GEPC_TOKEN")
     settings = Settings(
         token=token,
         open_metrics=open_metrics,

@@ -132,12 +132,6 @@ class Cluster:
             fitting = min(fitting, resources.get("GPU", 0.0) / self.gpus_per_actor)
         return max(1, min(int(fitting), work))
 
-    @property
-    def actor_options(self) -> dict[str, Any]:
-        """Resources of an actor, which is restarted elsewhere as often as it dies."""
-        resources = {"num_cpus": self.cpus_per_actor, "num_gpus": self.gpus_per_actor}
-        return {**resources, "max_restarts": -1, "max_task_retries": -1}
-
 
 def score_shards_on_cluster(
     run: ScoreRun,
@@ -189,13 +183,15 @@ def _scored(ray: Any, work: list[dict[str, Any]], actor: tuple[Any, ...], cluste
         fn_constructor_args=actor,
         # one actor is enough to go on: a pool that must have more waits forever after a node is lost
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
-        **cluster.actor_options,
+        num_cpus=cluster.cpus_per_actor,
+        num_gpus=cluster.gpus_per_actor,
     )
     yield from answers.iter_rows()
 
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # failures are exceptions here, not lines of a log
     with raising(OptionError, "a cluster needs Ray: pip install 'gepc[ray]'", ImportError):
         import ray
         import ray.data

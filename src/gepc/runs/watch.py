@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gepc.conformal.monitor import Monitor, Verdict
 from gepc.conformal.p_values import UNGROUPED
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.run_folder import RowLog
 from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.fitted import FittedDetector
@@ -70,11 +70,13 @@ class Watch:
         self.done: dict[str, str] = {}  # path -> stamp
         self._arriving: dict[str, tuple[str, float]] = {}
         self._decoder = DecoderProcess()
+        damaged = f"{log} is damaged: {{error}}; remove the row, or give another file"
         for row in self.log.rows():
             name = unescape_cell(row["path"])
             self.done[name] = row["stamp"]
             if row["score"] and (monitor := monitors.get(self.group(name))) is not None:
-                monitor.update(_number(row["score"], log), row["stamp"])
+                with raising(InputError, damaged, ValueError):
+                    monitor.update(float(row["score"]), row["stamp"])
 
     def group(self, name: str) -> str:
         """The group of a file."""
@@ -128,10 +130,3 @@ def _modified(path: Path) -> int:
         return path.lstat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _number(text: str, log: Path) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InputError(f"{log} is damaged: {text!r} is not a score; remove the row, or give another file") from error

@@ -105,12 +105,10 @@ class ScanPlan:
 
     grid: Grid
     rule: DecisionRule
-    group: str | None  # of the calibration images that tiles are compared with
+    options: ScanOptions
     calibration_images: int
     cost: Cost
     with_map: bool
-    map_format: str
-    max_missing: float
     identity: dict[str, Any]  # everything that the results depend on
     done: int = 0  # tiles that are finished already
 
@@ -126,7 +124,7 @@ class ScanPlan:
 
     def labels(self, count: int) -> Labels | None:
         """The group of each of `count` tiles; None for a detector without groups."""
-        return None if self.group is None else np.full(count, self.group)
+        return None if self.options.group is None else np.full(count, self.options.group)
 
 
 def make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> ScanPlan:
@@ -140,9 +138,9 @@ def make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> Sc
     rule.check(fitted.reference, None if group is None else np.array([group]))
     calibration = len(fitted.reference.by_group[UNGROUPED if group is None else group])
     with_map = fitted.has_maps
-    map_format = settings.map_format
-    if map_format == "auto":
+    if settings.map_format == "auto":
         map_format = "npy" if importlib.util.find_spec("rasterio") is None else "tif"
+        settings = dataclasses.replace(settings, map_format=map_format)
     file, bands = scene.path.stat(), [band + 1 for band in scene.bands]
     same = {"bytes": file.st_size, "modified": file.st_mtime_ns, "changed": file.st_ctime_ns}
     identity = {
@@ -155,11 +153,10 @@ def make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> Sc
         "control": rule.control,
         "alpha": rule.alpha,
         "group": group,
-        "map_format": map_format if with_map else None,
+        "map_format": settings.map_format if with_map else None,
     }
     grid = Grid.over(scene.height, scene.width, tile, stride, str(scene.path))
-    cost = fitted.cost()
-    return ScanPlan(grid, rule, group, calibration, cost, with_map, map_format, settings.max_missing, identity)
+    return ScanPlan(grid, rule, settings, calibration, fitted.cost(), with_map, identity)
 
 
 def _tile(fitted: FittedDetector, settings: ScanOptions) -> Size:
@@ -345,7 +342,7 @@ class SceneScorer:
     def _block(self, rows: range, state: ScanState, advance: Callable[[int], None]) -> ScanState:
         backbone = self.fitted.backbone
         before = backbone.forward_count, backbone.jvp_count
-        images = TileImages(self.grid.tiles(rows), self._cut, self.plan.max_missing)
+        images = TileImages(self.grid.tiles(rows), self._cut, self.plan.options.max_missing)
         records, last = [], len(self.grid.lefts) - 1
         for result, field in self._results(images):
             tile = images.items[result.index]
@@ -457,9 +454,9 @@ class SceneWriter:
 
     def _write_map(self, field: MapFile) -> None:
         """The map in its final place."""
-        path, name = self.folder.path, f"map.{self.plan.map_format}"
+        path, name = self.folder.path, f"map.{self.plan.options.map_format}"
         self.files["map"] = name
-        if self.plan.map_format == "npy":
+        if self.plan.options.map_format == "npy":
             os.replace(field.path, path / name)
             return
         with replacing(path / name) as draft:
@@ -482,7 +479,7 @@ class SceneWriter:
         if first is None:
             raise InputError(
                 f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has more than "
-                f"{self.plan.max_missing:.0%} no-data (max_missing)"
+                f"{self.plan.options.max_missing:.0%} no-data (max_missing)"
             )
         raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
 

@@ -4,8 +4,8 @@
 
     run(create_app("det", Settings()), listen("127.0.0.1", 8000))
 
-A request passes through middleware (access and limits), messages (body to image files), codec (files to pixels) and
-batching (one thread that calls the network). Nothing is written to disk.
+A request passes through `middleware` (access and limits), `app` (the form and its options), `service` (files to pixels,
+scores to decisions) and `batching` (one thread that calls the network). Nothing is written to disk.
 """
 
 from gepc.serve.app import create_app

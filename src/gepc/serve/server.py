@@ -3,10 +3,8 @@
 import copy
 import ipaddress
 import math
-import os
 import signal
 import socket
-import threading
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -19,7 +17,6 @@ from gepc.core.options import at_least, check_fields, positive
 
 BACKLOG = MAX_CONNECTIONS = 512
 KEEP_ALIVE = 15
-EXIT_SECONDS = 4.5
 MIN_TOKEN_LENGTH = 16
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -147,13 +144,6 @@ def log_settings() -> dict[str, Any]:
 
 class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; a second SIGINT does not wait for requests. Unlike uvicorn's, it does not raise the signal again.
-
-        The process ends `EXIT_SECONDS` after the last request had to be answered, whatever still runs in it.
-        """
-        if not self.should_exit and self.config.timeout_graceful_shutdown is not None:
-            last = threading.Timer(self.config.timeout_graceful_shutdown + EXIT_SECONDS, os._exit, [1])
-            last.daemon = True
-            last.start()
+        """Stop; a second SIGINT does not wait for requests. Unlike uvicorn's, it does not raise the signal again."""
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
