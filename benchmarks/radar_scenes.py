@@ -137,7 +137,7 @@ def fitted(method: str, protocol: SarProtocol, arguments: argparse.Namespace) ->
 def scan_scene(method: str, detector: gepc.Detector, scene: AnnotatedScene, arguments: argparse.Namespace) -> float:
     """Scan a scene unless that is finished, and note the processor time; returns it."""
     folder, started = arguments.out / method.replace(":", "-"), time.process_time()
-    options = {"overlap": OVERLAP, "control": "tile", "alpha": arguments.alpha, "map_format": "npy"}
+    options = {"overlap": OVERLAP, "control": "tile", "alpha": arguments.alpha}
     report = scan(detector, scene.path, folder / scene.path.stem, **options)
     seconds = time.process_time() - started
     if report.resumed == 0:  # otherwise the time is that of a part

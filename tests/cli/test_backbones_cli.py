@@ -89,8 +89,6 @@ def test_convert_then_info(checkpoint: Path, tmp_path: Path, capsys: pytest.Capt
     ):
         assert line in words
     assert "2 passes per image, " in text
-    timesteps = [line.split()[1] for line in text.splitlines() if line.strip().startswith("0.99")]
-    assert timesteps == ["5", "15", "136", "172", "5", "86", "172", "332"]
 
 
 def test_info_as_json(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

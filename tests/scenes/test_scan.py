@@ -41,8 +41,7 @@ def rows(path):
 
 
 def field_of(out):
-    with rasterio.open(out / "map.tif") as file:
-        return file.read(1)
+    return np.load(out / "map.npy")
 
 
 @pytest.fixture
@@ -79,14 +78,12 @@ def test_the_map_is_the_blend_of_the_tiles_maps(scanned, detector, landscape):
     np.testing.assert_allclose(field_of(scanned.out), total / share, rtol=1e-5, atol=1e-4)
 
 
-def test_the_map_lies_where_the_scene_lies(scanned):
-    with rasterio.open(scanned.out / "map.tif") as file:
-        assert file.profile["tiled"]
-        assert file.dtypes == ("float32",)
-        assert np.isnan(file.nodata)
-        assert file.crs.to_epsg() == 32631
-        assert file.transform == PLACE
-    assert not list(scanned.out.glob("*.part"))
+def test_the_coordinates_of_the_map_are_in_the_report(scanned):
+    """So the map can be written as a raster in the place of the scene."""
+    assert scanned.summary["georeference"]["transform"] == list(PLACE)[:6]
+    assert scanned.summary["georeference"]["epsg"] == 32631
+    assert field_of(scanned.out).shape == (72, 100)
+    assert field_of(scanned.out).dtype == np.float32
 
 
 def test_the_patch_is_the_first_region_in_pixels_and_on_the_map(scanned):
@@ -241,7 +238,7 @@ def test_an_array_map_survives_a_stop_just_before_the_end(tmp_path, detector, ge
     def fail(*_):
         raise KeyboardInterrupt
 
-    options = {"control": "tile", "map_format": "npy"}
+    options = {"control": "tile"}
     with monkeypatch.context() as patch:
         patch.setattr(ScanFolder, "finish", fail)
         with pytest.raises(KeyboardInterrupt):
@@ -332,7 +329,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path, detector, geotiff):
         (lambda s: s, {"controll": "bh"}, "did you mean 'control'"),
         (lambda s: s, {"group": "day"}, "fitted without groups"),
         (lambda s: s, {"control": "tile", "alpha": 0.001}, "needs at least 999 calibration images"),
-        (lambda s: s, {"map_format": "jpg"}, "unknown map_format"),
+        (lambda s: s, {"map_format": "tif"}, "has no option 'map_format'"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence_and_leaves_no_folder(tmp_path, detector, landscape, make, options, sentence):
@@ -353,7 +350,7 @@ def test_a_detector_that_is_not_fitted_or_takes_one_size_says_so(tmp_path, lands
 
 def test_larger_tiles_are_shrunk_by_the_detector_and_their_map_is_enlarged(tmp_path, detector, landscape):
     np.save(tmp_path / "s.npy", landscape)
-    report = scan(detector, tmp_path / "s.npy", tmp_path / "out", tile=32, stride=(20, 30), map_format="npy")
+    report = scan(detector, tmp_path / "s.npy", tmp_path / "out", tile=32, stride=(20, 30))
     found = rows(report.out / "tiles.csv")
     assert {(row["top"], row["left"]) for row in found} == {
         (y, x) for y in ("0", "20", "40") for x in ("0", "30", "60", "68")

@@ -203,14 +203,13 @@ def scene(
     control: Annotated[str, Option(help=CONTROL_HELP)] = "bh",
     alpha: Annotated[float, Option(help="Level of the error rate chosen with --control.")] = 0.05,
     group: Annotated[str | None, Option(help="Calibration group, if the detector was fitted with groups.")] = None,
-    map_format: Annotated[str, Option(help="Map format: tif, npy, or auto (TIFF if rasterio is installed).")] = "auto",
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
     batch_size: opt.BatchSize = None,
 ) -> None:
     """Score an image of any size: tiles, one seamless map, detections, flagged regions and an error rate for the scene.
 
-    Writes tiles.csv, map.tif, detections and regions (CSV and GeoJSON), overview.png and scene.json. A detection is a
+    Writes tiles.csv, map.npy, detections and regions (CSV and GeoJSON), overview.png and scene.json. A detection is a
     group of connected pixels of the map above its limit, with the coordinates of its peak; a region is a group of
     flagged tiles. To resume after an interruption, run the same command again: no tile is lost or scored
     twice.
@@ -230,7 +229,6 @@ def scene(
         "control": control,
         "alpha": alpha,
         "group": group,
-        "map_format": map_format,
     }
     plan = plan_scan(loaded, image, out, **options)
     memory = loaded.extractor.memory

@@ -5,7 +5,6 @@ The tiles go through the detector a block of rows at a time, and every finished 
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import os
 import warnings
@@ -19,8 +18,8 @@ import numpy as np
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import UNGROUPED, Labels
 from gepc.core.errors import InputError, OptionError
-from gepc.core.files import StrPath, read_json, replacing, write_json
-from gepc.core.options import build, check_fields, one_of
+from gepc.core.files import StrPath, read_json, write_json
+from gepc.core.options import build, check_fields
 from gepc.core.progress import OnProgress
 from gepc.core.run_folder import storage_errors
 from gepc.core.tables import escape_cell, write_rows
@@ -33,11 +32,11 @@ from gepc.images.preprocessing import OWN_SIZE
 from gepc.maps.drawing import resized
 from gepc.methods.base import Cost
 from gepc.methods.pooling import Map
-from gepc.scenes.folder import MapFile, ScanFolder, ScanState
+from gepc.scenes.folder import ScanFolder, ScanState
 from gepc.scenes.reading import PIXELS, Scene, Valid, open_scene
 from gepc.scenes.regions import Detection, TileRegion, find_detections, find_regions, statement
 from gepc.scenes.tiling import Grid, Size, Stitcher, Tile, TileImages
-from gepc.scenes.writing import geojson, write_overview, write_tiff
+from gepc.scenes.writing import geojson, write_overview
 
 OVERLAP = 0.5
 TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
@@ -67,8 +66,6 @@ class ScanOptions:
         Level of that error rate.
     group : str, optional
         The group of calibration images to compare with, for a detector fitted with groups.
-    map_format : {"auto", "tif", "npy"}
-        `auto` is TIFF if rasterio is installed.
 
     Examples
     --------
@@ -86,7 +83,6 @@ class ScanOptions:
     control: str = "bh"
     alpha: float = 0.05
     group: str | None = None
-    map_format: str = one_of("auto", "tif", "npy")
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.overlap is not None:
@@ -95,8 +91,6 @@ class ScanOptions:
             if value is not None and not 0.0 <= value < 1.0:
                 raise OptionError(f"{name} is a share of a tile, at least 0 and less than 1, got {value}")
         check_fields(self)
-        if self.map_format == "tif" and importlib.util.find_spec("rasterio") is None:
-            raise OptionError("map_format='tif' needs rasterio; install it with: pip install 'gepc[scenes]'")
 
 
 @dataclass(frozen=True)
@@ -138,9 +132,6 @@ def make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> Sc
     rule.check(fitted.reference, None if group is None else np.array([group]))
     calibration = len(fitted.reference.by_group[UNGROUPED if group is None else group])
     with_map = fitted.has_maps
-    if settings.map_format == "auto":
-        map_format = "npy" if importlib.util.find_spec("rasterio") is None else "tif"
-        settings = dataclasses.replace(settings, map_format=map_format)
     file, bands = scene.path.stat(), [band + 1 for band in scene.bands]
     same = {"bytes": file.st_size, "modified": file.st_mtime_ns, "changed": file.st_ctime_ns}
     identity = {
@@ -153,7 +144,6 @@ def make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> Sc
         "control": rule.control,
         "alpha": rule.alpha,
         "group": group,
-        "map_format": settings.map_format if with_map else None,
     }
     grid = Grid.over(scene.height, scene.width, tile, stride, str(scene.path))
     return ScanPlan(grid, rule, settings, calibration, fitted.cost(), with_map, identity)
@@ -258,8 +248,8 @@ def scan(
 ) -> SceneReport:
     """Score every tile of a scene and write the results to a folder.
 
-    The folder receives `tiles.csv` (score, p-value and flag of every tile), the stitched map (`map.tif` or `map.npy`,
-    NaN where there is no data), `regions.csv` and `regions.geojson` (connected flagged tiles), `detections.csv` and
+    The folder receives `tiles.csv` (score, p-value and flag of every tile), the stitched map (`map.npy`, NaN where
+    there is no data), `regions.csv` and `regions.geojson` (connected flagged tiles), `detections.csv` and
     `detections.geojson` (connected pixels of the map above its limit), `overview.png` and finally `scene.json`. An
     interrupted scan resumes when it is called again with the same arguments.
 
@@ -404,6 +394,7 @@ class SceneWriter:
         if plan.with_map:
             field, scale, limit = self.folder.map, fitted.map_limit(), fitted.map_limit(alpha)
             promise = statement(fitted, count, alpha)
+            self.files["map"] = "map.npy"
             detections = find_detections(fitted, field, plan.grid, flags, count, alpha)
             self._write_layer("detections", Detection.COLUMNS, detections)
         caption = (
@@ -412,7 +403,7 @@ class SceneWriter:
         caption += f"flagged ({plan.rule.control}, {alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
         if field is not None:
-            self._write_map(field)
+            os.replace(field.path, path / "map.npy")
         state, georeference = self.folder.state(), dataclasses.asdict(self.scene.place)
         summary = {
             "schema": 1,
@@ -451,16 +442,6 @@ class SceneWriter:
         rows = ([_cell(value) for value in item.properties(place).values()] for item in items)
         write_rows(path / f"{name}.csv", columns, rows)
         write_json(path / f"{name}.geojson", geojson(items, place))
-
-    def _write_map(self, field: MapFile) -> None:
-        """The map in its final place."""
-        path, name = self.folder.path, f"map.{self.plan.options.map_format}"
-        self.files["map"] = name
-        if self.plan.options.map_format == "npy":
-            os.replace(field.path, path / name)
-            return
-        with replacing(path / name) as draft:
-            write_tiff(draft, field, self.scene.place)
 
     def _gather(self) -> None:
         first: str | None = None

@@ -1,4 +1,4 @@
-"""Formats of the results of a scan: an overview of the whole scene, the map as GeoTIFF, and GeoJSON."""
+"""Formats of the results of a scan: an overview of the whole scene, and GeoJSON."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +13,13 @@ from gepc.core.palette import DARK
 from gepc.images.formats import Pixels
 from gepc.maps.drawing import colour_bar, overlay
 from gepc.scenes.folder import MapFile
-from gepc.scenes.reading import CACHE_BYTES, PIXELS, Georeference, Scene, Valid, ignored
+from gepc.scenes.reading import PIXELS, Georeference, Scene, Valid
 from gepc.scenes.regions import Detection, TileRegion
 
 LONGEST, FOOTER, BAR, SMALL = 2000, 32, 64, 900  # pixels of the overview
 WINDOW_PIXELS = 1 << 16
 NO_DATA = 0.35
 MARK = 9  # pixels, the radius of the circle around the peak of a detection
-BLOCK = 256  # pixels of a block of the TIFF
 
 Read = Callable[[int, int, int, int], tuple[Pixels, Valid]]
 Array = npt.NDArray[np.float64]
@@ -102,27 +101,6 @@ def _shown(values: Array, dtype: str) -> Array:
     picture = np.full(values.shape, NO_DATA)
     picture[there] = ((values[there] - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
     return picture
-
-
-def write_tiff(path: Path, field: MapFile, place: Georeference) -> None:
-    """Write a map as a tiled GeoTIFF, BigTIFF if needed, with NaN as the no-data value."""
-    import rasterio
-    from rasterio.errors import NotGeoreferencedWarning
-    from rasterio.windows import Window
-
-    height, width = field.shape
-    profile = {"driver": "GTiff", "height": height, "width": width, "count": 1, "dtype": "float32", "nodata": np.nan}
-    layout = {"tiled": True, "blockxsize": BLOCK, "blockysize": BLOCK, "compress": "deflate", "BIGTIFF": "IF_SAFER"}
-    where = {} if place == PIXELS else {"transform": rasterio.Affine(*place.transform), "crs": place.crs}
-    with (
-        ignored(NotGeoreferencedWarning),
-        rasterio.Env(GDAL_CACHEMAX=CACHE_BYTES),
-        rasterio.open(path, "w", **profile, **layout, **where) as file,
-    ):
-        for top in range(0, height, BLOCK):
-            for left in range(0, width, 64 * BLOCK):
-                part = field[top : top + BLOCK, left : left + 64 * BLOCK]
-                file.write(part, 1, window=Window(left, top, part.shape[1], part.shape[0]))
 
 
 def geojson(items: Sequence[TileRegion | Detection], place: Georeference) -> dict[str, Any]:
