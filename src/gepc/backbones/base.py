@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.identity import Identity, digest_of, modules_in
 from gepc.backbones.path import GaussianPath, NoiseSchedule, check_timesteps, look_up
-from gepc.backbones.schedule import FloatArray, check_alphas_cumprod, log_variances
+from gepc.backbones.schedule import check_alphas_cumprod, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice, check_least
 
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -48,7 +48,12 @@ def from_callable(
 
     Returns
     -------
-    A `Backbone` that calls the function. A saved detector does not contain it: give it again to `load_detector`.
+    Backbone
+        It calls the function. A saved detector does not contain it: give it again to `load_detector`.
+
+    Raises
+    ------
+    InputError : `alphas_cumprod` does not fall from below 1 towards 0.
 
     Examples
     --------
@@ -90,7 +95,12 @@ def from_denoiser(
 
     Returns
     -------
-    A `Backbone` with abar = 1/(1 + sigma^2) at each level.
+    Backbone
+        With abar = 1/(1 + sigma^2) at each level.
+
+    Raises
+    ------
+    InputError : `sigmas` are not positive, finite and ascending.
 
     Examples
     --------
@@ -134,7 +144,13 @@ def from_flow(
 
     Returns
     -------
-    A `Backbone` with abar = (1-s)^2/((1-s)^2 + s^2) at each level.
+    Backbone
+        With abar = (1-s)^2/((1-s)^2 + s^2) at each level.
+
+    Raises
+    ------
+    InputError : `levels` are not ascending in (0, 1].
+    OptionError : `data_time` and `noise_time` are equal.
 
     Examples
     --------
@@ -172,7 +188,12 @@ def with_encoder(
 
     Returns
     -------
-    A `LatentBackbone` that calls this backbone.
+    LatentBackbone
+        It calls this backbone.
+
+    Raises
+    ------
+    OptionError : the backbone has an encoder already, or does not predict noise.
 
     Examples
     --------
@@ -191,13 +212,17 @@ def with_encoder(
 
 
 def check_size(backbone: Backbone, height: int, width: int, what: str = "images") -> None:
-    """Raise `InputError` unless the network accepts images of this size.
+    """Check that the network accepts images of this size.
 
     Parameters
     ----------
     backbone : the backbone that takes the images.
     height, width : of the images, in pixels.
     what : names the images in the message.
+
+    Raises
+    ------
+    InputError : the size is not that of the network, or not a multiple of `size_multiple`.
 
     Examples
     --------
@@ -346,24 +371,6 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
     with_encoder = with_encoder
     check_size = check_size
 
-    def __init__(
-        self,
-        alphas_cumprod: npt.ArrayLike,
-        channels: int,
-        image_size: int | tuple[int, int] | None = None,
-        size_multiple: int = 1,
-    ) -> None:
-        super().__init__()
-        if not isinstance(channels, (int, np.integer)) or channels < 1:
-            raise OptionError(f"channels must be a positive whole number, got {channels!r}")
-        self.alphas_cumprod: FloatArray = check_alphas_cumprod(alphas_cumprod)
-        self.channels = int(channels)
-        self.image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
-        self.size_multiple = size_multiple
-        self.device = torch.device("cpu")
-        self.dtype: torch.dtype = torch.float32
-        self.parameters: int | None = None
-
     @abstractmethod
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """eps(x, t) for x (N, C, H, W) and schedule indices t (N,), both on the backbone's device."""
@@ -389,7 +396,13 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         Returns
         -------
-        eps(x, t), shaped like `x`.
+        torch.Tensor (N, C, H, W)
+            eps(x, t), with the type of `x`.
+
+        Raises
+        ------
+        InputError : `t` is outside the schedule, or is not one whole number per image.
+        BackboneError : the answer has another shape than `x`, or is not finite.
 
         Examples
         --------
@@ -425,7 +438,8 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         Returns
         -------
-        s(x, t), shaped like `x`.
+        torch.Tensor (N, C, H, W)
+            s(x, t), with the type of `x`.
 
         Examples
         --------
@@ -451,7 +465,8 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         Returns
         -------
-        eps(x, t) and d/dh eps(x + h v, t) at h = 0, both shaped like `x`.
+        tuple of two torch.Tensor (N, C, H, W)
+            eps(x, t), and d/dh eps(x + h v, t) at h = 0.
 
         Examples
         --------
@@ -489,7 +504,8 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         Returns
         -------
-        eps(x, t) and the log-variance, both shaped like `x`.
+        tuple of two torch.Tensor (N, C, H, W)
+            eps(x, t), and the log-variance.
 
         Examples
         --------
@@ -519,7 +535,13 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         Returns
         -------
-        eps(x, t), and the activations by the name of the layer. A plain function has none: `BackboneError`.
+        tuple of torch.Tensor (N, C, H, W) and dict of str to torch.Tensor (N, C_l, H_l, W_l)
+            eps(x, t), and the activations by the name of the layer.
+
+        Raises
+        ------
+        BackboneError : the backbone is a plain function, which has no layers.
+        OptionError : the network has no module of that name.
 
         Examples
         --------

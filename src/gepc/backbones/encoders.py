@@ -102,7 +102,14 @@ class Encoder:
 
         Returns
         -------
-        The encoder. `encoder.describe()` is what `Encoder.rebuild` needs to load it again.
+        Encoder
+            The encoder. `encoder.describe()` is what `Encoder.rebuild` needs to load it again.
+
+        Raises
+        ------
+        OptionError : the library or an option is unknown, or the library is not installed.
+        InputError : a file does not exist or is not an ONNX network.
+        BackboneError : the weights do not fit the model, or the network has no such layers.
 
         Examples
         --------
@@ -147,7 +154,12 @@ class Encoder:
 
         Returns
         -------
-        For each layer the map (N, C_l, H_l, W_l) in float32, on the encoder's device.
+        dict of str to torch.Tensor
+            For each layer the map (N, C_l, H_l, W_l) in float32, on the encoder's device.
+
+        Raises
+        ------
+        InputError : the images have neither one channel nor as many as the network takes.
 
         Examples
         --------
@@ -174,7 +186,8 @@ class Encoder:
 
         Returns
         -------
-        A dictionary with `source`, `weights`, `sha256`, `layers`, `mean` and `std`, which `rebuild` takes.
+        dict
+            `source`, `weights`, `sha256`, `layers`, `mean` and `std`, which `rebuild` takes.
 
         Examples
         --------
@@ -202,7 +215,13 @@ class Encoder:
 
         Returns
         -------
-        The encoder. One that was made from a module cannot be rebuilt: load it again and compare `sha256`.
+        Encoder
+            The encoder.
+
+        Raises
+        ------
+        BackboneError : the path is not trusted, the weights have another digest, or the encoder was made from a
+            module, which cannot be rebuilt: load it again and compare `sha256`.
 
         Examples
         --------

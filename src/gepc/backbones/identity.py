@@ -8,14 +8,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-if TYPE_CHECKING:
-    from gepc.backbones.schedule import FloatArray
+from gepc.backbones.schedule import check_alphas_cumprod
+from gepc.core.errors import OptionError
 
 # The search for modules ends here: a closure over an object with a list of modules has depth 3.
 MAX_DEPTH, MAX_ITEMS = 5, 1000
@@ -28,14 +28,23 @@ class Identity:
     """
 
     family = "custom"
-    alphas_cumprod: FloatArray
-    channels: int
-    image_size: tuple[int, int] | None
-    size_multiple: int
-    dtype: torch.dtype
-    parameters: int | None
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        alphas_cumprod: npt.ArrayLike,
+        channels: int,
+        image_size: int | tuple[int, int] | None = None,
+        size_multiple: int = 1,
+    ) -> None:
+        if not isinstance(channels, (int, np.integer)) or channels < 1:
+            raise OptionError(f"channels must be a positive whole number, got {channels!r}")
+        self.alphas_cumprod = check_alphas_cumprod(alphas_cumprod)
+        self.channels = int(channels)
+        self.image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        self.size_multiple = size_multiple
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+        self.parameters: int | None = None
         self.source: str | None = None
         self.load_options: dict[str, Any] = {}
         self.load_again: Callable[..., Any] | None = None
@@ -99,7 +108,8 @@ class Identity:
 
         Returns
         -------
-        A dictionary of numbers, texts and lists.
+        dict
+            Numbers, texts and lists by name.
 
         Examples
         --------

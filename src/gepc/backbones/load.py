@@ -30,7 +30,8 @@ def list_backbones() -> list[str]:
 
     Returns
     -------
-    Names that `load_backbone` takes, sorted.
+    list of str
+        Names that `load_backbone` takes, sorted.
 
     Examples
     --------
@@ -63,8 +64,6 @@ def load_backbone(
 ) -> Backbone:
     """Load a network that predicts noise, or an energy network.
 
-    An option that the source cannot use is an `OptionError`.
-
     Parameters
     ----------
     source : an embedded name (`list_backbones`), a diffusers model or pipeline folder, an OpenAI improved- or
@@ -92,7 +91,14 @@ def load_backbone(
 
     Returns
     -------
-    The backbone, ready to be given to a detector.
+    Backbone
+        The backbone, ready to be given to a detector.
+
+    Raises
+    ------
+    InputError : the path or a file of the folder does not exist or is not what was expected.
+    OptionError : the name is unknown, or an option does not exist or does not apply to the source.
+    BackboneError : the files do not describe a network that predicts noise, or the hub cannot be reached.
 
     Examples
     --------

@@ -67,7 +67,8 @@ class NoiseSchedule:
 
         Returns
         -------
-        sigma_t as a tensor (N, 1, 1, 1), which multiplies a batch like `x`.
+        torch.Tensor (N, 1, 1, 1)
+            sigma_t, which multiplies a batch like `x`.
 
         Examples
         --------
@@ -87,7 +88,8 @@ class NoiseSchedule:
 
         Returns
         -------
-        sqrt(abar_t) as a tensor (N, 1, 1, 1), which multiplies a batch like `x`.
+        torch.Tensor (N, 1, 1, 1)
+            sqrt(abar_t), which multiplies a batch like `x`.
 
         Examples
         --------
@@ -108,7 +110,8 @@ class NoiseSchedule:
 
         Returns
         -------
-        table[t] as a tensor (N, 1, 1, 1) of the type of `x`, which multiplies a batch.
+        torch.Tensor (N, 1, 1, 1)
+            table[t] in the type of `x`, which multiplies a batch.
 
         Examples
         --------

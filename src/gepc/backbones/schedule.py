@@ -115,6 +115,18 @@ class Levels:
     def sqrt_abar(cls, *values: float) -> Levels:
         """Make levels from values of sqrt(abar_t).
 
+        Parameters
+        ----------
+        *values : float
+            The levels.
+
+        Returns
+        -------
+        Levels
+            On the scale `sqrt_abar`.
+
+        Examples
+        --------
         >>> from gepc import Levels
         >>> str(Levels.sqrt_abar(0.99))
         'sqrt_abar:0.99'
@@ -125,6 +137,18 @@ class Levels:
     def snr(cls, *values: float) -> Levels:
         """Make levels from values of abar_t / (1 - abar_t).
 
+        Parameters
+        ----------
+        *values : float
+            The levels.
+
+        Returns
+        -------
+        Levels
+            On the scale `snr`.
+
+        Examples
+        --------
         >>> from gepc import Levels
         >>> str(Levels.snr(100.0, 9.0))
         'snr:100.0,9.0'
@@ -135,6 +159,18 @@ class Levels:
     def rho(cls, *values: float) -> Levels:
         """Make levels from values of sqrt(1/abar_t - 1).
 
+        Parameters
+        ----------
+        *values : float
+            The levels.
+
+        Returns
+        -------
+        Levels
+            On the scale `rho`.
+
+        Examples
+        --------
         >>> from gepc import Levels
         >>> str(Levels.rho(0.1, 0.3))
         'rho:0.1,0.3'
@@ -145,6 +181,18 @@ class Levels:
     def index(cls, *values: int) -> Levels:
         """Make levels from indices of one schedule.
 
+        Parameters
+        ----------
+        *values : int
+            The levels.
+
+        Returns
+        -------
+        Levels
+            On the scale `index`.
+
+        Examples
+        --------
         >>> from gepc import Levels
         >>> Levels.index(7, 3).timesteps([0.9] * 10)
         (3, 7)
@@ -153,8 +201,24 @@ class Levels:
 
     @classmethod
     def of(cls, levels: Levels | str | float | Iterable[float]) -> Levels:
-        """Read levels: a `Levels`, plain numbers (sqrt(abar)), or text such as `rho:0.05,0.17`.
+        """Read levels in any of the forms that options take.
 
+        Parameters
+        ----------
+        levels : Levels, float, iterable of float, or str
+            Plain numbers are sqrt(abar). A text such as `rho:0.05,0.17` names its scale.
+
+        Returns
+        -------
+        Levels
+            The levels; a `Levels` is returned as it is.
+
+        Raises
+        ------
+        OptionError : the text cannot be read, or a number is outside its scale.
+
+        Examples
+        --------
         >>> from gepc import Levels
         >>> Levels.of("rho:0.05,0.17") == Levels.rho(0.05, 0.17)
         True
@@ -182,7 +246,12 @@ class Levels:
 
         Returns
         -------
-        The timesteps, ascending and distinct.
+        tuple of int
+            The timesteps, ascending and distinct.
+
+        Raises
+        ------
+        OptionError : an index is outside the schedule.
 
         Examples
         --------

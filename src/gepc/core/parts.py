@@ -25,6 +25,16 @@ class Part:
     scoring : options of `gepc.calibration.Scorer` for a part that has its own scorer; None leaves it to the calibrator.
     parts : the parts of these columns, for its own scorer.
     weight : the share of the false-alarm rate that the part gets, relative to others of its kind.
+
+    Examples
+    --------
+    >>> from gepc.core.parts import Part
+    >>> Part("colour", runs=((0, 3), (7, 1))).columns.tolist()
+    [0, 1, 2, 7]
+
+    See Also
+    --------
+    gepc.calibration.Evidence : combines the tail probabilities of all parts.
     """
 
     name: str

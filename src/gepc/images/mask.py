@@ -56,7 +56,13 @@ class Mask:
 
         Returns
         -------
-        The mask, of the size of the array or the picture.
+        Mask
+            The mask, of the size of the array or the picture.
+
+        Raises
+        ------
+        InputError : the picture cannot be read, or the mask ignores every pixel.
+        OptionError : the array is not (H, W), or the mask has too many edges.
 
         Examples
         --------
@@ -85,7 +91,8 @@ class Mask:
 
         Returns
         -------
-        A boolean array (height, width), True where a pixel is ignored.
+        bool array (height, width)
+            True where a pixel is ignored.
 
         Examples
         --------

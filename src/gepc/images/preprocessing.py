@@ -60,6 +60,10 @@ class Preprocessing:
     ignore : pixels that do not count. Before an image is resized, they are replaced by the mean of its other pixels, so
         that their values have no influence at all.
 
+    Raises
+    ------
+    OptionError : an option is unknown or contradicts another one.
+
     Examples
     --------
     >>> import gepc, numpy as np
