@@ -11,6 +11,7 @@ from types import FunctionType
 import pytest
 
 import gepc
+from gepc.images.mask import Mask
 
 MODULES = ("backbones.base", "backbones.devices", "backbones.encoders", "backbones.identity", "backbones.load")
 MODULES += ("backbones.path", "backbones.schedule", "images.formats", "images.mask", "images.preprocessing")
@@ -41,3 +42,15 @@ def test_passes_and_makers_of_backbones_say_what_they_take_and_return(name: str)
     assert isinstance(method, FunctionType)
     text = inspect.getdoc(method) or ""
     assert all(section in text for section in ("Parameters\n", "Returns\n", "Examples\n", "See Also\n"))
+
+
+MEMBERS = [(gepc.Encoder, name) for name in ("load", "activations", "rebuild")]
+MEMBERS += [(gepc.Levels, name) for name in ("sqrt_abar", "snr", "rho", "index", "of", "timesteps")]
+MEMBERS += [(Mask, name) for name in ("of", "array")]
+MEMBERS += [(gepc.Backbone, name) for name in ("sigma", "sqrt_abar", "per_image", "with_encoder")]
+
+
+@pytest.mark.parametrize(("owner", "name"), MEMBERS, ids=lambda part: getattr(part, "__name__", part))
+def test_members_say_what_they_take_and_return(owner: type, name: str) -> None:
+    text = inspect.getdoc(getattr(owner, name)) or ""
+    assert all(section in text for section in ("Parameters\n", "Returns\n", "Examples\n"))

@@ -415,7 +415,8 @@ def test_detectors_of_every_family_in_a_fresh_process(load: Load, home: Path) ->
     expected = {}
     for family in FAMILIES:
         name = family.replace(" ", "-")
-        detector = detector_of(load(family), levels=(0.97,))
+        backbone = load(family)
+        detector = gepc.create_detector(backbone, "msma", levels=(0.97,), size=SIDE).fit(ID[backbone.channels])
         detector.save(home / f"{name}.det")
         expected[name] = detector.score(NEW[detector.backbone.channels])
     for channels, images in NEW.items():

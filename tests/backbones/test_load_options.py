@@ -16,7 +16,6 @@ from toys import toy_backbone
 import gepc
 from gepc.backbones import load, sources
 from gepc.backbones.diffusers import LoadOptions
-from gepc.backbones.onnx import export_onnx
 from gepc.core.errors import BackboneError, OptionError
 
 VALUES: dict[str, Any] = {
@@ -152,14 +151,3 @@ def test_an_object_has_its_weights_already(name: str) -> None:
                       up_block_types=("UpBlock2D",), layers_per_block=1)  # fmt: skip
     with pytest.raises(OptionError, match=f"has its weights already; leave out `{name}`"):
         gepc.load_backbone(net, config={"beta_schedule": "linear"}, **{name: VALUES[name]})
-
-
-def test_an_exported_network_runs_on_the_cpu(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    export_onnx(gepc.load_backbone("photos-tiny", device="cpu"), tmp_path / "net.onnx", (8, 8))
-    for name, value in (*VALUES.items(), ("device", "cuda")):
-        with pytest.raises(OptionError, match=f"leave out `{name}`"):
-            gepc.load_backbone(tmp_path / "net.onnx", **{name: value})
-    backbone = gepc.load_backbone(tmp_path / "net.onnx", device="cpu")
-    assert backbone.source == str(tmp_path / "net.onnx")

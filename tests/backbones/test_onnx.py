@@ -19,6 +19,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.onnx import OnnxBackbone, export_onnx
 from gepc.cli.app import run
 from gepc.core.errors import BackboneError, InputError, OptionError
+from tests.backbones.test_load_options import VALUES
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -123,9 +124,11 @@ def test_wrong_files_and_options(home: Path, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "foreign.onnx")
     with pytest.raises(InputError, match="not written by gepc"):
         gepc.load_backbone(tmp_path / "foreign.onnx")
-    for options in ({"class_label": 1}, {"dtype": "bfloat16"}, {"config": {"beta_schedule": "linear"}}):
-        with pytest.raises(OptionError, match=f"leave out `{next(iter(options))}`"):
-            gepc.load_backbone(home / "out" / "net.onnx", **options)
+    for name, value in (*VALUES.items(), ("device", "cuda")):
+        with pytest.raises(OptionError, match=f"leave out `{name}`"):
+            gepc.load_backbone(home / "out" / "net.onnx", **{name: value})
+    path = home / "out" / "net.onnx"
+    assert gepc.load_backbone(path, device="cpu").source == str(path)
 
 
 def test_what_cannot_be_exported(original: Backbone, exported: Backbone, tmp_path: Path) -> None:
