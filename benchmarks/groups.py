@@ -1,24 +1,26 @@
-"""Groups at equal passes on the paper's nine pairs: the paper's, D4, continuous ones, and one chosen from ID images.
+"""Groups at equal passes on all suites: the paper's, D4, continuous ones, and one chosen from ID images.
 
-    GEPC_DATA=data python benchmarks/groups.py --out results/groups [--train 80] [--test 50]
+    python benchmarks/suites.py --data data --out suites
+    python benchmarks/groups.py --suites suites --out results/groups [--train 80] [--test 50] [--names nine digits]
 
-All images pass the network once under every element of all groups, at one level; a group is then a selection of
+All images pass the network once under every element of all groups, at one level. A group is then a selection of
 columns, with at most six elements other than the identity. `gepc` uses the residual of the output (KDE), `inner` that
 of inner layers. `auto` is chosen for each ID set from its images to fit on. The column `synthetic` has the average
-AUROC of synthetic outliers made from ID test images; only it may justify another default. Writes groups.md and the
-figure of the residual against the rotation angle.
+AUROC of synthetic outliers made from ID test images; only it may justify another default. Writes groups.md, one table
+for each suite, and the figure of the residual against the rotation angle.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 import gepc
 from gepc.calibration.scorer import Scorer
@@ -39,11 +41,9 @@ from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group
 from gepc.methods.symmetries import choose
 
-FILES = {"cifar10": "cifar10.npz", "svhn": "svhn32.npz", "celeba": "celeba32.npz", "cifar100": "cifar100.npz"}
-LABELS = {"cifar10": "C10", "svhn": "SVHN", "celeba": "CelebA", "cifar100": "C100"}
-INSIDE = ("cifar10", "svhn", "celeba")
-SETS = ("celeba", "cifar10", "svhn", "cifar100")  # in the figure; the network was trained on CelebA
+SETS = {"celeba": "CelebA", "cifar10": "C10", "svhn": "SVHN", "cifar100": "C100"}  # in the figure, of the suite `nine`
 SYNTHETIC = "synthetic"
+Rows = dict[tuple[str, str], dict[str, float]]  # (group, residual) -> pair -> AUROC
 LEVELS = (0.99,)
 SHIFTS = Group.translations(2, 6)
 GROUPS = {
@@ -94,15 +94,94 @@ def aurocs(
     return {name: auroc(own, values) for name, values in zip(outside, far, strict=True)}
 
 
-def summary(rows: dict[tuple[str, str], dict[str, float]]) -> ResultTable:
-    pairs = [f"{LABELS[a]}:{LABELS[b]}" for a in INSIDE for b in FILES if a != b]
+@dataclass(frozen=True)
+class Suite:
+    """The images of a suite that benchmarks/suites.py has written, and the network on which its groups are compared."""
+
+    folder: Path
+    name: str
+    backbone: gepc.Backbone
+    preparing: Preprocessing
+    pairs: dict[str, list[str]]
+    train: int
+    test: int
+
+    @classmethod
+    def read(cls, folder: Path, name: str, backbone: str | None, train: int, test: int) -> Suite:
+        protocol = yaml.safe_load((folder / f"{name}.yaml").read_text())
+        side = protocol.get("size", 32)
+        network = gepc.load_backbone(backbone or protocol["backbone"])
+        preparing = Preprocessing(size=(side, side), channels=network.channels)
+        return cls(folder, name, network, preparing, protocol["pairs"], train, test)
+
+    @cached_property
+    def method(self) -> GepcExtractor:
+        return GepcExtractor(levels=gepc.Levels(LEVELS), features=("s", "inner"), group=union())
+
+    def images(self, name: str, split: str) -> npt.NDArray[np.float32]:
+        count = self.train if split == "train" else self.test
+        pixels = read_npz(self.folder / self.name / f"{name}.npz", f"{split}_x")[:count]
+        return load_all(open_images(pixels), self.preparing)
+
+    def extracted(self, pixels: npt.NDArray[np.float32]) -> FeatureTable:
+        spec = ExtractionSpec(self.method, self.method.timesteps(self.backbone))
+        return extract_all(open_images(pixels), replace(self.preparing, value_range=(-1.0, 1.0)), self.backbone, spec)
+
+    @cached_property
+    def tests(self) -> dict[str, FeatureTable]:
+        """The features of the test images of every set."""
+        names = dict.fromkeys(name for inside, others in self.pairs.items() for name in (inside, *others))
+        return {name: self.extracted(self.images(name, "test")) for name in names}
+
+    def compare(self) -> tuple[Rows, list[tuple[str, str, str]]]:
+        """The AUROC of every group and feature on every pair, and what `auto` chose."""
+        rows: Rows = {}
+        choices = []
+        for inside, others in self.pairs.items():
+            train, test = self.images(inside, "train"), self.images(inside, "test")
+            fit = self.extracted(train)
+            changed = [synthetic_outlier(x, KINDS[i % len(KINDS)]) for i, x in enumerate(test)]
+            auto, evidence = choose(self.method, self.backbone, batch(train))
+            kept = [f"{item.action} ({item.weight:g})" for item in evidence if item.weight]
+            choices.append((self.name, inside, ", ".join(kept)))
+            outside = {f"{inside}:{other}": self.tests[other] for other in others}
+            outside[f"{inside} {SYNTHETIC}"] = self.extracted(np.stack(changed))
+            for (label, group), feature in product({**GROUPS, "auto": auto}.items(), ("s", "inner")):
+                row = rows.setdefault((label, "gepc" if feature == "s" else "inner"), {})
+                row |= aurocs(group, feature, fit, self.tests[inside], outside)
+        return {name: row for name, row in rows.items() if row}, choices
+
+
+def batch(pixels: npt.NDArray[np.float32]) -> Batch:
+    return Batch(pixels, [image_key(image) for image in pixels])
+
+
+def summary(suites: dict[str, Rows]) -> ResultTable:
+    """One row for each group and residual: averages over the pairs of each suite, and over all synthetic outliers."""
+    names = dict.fromkeys(name for rows in suites.values() for name in rows)
     cells = []
-    for (label, feature), row in rows.items():
-        known = [row[pair] for pair in pairs if pair in row]
-        synthetic = [value for name, value in row.items() if name.endswith(SYNTHETIC)]
-        cells.append((label, feature, *(row.get(p) for p in pairs), float(np.mean(known)), float(np.mean(synthetic))))
-    heading = ("group", "residual", *pairs, "mean", SYNTHETIC)
-    return ResultTable("groups", "AUROC at equal passes", heading, tuple(cells))
+    for name in names:
+        found = [rows.get(name, {}) for rows in suites.values()]
+        averages = [average([value for pair, value in row.items() if not pair.endswith(SYNTHETIC)]) for row in found]
+        synthetic = [value for row in found for pair, value in row.items() if pair.endswith(SYNTHETIC)]
+        cells.append((*name, *averages, average(synthetic)))
+    heading = ("group", "residual", *(f"{name} ({pair_count(rows)})" for name, rows in suites.items()), SYNTHETIC)
+    return ResultTable("groups", "AUROC at equal passes, averages over the pairs of a suite", heading, tuple(cells))
+
+
+def pair_count(rows: Rows) -> int:
+    return sum(not pair.endswith(SYNTHETIC) for pair in next(iter(rows.values())))
+
+
+def average(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def each_pair(name: str, rows: Rows) -> ResultTable:
+    """The AUROC of every group on every pair of a suite."""
+    pairs = list(next(iter(rows.values())))
+    cells = tuple((*key, *(row.get(pair) for pair in pairs)) for key, row in rows.items())
+    return ResultTable(f"groups-{name}", f"AUROC at equal passes: {name}", ("group", "residual", *pairs), cells)
 
 
 def by_angle(curves: dict[str, npt.NDArray[np.float64]]) -> ResultTable:
@@ -121,54 +200,39 @@ def by_angle(curves: dict[str, npt.NDArray[np.float64]]) -> ResultTable:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("GEPC_DATA"))
+    parser.add_argument("--suites", type=Path, required=True, help="folder of benchmarks/suites.py")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--names", nargs="+", default=["nine", "fresh", "digits", "tiles", "radar"])
+    parser.add_argument("--backbone", help="instead of the network of each suite")
     parser.add_argument("--train", type=int, default=80)
     parser.add_argument("--test", type=int, default=50)
     parser.add_argument("--angles-only", action="store_true", help="only the figure and its table, two minutes")
     options = parser.parse_args()
-    backbone = gepc.load_backbone(options.backbone)
-    method = GepcExtractor(levels=gepc.Levels(LEVELS), features=("s", "inner"), group=union())
-    spec = ExtractionSpec(method, method.timesteps(backbone))
-    preparing = Preprocessing(size=(32, 32), channels=3)
-
-    def images(name: str, split: str, count: int) -> npt.NDArray[np.float32]:
-        return load_all(open_images(read_npz(Path(options.data) / FILES[name], f"{split}_x")[:count]), preparing)
-
-    def extracted(pixels: npt.NDArray[np.float32]) -> FeatureTable:
-        return extract_all(open_images(pixels), replace(preparing, value_range=(-1.0, 1.0)), backbone, spec)
-
-    def batch(pixels: npt.NDArray[np.float32]) -> Batch:
-        return Batch(pixels, [image_key(image) for image in pixels])
-
-    test_images = {name: images(name, "test", options.test) for name in FILES}
-    curves = {LABELS[n]: residual_by_angle(method, backbone, batch(test_images[n])) for n in SETS}
     options.out.mkdir(parents=True, exist_ok=True)
-    save(angle_figure(curves), options.out / "groups-angles")
+
+    def read(name: str) -> Suite:
+        return Suite.read(options.suites, name, options.backbone, options.train, options.test)
+
+    about = {"train": options.train, "test": options.test, "backbone": options.backbone or "that of each suite"}
     if options.angles_only:
-        print(write_tables(options.out, "angles", [by_angle(curves)], {"backbone": options.backbone}))
+        nine = read("nine")
+        curves = {
+            label: residual_by_angle(nine.method, nine.backbone, batch(nine.images(name, "test")))
+            for name, label in SETS.items()
+        }
+        save(angle_figure(curves), options.out / "groups-angles")
+        print(write_tables(options.out, "angles", [by_angle(curves)], about))
         return
-    tests = {name: extracted(pixels) for name, pixels in test_images.items()}
-    rows: dict[tuple[str, str], dict[str, float]] = {}
-    choices = []
-    for inside in INSIDE:
-        train = images(inside, "train", options.train)
-        fit = extracted(train)
-        changed = [synthetic_outlier(x, KINDS[i % len(KINDS)]) for i, x in enumerate(test_images[inside])]
-        outliers = extracted(np.stack(changed))
-        auto, evidence = choose(method, backbone, batch(train))
-        kept = [f"{item.action} ({item.weight:g})" for item in evidence if item.weight]
-        choices.append((LABELS[inside], ", ".join(kept)))
-        outside = {f"{LABELS[inside]}:{LABELS[other]}": tests[other] for other in FILES if other != inside}
-        outside[f"{LABELS[inside]} {SYNTHETIC}"] = outliers
-        for (label, group), feature in product({**GROUPS, "auto": auto}.items(), ("s", "inner")):
-            row = rows.setdefault((label, "gepc" if feature == "s" else "inner"), {})
-            row |= aurocs(group, feature, fit, tests[inside], outside)
-    rows = {name: row for name, row in rows.items() if row}
-    chosen = ResultTable("chosen", "What `auto` chose, with weights", ("ID", "elements"), tuple(choices))
-    about = {"backbone": options.backbone, "train": options.train, "test": options.test}
-    print(write_tables(options.out, "groups", [summary(rows), chosen, by_angle(curves)], about))
+    suites: dict[str, Rows] = {}
+    choices: list[tuple[str, str, str]] = []
+    for name in options.names:
+        suites[name], chosen = read(name).compare()
+        choices += chosen
+        tables = [summary(suites), *(each_pair(*item) for item in suites.items())]
+        tables.append(
+            ResultTable("chosen", "What `auto` chose, with weights", ("suite", "ID", "elements"), tuple(choices))
+        )
+        print(write_tables(options.out, "groups", tables, about))
 
 
 if __name__ == "__main__":
