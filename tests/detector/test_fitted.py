@@ -18,6 +18,8 @@ from gepc.detector.storage import MAX_BATCH
 from gepc.detector.stream import stream
 from gepc.images import batches
 from gepc.images.sources import open_images
+from gepc.maps.statistics import FIT_IMAGES
+from gepc.methods.base import Cost
 from gepc.methods.extraction import ImageSample
 
 ID, NEW = pictures(30), pictures(5, seed=1)
@@ -139,6 +141,19 @@ def test_groups_of_scores_from_maps_belong_to_their_images() -> None:
     for label in "ab":
         own = np.sort(scores[np.array(labels) == label])
         np.testing.assert_allclose(detector.fitted.reference.by_group[label], own, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [30, 500])
+def test_a_detector_that_scores_by_maps_evaluates_no_image_twice(count: int) -> None:
+    """One level leaves no choice, so that the passes for maps are enough, and images without maps need none."""
+    detector = small_detector(score_from="map")
+    images = pictures(count, size=6, channels=1)
+    detector.fit(images)
+    calibrating = len(detector.calibration_scores_)
+    evaluated = min(count - calibrating, FIT_IMAGES) + calibrating
+    assert detector.fit_cost() == Cost()
+    assert detector.map_images(count - calibrating, calibrating) == evaluated
+    assert detector.backbone.forward_count == evaluated * detector.cost().forward
 
 
 # --- large images ----------------------------------------------------------------------------------------------------

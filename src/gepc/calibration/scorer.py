@@ -70,6 +70,11 @@ class Scorer:
         self.calibrator_ = create_calibrator(self.calibration).fit(kept, parts)
         return self
 
+    def keep_all(self, levels: int) -> Scorer:
+        """Keep that many levels with equal weights, before there are features to fit on; returns self."""
+        self.selection_ = Selection(tuple(range(levels)), np.full(levels, 1.0 / levels), np.full(levels, np.nan))
+        return self
+
     def score(self, table: Any) -> Array:
         """One number per image, higher = more out of distribution, from features at every candidate level."""
         return self.score_kept(_columns(table)[:, list(self.selection_.kept)])

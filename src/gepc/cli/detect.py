@@ -120,7 +120,7 @@ def estimate_fit(detector: Detector, images: Images, separate: int = 0) -> None:
     estimate(detector.backbone, size, total, detector.fit_cost(size), memory=memory)
     calibrating = separate or round(detector.calibration_share * total)
     again = detector.map_images(total - calibrating, calibrating)
-    estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images again", memory)
+    estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images", memory)
 
 
 def _size_text(fitted: FittedDetector) -> str:

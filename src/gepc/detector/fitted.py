@@ -134,10 +134,10 @@ class FittedDetector:
             return scores, {self.map_part: self._raw(levels)}, evidence
         return scores, calibrated, evidence
 
-    def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map]:
-        """The parts of the maps of preprocessed images, and their raw maps; what map statistics are learnt from."""
-        _, parts, levels = self._map_passes(self._batch(images))
-        return parts, self._raw(levels)
+    def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map, Table]:
+        """The parts of the maps of preprocessed images, their raw maps, and their features at the kept levels."""
+        table, parts, levels = self._map_passes(self._batch(images))
+        return parts, self._raw(levels), table
 
     def _raw(self, levels: Map) -> Map:
         """Raw maps, 0 where pixels are ignored."""

@@ -22,7 +22,7 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
 from gepc.methods.base import Extractor, MapParts, Table
-from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, extract_all, plain_options
+from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.pooling import Map, v_global
 from gepc.methods.symmetries import Evidence, choose, read_batch
@@ -57,21 +57,25 @@ def fit_detector(
     share = parameters.calibration_share if hold_out else 0.0
     method, group_choice = _settled_method(parameters, source, share)
     levels = method.timesteps(parameters.backbone)
-    spec = ExtractionSpec(method.for_fitting(), levels, parameters.seed, parameters.batch_size)
-    table = _extract(parameters, source, parameters.preprocessing(), spec, on_progress, hold_out, cache)
+    by_maps = parameters.fits_by_maps
+    spec = ExtractionSpec(method.for_fitting(), () if by_maps else levels, parameters.seed, parameters.batch_size)
+    reading_progress = None if by_maps else on_progress
+    table = _extract(parameters, source, parameters.preprocessing(), spec, reading_progress, hold_out, cache)
     fit_rows, held_out_rows = split(table.keys, parameters.seed, share)
     _check_enough(len(fit_rows), table.keys)
     _warn_about_copies(table.keys)
-    scorer = parameters.scorer().fit(table.rows(fit_rows))
-    kept = tuple(levels[position] for position in scorer.selection_.kept)
+    scorer = parameters.scorer().keep_all(1) if by_maps else parameters.scorer().fit(table.rows(fit_rows))
+    kept = () if by_maps else tuple(levels[position] for position in scorer.selection_.kept)
     if hold_out:
         calibration_source, calibration = source, table.rows(held_out_rows).at(kept)
     else:
         calibration_source = open_images(calibration_images)
         spec = replace(spec, timesteps=kept)
-        calibration = _separate(parameters, calibration_source, table, spec, on_progress, cache)
+        calibration = _separate(parameters, calibration_source, table, spec, reading_progress, cache)
     labels = group_labels(groups, calibration_source, calibration.indices)
-    columns = method.as_scored(calibration.columns, calibration.keys, parameters.seed)
+    scores = np.zeros(len(calibration))
+    if not by_maps:
+        scores = scorer.score_kept(method.as_scored(calibration.columns, calibration.keys, parameters.seed))
     draft = FittedDetector(
         method=method,
         options={**parameters.options(), **plain_options(method.options())},
@@ -79,7 +83,7 @@ def fit_detector(
         preprocessing=table.preprocessing,
         levels=tuple(levels),
         scorer=scorer,
-        reference=CalibrationScores.of(scorer.score_kept(columns), labels),
+        reference=CalibrationScores.of(scores, labels),
         maps=None,
         map_scale=None,
         fit_images=len(fit_rows),
@@ -92,13 +96,12 @@ def fit_detector(
     if method.has_maps:
         fitting = SomeImages.smallest(source, table.rows(fit_rows), FIT_IMAGES)
         calibrating = SomeImages.smallest(calibration_source, calibration, CALIBRATION_IMAGES)
-        draft = _with_maps(draft, parameters, fitting, calibrating)
+        draft = _with_maps(draft, parameters, fitting, calibrating, on_progress if by_maps else None)
     if parameters.score_from == "map":
-        if isinstance(calibration_source, StreamImages):
-            raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
-        scores = scores_of(draft, calibration_source, indices=calibration.indices.tolist())
+        scores = _map_scores(draft, calibration_source, calibration, calibrating.table.keys)
         draft = replace(draft, reference=CalibrationScores.of(scores, labels))
-    return replace(draft, reference=draft.reference.trim(parameters.contamination))
+    maps = None if draft.maps is None else draft.maps.trim(parameters.contamination)
+    return replace(draft, maps=maps, reference=draft.reference.trim(parameters.contamination))
 
 
 def _settled_method(parameters: Parameters, source: Images, share: float) -> tuple[Extractor, Sequence[Evidence]]:
@@ -204,28 +207,61 @@ class SomeImages(Sequence[Image]):
 
 
 def _with_maps(
-    draft: FittedDetector, parameters: Parameters, fitting: SomeImages, calibrating: SomeImages
+    draft: FittedDetector,
+    parameters: Parameters,
+    fitting: SomeImages,
+    calibrating: SomeImages,
+    on_progress: Progress = None,
 ) -> FittedDetector:
-    """The detector with the statistics of calibrated maps, and the common scale of raw ones."""
+    """The detector with the statistics of calibrated maps, and the common scale of raw ones.
+
+    If nothing but maps is learnt, the scorer takes the features of the same passes.
+    """
     if not calibrating or (parameters.maps != "raw" and len(fitting) < 2):
         raise InputError(
             "the images of this stream are too large to keep for maps; give a folder, or set `size`", options=("size",)
         )
     raw: list[Map] = []
+    tables: list[Table] = []
 
-    def read(images: Sequence[Image]) -> MapParts:
-        parts, maps = draft.map_parts(images)
-        raw.extend(maps)
-        return parts
+    with reporting(on_progress, "fitting", len(fitting) + len(calibrating)) as advance:
 
-    if parameters.maps == "raw":
-        for _ in read_parts(read, calibrating):
-            pass  # `read` collects the raw maps
-        return replace(draft, map_scale=v_global(raw))
-    window, model = map_window(draft.method), draft.method.map_model
-    ignored = draft.preprocessing.ignored
-    statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, ignored, model)
-    return replace(draft, maps=statistics.trim(parameters.contamination), map_scale=v_global(raw))
+        def read(images: Sequence[Image]) -> MapParts:
+            parts, maps, table = draft.map_parts(images)
+            raw.extend(maps)
+            tables.append(table)
+            advance(len(images))
+            return parts
+
+        if parameters.maps == "raw":
+            for _ in read_parts(read, calibrating):
+                pass  # `read` collects the raw maps
+            return replace(draft, map_scale=v_global(raw))
+        window, model = map_window(draft.method), draft.method.map_model
+        ignored = draft.preprocessing.ignored
+        statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, ignored, model)
+    draft = replace(draft, maps=statistics, map_scale=v_global(raw))
+    if not parameters.fits_by_maps:
+        return draft
+    method = draft.method
+    features = {name: values[: len(fitting)] for name, values in concatenate(tables).items()}
+    columns, stability = method.columns(features), method.stability(features)
+    return replace(draft, scorer=parameters.scorer().fit(columns, stability, method.parts(features)))
+
+
+def _map_scores(
+    draft: FittedDetector, images: Images, calibration: FeatureTable, calibrating: Sequence[bytes]
+) -> Array:
+    """The scores of all calibration images by their maps; the statistics of maps have those of `calibrating`."""
+    assert draft.maps is not None
+    known = dict(zip(calibrating, draft.maps.scores.tolist(), strict=True))
+    others = [row for row, key in enumerate(calibration.keys) if key not in known]
+    if others and isinstance(images, StreamImages):
+        raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
+    if others:
+        scores = scores_of(draft, images, indices=calibration.indices[others].tolist())
+        known |= dict(zip([calibration.keys[row] for row in others], scores.tolist(), strict=True))
+    return np.array([known[key] for key in calibration.keys])
 
 
 def map_window(method: object) -> int:

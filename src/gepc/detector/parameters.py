@@ -123,16 +123,22 @@ class Parameters:
         first = next((record.pixels for record in images.first(16) if record.pixels is not None), None)
         return None if first is None else preprocessing.network_size((first.shape[0], first.shape[1]))
 
+    @property
+    def fits_by_maps(self) -> bool:
+        """Whether fitting needs no passes but those for maps: scores come from maps, and there is one level to keep."""
+        return self.score_from == "map" and len(self.extractor.timesteps(self.backbone)) == 1
+
     def fit_cost(self, size: tuple[int, int] | None = None) -> Cost:
         """Network passes per image while fitting, at every candidate level, for images of (H, W)."""
+        if self.fits_by_maps:
+            return Cost()
         return cost_of(self.extractor.for_fitting(), self.backbone, size or NOMINAL_SIZE)
 
     def map_images(self, fitting: int, calibrating: int) -> int:
         """How many of the images to fit on and to calibrate with are evaluated again, as in scoring, for their maps."""
         if not self.extractor.has_maps:
             return 0
-        again = calibrating if self.score_from == "map" else 0
-        again += min(calibrating, CALIBRATION_IMAGES)
+        again = calibrating if self.score_from == "map" else min(calibrating, CALIBRATION_IMAGES)
         return again if self.maps == "raw" else again + min(fitting, FIT_IMAGES)
 
 

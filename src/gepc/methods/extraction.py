@@ -35,7 +35,7 @@ class ExtractionSpec:
     """What to compute for every image."""
 
     extractor: Extractor  # the method, with its parameters
-    timesteps: tuple[int, ...]  # the timesteps to evaluate, in order
+    timesteps: tuple[int, ...]  # the timesteps to evaluate, in order; with none, images are only read
     seed: int = 0  # the noise of an image is a function of this and of its content
     rows: int = 64  # the largest number of images per network call, and per chunk
     noise: npt.NDArray[Any] | None = field(default=None, compare=False)  # (levels, N, C, H, W), instead of drawn noise
@@ -159,7 +159,7 @@ def extract_all(
     for chunk in chunks(images, preprocessing, spec.rows, on_bad_image, most_pixels=most_pixels):
         skipped |= {name: error for _, name, error in chunk.failures}
         if chunk.indices:
-            tables.append(cache.extract(backbone, spec, spec.batch(chunk)))
+            tables.append(cache.extract(backbone, spec, spec.batch(chunk)) if spec.timesteps else {})
             first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         if on_progress is not None:
             on_progress(len(chunk))
