@@ -90,7 +90,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     normal, new = root / "normal", root / "new"
     normal.mkdir()
     new.mkdir()
-    for number, image in enumerate(as_uint8(pictures(48, SIDE))):
+    for number, image in enumerate(as_uint8(pictures(42, SIDE))):
         save(normal / f"{number:02d}.png", image)
     colour = as_uint8(pictures(3, SIDE, seed=1, contrast=0.8))
     save(new / "a.png", colour[0])

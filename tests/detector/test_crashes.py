@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crashes import crashes
-from toys import pictures, toy_backbone, toy_detector
+from toys import LEVELS, pictures, toy_backbone, toy_detector
 
 from gepc.core import files
 from gepc.detector.registry import load_detector
@@ -21,7 +21,8 @@ def test_saving_over_a_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """At every crash; and the same command completes afterwards."""
     if not exchange:
         monkeypatch.setattr(files, "_exchange", lambda first, second: False)
-    old, new = (toy_detector().fit(pictures(40, seed=seed)) for seed in (1, 2))
+    options = {"levels": LEVELS[:1], "keep": 1, "group": ("flip_x",), "maps": "raw"}  # few passes
+    old, new = (toy_detector(**options).fit(pictures(24, seed=seed)) for seed in (1, 2))
     answers = {name: detector.score(SHOWN).tolist() for name, detector in {"old": old, "new": new}.items()}
     seen, folder = [], tmp_path / "work" / "det"
     old.save(folder)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
+import huggingface_hub
+import huggingface_hub.constants
+import numpy as np
 import pytest
-from toys import pictures
+from toys import pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.backbones.load import is_hub_id
-from gepc.core.errors import InputError
+from gepc.core.errors import BackboneError, InputError
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -83,46 +83,23 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-CODE = """
-import json, sys
-import gepc
-
-errors = []
-for name in ("org/absent", "org/det"):
-    try:
-        gepc.load_detector(name)
-    except gepc.GepcError as error:
-        errors.append(str(error))
-again = gepc.load_detector("org/det", sys.argv[1])
-print(json.dumps({"scores": again.calibration_scores_.tolist(), "errors": errors}))
-"""
-
-
-def test_a_detector_comes_from_the_hub(hub: Hub, tiny_net: Any, tmp_path: Path) -> None:
-    from diffusers import DDPMScheduler
-
-    net = tmp_path / "net"
-    tiny_net.save_pretrained(net)
-    DDPMScheduler(num_train_timesteps=100).save_pretrained(net)
-    detector = gepc.GEPC(gepc.load_backbone(net), levels=(0.99, 0.9)).fit(pictures(60, size=16))
+def test_a_detector_comes_from_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its two files alone are downloaded; the backbone is the user's."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    download = partial(huggingface_hub.snapshot_download, endpoint=hub.address, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    detector = toy_detector().fit(pictures(30))
     detector.save(tmp_path / "det")
     hub.files = {path.name: path.read_bytes() for path in (tmp_path / "det").iterdir()}
     hub.files["README.md"] = b"# A model card"
-    environment = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "GEPC_STATE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(net)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment, "HF_HUB_OFFLINE": "0", "GEPC_TRUST": "0", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr + "\n".join(hub.requests)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["scores"] == detector.calibration_scores_.tolist()
-    absent, without_backbone = found["errors"]
-    assert absent.startswith("there is no folder org/absent, and the hub did not give it: ")
-    assert "paths and hub ids in it are not followed" in without_backbone
-    assert not any("README" in line for line in hub.requests if line.startswith("GET /org"))
+    again = gepc.load_detector("org/det", toy_backbone())
+    np.testing.assert_array_equal(again.calibration_scores_, detector.calibration_scores_)
+    with pytest.raises(BackboneError, match="pass it: load_detector"):
+        gepc.load_detector("org/det")
+    with pytest.raises(InputError, match="there is no folder org/absent, and the hub did not give it: "):
+        gepc.load_detector("org/absent")
+    assert any("detector.json" in line for line in hub.requests)
+    assert not any("README" in line for line in hub.requests)
 
 
 @pytest.mark.parametrize(

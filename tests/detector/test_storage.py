@@ -28,7 +28,7 @@ ID = pictures(24)
 NEW = pictures(4, seed=1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fitted() -> gepc.GEPC:
     return toy_detector().fit(ID)  # type: ignore[return-value]
 

@@ -14,7 +14,7 @@ import gepc
 from gepc.conformal.p_values import images_needed
 from gepc.core.errors import InputError, OptionError
 from gepc.maps.statistics import BANDS, TOGETHER, MapStatistics
-from gepc.methods.base import MapParts
+from gepc.methods.base import MapModel, MapParts
 
 ONE = np.ones(1)
 
@@ -39,7 +39,7 @@ def blanks(count: int, size: tuple[int, int], seed: int = 0) -> list[npt.NDArray
 def test_the_border_does_not_glow_and_sizes_may_differ() -> None:
     """Outside two pixels and inside, the excess over the usual has the same mean, also at a size never seen."""
     fitting = [*blanks(20, (24, 24)), *blanks(20, (32, 20), 1)]
-    found = MapStatistics.fit(glowing, fitting, blanks(30, (24, 24), 2), ONE, window=1)
+    found = MapStatistics.fit(glowing, fitting, blanks(30, (24, 24), 2), ONE, model=MapModel(window=1))
     for size in ((24, 24), (40, 28)):
         z = found.z(glowing(blanks(60, size, 3)), size)["residual"]
         inner = np.zeros(size, dtype=bool)
@@ -91,14 +91,14 @@ def test_a_target_does_not_lift_the_rest_of_its_image() -> None:
 
 def test_statistics_by_position_of_version_0_2_are_restored() -> None:
     """At each position the stored mean and deviation count, and a grid coarser than the map is interpolated."""
-    found = MapStatistics.fit(glowing, blanks(20, (24, 24)), blanks(20, (24, 24), 1), ONE, window=1)
+    found = MapStatistics.fit(glowing, blanks(20, (24, 24)), blanks(20, (24, 24), 1), ONE, model=MapModel(window=1))
     state, shown = found.state(), glowing(blanks(2, (24, 24), 2))
     free = found.z(shown, (24, 24))["residual"]
     for side in (24, 12):
         grid = np.full((2, side, side), found.mean[1, BANDS])
         grid[1, side // 2, side // 2] -= 3.0 * found.std[1, BANDS]
         by_position = {**state, "mean": grid, "std": np.full_like(grid, found.std[1, BANDS])}
-        restored = MapStatistics.restore(("residual",), 1, ONE, by_position)
+        restored = MapStatistics.restore(("residual",), ONE, by_position, MapModel(window=1))
         z = restored.z(shown, (24, 24))["residual"]
         middle = 24 // 2
         assert (z[:, middle, middle] > free[:, middle, middle] + (2.9 if side == 24 else 1.0)).all()

@@ -32,7 +32,6 @@ Rows = npt.NDArray[np.int64]
 Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8
 SAMPLE_IMAGES = 600  # images of a stream that are kept for maps, since a stream cannot be read again
-MAP_WINDOW = 9
 
 
 def fit_detector(
@@ -237,9 +236,8 @@ def _with_maps(
             for _ in read_parts(read, calibrating):
                 pass  # `read` collects the raw maps
             return replace(draft, map_scale=v_global(raw))
-        window, model = map_window(draft.method), draft.method.map_model
-        ignored = draft.preprocessing.ignored
-        statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, window, ignored, model)
+        ignored, model = draft.preprocessing.ignored, draft.method.map_model
+        statistics = MapStatistics.fit(read, fitting, calibrating, draft.weights, ignored, model)
     draft = replace(draft, maps=statistics, map_scale=v_global(raw))
     if not parameters.fits_by_maps:
         return draft
@@ -262,11 +260,6 @@ def _map_scores(
         scores = scores_of(draft, images, indices=calibration.indices[others].tolist())
         known |= dict(zip([calibration.keys[row] for row in others], scores.tolist(), strict=True))
     return np.array([known[key] for key in calibration.keys])
-
-
-def map_window(method: object) -> int:
-    """The side of the box filter of calibrated maps: the method's `window` if it has one."""
-    return int(getattr(method, "window", None) or MAP_WINDOW)
 
 
 def _check_enough(count: int, keys: Sequence[bytes]) -> None:

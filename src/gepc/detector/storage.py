@@ -40,7 +40,6 @@ from gepc.core.known_networks import find_network, remember_network
 from gepc.core.options import build
 from gepc.core.parts import Part
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.fitting import map_window
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, divided, without_unused
 from gepc.images.preprocessing import Preprocessing
 from gepc.maps.statistics import MapStatistics
@@ -356,8 +355,8 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
     selection = Selection(kept, np.asarray(fitted.weights), np.asarray(fitted.cv))
     maps = None
     if fitted.map_parts is not None:
-        window, model = map_window(parameters.extractor), parameters.extractor.map_model
-        maps = MapStatistics.restore(fitted.map_parts, window, selection.weights, under("maps", arrays), model)
+        model = parameters.extractor.map_model
+        maps = MapStatistics.restore(fitted.map_parts, selection.weights, under("maps", arrays), model)
     preprocessing = _stored_preprocessing(parameters, description["preprocessing"])
     others = ("reference/", MAPS, CONDITIONING)
     state = {name: array for name, array in arrays.items() if not name.startswith(others)}

@@ -66,7 +66,6 @@ class MapStatistics:
     """The statistics of the maps of ID images."""
 
     parts: tuple[str, ...]  # the names of the parts
-    window: int  # odd side of the box filter; less on small images, at most an eighth of their shorter side
     weights: Array  # the weights of the noise levels
     mean: Array  # mu of all parts together, first, and of each: (1 + P, bands); version 0.2 also (1 + P, h, w)
     std: Array  # sigma, in the same shape
@@ -83,7 +82,6 @@ class MapStatistics:
         fitting: Sequence[Image],
         calibrating: Sequence[Image],
         weights: Array,
-        window: int = 9,
         ignored: Ignored | None = None,
         model: MapModel = DEFAULT_MODEL,
     ) -> MapStatistics:
@@ -102,7 +100,7 @@ class MapStatistics:
                 waiting.append((parts, size))
         gaussian = create_calibrator(model.positions).fit(np.concatenate(vectors)) if vectors else None
         empty = np.empty(0)
-        found = cls((), window, weights, empty, empty, empty, empty, empty, gaussian, model)
+        found = cls((), weights, empty, empty, empty, empty, empty, gaussian, model)
         fields = []
         for parts, size in chain(waiting, read_parts(read, fitting[half:])):
             found.parts = tuple(parts)
@@ -186,7 +184,6 @@ class MapStatistics:
     def restore(
         cls,
         parts: tuple[str, ...],
-        window: int,
         weights: Array,
         state: Mapping[str, Array],
         model: MapModel = DEFAULT_MODEL,
@@ -202,11 +199,11 @@ class MapStatistics:
         if ("activations" in parts) != bool(gaussian):
             raise InputError("the model of the activations is missing; fit the detector again")
         restored = create_calibrator(model.positions).restore(gaussian) if gaussian else None
-        return cls(parts, window, weights, mean, std, offsets, maxima, scores, restored, model)
+        return cls(parts, weights, mean, std, offsets, maxima, scores, restored, model)
 
     def _fields(self, parts: MapParts, size: Size) -> Fields:
         """u_p, (N, H, W), for every part."""
-        window = min(self.window, odd_eighth(min(size)))
+        window = min(self.model.window, odd_eighth(min(size)))
         found = {}
         for name in self.parts:
             levels = parts[name]

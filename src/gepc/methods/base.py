@@ -43,11 +43,13 @@ class MapModel:
     centred : whether a pixel is compared with the median of its own image first, which finds small defects in images
         that differ as a whole, but hides defects that fill an image.
     share : the share of the highest values whose mean is the score of an image by its map.
+    window : odd side of the box filter; less on small images, at most an eighth of their shorter side.
     """
 
     positions: str = "level_pca:rank=64"
     centred: bool = True
     share: float = 0.003
+    window: int = 9
 
 
 @dataclass(frozen=True)
@@ -287,8 +289,8 @@ class Extractor(ABC):
 
     @property
     def map_model(self) -> MapModel:
-        """How its maps are compared with those of in-distribution images."""
-        return MapModel()
+        """How its maps are compared with those of in-distribution images; with the method's `window` if it has one."""
+        return MapModel(window=getattr(self, "window", None) or MapModel.window)
 
     def builds_on(self) -> tuple[Extractor, ...]:
         """The methods whose tables this one is computed from, sharing their passes and cache; none for most."""
