@@ -22,7 +22,7 @@ from gepc.images.sources import Image, Images, Record, StreamImages
 
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
-MAX_IMAGE_PIXELS = 1 << 21  # of one image, about six gigabytes in a pass of an embedded network
+MAX_IMAGE_PIXELS = 1 << 21  # of one image, six to nine gigabytes in a pass of an embedded network
 STREAM_HEAD = 16  # images of a stream among which one must be readable to set the size
 
 
@@ -120,7 +120,7 @@ def _check_pixels(image: Image, name: str) -> None:
     if height * width > MAX_IMAGE_PIXELS:
         raise InputError(
             f"{name} would have {size_text((height, width))} in the network, where at most {MAX_IMAGE_PIXELS:,} pixels "
-            "are allowed: a pass takes about three kilobytes for each. Set `size`, or scan large images as scenes",
+            "are allowed: a pass takes three to five kilobytes for each. Set `size`, or scan large images as scenes",
             options=("size",),
         )
 
