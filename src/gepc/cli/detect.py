@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gepc.detector.fitted import FittedDetector
     from gepc.images.sources import Images
     from gepc.scenes import SceneReport
-    from gepc.serve import Settings
 
 SHOWN = 10  # detections and regions of a scene
 SHOWN_COLUMNS = {
@@ -279,7 +278,6 @@ def _numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(separator))
 
 
-LOOPBACK = "127.0.0.1"
 MEGA = 1_000_000
 
 
@@ -346,7 +344,7 @@ def watch(
 
 def serve(
     detector: opt.DetectorArgument,
-    host: Annotated[str, Option(help="Address to bind; non-loopback addresses require --token.")] = LOOPBACK,
+    host: Annotated[str, Option(help="Address to bind; non-loopback addresses require --token.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to bind; 0 picks a free one.")] = 8000,
     token: Annotated[str | None, Option(envvar="GEPC_TOKEN", help="Bearer token that clients must send.")] = None,
     open_metrics: Annotated[bool, Option("--open-metrics", help="Answer /metrics without the token.")] = False,
@@ -371,8 +369,9 @@ def serve(
 
     Example: `gepc serve det --port 8000`
     """
-    check_serving()
-    from gepc.serve.server import LOOPBACK_NAMES, Settings, is_loopback
+    with raising(GepcError, "serving needs more packages; install with: pip install 'gepc[serve]'", ImportError):
+        from gepc.serve import Settings, create_app, listen, run
+        from gepc.serve.server import LOOPBACK_NAMES, address, is_loopback
 
     if not is_loopback(host) and token is None:
         raise OptionError(f"--host {host} lets other machines connect: give --token, or set GEPC_TOKEN")
@@ -390,26 +389,6 @@ def serve(
         device=device,
         bands=_bands("--show-bands", show_bands),
     )
-    serve_detector(detector, settings, host, port, backbone)
-
-
-def check_serving() -> None:
-    """Raise an error if the packages for serving are not installed."""
-    with raising(GepcError, "serving needs more packages; install with: pip install 'gepc[serve]'", ImportError):
-        import gepc.serve  # noqa: F401
-
-
-def serve_detector(
-    detector: Path,
-    settings: Settings,
-    host: str = LOOPBACK,
-    port: int = 8000,
-    backbone: str | None = None,
-) -> None:
-    """Serve until Ctrl-C; the address is printed once the detector is loaded."""
-    from gepc.serve import create_app, listen, run
-    from gepc.serve.server import address
-
     # listen first, so that a port in use is reported before the weights are loaded
     with contextlib.closing(listen(host, port)) as listener:
         service = create_app(detector, settings, backbone)
