@@ -58,7 +58,7 @@ doctest_global_setup = "import warnings; warnings.simplefilter('ignore'); from g
 ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \w+)*) : (.*)")
 # what follows the colon is a type, and the description stands below it, as in numpy's docstrings
 TYPE = re.compile(
-    r"(?:\{.*\}|\(height, width\)"
+    r"(?:\{.*\}|\(height, width\)|\(int, int, int\)|functions? from .*"
     r"|(?:\w+ of |bool |float )?(?:str|int|float|bool|ndarray|arrays?|[A-Z]\w+)\b(?: or .*| \(.*)?)"
     r"(?:, optional)?"
 )

@@ -37,6 +37,15 @@ class Scorer:
     ----------
     selection_ : the kept levels, their weights, and the coefficient of variation of every candidate.
     calibrator_ : the fitted calibrator of all kept levels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc import Scorer
+    >>> table = np.random.default_rng(0).normal(1.0, 0.1, (50, 3, 1))
+    >>> scorer = Scorer(keep=2).fit(table)
+    >>> scorer.score(table[:4]).shape
+    (4,)
     """
 
     calibration: str = "kde"
@@ -76,7 +85,17 @@ class Scorer:
         return self
 
     def score(self, table: Any) -> Array:
-        """One number per image, higher = more out of distribution, from features at every candidate level."""
+        """Score images from their features at every candidate level.
+
+        Parameters
+        ----------
+        table : FeatureTable or array (N, levels, features)
+            The features.
+
+        Returns
+        -------
+        Scores (N,), higher = more out of distribution.
+        """
         return self.score_kept(_columns(table)[:, list(self.selection_.kept)])
 
     def score_kept(self, columns: Array) -> Array:

@@ -84,10 +84,23 @@ class DecisionRule:
         return self.control if self.fdr is None else self.procedure
 
     def limits(self, reference: CalibrationScores, labels: Labels | None = None) -> Array:
-        """The largest p-value that raises an alarm, for all images or, with groups, for each of them.
+        """Compute the largest p-value that raises an alarm. Only a rule that judges every image by itself has one.
 
-        Only a rule that judges every image by itself has such limits. Raises `OptionError` for a rate that the
-        calibration images cannot guarantee.
+        Parameters
+        ----------
+        reference : CalibrationScores
+            The calibration scores of the detector.
+        labels : sequence of str, optional
+            The group of each image, for a detector with groups.
+
+        Returns
+        -------
+        One limit for all images, or an array (N,) with groups.
+
+        Raises
+        ------
+        TooFewImagesError
+            If the calibration images are too few for the rate.
         """
         reference.check(labels)
         if labels is None:
@@ -102,13 +115,27 @@ class DecisionRule:
         return self.alpha * SLACK
 
     def check(self, reference: CalibrationScores, labels: Labels | None = None) -> None:
-        """Refuse, before any work, a rate that the calibration images cannot guarantee."""
+        """Raise `TooFewImagesError`, before any work, if the calibration images are too few for the rate."""
         reference.check(labels)
         if self._method == "tile":
             self.limits(reference, labels)
 
     def alarms(self, p_values: npt.ArrayLike, reference: CalibrationScores, labels: Labels | None = None) -> Flags:
-        """True where a p-value raises an alarm. An image that could not be scored (NaN) does not."""
+        """Decide which p-values raise an alarm.
+
+        Parameters
+        ----------
+        p_values : array (N,)
+            The p-values. An image that could not be scored has NaN and does not raise an alarm.
+        reference : CalibrationScores
+            The calibration scores of the detector.
+        labels : sequence of str, optional
+            The group of each image, for a detector with groups.
+
+        Returns
+        -------
+        bool array (N,)
+        """
         p = np.asarray(p_values, dtype=np.float64)
         if self._method == "tile":
             return np.asarray(p <= self.limits(reference, labels))

@@ -72,6 +72,12 @@ class GaussianBackbone(MixtureBackbone):
     mu, cov : the mean and the covariance, in one of the forms of `MixtureBackbone`.
     shape : (C, H, W) of the images.
     alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
+
+    Examples
+    --------
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> GaussianBackbone(0.0, 0.1, (1, 8, 8)).image_size
+    (8, 8)
     """
 
     family = "gaussian"
@@ -88,7 +94,19 @@ class GaussianBackbone(MixtureBackbone):
 
     @classmethod
     def fitted(cls, images: npt.ArrayLike, alphas_cumprod: npt.ArrayLike | None = None) -> GaussianBackbone:
-        """The Gaussian with the mean and the (Ledoit-Wolf shrunk) covariance of images (N, C, H, W) in [-1, 1]."""
+        """Fit the mean and the covariance, with Ledoit-Wolf shrinkage.
+
+        Parameters
+        ----------
+        images : array (N, C, H, W)
+            Images in [-1, 1].
+        alphas_cumprod : array (T,), optional
+            The noise schedule.
+
+        Returns
+        -------
+        GaussianBackbone
+        """
         from sklearn.covariance import ledoit_wolf
 
         data = np.asarray(images, dtype=np.float64)

@@ -30,7 +30,27 @@ def _check(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> tuple[Array, 
 
 
 def auroc(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> float:
-    """P(OOD score > ID score) + P(equal)/2, by average ranks."""
+    """Compute the AUROC: P(OOD score > ID score) + P(equal)/2, by average ranks.
+
+    Parameters
+    ----------
+    id_scores, ood_scores : arrays (N,) and (M,)
+        The scores of in-distribution and of out-of-distribution images.
+
+    Returns
+    -------
+    float
+
+    See Also
+    --------
+    detection : all metrics at once.
+
+    Examples
+    --------
+    >>> from gepc.lab.metrics import auroc
+    >>> auroc([0.1, 0.2, 0.3, 0.4], [0.35, 0.9])
+    0.875
+    """
     inside, outside = _check(id_scores, ood_scores)
     ranks = rankdata(np.concatenate([inside, outside]))
     n, m = len(inside), len(outside)
@@ -97,7 +117,24 @@ class Detection:
 
 
 def detection(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> Detection:
-    """All metrics of one pair of sets."""
+    """Compute all metrics of one pair of sets.
+
+    Parameters
+    ----------
+    id_scores, ood_scores : arrays (N,) and (M,)
+        The scores of in-distribution and of out-of-distribution images.
+
+    Returns
+    -------
+    Detection
+        AUROC with its 95 % interval, AUPR, FPR95 and the numbers of images.
+
+    Examples
+    --------
+    >>> from gepc.lab.metrics import detection
+    >>> detection([0.1, 0.2, 0.3, 0.4], [0.35, 0.9]).fpr95
+    0.25
+    """
     pair = _check(id_scores, ood_scores)
     interval = auroc_interval(*pair)
     return Detection(auroc(*pair), *interval, aupr(*pair), fpr_at_tpr(*pair), len(pair[0]), len(pair[1]))

@@ -89,7 +89,17 @@ class Gaussian:
 
 
 def components_of(backbone: MixtureBackbone) -> list[tuple[float, Gaussian]]:
-    """The law of x_0 for which an analytic backbone is exact: (share, Gaussian) of each component."""
+    """The law of x_0 for which an analytic backbone is exact: (share, Gaussian) of each component.
+
+    Parameters
+    ----------
+    backbone : MixtureBackbone
+        An analytic backbone.
+
+    Returns
+    -------
+    list of (float, Gaussian)
+    """
     return [(float(w), _gaussian(part)) for w, part in zip(backbone.shares, backbone.components, strict=True)]
 
 
@@ -107,7 +117,24 @@ def image_shape(backbone: Backbone) -> tuple[int, int, int]:
 
 
 def field_of(backbone: Backbone, t: int) -> Field:
-    """s(., t) of any backbone with a fixed image size, on vectors."""
+    """s(., t) of any backbone with a fixed image size, on vectors.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        A backbone with a fixed image size.
+    t : int
+        The timestep.
+
+    Returns
+    -------
+    A function from vectors (N, D) to scores (N, D).
+
+    Raises
+    ------
+    InputError
+        If the backbone takes images of any size.
+    """
     shape = image_shape(backbone)
 
     def score(x: Array) -> Array:
@@ -118,7 +145,19 @@ def field_of(backbone: Backbone, t: int) -> Field:
 
 
 def matrices_of(group: Group | str, shape: tuple[int, int, int]) -> list[Array]:
-    """P_g of every element, identity first, as (D, D) matrices on images of this shape."""
+    """P_g of every element, identity first, as (D, D) matrices on images of this shape.
+
+    Parameters
+    ----------
+    group : Group or str
+        The group, or its name.
+    shape : (int, int, int)
+        (C, H, W) of the images.
+
+    Returns
+    -------
+    list of arrays (D, D)
+    """
     size = int(np.prod(shape))
     basis = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
     actions = Group.of(group).for_size(*shape[1:])
@@ -126,7 +165,21 @@ def matrices_of(group: Group | str, shape: tuple[int, int, int]) -> list[Array]:
 
 
 def residuals(field: Field, x: Array, matrices: Sequence[Array]) -> Array:
-    """R(x, g) = |P_g^-1 f(P_g x) - f(x)|^2, (N, |G|). Means over G include the identity, whose residual is 0."""
+    """R(x, g) = |P_g^-1 f(P_g x) - f(x)|^2, (N, |G|). Means over G include the identity, whose residual is 0.
+
+    Parameters
+    ----------
+    field : function from arrays (N, D) to arrays (N, D)
+        f, such as a score.
+    x : array (N, D)
+        The points.
+    matrices : sequence of arrays (D, D)
+        P_g of every element; see `matrices_of`.
+
+    Returns
+    -------
+    An array (N, |G|).
+    """
     here = field(x)
     return np.stack([np.square(field(x @ P.T) @ P - here).sum(1) for P in matrices], axis=1)
 
@@ -145,6 +198,19 @@ def posterior(backbone: MixtureBackbone, x: Array, t: int) -> Posterior:
     For one Gaussian, with the gain K = sqrt(abar) Sigma Sigma_t^-1: mean mu + K (x - sqrt(abar) mu), covariance
     Sigma - sqrt(abar) K Sigma. For a mixture the parts are weighted by their posterior shares, and the spread of their
     means adds to the covariance.
+
+    Parameters
+    ----------
+    backbone : MixtureBackbone
+        An analytic backbone.
+    x : array (N, D)
+        The noisy images.
+    t : int
+        The timestep.
+
+    Returns
+    -------
+    Posterior
     """
     abar = float(backbone.alphas_cumprod[t])
     logs, means, covs = [], [], []
@@ -162,12 +228,40 @@ def posterior(backbone: MixtureBackbone, x: Array, t: int) -> Posterior:
 
 
 def tweedie(score: Field, x: Array, abar: float) -> Array:
-    """m(x_t) = (x_t + sigma_t^2 s(x_t)) / sqrt(abar): the posterior mean, from the score alone."""
+    """m(x_t) = (x_t + sigma_t^2 s(x_t)) / sqrt(abar): the posterior mean, from the score alone.
+
+    Parameters
+    ----------
+    score : function from arrays (N, D) to arrays (N, D)
+        The score at this level.
+    x : array (N, D)
+        The noisy images.
+    abar : float
+        The share of the signal's energy at this level.
+
+    Returns
+    -------
+    An array (N, D).
+    """
     return np.asarray((x + (1.0 - abar) * score(x)) / np.sqrt(abar), dtype=np.float64)
 
 
 def denoiser_jacobian(backbone: Backbone, x: Array, t: int) -> Array:
-    """dm/dx_t = (I + sigma_t^2 ds/dx_t) / sqrt(abar) at every row, (N, D, D), by D Jacobian-vector products each."""
+    """dm/dx_t = (I + sigma_t^2 ds/dx_t) / sqrt(abar) at every row, (N, D, D), by D Jacobian-vector products each.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        A backbone with a fixed image size.
+    x : array (N, D)
+        The noisy images.
+    t : int
+        The timestep.
+
+    Returns
+    -------
+    An array (N, D, D).
+    """
     shape = image_shape(backbone)
     abar = float(backbone.alphas_cumprod[t])
     size = x.shape[1]
@@ -182,7 +276,21 @@ def denoiser_jacobian(backbone: Backbone, x: Array, t: int) -> Array:
 
 
 def posterior_covariance(backbone: Backbone, x: Array, t: int) -> Array:
-    """Cov(x_0 | x_t) = (sigma_t^2 / sqrt(abar)) dm/dx_t; in the paper's coordinates C(y) = sigma~^2 dm/dy."""
+    """Cov(x_0 | x_t) = (sigma_t^2 / sqrt(abar)) dm/dx_t; in the paper's coordinates C(y) = sigma~^2 dm/dy.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        A backbone with a fixed image size.
+    x : array (N, D)
+        The noisy images.
+    t : int
+        The timestep.
+
+    Returns
+    -------
+    An array (N, D, D).
+    """
     abar = float(backbone.alphas_cumprod[t])
     return np.asarray((1.0 - abar) / np.sqrt(abar) * denoiser_jacobian(backbone, x, t), dtype=np.float64)
 
@@ -192,6 +300,19 @@ def contraction(score: Field, x: Array, z: Array, abar: float) -> Array:
 
     Positive where the denoiser moves the two points closer along the line through them. At most 1, since the Jacobian
     of m is a covariance; negative where it moves them apart, for example between two modes of a mixture.
+
+    Parameters
+    ----------
+    score : function from arrays (N, D) to arrays (N, D)
+        The score at this level.
+    x, z : arrays (N, D)
+        Pairs of points.
+    abar : float
+        The share of the signal's energy at this level.
+
+    Returns
+    -------
+    An array (N,).
     """
     gap = x - z
     pull = np.einsum("ni,ni->n", tweedie(score, x, abar) - tweedie(score, z, abar), gap)
@@ -202,6 +323,17 @@ def directional_growth(score: Field, x: Array, z: Array) -> Array:
     """m(x, z) = -<s(x) - s(z), x - z> / |x - z|^2: how fast the score pulls back along the line from z to x.
 
     Tweedie makes it kappa(x, z) / sigma_t^2, an equality; the appendix states it as an inequality.
+
+    Parameters
+    ----------
+    score : function from arrays (N, D) to arrays (N, D)
+        The score.
+    x, z : arrays (N, D)
+        Pairs of points.
+
+    Returns
+    -------
+    An array (N,).
     """
     gap = x - z
     return np.asarray(-np.einsum("ni,ni->n", score(x) - score(z), gap) / np.square(gap).sum(1), dtype=np.float64)
@@ -245,7 +377,21 @@ class ResidualBounds:
 
 
 def expected_bounds(model: Affine, p: Gaussian, matrices: Sequence[Array]) -> ResidualBounds:
-    """The terms in closed form, for the score `model` of a Gaussian backbone and a Gaussian test law `p`."""
+    """The terms in closed form, for the score `model` of a Gaussian backbone and a Gaussian test law `p`.
+
+    Parameters
+    ----------
+    model : Affine
+        The score that the backbone has learnt.
+    p : Gaussian
+        The distribution of test images.
+    matrices : sequence of arrays (D, D)
+        P_g of every element; see `matrices_of`.
+
+    Returns
+    -------
+    ResidualBounds
+    """
 
     def mean(field: Callable[[Array], Affine]) -> float:
         return float(np.mean([field(P).energy(p) for P in matrices]))
@@ -262,7 +408,21 @@ def expected_bounds(model: Affine, p: Gaussian, matrices: Sequence[Array]) -> Re
 
 
 def empirical_bounds(model: Field, truth: Field, x: Array, matrices: Sequence[Array]) -> ResidualBounds:
-    """The terms as averages over the rows of x, for any model and true score: exact bounds for their empirical law."""
+    """The terms as averages over the rows of x, for any model and true score: exact bounds for their empirical law.
+
+    Parameters
+    ----------
+    model, truth : functions from arrays (N, D) to arrays (N, D)
+        The learnt and the true score.
+    x : array (N, D)
+        The test images.
+    matrices : sequence of arrays (D, D)
+        P_g of every element; see `matrices_of`.
+
+    Returns
+    -------
+    ResidualBounds
+    """
 
     def e(y: Array) -> Array:
         return model(y) - truth(y)
@@ -283,17 +443,51 @@ def _mean_square(values: Sequence[Array]) -> float:
 
 
 def equivariance_breaking(p: Gaussian, matrices: Sequence[Array]) -> float:
-    """B(p) = E_{x ~ p, g} |Delta_g grad log p(x)|^2. Zero if and only if p is invariant under every g."""
+    """B(p) = E_{x ~ p, g} |Delta_g grad log p(x)|^2. Zero if and only if p is invariant under every g.
+
+    Parameters
+    ----------
+    p : Gaussian
+        The distribution.
+    matrices : sequence of arrays (D, D)
+        P_g of every element; see `matrices_of`.
+
+    Returns
+    -------
+    float
+    """
     return float(np.mean([p.score.residual(P).energy(p) for P in matrices]))
 
 
 def mean_shift_residual(mean: npt.ArrayLike, variance: float) -> float:
-    """E_g R = 2 |mu|^2 / sigma^4 for N(mu, sigma^2 I) under {Id, -Id}, at every x."""
+    """E_g R = 2 |mu|^2 / sigma^4 for N(mu, sigma^2 I) under {Id, -Id}, at every x.
+
+    Parameters
+    ----------
+    mean : array (D,)
+        mu.
+    variance : float
+        sigma^2.
+
+    Returns
+    -------
+    float
+    """
     return float(2.0 * np.square(np.asarray(mean, dtype=np.float64)).sum() / variance**2)
 
 
 def anisotropy_residual(first: float, second: float) -> float:
-    """E R = (1/2)(1/v2 - 1/v1)^2 (v1 + v2) for N(0, diag(v1, v2)) under the quarter turns of the plane."""
+    """E R = (1/2)(1/v2 - 1/v1)^2 (v1 + v2) for N(0, diag(v1, v2)) under the quarter turns of the plane.
+
+    Parameters
+    ----------
+    first, second : float
+        v1 and v2.
+
+    Returns
+    -------
+    float
+    """
     return float(0.5 * (1.0 / second - 1.0 / first) ** 2 * (first + second))
 
 
@@ -377,7 +571,30 @@ class CrossBounds:
 def cross_bounds(
     score: Field, x: Array, manifold: Subspace, matrices: Sequence[Array], lipschitz: float | None = None
 ) -> CrossBounds:
-    """Every term at the rows of x, none of which may lie on the manifold."""
+    """Every term at the rows of x, none of which may lie on the manifold.
+
+    Parameters
+    ----------
+    score : function from arrays (N, D) to arrays (N, D)
+        The score of the backbone.
+    x : array (N, D)
+        Points off the manifold.
+    manifold : Subspace
+        The source images. The group must map it to itself.
+    matrices : sequence of arrays (D, D)
+        P_g of every element; see `matrices_of`.
+    lipschitz : float, optional
+        L. By default it is measured on the points.
+
+    Returns
+    -------
+    CrossBounds
+
+    Raises
+    ------
+    InputError
+        If a point lies on the manifold, or if the group does not map the manifold to itself.
+    """
     if not manifold.invariant_under(matrices):
         raise InputError("the group does not map this manifold to itself, so the projection does not commute with it")
     z, d = manifold.project(x), manifold.distance(x)

@@ -44,6 +44,17 @@ class Action:
         image alone, so that the noise and the network's answer stay as they are.
     on_layers : whether it acts alike on grids of any resolution, and so on the layers of a network.
     weight : what r_g^2 is multiplied by.
+
+    See Also
+    --------
+    gepc.register_action : make an action known by its name.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> mirror = gepc.Action("mirror", apply=lambda x: x.flip(-1), inverse=lambda x: x.flip(-1))
+    >>> gepc.Group.of([mirror]).names
+    ('id', 'mirror')
     """
 
     name: str
@@ -157,11 +168,21 @@ _WITH_NUMBERS = re.compile(r"(\w+)\(([^()]*)\)(#\d+)?")
 
 
 def register_action(action: Action) -> Action:
-    """Register an action of your own, so that saved detectors find it by name, and return it. It must be orthogonal.
+    """Register an action of your own, so that saved detectors find it by name. It must be orthogonal.
 
     Parameters
     ----------
-    action : the action; its name must not be in use.
+    action : Action
+        The action. Its name must not be in use.
+
+    Returns
+    -------
+    The same action.
+
+    Raises
+    ------
+    OptionError
+        If the action is not linear, does not keep norms, is not undone by its inverse, or has a name that is in use.
     """
     _check(action)
     _ACTIONS[action.name] = action
@@ -246,6 +267,12 @@ def _check(action: Action) -> None:
 class Group:
     """A finite set of actions, the identity first. It need not be closed under composition: the paper's is not.
 
+    See Also
+    --------
+    gepc.Action : one element.
+
+    Examples
+    --------
     >>> Group.of("so2:samples=2").names
     ('id', 'rotate(-180..180)#1', 'rotate(-180..180)#2')
     """
@@ -260,7 +287,27 @@ class Group:
 
     @classmethod
     def of(cls, group: Group | str | Iterable[str | Action]) -> Group:
-        """A group from a predefined name (`paper`, `d4`), or from actions by name or as objects; adds the identity."""
+        """Make a group from a predefined name, or from actions by name or as objects. The identity is added.
+
+        Parameters
+        ----------
+        group : str or sequence of str and Action
+            A name such as `paper`, `d4`, `flips`, `shifts` or `so2:samples=4`, or the elements.
+
+        Returns
+        -------
+        Group
+
+        Raises
+        ------
+        OptionError
+            If a name is not known.
+
+        Examples
+        --------
+        >>> Group.of(["rot90", "shift(2,-1)"]).names
+        ('id', 'rot90', 'shift(2,-1)')
+        """
         if isinstance(group, Group):
             return group
         if isinstance(group, str):
@@ -287,17 +334,39 @@ class Group:
 
     @classmethod
     def so2(cls, samples: float = 4, max: float = 180) -> Group:  # noqa: A002
-        """Rotations by angles that are drawn for every image, uniformly up to `max` degrees either way.
+        """Make a group of rotations by angles that are drawn for every image, uniformly.
 
         In options: `so2`, `so2:samples=8`, `so2:samples=4,max=30`.
+
+        Parameters
+        ----------
+        samples : int
+            The number of rotations.
+        max : float
+            The largest angle either way, in degrees.
+
+        Returns
+        -------
+        Group
         """
         return cls._random(f"rotate({-max}..{max})", samples)
 
     @classmethod
     def translations(cls, max: float = 2, samples: float = 4) -> Group:  # noqa: A002
-        """Shifts by fractions of a pixel that are drawn for every image, uniformly up to `max` pixels along x and y.
+        """Make a group of shifts by fractions of a pixel that are drawn for every image, uniformly.
 
         In options: `translations`, `translations:max=2,samples=4`.
+
+        Parameters
+        ----------
+        max : float
+            The largest shift along x and y, in pixels.
+        samples : int
+            The number of shifts.
+
+        Returns
+        -------
+        Group
         """
         return cls._random(f"shift({-max}..{max},{-max}..{max})", samples)
 
@@ -358,7 +427,22 @@ class Group:
         return cls((IDENTITY, Action(name, apply, inverse, square_only=True)))
 
     def for_size(self, height: int, width: int) -> Group:
-        """The group on images of this size: without the elements that need square images if they are not square."""
+        """Leave out the elements that need square images, if the images are not square.
+
+        Parameters
+        ----------
+        height, width : int
+            The size of the images.
+
+        Returns
+        -------
+        Group
+
+        Raises
+        ------
+        OptionError
+            If only the identity is left.
+        """
         if height == width:
             return self
         kept = tuple(action for action in self.actions if not action.square_only)

@@ -65,7 +65,18 @@ def _known() -> dict[str, DatasetSpec]:
 
 
 def list_datasets() -> list[str]:
-    """Names of the data sets; each may take a path after a colon."""
+    """List the names of the data sets. Each may take a path after a colon.
+
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
+    >>> import gepc
+    >>> "npz" in gepc.list_datasets()
+    True
+    """
     return sorted(_known())
 
 
@@ -89,7 +100,14 @@ def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None,
         images. The images are in the order of the draw: a larger limit begins with the images of a smaller one, so
         that their cached features are found.
 
-    An image that cannot be decoded is a record with an `error`; a missing or damaged archive is an `InputError`.
+    Returns
+    -------
+    A sequence of images. An image that cannot be decoded is a record with an `error`.
+
+    Raises
+    ------
+    InputError
+        If an archive is missing or damaged.
     """
     check_choice("split", split, SPLITS)
     for option, value, least in (("limit", limit, 1), ("seed", seed, 0)):
