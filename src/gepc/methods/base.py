@@ -407,19 +407,14 @@ def register(name: str) -> Callable[[E_], E_]:
 
     Examples
     --------
-    >>> from dataclasses import dataclass
-    >>> import gepc
-    >>> from gepc.methods.base import Cost, WholeImage, register
-    >>> @register("darkness")
-    ... @dataclass(frozen=True)
-    ... class Darkness(WholeImage):
-    ...     needs = None  # no network is called
-    ...     def image_cost(self, backbone, size):
-    ...         return Cost()
-    ...     def of_images(self, backbone, batch):
-    ...         return {"darkness": -batch.clean(backbone).mean((1, 2, 3))}
-    >>> "darkness" in gepc.list_detectors()
-    True
+    The page on the architecture has a complete method. A name is given once:
+
+    >>> from gepc.methods.base import find_method, register
+    >>> method = find_method("pixel_stats")  # a class with the decorator @register("pixel_stats")
+    >>> register("pixel_stats")(method)
+    Traceback (most recent call last):
+        ...
+    gepc.core.errors.OptionError: a method named 'pixel_stats' exists already
     """
 
     def add(cls: E_) -> E_:

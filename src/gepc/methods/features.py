@@ -227,12 +227,14 @@ def feature(name: str, per: Per = "image", **declared: Any) -> Callable[[F_], F_
 
     Examples
     --------
+    The page on the architecture has a complete feature. A name is given once:
+
     >>> from gepc.methods.features import feature, find_feature
-    >>> @feature("largest_error")
-    ... def largest_error(level):
-    ...     return level.error.square().amax((1, 2, 3))
-    >>> find_feature("largest_error").per
-    'image'
+    >>> denoising_error = find_feature("d")  # a function with the decorator @feature("d")
+    >>> feature("d")(denoising_error.compute)
+    Traceback (most recent call last):
+        ...
+    gepc.core.errors.OptionError: a feature named 'd' exists already
     """
 
     def add(compute: F_) -> F_:
