@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import norm
 
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.calibration import Scorer
 from gepc.core.tables import Cell, ResultTable
-from gepc.lab.bench.comparison import advantage
 from gepc.lab.bench.evaluate import Benchmark, Scores, SeedScores, pair_aurocs, std_over_seeds
 from gepc.lab.bench.protocol import Protocol
+from gepc.lab.metrics import placements
 from gepc.methods.base import Table
 from gepc.methods.extraction import FeatureTable
 from gepc.methods.features import find_feature
@@ -91,6 +92,36 @@ def plain_gepc(label: str) -> Design:
     """The paper's detector with the levels of `gepc+` as candidates."""
     method = GepcExtractor(levels=Levels(FULL_LEVELS), features=("s",), group=Group.of("paper"))
     return Design(label, method, "kde", 2, "inv_cv")
+
+
+def advantage(first: Sequence[SeedScores], second: Sequence[SeedScores]) -> tuple[float, float | None]:
+    """By how much the average AUROC of one detector exceeds that of another, and the one-sided p-value.
+
+    Both have scores of the same images for every noise seed. The average over pairs and seeds is a U-statistic in the
+    images of each set. DeLong's variance is the sum over the sets of the variance of each image's contribution to the
+    difference, over all pairs that the set is in. The p-value is None if the variance is 0, as between a detector and
+    itself.
+    """
+    mine, theirs = _contributions(first), _contributions(second)
+    averages = [float(np.mean([list(pair_aurocs(run).values()) for run in runs])) for runs in (first, second)]
+    lead = averages[0] - averages[1]
+    variance = sum(float((mine[name] - theirs[name]).var(ddof=1)) / len(mine[name]) for name in mine)
+    if variance <= 0.0:
+        return lead, None
+    return lead, max(float(norm.sf(lead / np.sqrt(variance))), float(np.finfo(np.float64).tiny))
+
+
+def _contributions(runs: Sequence[SeedScores]) -> dict[str, Array]:
+    """Test set -> the contribution of each image to the average AUROC, from its placements among the other sets."""
+    pairs = sum(len(scores.outside) for scores in runs[0].values())
+    found: dict[str, Array] = {}
+    for run in runs:
+        for name, scores in run.items():
+            for other, outside in scores.outside.items():
+                below, above = placements(scores.inside, outside)
+                for place, share in ((name, below), (other, above)):
+                    found[place] = found.get(place, np.zeros(len(share))) + share / (pairs * len(runs))
+    return found
 
 
 def designs() -> dict[str, list[Design]]:

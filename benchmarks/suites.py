@@ -14,6 +14,7 @@ import argparse
 import gzip
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from PIL import Image
 
 from gepc.core.errors import InputError
 from gepc.images.formats import read_npz
+from gepc.images.sources import Images
+from gepc.lab.datasets import open_dataset, register
+from gepc.lab.datasets.registry import PixelImages, first_of
 from gepc.lab.radar.annotations import read_hrsid, read_ssdd
 from gepc.lab.radar.patches import PatchRules, cut, sample, stack
 
@@ -60,19 +64,29 @@ def fresh(data: Path, folder: Path, _: tuple[int, int]) -> dict[str, Any]:
 def digits(data: Path, folder: Path, images: tuple[int, int]) -> dict[str, Any]:
     """Fashion-MNIST against MNIST, the failure of likelihoods, and the reverse."""
     for name in ("mnist", "fashion-mnist"):
-        train, test = (_idx(data / name / f"{part}-images-idx3-ubyte.gz") for part in ("train", "t10k"))
-        parts = zip((train, test), images, strict=True)
-        train, test = (np.random.default_rng(0).permutation(part)[:most] for part, most in parts)
+        splits = zip(("train", "test"), images, strict=True)
+        parts = (open_dataset(name, data, split, most, 0) for split, most in splits)
+        train, test = (np.stack([_pixels(part, place) for place in range(len(part))]) for part in parts)
         np.savez_compressed(folder / f"{name}.npz", train_x=train, test_x=test)
     return {"pairs": {"mnist": ["fashion-mnist"], "fashion-mnist": ["mnist"]}}
 
 
-def _idx(path: Path) -> Pixels:
-    """Images (N, 28, 28, 1) of a file as the owners distribute it: a header of 16 bytes, and the pixels."""
-    if not path.is_file():
-        raise InputError(f"{path} is not there")
-    with gzip.open(path) as file:
-        return np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 28, 28, 1)
+def _pixels(images: Images, place: int) -> Pixels:
+    pixels = images[place].pixels
+    assert pixels is not None
+    return np.asarray(pixels, dtype=np.uint8)
+
+
+def _read_idx(root: Path, split: str, folder: str) -> PixelImages:
+    """A file as the owners distribute it, unpacked or not: a header of 16 bytes, and the pixels."""
+    name = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}[split]
+    path = first_of(root, f"{folder}/{name}", f"{folder}/{name}.gz")
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return PixelImages(np.frombuffer(content, np.uint8, offset=16).reshape(-1, 28, 28, 1), split)
+
+
+for family in ("mnist", "fashion-mnist"):
+    register(family, f"{family}/ with the files of the owners")(partial(_read_idx, folder=family))
 
 
 def tiles(data: Path, folder: Path, images: tuple[int, int]) -> dict[str, Any]:
