@@ -17,7 +17,8 @@ i-th of n ID images that fitted nothing,
 
 controls the family-wise error: with probability at least 1 - alpha no pixel of a new ID image has p <= alpha. The score
 of an image by its map is the mean of the highest 0.3 % of z. A method may declare another share, another model of the
-activations, and maps that are not compared with the median of their image (c_p = 0): see `MapModel`.
+activations, wider bands at the border, and maps that are not compared with the median of their image (c_p = 0): see
+`MapModel`.
 """
 
 from __future__ import annotations
@@ -87,22 +88,22 @@ class MapStatistics:
     ) -> MapStatistics:
         """Learn mu and sigma from `fitting`, and the maxima from `calibrating`.
 
-        Where there are activations, the first half of `fitting` is for the model of single positions instead,
-        so that mu and sigma are those of images that it has not seen.
+        Where there are activations, the first `model.learnt` of `fitting` are for the model of single positions
+        instead, so that mu and sigma are those of images that it has not seen.
         """
-        half = len(fitting) // 2
+        first = int(model.learnt * len(fitting))
         vectors: list[Array] = []
         waiting: list[tuple[MapParts, Size]] = []
-        for parts, size in read_parts(read, fitting[:half]):
+        for parts, size in read_parts(read, fitting[:first]):
             if "activations" in parts:
-                vectors.append(_sampled(parts["activations"], VECTORS // half + 1))
+                vectors.append(_sampled(parts["activations"], VECTORS // first + 1))
             else:
                 waiting.append((parts, size))
         gaussian = create_calibrator(model.positions).fit(np.concatenate(vectors)) if vectors else None
         empty = np.empty(0)
         found = cls((), weights, empty, empty, empty, empty, empty, gaussian, model)
         fields = []
-        for parts, size in chain(waiting, read_parts(read, fitting[half:])):
+        for parts, size in chain(waiting, read_parts(read, fitting[first:])):
             found.parts = tuple(parts)
             fields.append(found._fields(parts, size))
         found._learn(fields)
@@ -118,9 +119,10 @@ class MapStatistics:
         """mu and sigma, from u of every batch."""
         centres = [np.concatenate([_centre(batch[name]).ravel() for batch in fields]) for name in self.parts]
         self.offsets = np.array([[c.mean(), max(c.std(), LEAST_SPREAD)] for c in centres], dtype=np.float64)
-        each = [_by_band([self._centred(batch[name]) for batch in fields]) for name in self.parts]
+        width = self.model.band
+        each = [_by_band([self._centred(batch[name]) for batch in fields], width) for name in self.parts]
         self.mean, self.std = (np.stack([each[0][k], *(found[k] for found in each)]) for k in (0, 1))
-        self.mean[0], self.std[0] = _by_band([self._largest(self._by_part(batch)) for batch in fields])
+        self.mean[0], self.std[0] = _by_band([self._largest(self._by_part(batch)) for batch in fields], width)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -230,7 +232,7 @@ class MapStatistics:
         return np.asarray(combine_parts(np.stack([z[name] for name in self.leading], axis=-1), "minimum"))
 
     def _standardised(self, field: Map, row: int) -> Map:
-        mean, std = (_spread(values[row], field.shape[1:]) for values in (self.mean, self.std))
+        mean, std = (_spread(values[row], field.shape[1:], self.model.band) for values in (self.mean, self.std))
         return np.asarray((field - mean) / std, dtype=np.float32)
 
 
@@ -256,17 +258,17 @@ def _sampled(vectors: npt.NDArray[np.float32], each: int) -> Array:
     return np.concatenate([one[rng.permutation(len(one))[:each]] for one in map(_columns, vectors)])
 
 
-def _distance_to_border(size: Size) -> npt.NDArray[np.int64]:
-    """In pixels, (H, W); `BANDS` stands for that and more."""
+def _band(size: Size, width: int) -> npt.NDArray[np.int64]:
+    """The distance of every pixel to the border, (H, W), in bands of that width; `BANDS` stands for that and more."""
     lines, columns = (np.minimum(np.arange(side), np.arange(side)[::-1]) for side in size)
-    return np.minimum(np.minimum(lines[:, None], columns[None]), BANDS)
+    return np.minimum(np.minimum(lines[:, None], columns[None]) // width, BANDS)
 
 
-def _by_band(fields: Sequence[Map]) -> tuple[Array, Array]:
-    """Mean and standard deviation of the pixels at each distance to the border; on small images that of the nearest."""
+def _by_band(fields: Sequence[Map], width: int) -> tuple[Array, Array]:
+    """Mean and standard deviation of the pixels in each band; on small images those of the nearest band."""
     count, total, squares = np.zeros((3, BANDS + 1))
     for field in fields:
-        band = np.broadcast_to(_distance_to_border(field.shape[1:]), field.shape).ravel()
+        band = np.broadcast_to(_band(field.shape[1:], width), field.shape).ravel()
         values = field.ravel().astype(np.float64)
         count += np.bincount(band, minlength=BANDS + 1)
         total += np.bincount(band, values, BANDS + 1)
@@ -278,8 +280,8 @@ def _by_band(fields: Sequence[Map]) -> tuple[Array, Array]:
     return mean, np.maximum(spread, LEAST_SPREAD)
 
 
-def _spread(values: Array, size: Size) -> Array:
+def _spread(values: Array, size: Size, width: int) -> Array:
     """Statistics by band, or by position if version 0.2 fitted them so, for every pixel of an image."""
     if values.ndim == 1:
-        return values[_distance_to_border(size)]
+        return values[_band(size, width)]
     return np.asarray(interpolate(torch.from_numpy(values)[None, None], size, mode="bilinear")[0, 0].numpy())

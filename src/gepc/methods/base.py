@@ -44,12 +44,18 @@ class MapModel:
         that differ as a whole, but hides defects that fill an image.
     share : the share of the highest values whose mean is the score of an image by its map.
     window : odd side of the box filter; less on small images, at most an eighth of their shorter side.
+    band : the width in pixels of the bands along the border that have statistics of their own, because padding disturbs
+        a network there.
+    learnt : the share of the images that the model of positions is learnt from; the others are for means and standard
+        deviations.
     """
 
     positions: str = "level_pca:rank=64"
     centred: bool = True
     share: float = 0.003
     window: int = 9
+    band: int = 1
+    learnt: float = 0.5
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from gepc.methods.features import logarithm_of_deviations
 from gepc.methods.pooling import activation_distance, channel_statistics, position_vectors
 from gepc.methods.presets import Preset, Presets
 
+CELLS = 256  # the largest side of the grid of positions; it is that of the finest layer on images that are not larger
 POSITION_MODELS = {"memory": "level_memory", "gaussian": "level_pca:rank=64"}
 
 
@@ -102,8 +103,12 @@ class EncoderMethod(HasMaps, WholeImage):
 
     @property
     def map_model(self) -> MapModel:
-        """Positions are compared with those of ID images as they are; the share was chosen on synthetic defects."""
-        return MapModel(POSITION_MODELS[self.positions], centred=False, share=0.03)
+        """Positions are compared with those of ID images as they are, near the border with those near the border.
+
+        The numbers were chosen on good tiles with synthetic defects. Eight bands of 4 pixels are four cells of a layer
+        with 8 pixels per cell. Without them the largest value of every good tile is at its border.
+        """
+        return MapModel(POSITION_MODELS[self.positions], centred=False, share=0.03, band=4, learnt=0.75)
 
     def network_files(self) -> dict[str, Path]:
         """The file that the encoder was loaded from, if there is one."""
@@ -121,8 +126,9 @@ class EncoderMethod(HasMaps, WholeImage):
     def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
         """The vectors of each position, `activations`, and their distances within the image, `contrast`."""
         activations = self.network.activations(batch.clean(backbone))
+        finest = max((field.shape[2], field.shape[3]) for field in activations.values())
         parts = {
-            "activations": position_vectors(activations, batch.size),
+            "activations": position_vectors(activations, finest, CELLS),
             "contrast": activation_distance(activations, batch.size),
         }
         table = {"encoder": to_numpy(channel_statistics(activations))[:, None]}

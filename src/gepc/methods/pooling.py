@@ -103,12 +103,12 @@ def activation_distance(maps: Mapping[str, torch.Tensor], size: tuple[int, int])
     return interpolate(distance[:, None], size, mode="bilinear")[:, 0]
 
 
-def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
-    """The activations at each position of a common grid, (N, C, h, w), with at most 64 positions along a side.
+def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int], most: int = GRID) -> torch.Tensor:
+    """The activations at each position of a common grid, (N, C, h, w), with at most `most` positions along a side.
 
     At most 256 channels are taken, evenly spaced over all layers: neighbouring channels say much the same.
     """
-    grid = _common_grid(size)
+    grid = _common_grid(size, most)
     channels = sum(layer.shape[1] for layer in maps.values())
     every = torch.linspace(0, channels - 1, min(channels, VECTOR_CHANNELS)).round().long()
     vectors, first = [], 0
@@ -121,9 +121,9 @@ def position_vectors(maps: Mapping[str, torch.Tensor], size: tuple[int, int]) ->
     return torch.cat(vectors, 1)
 
 
-def _common_grid(size: tuple[int, int]) -> tuple[int, int]:
-    """Cells of a grid over an image of `size`, at most `GRID` along a side."""
-    step = -(-max(size) // GRID)
+def _common_grid(size: tuple[int, int], most: int = GRID) -> tuple[int, int]:
+    """Cells of a grid over an image of `size`, at most `most` along a side."""
+    step = -(-max(size) // most)
     return -(-size[0] // step), -(-size[1] // step)
 
 
