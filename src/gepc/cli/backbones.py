@@ -93,15 +93,17 @@ def convert(
 
 def export(
     detector: opt.DetectorArgument,
-    out: Annotated[Path, Option(help="New folder for net.onnx and the detector that uses it.")],
+    out: Annotated[Path, Option(help="New folder for net.onnx, the detector that uses it, and score.py.")],
     images: Annotated[str | None, Option(help="Images to compare the scores on; random ones by default.")] = None,
     backbone: opt.OtherBackbone = None,
 ) -> None:
-    """Export the network of a detector as ONNX and check its predictions and scores with onnxruntime.
+    """Export a detector: its network as ONNX, and a script that scores images without torch and without gepc.
+
+    The predictions and scores of both are compared with those of the detector.
 
     Example: `gepc export det --out det-onnx`
     """
-    from gepc.detector.export import NETWORK, export_detector
+    from gepc.detector.export import NETWORK, SCRIPT, export_detector
     from gepc.images.sources import open_images
 
     loaded = opt.open_detector(detector, backbone, device="cpu")
@@ -111,6 +113,10 @@ def export(
         f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores of {made.images} images")  # fmt: skip
     say(f"speed: {made.speed:.2f} times that of torch")
     say(f"to score with it: gepc score {out} IMAGES --backbone {network}")
+    if made.script is None:
+        note(f"note: there is no {SCRIPT}: {made.why_no_script}")
+    else:
+        say(f"without torch and gepc: python {out / SCRIPT} IMAGES; scores differ by at most {made.script:.1e}")
 
 
 def detector_text(facts: dict[str, Any]) -> str:

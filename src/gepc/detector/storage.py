@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -69,14 +70,14 @@ def is_detector(folder: StrPath) -> bool:
     return (Path(folder) / DESCRIPTION).is_file()
 
 
-def save_detector(fitted: FittedDetector, folder: StrPath, network: Path | None = None) -> None:
-    """Write the folder, which is whole or absent; an old one stays until then. `network` is a file to move into it."""
+def save_detector(fitted: FittedDetector, folder: StrPath, files: Iterable[Path] = ()) -> None:
+    """Write the folder, which is whole or absent; an old one stays until then. `files` are moved into it."""
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
         raise InputError(f"{final} exists and is not a detector folder; give another place")
     with replacing_folder(final) as draft:
-        if network is not None:
-            os.replace(network, draft / network.name)
+        for file in files:
+            os.replace(file, draft / file.name)
         write_arrays(draft / STATE, state_of(fitted))
         # with an absolute path of the network, since a detector may be loaded from another folder
         write_json(draft / DESCRIPTION, {**describe(fitted), "backbone": _network_facts(fitted.backbone)})
