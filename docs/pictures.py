@@ -1,9 +1,9 @@
-"""The pictures of the README and of the pages "How it works" and "Radar", made by the library with its own networks.
+"""The pictures of the README and of the pages "How it works", "Radar" and "Inspecting parts", made by the library.
 
-    python docs/pictures.py [beach | radar | how]
+    python docs/pictures.py [beach | radar | how | parts]
 
-Without a name it draws all of them: images/beach.jpg and beach-map.jpg, radar-maps.png, how-*.png. Some minutes on one
-core.
+Without a name it draws all of them: images/beach.jpg and beach-map.jpg, radar-maps.png, how-*.png, parts.png. Some
+minutes on one core.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from scipy.ndimage import gaussian_filter
 from skimage import data
 
 import gepc
 from gepc.conformal.p_values import threshold
+from gepc.detector.stream import stream
 from gepc.images.noise import image_key, normal
+from gepc.images.sources import open_images
 from gepc.lab.radar.bench import radar_detector
 from gepc.lab.radar.simulate import Sea, Target, simulate
 from gepc.lab.report import figures
@@ -109,9 +113,67 @@ def how() -> None:
         print(f"{name}: {(values > limit).sum()} of {len(values)} above the threshold at alpha 0.05")
 
 
+def plate(seed: int, defect: str | None = None, side: int = 128) -> tuple[np.ndarray, np.ndarray]:
+    """A brushed metal plate with four holes (H, W), perhaps with a defect, and the mask of the defect."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:side, :side]
+    grain = gaussian_filter(rng.standard_normal((side, side)), (0.6, 8)) * 60
+    image = 150 + grain + 10 * np.sin(x / side * np.pi) + 3 * rng.standard_normal((side, side))
+    for cy, cx in ((24, 24), (24, 104), (104, 24), (104, 104)):
+        image[np.hypot(y - cy, x - cx) < 9] = 40
+    cy, cx = rng.integers(45, 84, 2)
+    squared = (y - cy) ** 2 + (x - cx) ** 2
+    mask = np.zeros((side, side), dtype=bool)
+    if defect == "scratch":
+        mask = (abs((y - cy) - 0.6 * (x - cx)) < 1.2) & (abs(x - cx) < 20)
+        image[mask] = 225
+    if defect == "dent":
+        mask, image = squared < 100, image - 45 * np.exp(-squared / 40)
+    if defect == "hole missing":
+        mask = np.hypot(y - 24, x - 24) < 9
+        image[mask] = 150 + grain[mask]
+    if defect == "faint stain":
+        mask, image = squared < 400, image - 8 * np.exp(-squared / 200)
+    return image.clip(0, 255).astype(np.uint8), mask
+
+
+def parts(count: int = 20) -> Figure:
+    """Plates with boxes around what the preset `inspect` finds, above their maps; prints what is found."""
+    detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), preset="inspect")
+    detector.fit(np.stack([plate(seed)[0] for seed in range(120)]))
+    kinds = ("good", "scratch", "dent", "hole missing", "faint stain")
+    figure = Figure(figsize=(9, 3.9), layout="constrained")
+    for column, kind in zip(figure.subplots(2, len(kinds)).T, kinds, strict=True):
+        made = [plate(1000 + seed, kind) for seed in range(count)]
+        chunks = list(stream(detector.fitted, open_images(np.stack([image for image, _ in made])), maps=True))
+        fields = {name: np.concatenate([chunk.fields[name] for chunk in chunks if chunk.fields]) for name in ("sum",)}
+        alarms = sum(result.p_value <= 0.05 for chunk in chunks for result in chunk.results)
+        boxes = [detector.fitted.regions(fields, row) for row in range(count)]
+        hits = sum(
+            any(touches(region.box, mask) for region in found) for found, (_, mask) in zip(boxes, made, strict=True)
+        )
+        print(f"{kind}: {alarms} of {count} raise an alarm, {hits} have a box on the defect")
+        column[0].imshow(made[0][0], cmap="gray", vmin=0, vmax=255)
+        column[1].imshow(fields["sum"][0], cmap="inferno", vmin=0, vmax=detector.map_limit())
+        column[0].set_title(kind)
+        for region in boxes[0]:
+            top, left, bottom, right = (2 * end for end in region.box)  # maps are at half the resolution
+            edge = {"fill": False, "edgecolor": "#d62728", "linewidth": 2}
+            column[0].add_patch(Rectangle((left, top), right - left, bottom - top, **edge))
+        for axes in column:
+            axes.set(xticks=[], yticks=[])
+    return figure
+
+
+def touches(box: tuple[int, int, int, int], mask: np.ndarray) -> bool:
+    """Whether a box of a map at half the resolution has a pixel of the mask."""
+    top, left, bottom, right = (2 * end for end in box)
+    return bool(mask[top:bottom, left:right].any())
+
+
 def main() -> None:
     """Write the pictures that are asked for."""
-    wanted = sys.argv[1:] or ["beach", "radar", "how"]
+    wanted = sys.argv[1:] or ["beach", "radar", "how", "parts"]
     if "beach" in wanted:
         found = beach()
         found.boxed.save(OUT / "beach.jpg", quality=88)
@@ -121,6 +183,8 @@ def main() -> None:
         radar().savefig(OUT / "radar-maps.png", dpi=150, facecolor="w")
     if "how" in wanted:
         how()
+    if "parts" in wanted:
+        parts().savefig(OUT / "parts.png", dpi=110, facecolor="w")
 
 
 if __name__ == "__main__":
