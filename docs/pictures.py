@@ -145,9 +145,10 @@ def parts(count: int = 20) -> Figure:
     figure = Figure(figsize=(9, 3.9), layout="constrained")
     for column, kind in zip(figure.subplots(2, len(kinds)).T, kinds, strict=True):
         made = [plate(1000 + seed, kind) for seed in range(count)]
-        chunks = list(stream(detector.fitted, open_images(np.stack([image for image, _ in made])), maps=True))
-        fields = {name: np.concatenate([chunk.fields[name] for chunk in chunks if chunk.fields]) for name in ("sum",)}
-        alarms = sum(result.p_value <= 0.05 for chunk in chunks for result in chunk.results)
+        images = open_images(np.stack([image for image, _ in made]))
+        (chunk,) = stream(detector.fitted, images, maps=True, batch_size=count)
+        fields = chunk.fields or {}
+        alarms = sum(result.p_value <= 0.05 for result in chunk.results)
         boxes = [detector.fitted.regions(fields, row) for row in range(count)]
         hits = sum(
             any(touches(region.box, mask) for region in found) for found, (_, mask) in zip(boxes, made, strict=True)

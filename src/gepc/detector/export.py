@@ -113,8 +113,11 @@ def why_not_standalone(fitted: FittedDetector, images: Images) -> str | None:
     if not isinstance(method, GepcPlus) or fitted.score_from != "features":
         return "it is written for the method gepc+ that scores by features"
     calibrator, group = fitted.scorer.calibrator_, method.acting(fitted.input_size)
-    plain = type(calibrator) is Evidence and calibrator.rule == "fisher" and calibrator.left == 0.0
-    if not plain or (calibrator.narrow, calibrator.wide) != ("level_mahalanobis", "level_pca"):
+    usual = ("fisher", 0.0, "level_mahalanobis", "level_pca")
+    if (
+        not isinstance(calibrator, Evidence)
+        or (calibrator.rule, calibrator.left, calibrator.narrow, calibrator.wide) != usual
+    ):
         return "it is written for the default calibration"
     if fitted.scorer.aggregate != "wmean" or fitted.reference.grouped:
         return "it is written for the weighted mean over levels and for calibration images without groups"
@@ -166,7 +169,7 @@ def write_standalone(fitted: FittedDetector, folder: Path) -> None:
         "parts": parts,
         "thresholds": {rate: threshold(scores, rate) for rate in RATES if len(scores) >= images_needed(rate)},
     }
-    arrays = {**calibrator.state(), "level_weights": fitted.weights, "calibration_scores": scores}
+    arrays: dict[str, Any] = {**calibrator.state(), "level_weights": fitted.weights, "calibration_scores": scores}
     write_json(folder / "calibration.json", facts)
     np.savez(folder / "calibration.npz", **arrays)
     shutil.copyfile(standalone.__file__, folder / SCRIPT)

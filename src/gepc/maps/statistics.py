@@ -261,7 +261,7 @@ def _sampled(vectors: npt.NDArray[np.float32], each: int) -> Array:
 def _band(size: Size, width: int) -> npt.NDArray[np.int64]:
     """The distance of every pixel to the border, (H, W), in bands of that width; `BANDS` stands for that and more."""
     lines, columns = (np.minimum(np.arange(side), np.arange(side)[::-1]) for side in size)
-    return np.minimum(np.minimum(lines[:, None], columns[None]) // width, BANDS)
+    return np.asarray(np.minimum(np.minimum(lines[:, None], columns[None]) // width, BANDS))
 
 
 def _by_band(fields: Sequence[Map], width: int) -> tuple[Array, Array]:
