@@ -152,7 +152,17 @@ class Batch:
         return self._moved[action.name]
 
     def clean(self, backbone: Backbone) -> torch.Tensor:
-        """x_0 on the backbone's device and in its precision."""
+        """x_0 on the backbone's device and in its precision.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+
+        Returns
+        -------
+        torch.Tensor (N, C, H, W)
+        """
         return to_tensor(self.images, backbone)
 
     def scaled(self, backbone: Backbone, t: int) -> torch.Tensor:
@@ -161,7 +171,21 @@ class Batch:
         return self.clean(backbone) * root
 
     def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
-        """The noise of every image at timestep `t`."""
+        """The noise of every image at timestep `t`, a function of its key, the seed and the draw.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+        t : int
+            The timestep.
+        draw : int
+            The number of the draw.
+
+        Returns
+        -------
+        torch.Tensor (N, C, H, W)
+        """
         if self.fixed_noise is None:
             return to_tensor(noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw), backbone)
         if (t, draw) not in self.fixed_noise:
@@ -172,7 +196,16 @@ class Batch:
         return to_tensor(given, backbone)
 
     def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise."""
+        """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise.
+
+        Parameters
+        ----------
+        backbone, t, draw : as in `noise`.
+
+        Returns
+        -------
+        x_t, noise : torch.Tensor (N, C, H, W)
+        """
         field = self.noise(backbone, t, draw)
         return noised(self.clean(backbone), field, float(backbone.alphas_cumprod[t])), field
 
@@ -481,10 +514,34 @@ class PerLevel(Extractor):
 
     @abstractmethod
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """name -> (N,) at timestep `t`."""
+        """The features at one timestep.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+        batch : Batch
+            The images.
+        t : int
+            The timestep.
+
+        Returns
+        -------
+        mapping name -> torch.Tensor (N,) or (N, features)
+        """
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """Network passes per image and level; one by default."""
+        """Network passes per image and level; one by default.
+
+        Parameters
+        ----------
+        size : (int, int)
+            (H, W) of the image.
+
+        Returns
+        -------
+        Cost
+        """
         return Cost(forward=1)
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
@@ -528,11 +585,35 @@ class WholeImage(Extractor):
 
     @abstractmethod
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """name -> (N,) or (N, features)."""
+        """The features of the images.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+        batch : Batch
+            The images.
+
+        Returns
+        -------
+        mapping name -> torch.Tensor (N,) or (N, features)
+        """
 
     @abstractmethod
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """Network passes per image."""
+        """Network passes per image.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+        size : (int, int)
+            (H, W) of the image.
+
+        Returns
+        -------
+        Cost
+        """
 
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
         """One entry."""

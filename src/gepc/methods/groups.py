@@ -183,6 +183,14 @@ def register_action(action: Action) -> Action:
     ------
     OptionError
         If the action is not linear, does not keep norms, is not undone by its inverse, or has a name that is in use.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> gepc.register_action(gepc.Action("half", lambda x: x / 2, lambda x: 2 * x))
+    Traceback (most recent call last):
+        ...
+    gepc.core.errors.OptionError: group element 'half' is not an orthogonal action: it changes the norm
     """
     _check(action)
     _ACTIONS[action.name] = action
