@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gepc
+from gepc.backbones.calling import encode_prompt
 from gepc.core.errors import BackboneError
 from gepc.detector.registry import create_detector
 from tests.families import SIDE, TOKENS, WIDTH, make, text_encoder
@@ -156,7 +157,6 @@ def test_a_tokenizer_without_a_length_takes_that_of_its_text_encoder(tmp_path: P
 
 def test_a_tokenizer_without_any_length_is_refused_with_a_remedy(tmp_path: Path) -> None:
     pipeline = stable_diffusion_xl(tmp_path)
-    pipeline.tokenizer.model_max_length = int(1e30)
-    pipeline.text_encoder.config.max_position_embeddings = int(1e30)
+    pipeline.tokenizer.model_max_length = pipeline.text_encoder.config.max_position_embeddings = int(1e30)
     with pytest.raises(BackboneError, match="has no `model_max_length`; set it, or give `embeddings`"):
-        gepc.load_backbone(pipeline, prompt="ab", device="cpu")
+        encode_prompt(pipeline, "ab", "UNet2DConditionModel")

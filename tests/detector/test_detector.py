@@ -350,7 +350,9 @@ def test_the_size_is_the_backbones_or_that_of_the_first_image() -> None:
 
 
 def test_sizes_that_a_network_cannot_take() -> None:
-    with pytest.raises(InputError, match="images of 16x16 do not fit this backbone, which takes 8x8"):
+    with pytest.raises(
+        InputError, match=r"of 16x16 pixels \(width x height\) do not fit this backbone, which takes 8x8"
+    ):
         toy_detector(size=16)
     even = gepc.Backbone.from_callable(lambda x, t: x, toy_backbone().alphas_cumprod, 3, size_multiple=4)
     with pytest.raises(InputError, match="both sides must be multiples of 4"):

@@ -19,6 +19,7 @@ from gepc.backbones.identity import Identity, digest_of, modules_in
 from gepc.backbones.path import GaussianPath, NoiseSchedule, check_timesteps, look_up
 from gepc.backbones.schedule import check_alphas_cumprod, log_variances
 from gepc.core.errors import BackboneError, InputError, OptionError, check_choice, check_least
+from gepc.images.formats import size_text
 
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LatentEncoder = Callable[[torch.Tensor], torch.Tensor]
@@ -227,21 +228,17 @@ def check_size(backbone: Backbone, height: int, width: int, what: str = "images"
     Examples
     --------
     >>> import gepc
-    >>> gepc.load_backbone("photos-tiny", device="cpu").check_size(30, 31)
+    >>> gepc.load_backbone("photos-tiny", device="cpu").check_size(30, 31)  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
-    gepc.core.errors.InputError: images of 30x31 do not fit this backbone: both sides must be multiples of 4
+    gepc.core.errors.InputError: images of 31x30 pixels (width x height) do not fit this backbone: both sides must be
+    multiples of 4
     """
+    misfit, multiple = f"{what} of {size_text((height, width))} do not fit this backbone", backbone.size_multiple
     if backbone.image_size is not None and (height, width) != tuple(backbone.image_size):
         rows, columns = backbone.image_size
-        raise InputError(
-            f"{what} of {height}x{width} do not fit this backbone, which takes {rows}x{columns}; set `size`",
-            options=("size",),
-        )
-    multiple = backbone.size_multiple
+        raise InputError(f"{misfit}, which takes {columns}x{rows}; set `size`", options=("size",))
     if height % multiple or width % multiple:
-        raise InputError(
-            f"{what} of {height}x{width} do not fit this backbone: both sides must be multiples of {multiple}"
-        )
+        raise InputError(f"{misfit}: both sides must be multiples of {multiple}")
 
 
 @contextmanager

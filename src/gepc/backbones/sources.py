@@ -105,27 +105,22 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
     The caller may therefore go on training or moving the original, and the digest is that of a saved folder.
     """
     options.check_usable(OBJECT_OPTIONS, "an object in memory has its weights already")
-    name, embeddings = type(source).__name__, calling.read_embeddings(options.embeddings)
+    name, is_pipeline = type(source).__name__, isinstance(source, diffusers.DiffusionPipeline)
     parts = {"unet": source, "vae": options.vae, "scheduler": options.scheduler}
-    if isinstance(source, diffusers.DiffusionPipeline):
-        if options.scheduler is not None or options.vae is not None:
-            raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
-        _check_components(f"the {name}", [part for part, value in source.components.items() if value is not None])
-        parts = {part: source.components.get(part) for part in (*NETWORKS, *AUTOENCODERS, "scheduler")}
-        kind = type(parts["unet"] or parts["transformer"]).__name__
-        if embeddings is None and kind in calling.CLASSES and calling.CLASSES[kind].needs:
-            embeddings = calling.encode_prompt(source, options.prompt or "", kind)
-    elif not isinstance(source, diffusers.ModelMixin):
+    if is_pipeline and (options.scheduler is not None or options.vae is not None):
+        raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
+    if not is_pipeline and not isinstance(source, diffusers.ModelMixin):
         raise OptionError(
             f"load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline, got a {name}; "
             "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
         )
+    parts = {"": source} if is_pipeline else parts
     with TemporaryDirectory(prefix="gepc-") as place:
         for part, value in parts.items():
             with raising(OptionError, f"{part} must be an object of diffusers: {{error}}", AttributeError):
                 if value is not None:
                     value.save_pretrained(Path(place, part))
-        return _backbone_of(read_folder(Path(place), options, embeddings or {}), options)
+        return _backbone_of(read_folder(Path(place), options), options)
 
 
 @contextmanager
@@ -158,11 +153,8 @@ def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
     return latent
 
 
-def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any] | None = None) -> Network:
-    """Read a model folder (`config.json`, weights, `scheduler_config.json`) or a pipeline folder (`unet/`, ...).
-
-    Without `embeddings`, these are the ones in the options, or those of the prompt.
-    """
+def read_folder(folder: Path, options: LoadOptions) -> Network:
+    """Read a model folder (`config.json`, weights, `scheduler_config.json`) or a pipeline folder (`unet/`, ...)."""
     pipeline = folder.parent if folder.name in NETWORKS else folder
     components = components_in(pipeline)
     _check_components(str(pipeline), components)
@@ -195,8 +187,7 @@ def read_folder(folder: Path, options: LoadOptions, embeddings: Mapping[str, Any
         files = [*files, *weight_files(encoder_folder, options.variant)]
     if options.prompt is not None and not needs:
         raise OptionError(f"`prompt` was given, but a {kind} is not conditioned on text", options=("prompt",))
-    if embeddings is None:
-        embeddings = calling.read_embeddings(options.embeddings)
+    embeddings = calling.read_embeddings(options.embeddings)
     if embeddings is None:
         embeddings = calling.encode_in_folder(pipeline, kind, options.prompt or "", options.variant) if needs else {}
     family = extras.get("family", "diffusers")

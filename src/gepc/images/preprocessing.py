@@ -328,8 +328,9 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
     if value_range is not None:
         return
     arrays = (record.pixels for record in images.first(_RANGE_SAMPLE) if record.pixels is not None)
-    floats = [pixels for pixels in arrays if pixels.dtype.kind == "f" and pixels.size and np.isfinite(pixels).all()]
-    if floats and min(pixels.min() for pixels in floats) >= 0.0:
+    floats = (pixels for pixels in arrays if pixels.dtype.kind == "f" and pixels.size and np.isfinite(pixels).all())
+    lowest = [pixels.min() for pixels in floats]
+    if lowest and min(lowest) >= 0.0:
         warnings.warn(
             ValueRangeWarning(
                 "float images without a negative value are read as [-1, 1]; "

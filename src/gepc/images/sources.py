@@ -336,10 +336,6 @@ class FileImages(Images):
         """The files as paths; those of URLs serve for the names of folders only."""
         return [Path(name) for name in self.names]
 
-    def between(self, start: int, stop: int) -> FileImages:
-        """The files of a range."""
-        return FileImages(self.names[start:stop], self._read)
-
     def __getitem__(self, index: int) -> Record:
         return read_record(self.names[index], self.names[index], self._read)
 

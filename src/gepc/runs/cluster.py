@@ -87,7 +87,7 @@ class ScoreActor:
 
 def work_item(shard: Shard, images: Images, labels: Labels | None) -> dict[str, Any]:
     """What an actor receives for a shard: its range, the names of its files, and the groups of its images."""
-    names = images.between(shard.start, shard.stop).names if isinstance(images, FileImages) else []
+    names = images.names[shard.start : shard.stop] if isinstance(images, FileImages) else []
     groups = [] if labels is None else [str(label) for label in labels[shard.start : shard.stop]]
     return {"shard": shard.number, "start": shard.start, "stop": shard.stop, "names": names, "labels": groups}
 

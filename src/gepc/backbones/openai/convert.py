@@ -160,7 +160,6 @@ class Converted:
     """A checkpoint in diffusers' terms. The tensors are the file's own memory, except those of the attention."""
 
     path: Path
-    options: Options
     architecture: Architecture
     config: dict[str, Any]
     patches: Patches
@@ -197,7 +196,6 @@ def convert(path: Path, config: str | Path | Mapping[str, Any] | None) -> Conver
     patches = find_patches(net, options)
     return Converted(
         path=path,
-        options=options,
         architecture=net,
         config=unet_config(net, options, patches),
         patches=patches,

@@ -94,7 +94,7 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
         raise InputError(
-            f"images of {height}x{width} do not fit this network: the sides must be multiples of {recipe.stride}; "
+            f"images of {width}x{height} do not fit this network: the sides must be multiples of {recipe.stride}; "
             f"set image_size, for instance image_size={max(1, width // recipe.stride) * recipe.stride}"
         )
     in_colour = sum(is_colour for _, is_colour in observed.seen.values())
