@@ -337,6 +337,13 @@ def test_a_phone_in_both_colours(open_page, address, folder, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[scheme]
+    page.get_by_role("button", name="Draw regions to ignore").first.click()
+    dialog = page.locator("#mask").bounding_box()
+    assert dialog["x"] >= 0
+    assert dialog["x"] + dialog["width"] <= 390
+    assert page.evaluate("document.getElementById('mask').scrollWidth <= document.getElementById('mask').clientWidth")
+    if (place := os.environ.get("GEPC_SCREENSHOTS")) is not None:
+        page.screenshot(path=Path(place) / f"mask-phone-{scheme}.png")
 
 
 def test_the_page_asks_for_a_token_and_keeps_it_in_the_tab(open_page, live, detector_folder, folder):
