@@ -41,7 +41,20 @@ Field: TypeAlias = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Affine:
-    """The field f(x) = A x + c. Scores of Gaussians are affine, which gives closed forms for expectations."""
+    """The field f(x) = A x + c. Scores of Gaussians are affine, which gives closed forms for expectations.
+
+    Parameters
+    ----------
+    A : float array (D, D)
+    c : float array (D,)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import Affine
+    >>> Affine(2.0 * np.eye(2), np.array([1.0, 0.0]))(np.array([[1.0, 1.0]])).tolist()
+    [[3.0, 2.0]]
+    """
 
     A: Array
     c: Array
@@ -68,7 +81,23 @@ class Affine:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """N(mean, cov) on vectors."""
+    """N(mean, cov) on vectors.
+
+    Parameters
+    ----------
+    mean : float array (D,)
+    cov : float array (D, D)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import Gaussian
+    >>> p = Gaussian(np.zeros(2), 4.0 * np.eye(2))
+    >>> p.noised(0.5).cov.tolist()
+    [[2.5, 0.0], [0.0, 2.5]]
+    >>> p.score(np.array([[2.0, 0.0]])).tolist()
+    [[-0.5, 0.0]]
+    """
 
     mean: Array
     cov: Array
@@ -99,6 +128,13 @@ def components_of(backbone: MixtureBackbone) -> list[tuple[float, Gaussian]]:
     Returns
     -------
     list of (float, Gaussian)
+
+    Examples
+    --------
+    >>> from gepc.lab.analytic import MixtureBackbone
+    >>> from gepc.lab.theory import components_of
+    >>> [share for share, _ in components_of(MixtureBackbone([1, 3], [0.2, -0.2], [0.1, 0.1], (1, 2, 2)))]
+    [0.25, 0.75]
     """
     return [(float(w), _gaussian(part)) for w, part in zip(backbone.shares, backbone.components, strict=True)]
 
@@ -134,6 +170,15 @@ def field_of(backbone: Backbone, t: int) -> Field:
     ------
     InputError
         If the backbone takes images of any size.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.lab.theory import field_of
+    >>> score = field_of(GaussianBackbone(0.0, 1.0, (1, 1, 2)), t=3)
+    >>> score(np.array([[0.5, -1.0]])).round(6).tolist()
+    [[-0.5, 1.0]]
     """
     shape = image_shape(backbone)
 
@@ -157,6 +202,12 @@ def matrices_of(group: Group | str, shape: tuple[int, int, int]) -> list[Array]:
     Returns
     -------
     list of arrays (D, D)
+
+    Examples
+    --------
+    >>> from gepc.lab.theory import matrices_of
+    >>> [matrix.tolist() for matrix in matrices_of("sign", (1, 1, 1))]
+    [[[1.0]], [[-1.0]]]
     """
     size = int(np.prod(shape))
     basis = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
@@ -179,6 +230,13 @@ def residuals(field: Field, x: Array, matrices: Sequence[Array]) -> Array:
     Returns
     -------
     An array (N, |G|).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import residuals
+    >>> residuals(lambda x: 1.0 - x, np.array([[0.3, 0.1]]), [np.eye(2), -np.eye(2)]).tolist()
+    [[0.0, 8.0]]
     """
     here = field(x)
     return np.stack([np.square(field(x @ P.T) @ P - here).sum(1) for P in matrices], axis=1)
@@ -186,7 +244,17 @@ def residuals(field: Field, x: Array, matrices: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class Posterior:
-    """E[x_0 | x_t] (N, D) and Cov(x_0 | x_t) (N, D, D)."""
+    """E[x_0 | x_t] (N, D) and Cov(x_0 | x_t) (N, D, D).
+
+    Parameters
+    ----------
+    mean : float array (N, D)
+    cov : float array (N, D, D)
+
+    See Also
+    --------
+    posterior : computes it.
+    """
 
     mean: Array
     cov: Array
@@ -211,6 +279,15 @@ def posterior(backbone: MixtureBackbone, x: Array, t: int) -> Posterior:
     Returns
     -------
     Posterior
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.lab.theory import posterior
+    >>> found = posterior(GaussianBackbone(0.0, 1.0, (1, 1, 2), [0.25]), np.array([[1.0, 0.0]]), 0)
+    >>> found.mean.tolist(), found.cov[0].round(6).tolist()
+    ([[0.5, 0.0]], [[0.75, 0.0], [0.0, 0.75]])
     """
     abar = float(backbone.alphas_cumprod[t])
     logs, means, covs = [], [], []
@@ -242,6 +319,13 @@ def tweedie(score: Field, x: Array, abar: float) -> Array:
     Returns
     -------
     An array (N, D).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import tweedie
+    >>> tweedie(lambda x: -x, np.array([[1.0, 0.0]]), 0.25).tolist()
+    [[0.5, 0.0]]
     """
     return np.asarray((x + (1.0 - abar) * score(x)) / np.sqrt(abar), dtype=np.float64)
 
@@ -261,6 +345,15 @@ def denoiser_jacobian(backbone: Backbone, x: Array, t: int) -> Array:
     Returns
     -------
     An array (N, D, D).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.lab.theory import denoiser_jacobian
+    >>> backbone = GaussianBackbone(0.0, 1.0, (1, 1, 2), [0.25])
+    >>> denoiser_jacobian(backbone, np.zeros((1, 2)), 0).round(6).tolist()
+    [[[0.5, 0.0], [0.0, 0.5]]]
     """
     shape = image_shape(backbone)
     abar = float(backbone.alphas_cumprod[t])
@@ -290,6 +383,15 @@ def posterior_covariance(backbone: Backbone, x: Array, t: int) -> Array:
     Returns
     -------
     An array (N, D, D).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.lab.theory import posterior_covariance
+    >>> backbone = GaussianBackbone(0.0, 1.0, (1, 1, 2), [0.25])
+    >>> posterior_covariance(backbone, np.zeros((1, 2)), 0).round(6).tolist()
+    [[[0.75, 0.0], [0.0, 0.75]]]
     """
     abar = float(backbone.alphas_cumprod[t])
     return np.asarray((1.0 - abar) / np.sqrt(abar) * denoiser_jacobian(backbone, x, t), dtype=np.float64)
@@ -313,6 +415,13 @@ def contraction(score: Field, x: Array, z: Array, abar: float) -> Array:
     Returns
     -------
     An array (N,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import contraction
+    >>> contraction(lambda x: -x, np.array([[1.0, 0.0]]), np.zeros((1, 2)), 0.25).tolist()
+    [0.75]
     """
     gap = x - z
     pull = np.einsum("ni,ni->n", tweedie(score, x, abar) - tweedie(score, z, abar), gap)
@@ -334,6 +443,13 @@ def directional_growth(score: Field, x: Array, z: Array) -> Array:
     Returns
     -------
     An array (N,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import directional_growth
+    >>> directional_growth(lambda x: -2.0 * x, np.array([[1.0, 0.0]]), np.zeros((1, 2))).tolist()
+    [2.0]
     """
     gap = x - z
     return np.asarray(-np.einsum("ni,ni->n", score(x) - score(z), gap) / np.square(gap).sum(1), dtype=np.float64)
@@ -351,6 +467,17 @@ class ResidualBounds:
     printed_error_breaking : E|e(P_g x) - e(x)|^2, the form printed in the paper.
     error : E|e(x)|^2.
     moved_error : E|e(P_g x)|^2.
+
+    Examples
+    --------
+    >>> from gepc.lab.theory import ResidualBounds
+    >>> bounds = ResidualBounds(2.0, 1.0, 4.0, 4.0, 0.5, 0.5)
+    >>> bounds.lower, bounds.upper
+    (1.0, 6.0)
+
+    See Also
+    --------
+    expected_bounds, empirical_bounds : compute the terms.
     """
 
     residual: float
@@ -391,6 +518,15 @@ def expected_bounds(model: Affine, p: Gaussian, matrices: Sequence[Array]) -> Re
     Returns
     -------
     ResidualBounds
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import Gaussian, expected_bounds
+    >>> p, q = Gaussian(np.ones(2), np.eye(2)), Gaussian(np.zeros(2), np.eye(2))
+    >>> found = expected_bounds(q.score, p, [np.eye(2), -np.eye(2)])
+    >>> found.lower <= found.residual <= found.upper
+    True
     """
 
     def mean(field: Callable[[Array], Affine]) -> float:
@@ -422,6 +558,15 @@ def empirical_bounds(model: Field, truth: Field, x: Array, matrices: Sequence[Ar
     Returns
     -------
     ResidualBounds
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import empirical_bounds
+    >>> x = np.random.default_rng(0).standard_normal((20, 2))
+    >>> found = empirical_bounds(lambda x: 1.0 - x, lambda x: -x, x, [np.eye(2), -np.eye(2)])
+    >>> found.lower <= found.residual <= found.upper
+    True
     """
 
     def e(y: Array) -> Array:
@@ -455,6 +600,13 @@ def equivariance_breaking(p: Gaussian, matrices: Sequence[Array]) -> float:
     Returns
     -------
     float
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import Gaussian, equivariance_breaking
+    >>> equivariance_breaking(Gaussian(np.ones(2), np.eye(2)), [np.eye(2), -np.eye(2)])
+    4.0
     """
     return float(np.mean([p.score.residual(P).energy(p) for P in matrices]))
 
@@ -472,6 +624,12 @@ def mean_shift_residual(mean: npt.ArrayLike, variance: float) -> float:
     Returns
     -------
     float
+
+    Examples
+    --------
+    >>> from gepc.lab.theory import mean_shift_residual
+    >>> mean_shift_residual([1.0, 1.0], 1.0)
+    4.0
     """
     return float(2.0 * np.square(np.asarray(mean, dtype=np.float64)).sum() / variance**2)
 
@@ -487,6 +645,12 @@ def anisotropy_residual(first: float, second: float) -> float:
     Returns
     -------
     float
+
+    Examples
+    --------
+    >>> from gepc.lab.theory import anisotropy_residual
+    >>> anisotropy_residual(1.0, 0.5)
+    0.75
     """
     return float(0.5 * (1.0 / second - 1.0 / first) ** 2 * (first + second))
 
@@ -495,6 +659,22 @@ def error_term_counter_example(size: int = 4) -> ResidualBounds:
     """p = N(0, I), s_theta the score of N(0, 2 I), {Id, -Id}: all scores are equivariant, yet the printed bound is D/2.
 
     e(x) = x/2, so -e(-x) - e(x) = 0 while e(-x) - e(x) = -x: E|x|^2 = D, halved by the identity.
+
+    Parameters
+    ----------
+    size : int
+        The dimension D.
+
+    Returns
+    -------
+    ResidualBounds
+
+    Examples
+    --------
+    >>> from gepc.lab.theory import error_term_counter_example
+    >>> found = error_term_counter_example()
+    >>> found.residual, found.lower, round(found.printed_lower, 6)
+    (0.0, 0.0, 2.0)
     """
     p = Gaussian(np.zeros(size), np.eye(size))
     return expected_bounds(Gaussian(p.mean, 2.0 * p.cov).score, p, [np.eye(size), -np.eye(size)])
@@ -502,7 +682,22 @@ def error_term_counter_example(size: int = 4) -> ResidualBounds:
 
 @dataclass(frozen=True)
 class Subspace:
-    """The affine set origin + span(basis), basis (D, k) orthonormal: the manifold of the source images."""
+    """The affine set origin + span(basis), basis (D, k) orthonormal: the manifold of the source images.
+
+    Parameters
+    ----------
+    origin : float array (D,)
+    basis : float array (D, k)
+        Orthonormal columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import Subspace
+    >>> line = Subspace.spanned_by(np.array([[1.0], [0.0]]))
+    >>> line.project(np.array([[3.0, 4.0]])).tolist(), line.distance(np.array([[3.0, 4.0]])).tolist()
+    ([[3.0, 0.0]], [4.0])
+    """
 
     origin: Array
     basis: Array
@@ -541,6 +736,18 @@ class CrossBounds:
     lipschitz : L, given or the largest |s(y) - s(pi(y))| / d(y) over y = P_g x, which is all that the proof uses.
     growth : m, the smallest -<s(x) - s(pi(x)), u> / d(x), u the unit vector from pi(x) to x.
     breaking_growth : beta, the smallest sqrt(E_g|b_g(x)|^2) / d(x).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import CrossBounds
+    >>> bounds = CrossBounds(np.array([4.0]), np.array([1.0]), np.array([2.0]), 1.0, 0.5, 1.0)
+    >>> bounds.lower.tolist(), bounds.upper.tolist()
+    ([1.0], [34.0])
+
+    See Also
+    --------
+    cross_bounds : computes the terms.
     """
 
     residual: Array
@@ -594,6 +801,15 @@ def cross_bounds(
     ------
     InputError
         If a point lies on the manifold, or if the group does not map the manifold to itself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import Subspace, cross_bounds
+    >>> line = Subspace.spanned_by(np.array([[1.0], [0.0]]))
+    >>> found = cross_bounds(lambda x: 1.0 - x, np.array([[1.0, 2.0]]), line, [np.eye(2), -np.eye(2)])
+    >>> bool((found.lower <= found.residual).all() and (found.residual <= found.upper).all())
+    True
     """
     if not manifold.invariant_under(matrices):
         raise InputError("the group does not map this manifold to itself, so the projection does not commute with it")
@@ -618,6 +834,24 @@ def cross_counter_example(x: Array, slopes: Sequence[float] = (1.0, 3.0)) -> Cro
     """s(x) = -A x, A = diag(slopes), {Id, -Id}, the manifold {0}: R = 0 everywhere, but the printed bound is positive.
 
     All assumptions hold, with m the smallest and L the largest slope: s(-x) = -s(x), whatever A is.
+
+    Parameters
+    ----------
+    x : float array (N, number of slopes)
+    slopes : list of float
+        The diagonal of A.
+
+    Returns
+    -------
+    CrossBounds
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.theory import cross_counter_example
+    >>> found = cross_counter_example(np.array([[1.0, 0.0]]))
+    >>> found.residual.tolist(), found.printed_lower.tolist()
+    ([0.0], [4.0])
     """
     size = len(slopes)
     score = Affine(-np.diag(np.asarray(slopes, dtype=np.float64)), np.zeros(size))
