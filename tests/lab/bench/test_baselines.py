@@ -12,14 +12,12 @@ from toys import as_uint8, pictures, toy_backbone, toy_network
 import gepc
 from gepc.core.errors import OptionError
 from gepc.core.options import build
-from gepc.core.tables import ResultTable
 from gepc.lab.bench import detector_tables, published
 from gepc.lab.bench.baselines import choose_baselines, collect_baselines, method_names
 from gepc.lab.bench.comparison import HEAD, compare_methods, comparison_table, methods_table
 from gepc.lab.bench.cost import estimate_cost
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.bench.protocol import MethodChoice, Protocol, load_protocol
-from gepc.lab.bench.run import table_sections
 from gepc.lab.datasets import open_dataset
 from gepc.methods import base
 from gepc.methods.extraction import FeatureCache
@@ -312,7 +310,6 @@ def test_gepc_has_the_row_it_has_alone(bench, compared):
     assert alone.rows[0] == beside.rows[0]
     row = dict(zip(alone.header, alone.rows[0], strict=True))
     assert [row[label] for label in bench.protocol.pair_labels] == list(bench.aurocs.values())
-    assert row["GEPC on the same images"] == row["average"]
     assert "GEPC needs 16F" in alone.note
 
 
@@ -357,17 +354,6 @@ def test_published_rows_stand_beside_pairs_that_have_them(bench, compared):
     assert detector_tables.PUBLISHED_NOTE in table.note
 
 
-def test_gepc_on_the_same_images_is_gepc_on_fewer_images(bench, compared, data, protocol):
-    fewer = replace(protocol, train_images=22, test_images=20)
-    backbone = kept_backbone()
-    benchmark = opened(fewer, data, backbone)
-    expected = GepcBench(benchmark, benchmark.collect()).average
-    (msma,) = (one for one in compared if one.method.name == "msma")
-    assert msma.gepc_average == pytest.approx(expected, abs=1e-12)
-    (scoped,) = (one for one in compared if one.method.name == "scoped")
-    assert scoped.gepc_average == compared[0].method.average
-
-
 def test_published_values_beside_the_measured_ones(bench, compared):
     methods = [one.method for one in compared]
     assert "paper" not in methods_table(bench.protocol, methods).header
@@ -402,10 +388,3 @@ def test_the_figure_of_costs_has_a_row_for_every_method(compared):
     expected = {one.method.label: (one.method.average, one.cost.forward + one.cost.jvp) for one in compared}
     assert dict(zip(names, zip(averages, passes, strict=True), strict=True)) == expected
     assert list(passes) == sorted(passes, reverse=True)
-
-
-def test_every_table_is_on_the_page_whatever_its_name():
-    tables = [ResultTable(name, f"About {name}", ("a",), ((1.0,),)) for name in ("runtime", "kept", "unheard_of")]
-    sections = table_sections(tables)
-    assert list(sections) == ["Results", "False alarms and cost", "More"]
-    assert [table for under in sections.values() for table in under] == [tables[1], tables[0], tables[2]]

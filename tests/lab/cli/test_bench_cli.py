@@ -57,6 +57,7 @@ def test_tables_figures_and_a_report_from_one_pass(place, monkeypatch, capsys):
     page = ReadPage((place / "out" / "report.html").read_text())
     assert outside_references(page) == []
     assert page.unclosed == []
+    assert all(table["title"] in page.text for table in results["tables"])
     measured = next(row for row in results["tables"][0]["rows"] if row["method"] == "GEPC")
     assert f"{measured['A:B']:.3f}" in page.text
 

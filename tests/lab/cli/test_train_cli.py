@@ -51,6 +51,8 @@ def test_train_from_start_to_end(
     assert "noise MSE on 8 held-out images after 40 steps" in told.out
     assert "best linear" in told.out
     assert "no better than the best linear predictor" in told.err
+    assert "more --steps or --minutes to train longer, use more images, or start from a trained network" in told.err
+    assert "--init photos-tiny" in told.err
     assert f"backbone: {out}" in told.out
     assert list(UNet2DModel.from_pretrained(out).config.block_out_channels) == [8, 16]
     assert DDPMScheduler.from_pretrained(out).config.num_train_timesteps == 16
@@ -168,6 +170,9 @@ def test_train_without_a_recipe_then_fine_tune_then_fit(
     assert "chosen" not in text
     text = said("train", "--data", colour, "--out", tuned, "--init", net, "--set=image_size=8", "--minutes", "0.002")
     assert [line.split()[0] for line in text.splitlines()[1:3]] == ["crop", "18"]
+    assert "no better than the best linear predictor" in text
+    assert "a lower learning rate (--set learning_rate=5e-05)" in text
+    assert "--init" not in text  # which was given
     text = said("fit", colour, "--backbone", net, "--out", tmp_path / "det", "--set=size=8")
     assert "warning: 18 of 24 images were used to train the backbone; the false-alarm guarantee does not hold" in text
     assert "(on the command line: --calibration-images)" in text

@@ -16,24 +16,22 @@ from gepc.methods.base import Cost
 
 COUNTED_IMAGES = 2  # on which the passes of a method are counted
 HEAD = ("method", "source", "preset", "calibration", "train / test images")
-TAIL = ("average", "std over seeds", "worst", "worst pair", "GEPC on the same images", "F+J")
+TAIL = ("average", "std over seeds", "worst", "worst pair", "F+J")
 METRICS = ("method", "pair", "AUROC", "low", "high", "std over seeds", "AUPR", "FPR95", "ID / OOD images")
 NOTE = (
     "All measured rows use the same backbone and the same noise, and are fitted on ID-train alone. One-sided scores "
-    "may have an AUROC below 0.5, because their sign is not changed. A row with fewer images also has GEPC's average "
-    "on the same images. The backbone counts F (forward passes) and J (Jacobian-vector products) per image. Words in "
-    "brackets are options that change the method. For example, LMD with a distance other than LPIPS is another method. "
-    'The published NLL, IC, MSMA, DDPM-OOD and LMD very likely used one model per ID set. LMD\'s "104F" is probably '
-    "10^4 F. DiffPath's row is presumably its 6-D form. "
+    "may have an AUROC below 0.5, because their sign is not changed. The backbone counts F (forward passes) and J "
+    "(Jacobian-vector products) per image. Words in brackets are options that change the method. For example, LMD with "
+    "a distance other than LPIPS is another method. The published NLL, IC, MSMA, DDPM-OOD and LMD very likely used one "
+    "model per ID set. LMD's \"104F\" is most probably 10^4 F. DiffPath's row is presumably its 6-D form. "
 )
 
 
 @dataclass(frozen=True)
 class ComparedMethod:
-    """A method, the average AUROC of GEPC on the same images, and the counted passes of one image."""
+    """A method, and the counted passes of one image."""
 
     method: MethodBench
-    gepc_average: float
     cost: Cost
 
 
@@ -44,9 +42,7 @@ def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[
     found = []
     for method in (bench, *baselines):
         cost = count_passes(bench.backbone, method.scoring_extractor, batch, method.scores(first, seed).kept)
-        same = method.collection.images == bench.collection.images
-        own = bench if same else bench.on_images(method.collection.keys)
-        found.append(ComparedMethod(method, own.average, cost))
+        found.append(ComparedMethod(method, cost))
     return found
 
 
@@ -74,7 +70,7 @@ def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
     averages = [float(np.mean(list(pair_aurocs(run).values()))) for run in method.all_scores()]
     worst = int(np.argmin(values))
     head = (method.label, "measured", method.preset, method.calibration, f"{train} / {test}")
-    tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst], one.gepc_average)
+    tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst])
     return (*head, *values, *tail, str(one.cost))
 
 
@@ -86,7 +82,7 @@ def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, .
         found = row[len(HEAD) : -1]
         worst = None if None in found else min(value for value in found if isinstance(value, float))
         where = None if worst is None else protocol.pair_labels[found.index(worst)]
-        rows.append((*row, None, worst, where, None, passes))
+        rows.append((*row, None, worst, where, passes))
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,6 @@ from gepc.methods.gepc import GepcExtractor
 
 Array = npt.NDArray[np.float64]
 Sizes = Mapping[Place, int]  # (set, split) -> number of images
-Keys = Mapping[tuple[str, str, int], Sequence[bytes]]  # (set, split, noise seed) -> keys of images
 
 
 @dataclass(frozen=True)
@@ -135,16 +133,6 @@ class Collection:
         }
 
     @property
-    def keys(self) -> Keys:
-        """The keys of all images."""
-        return {place: table.keys for place, table in self.tables.items()}
-
-    def of(self, keys: Keys) -> Collection:
-        """The features of some of the images."""
-        tables = {place: table.of(keys[place]) for place, table in self.tables.items()}
-        return Collection(tables, by_set={name: part.of(keys) for name, part in self.by_set.items()})
-
-    @property
     def sizes(self) -> Sizes:
         """The number of images of each split."""
         return {(name, split): len(table) for (name, split, _), table in self.tables.items()}
@@ -218,14 +206,6 @@ class MethodBench(ABC):
         inside, *outside = (scorer.score_kept(columns(one, kept)) for one in (name, *self.protocol.pairs[name]))
         timesteps = tuple(candidates[place] for place in kept)
         return Scores(inside, dict(zip(self.protocol.pairs[name], outside, strict=True)), timesteps, scorer.selection_)
-
-    def on_images(self, keys: Keys) -> MethodBench:
-        """The same method on some of its images alone."""
-        if keys == self.collection.keys:
-            return self
-        smaller = copy.copy(self)
-        smaller.collection, smaller._known = self.collection.of(keys), {}
-        return smaller
 
     def read_rows(self, place: Place, rows: Iterable[int]) -> Batch:
         """Read the images of some rows of a split's table again; rows that it does not have are left out."""

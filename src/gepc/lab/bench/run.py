@@ -16,13 +16,6 @@ from gepc.lab.report.figures import save
 from gepc.lab.report.page import render
 from gepc.methods.extraction import OnProgress, plain_options
 
-SECTIONS = {
-    "Results": ("main", "methods", "kept"),
-    "Ablations": ("sweep", "transforms", "calibration", "features", "timesteps"),
-    "False alarms and cost": ("false_alarms", "runtime"),
-}
-"""Heading of the report -> names of the tables under it; tables of other names come last."""
-
 
 @dataclass(frozen=True)
 class BenchmarkResult:
@@ -99,19 +92,10 @@ def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "
         about=result.about,
         cost=main["F+J"],
         facts=_facts(result.bench, result.about),
-        sections=table_sections(result.tables),
+        tables=result.tables,
         pictures=list(pictures.values()),
     )
     write_text(out / "report.html", page)
-
-
-def table_sections(tables: Sequence[ResultTable]) -> dict[str, list[ResultTable]]:
-    """Heading -> tables under it; headings without tables are left out."""
-    placed = {name for names in SECTIONS.values() for name in names}
-    others = tuple(table.name for table in tables if table.name not in placed)
-    sections = {**SECTIONS, "More": others}.items()
-    found = {heading: [table for table in tables if table.name in names] for heading, names in sections}
-    return {heading: under for heading, under in found.items() if under}
 
 
 def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
@@ -122,7 +106,7 @@ def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
     fewer = [f"{protocol.label(name)} {split}: {n}" for (name, split), n in sizes if n < protocol.images(split)]
     if fewer:
         images += f"; fewer of {', '.join(fewer)}"
-    facts = [
+    return [
         ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
         ("data sets", sets),
         ("images", images),
@@ -130,10 +114,5 @@ def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
         ("detector", f"top-k {protocol.topk}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
         ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
         ("skipped images", str(len(about["skipped"]))),
+        ("compared methods", ", ".join(one["label"] for one in about["methods"]) or "none"),
     ]
-    compared = about["methods"]
-    if compared:
-        passes = sum(one["passes"] for one in compared)
-        names = ", ".join(one["label"] for one in compared)
-        facts.append(("compared methods", f"{names}; {passes:,} passes in this run"))
-    return facts

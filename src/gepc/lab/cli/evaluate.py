@@ -297,6 +297,10 @@ def _plans(
             networks[wanted] = setup.load(dataclasses.replace(loading, time_scale=scale), protocol.backbone)
         backbone = networks[wanted]
         plans.append(_Plan(name, protocol, backbone, choose_baselines(names, protocol, backbone, usual)))
+    chosen = {one.extractor.name: one.preset for plan in plans for one in plan.baselines if one.preset is not None}
+    unnamed = [f"{name}:{chosen[name]}" for name in names if name in chosen]
+    if unnamed:
+        note(f"presets that were not named: {', '.join(unnamed)}")
     return plans
 
 

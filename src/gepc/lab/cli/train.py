@@ -17,6 +17,7 @@ from gepc.cli import options as opt
 from gepc.cli.app import note, say, text_table, typed_command
 from gepc.cli.backbones import shape_text
 from gepc.core.errors import OptionError, StorageError, raising
+from gepc.core.options import DEFAULT_BACKBONE
 from gepc.lab.training.recipe import ENERGIES, builtin_recipes
 
 if TYPE_CHECKING:
@@ -137,6 +138,15 @@ def _finish(run: TrainingRun) -> None:
     if errors:
         say(f"noise MSE on {len(run.held_out)} held-out images after {run.state.step} steps:")
         say(error_table(errors))
-        if (advice := worse_than_linear(errors)) is not None:
-            note(f"{advice}: give the same command with more --steps or --minutes, or --init photos-tiny")
+        if (worse := worse_than_linear(errors)) is not None:
+            note(f"{worse} {_advice(run)}")
     say(f"backbone: {run.out}   loss, samples, held-out error: {run.folder}")
+
+
+def _advice(run: TrainingRun) -> str:
+    """What to do about a network that has learnt too little."""
+    other = f"start from a trained network in a new folder (--init {DEFAULT_BACKBONE})"
+    if run.recipe.init is not None:
+        lower = f"--set learning_rate={run.recipe.learning_rate / 4:g}"
+        other = f"start again in a new folder with a lower learning rate ({lower})"
+    return f"Give the same command with more --steps or --minutes to train longer, use more images, or {other}."

@@ -15,19 +15,16 @@ from diffusers import DDIMPipeline, UNet2DModel
 from diffusers.utils import make_image_grid
 from PIL import Image as PILImage
 
-from gepc.backbones.load import load_backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
-from gepc.lab.energy.network import EnergyBackbone
 from gepc.lab.training.checkpoint import RUN_FOLDER
 from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_scheduler
 
 NAME = "held_out.json"
 LEVELS = (0.9999, 0.9979, 0.99, 0.97, 0.9, 0.5)
 NOISE_SEED = 0
-ENERGY_IMAGES = 512
 GRID, SAMPLING_STEPS, SHOWN_WIDTH = 8, 50, 96
 
 
@@ -51,7 +48,7 @@ def evaluate(
     The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
     """
     if recipe.objective != "noise":
-        return [], [evaluate_energy(out, images, held_out, step)]
+        return [], ["no held-out error, since an energy network does not predict noise"]
     folder, notes, errors = Path(out) / RUN_FOLDER, [], []
     net = UNet2DModel.from_pretrained(out).eval()
     net.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
@@ -71,32 +68,19 @@ def evaluate(
 def evaluation_passes(recipe: Recipe, held_out: int) -> int:
     """The network passes of `evaluate` for that number of held-out images."""
     if recipe.objective != "noise":
-        return 3 * ENERGY_IMAGES
+        return 0
     return len(LEVELS) * held_out + GRID**2 * min(SAMPLING_STEPS, recipe.diffusion_steps)
 
 
 def worse_than_linear(errors: Sequence[LevelError]) -> str | None:
-    """What to do about a network that predicts noise worse than the best linear predictor; None if it does not."""
+    """What is wrong with a network that predicts noise no better than the best linear predictor; None if nothing is."""
     worse = [f"{error.asked:g}" for error in errors if error.net >= error.linear]
     if not worse:
         return None
     return (
         f"the network is no better than the best linear predictor at {len(worse)} of {len(errors)} levels "
-        f"({', '.join(worse)}): it has learnt too little for a detector. Train longer, on more images, or start from "
-        "an embedded network"
+        f"({', '.join(worse)}): it has learnt too little for a detector."
     )
-
-
-def evaluate_energy(out: str | Path, images: Image, held_out: Image, step: int) -> str:
-    """Write the mean energies of training images, held-out ones and noise to `held_out.json`; as text."""
-    net = load_backbone(out)
-    assert isinstance(net, EnergyBackbone)
-    noise = np.random.default_rng(NOISE_SEED).uniform(-1.0, 1.0, (256, *images.shape[1:])).astype(np.float32)
-    most = ENERGY_IMAGES
-    sets = {"training images": images[:most], "held-out images": held_out[:most], "uniform noise": noise}
-    means = {name: float(net.energy(torch.from_numpy(x).to(net.device)).mean()) for name, x in sets.items() if len(x)}
-    write_json(Path(out) / RUN_FOLDER / NAME, {"step": step, "energies": means})
-    return "mean energy: " + ", ".join(f"{value:.3f} of {name}" for name, value in means.items())
 
 
 def denoising_errors(net: UNet2DModel, abar: Array, linear: LinearPredictor, held_out: Image) -> list[LevelError]:
