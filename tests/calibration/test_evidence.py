@@ -107,7 +107,7 @@ def test_tail_probabilities_are_continuous_and_strictly_monotone() -> None:
 def test_tail_probabilities_of_new_images_are_nearly_uniform() -> None:
     """Each part by itself. A wide part is less exact, since its final model has seen half as many images again."""
     model = Evidence().fit(columns(2000), PARTS)
-    p = np.exp(-model.by_part(columns(600, seed=1)))
+    p = np.exp(-model.standing(columns(600, seed=1)))
     assert p.shape == (600, 2, 3)
     for part, largest in ((0, 0.06), (1, 0.12), (2, 0.06)):
         assert kstest(p[:, 0, part], "uniform").statistic < largest
@@ -134,7 +134,7 @@ def test_state_and_back_order_of_images_and_far_outliers(rule: str) -> None:
 def test_a_part_that_is_too_usual_counts_if_asked() -> None:
     train = columns(300)
     centre = np.repeat(train.mean(axis=0, keepdims=True), 4, axis=0)
-    right, both = (Evidence(left=left).fit(train, PARTS).by_part(centre)[0, 0, 1] for left in (0.0, 0.3))
+    right, both = (Evidence(left=left).fit(train, PARTS).standing(centre)[0, 0, 1] for left in (0.0, 0.3))
     assert right < 0.1
     assert both > 2.0
 
@@ -149,7 +149,7 @@ def test_views_and_wholes_have_weights_of_their_own() -> None:
         "view=1": ["output", "structure", "colour"],
     }
     model = Evidence(view=0.25).fit(train, PARTS)
-    weighted = model.by_part(new) @ np.array([1.0, 1.0, 0.25])
+    weighted = model.standing(new) @ np.array([1.0, 1.0, 0.25])
     np.testing.assert_allclose(score(model, new), weighted.mean(axis=1), rtol=1e-12)
     for bad in ("left=1", "view=-1", "rule=vote", "narrow=gmm"):
         with pytest.raises(OptionError):

@@ -244,10 +244,6 @@ class Evidence(Calibrator):
         is_distance = self.least_ > 0.0
         return np.where(is_distance, np.log(np.maximum(scores, np.where(is_distance, self.least_, 1e-300))), scores)
 
-    def by_part(self, columns: Array) -> Array:
-        """-log p_p(t), (N, levels, parts): how unusual an image is in each of the `used` parts."""
-        return self._surprise(self.standing(columns))
-
     def standing(self, columns: Array) -> Array:
         """What the score combines, (N, levels, parts): here -log p_p(t)."""
         wide = np.array([len(part.columns) >= WIDE and part.scoring is None for part in self.used])

@@ -120,7 +120,7 @@ class FittedDetector:
             table = extract_table(self.method, self.backbone, batch, self.kept)
             scores, evidence = self.scorer.explain_kept(self.method.columns(table))
             return scores, None, evidence
-        table, parts, levels = self._map_passes(batch)
+        table, parts, levels = extract_map_parts(self.method, self.backbone, batch, self.kept)
         calibrated = None
         if self.maps is not None and (self.score_from == "map" or not raw):
             calibrated = self.maps.z(parts, batch.size, self.preprocessing.ignored(batch.size))
@@ -136,7 +136,7 @@ class FittedDetector:
 
     def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map, Table]:
         """The parts of the maps of preprocessed images, their raw maps, and their features at the kept levels."""
-        table, parts, levels = self._map_passes(self._batch(images))
+        table, parts, levels = extract_map_parts(self.method, self.backbone, self._batch(images), self.kept)
         return parts, self._raw(levels), table
 
     def _raw(self, levels: Map) -> Map:
@@ -144,9 +144,6 @@ class FittedDetector:
         maps = combine(levels, self.weights)
         ignored = self.preprocessing.ignored((maps.shape[1], maps.shape[2]))
         return maps if ignored is None else np.where(ignored, np.float32(0.0), maps)
-
-    def _map_passes(self, batch: Batch) -> tuple[Table, MapParts, Map]:
-        return extract_map_parts(self.method, self.backbone, batch, self.kept)
 
     def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
         self.backbone.check_size(*images[0].shape[1:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +45,13 @@ _STYLE = {
 
 
 @contextlib.contextmanager
-def drawing(height: float, layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
+def drawing(height: float) -> Iterator[Figure]:
     """A new figure, with this module's style for what is drawn inside the `with`."""
     with raising(GepcError, "figures need matplotlib; install it with: pip install 'gepc[report]'", ImportError):
         import matplotlib
         from matplotlib.figure import Figure
     with matplotlib.rc_context(_STYLE):
-        yield Figure(figsize=(WIDTH, height), layout=layout)
+        yield Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def plot_results(scores: npt.ArrayLike, p_values: npt.ArrayLike, alarms: npt.ArrayLike) -> Figure:
