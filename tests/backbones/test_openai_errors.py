@@ -185,6 +185,10 @@ def test_any_missing_or_misshapen_tensor_is_refused(kind: str) -> None:
             assert f"net.pt: tensor {name} is missing, expected shape {shape}" in without
             assert f"tensor {name} has shape {(*shape[:-1], shape[-1] + 1)}, expected {shape}" in longer
             assert f"tensor {name} has shape (), expected {shape}" in flat
+            continue
+        for text in (without, longer, flat):
+            own = name.rpartition(".")[0] in text
+            assert own or "one damaged tensor" in text or "a multiple of 32" in text or "of equal depth" in text
     assert "tensor extra of shape (2,) has no place" in complaint({**shapes, "extra": (2,)})
 
 

@@ -153,7 +153,8 @@ def check_shapes(path: Path | str, given: Mapping[str, torch.Tensor], expected: 
     for problem, names in problems.items():
         if names:
             text = problem.format(found=shapes.get(names[0]), expected=expected.get(names[0]))
-            others = f" (and {len(names) - 1} more of that kind)" if len(names) > 1 else ""
+            hint = "more of that kind; one damaged tensor, or a setting, may decide the shape of the others"
+            others = f" (and {len(names) - 1} {hint})" if len(names) > 1 else ""
             raise BackboneError(f"{path}: tensor {names[0]} {text}{others}")
 
 
