@@ -233,9 +233,7 @@ def test_map(
 def test_scene(method: str, preset: str | None, case: Any, tmp_path: Path) -> None:
     made = case(method, preset)
     arguments = ["scene", made.folder, made.root / "scene.png", "--out", tmp_path / "scene", "--backbone", made.network]
-    assert (
-        run(*arguments, "--tile", SIDE, "--overlap", 0, "--control", "tile", "--alpha", 0.1, "--map-format", "npy") == 0
-    )
+    assert run(*arguments, "--tile", SIDE, "--overlap", 0, "--control", "tile", "--alpha", 0.1) == 0
     rows = rows_of(tmp_path / "scene" / "tiles.csv")
     assert len(rows) == 6
     pixels = np.asarray(Image.open(made.root / "scene.png"))
