@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from diffusers import DDPMScheduler
 from PIL import Image
 from toys import LEVELS, as_uint8, pictures, toy_network
 
@@ -222,9 +223,11 @@ def test_the_largest_f1_is_over_all_thresholds() -> None:
     assert f1_max([1.0, 1.0], [1.0]) == pytest.approx(0.5)
 
 
-def test_the_command_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], plain_net: Any) -> None:
     root = visa(tmp_path / "visa")
-    words = ["bench", "mvtec", "--data", str(root), "--out", str(tmp_path / "out")]
+    plain_net.save_pretrained(tmp_path / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(tmp_path / "net")
+    words = ["bench", "mvtec", "--data", str(root), "--out", str(tmp_path / "out"), "--backbone", str(tmp_path / "net")]
     words += ["--set", "test_images=2", "--set", "test_good_images=2", "--set", "options={size: 16, resize: stretch}"]
     assert run(words) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
