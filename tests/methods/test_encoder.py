@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toys import pictures, toy_backbone, toy_encoder
 
 import gepc
@@ -86,3 +87,18 @@ def test_the_distance_is_that_to_the_nearest_whitened_vector() -> None:
         squares = ((((new[:, level, None] - columns[None, :, level]) @ white) ** 2).sum(2)).min(1)
         np.testing.assert_allclose(memory.per_level(new)[:, level], squares, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(memory.per_level(columns), 0.0, atol=1e-3)
+
+
+def test_padding_does_not_raise_the_map_near_the_border() -> None:
+    """The zeros around a bright image disturb three cells of 8 pixels; good images have no higher values there."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = torch.nn.Conv2d(1, 6, 8, stride=8)
+        net = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Conv2d(6, 6, 7, padding=3), torch.nn.Tanh())
+    encoder = gepc.Encoder.load(net, ("2",), mean=(0.0,), std=(0.2,), device="cpu")
+    images = np.random.default_rng(0).uniform(0.2, 0.8, (50, 1, 96, 96)).astype(np.float32)
+    backbone = toy_backbone(channels=1, image_size=None)
+    fitted = gepc.create_detector(backbone, "encoder", encoder=encoder, resize="native").fit(images[:40])
+    maps = fitted.score_map(images[40:])
+    near, inside = maps[:, 8:24, 32:64].mean(), maps[:, 32:64, 32:64].mean()
+    assert abs(near - inside) < 0.3
