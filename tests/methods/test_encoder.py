@@ -96,7 +96,7 @@ def test_padding_does_not_raise_the_map_near_the_border() -> None:
         first = torch.nn.Conv2d(1, 6, 8, stride=8)
         net = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Conv2d(6, 6, 7, padding=3), torch.nn.Tanh())
     encoder = gepc.Encoder.load(net, ("2",), mean=(0.0,), std=(0.2,), device="cpu")
-    images = np.random.default_rng(0).uniform(0.2, 0.8, (50, 1, 96, 96)).astype(np.float32)
+    images = np.random.default_rng(0).uniform(-0.1, 0.8, (50, 1, 96, 96)).astype(np.float32)
     backbone = toy_backbone(channels=1, image_size=None)
     fitted = gepc.create_detector(backbone, "encoder", encoder=encoder, resize="native").fit(images[:40])
     maps = fitted.score_map(images[40:])
