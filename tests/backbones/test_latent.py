@@ -142,7 +142,7 @@ def test_encoders_that_do_not_fit() -> None:
         in_latents(toy_backbone()).with_encoder(encode, 2)
     with pytest.raises(OptionError, match="act_on"):
         backbone.with_encoder(encode, 2, 3, "images")
-    with pytest.raises(OptionError, match="factor and channels must be positive"):
+    with pytest.raises(OptionError, match="factor must be at least 1, got 0"):
         backbone.with_encoder(encode, 0)
     wrong = backbone.with_encoder(encode, 2, 3)
     with pytest.raises(BackboneError, match=r"latents of shape \(5, 12, 4, 4\), expected \(5, 3, 4, 4\)"):
