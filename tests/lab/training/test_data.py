@@ -85,7 +85,7 @@ def test_a_damaged_npz_is_named(tmp_path: Path, tiny: Recipe, content: bytes) ->
 
 def test_an_npz_without_images_says_what_it_holds(tmp_path: Path, tiny: Recipe) -> None:
     np.savez(tmp_path / "other.npz", labels=np.zeros(3), names=np.zeros(3))
-    with pytest.raises(InputError, match=r"other.npz holds no array train_x, only labels, names"):
+    with pytest.raises(InputError, match=r"several arrays; choose one with other.npz:NAME \(labels, names\)"):
         load_training_images(tmp_path / "other.npz", tiny)
 
 

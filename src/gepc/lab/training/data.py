@@ -70,8 +70,11 @@ class TrainingData:
 
 
 def open_training_images(data: str | Path) -> Images:
-    """Open a folder of images, or the array `train_x` of an `.npz` file."""
-    collection = open_images(f"{data}:train_x" if Path(data).suffix == ".npz" else data)
+    """Open a folder of images, or the array `train_x` of an `.npz` file, or its only array."""
+    try:
+        collection = open_images(f"{data}:train_x" if Path(data).suffix == ".npz" else data)
+    except InputError:
+        collection = open_images(data)
     if len(collection) < MINIMUM_IMAGES:
         raise InputError(
             f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
