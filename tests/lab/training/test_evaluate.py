@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diffusers import DDIMScheduler
 from PIL import Image as PILImage
 
 from gepc.core.files import read_json
@@ -24,7 +25,7 @@ from gepc.lab.training.evaluate import (
     write_samples,
 )
 from gepc.lab.training.loop import TrainingRun
-from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_net
+from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_net, build_scheduler, load_recipe
 
 ABARS = (0.9999, 0.99, 0.8, 0.3)
 
@@ -156,3 +157,11 @@ def test_without_held_out_images_there_is_a_note(finished: TrainingRun) -> None:
     _, notes = evaluate(finished.out, finished.recipe, finished.images, finished.held_out[:0], 20)
     assert any("held_out: 0" in note for note in notes)
     assert not (finished.folder / "held_out.json").exists()
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_samples_are_drawn_with_the_schedule_of_the_recipe(schedule: str) -> None:
+    """DDIM is made from the configuration of the recipe's scheduler, which must have its number of steps."""
+    recipe = load_recipe("quick", {"schedule": schedule, "diffusion_steps": 4000})
+    sampler = DDIMScheduler.from_config(build_scheduler(recipe).config)
+    np.testing.assert_allclose(sampler.alphas_cumprod.numpy(), alphas_cumprod(recipe), rtol=1e-3, atol=1e-7)

@@ -222,14 +222,19 @@ def _build_energy_net(recipe: Recipe, shape: tuple[int, int, int]) -> EnergyNet:
 
 
 def build_scheduler(recipe: Recipe) -> DDPMScheduler:
-    """The scheduler with the schedule of `alphas_cumprod`."""
+    """The scheduler with the schedule of `alphas_cumprod`.
+
+    The number of steps is given by name, because diffusers takes a positional argument for a default and leaves it out
+    when another scheduler is made from the configuration.
+    """
     from diffusers import DDPMScheduler
 
     steps = recipe.diffusion_steps
     if recipe.schedule == "cosine":
-        return DDPMScheduler(steps, beta_schedule="squaredcos_cap_v2")
+        return DDPMScheduler(num_train_timesteps=steps, beta_schedule="squaredcos_cap_v2")
     scale = 1000.0 / steps
-    return DDPMScheduler(steps, beta_schedule="linear", beta_start=scale * 1e-4, beta_end=scale * 0.02)
+    betas = {"beta_start": scale * 1e-4, "beta_end": scale * 0.02}
+    return DDPMScheduler(num_train_timesteps=steps, beta_schedule="linear", **betas)
 
 
 def alphas_cumprod(recipe: Recipe) -> npt.NDArray[np.float64]:
