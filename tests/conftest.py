@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))  # toys.py and literal_gepc.py, which are imported by name
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: every core already runs a worker
 os.environ.pop("GEPC_TRUST", None)  # tests that follow the paths of detector folders use the fixture `trusted`
 _state = tempfile.TemporaryDirectory(prefix="gepc-state-")  # removed when the tests end
 os.environ["GEPC_STATE"] = _state.name  # tests neither read nor change which networks this user has
