@@ -31,13 +31,7 @@ def holm(p_values: npt.ArrayLike, alpha: float) -> npt.NDArray[np.bool_]:
     >>> holm([0.01, 0.2, 0.03], 0.05).tolist()
     [True, False, False]
     """
-    p = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(p, kind="stable")
-    below = p[order] <= alpha / (len(p) - np.arange(len(p))) * SLACK
-    count = len(p) if below.all() else int(np.argmin(below))
-    rejected = np.zeros(len(p), dtype=bool)
-    rejected[order[:count]] = True
-    return rejected
+    return holm_adjusted(p_values) <= alpha * SLACK
 
 
 def holm_adjusted(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
