@@ -38,7 +38,7 @@ TILE, PATCH = 64, 64
 LARGE_IMAGES = 200, 100  # of 64x64, at most: a pass costs four times as much as at 32x32
 FEWER = {"train_images": 40, "test_images": 30}
 """Images for methods of more than 30 passes per image."""
-EXPENSIVE = ("nll_vlb", "ic", "lid", "ddpm_ood", "eigenscore", "lmd", "nll_ode")
+EXPENSIVE = ("nll_vlb", "ic", "ddpm_ood", "eigenscore", "lmd", "nll_ode")
 
 
 def nine(data: Path, folder: Path, images: tuple[int, int]) -> dict[str, Any]:

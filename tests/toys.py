@@ -39,7 +39,7 @@ def toy_encoder() -> str:
 
 
 BRIEF: dict[str, dict[str, Any]] = {
-    **{name: {"strata": 2} for name in ("ic", "lid", "nll_vlb", "typicality")},
+    **{name: {"strata": 2} for name in ("ic", "nll_vlb", "typicality")},
     "ddpm_ood": {"steps": 6},
     "dos": {"strata": 8},
     "diffpath": {"steps": 4},

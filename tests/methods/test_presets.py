@@ -37,8 +37,6 @@ LIGHT = {
     "idecode": (6, 0),
     "cfs": (1, 0),
     "ufcod": (10, 0),
-    "flow_mismatch": (5, 0),
-    "lid": (34, 1),
 }
 PAPER = {
     "score_norm": (1, 0),
@@ -54,7 +52,6 @@ PAPER = {
     "lmd": (10_000, 0),
     "idecode": (6, 0),
     "ufcod": (10, 0),
-    "flow_mismatch": (20, 0),
 }
 
 

@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import gepc
 from gepc.core.errors import OptionError
@@ -15,14 +13,11 @@ from gepc.images.preprocessing import from_log_magnitude, log_magnitude
 from gepc.lab.analytic import GaussianBackbone
 from gepc.lab.radar.cfar import (
     CFAR,
-    KCFAR,
     RATIOS,
     RX,
     CellAveragingCFAR,
     OrderStatisticCFAR,
-    k_log_pfa,
     os_log_pfa,
-    texture_shape,
 )
 from gepc.lab.radar.simulate import Sea, Target, simulate
 
@@ -45,19 +40,12 @@ def rate(method: CFAR, intensity: Array, pfa: float = PFA) -> float:
 
 
 @pytest.mark.parametrize("looks", [1.0, 4.0])
-@pytest.mark.parametrize("method", [CellAveragingCFAR, OrderStatisticCFAR, KCFAR])
+@pytest.mark.parametrize("method", [CellAveragingCFAR, OrderStatisticCFAR])
 def test_the_false_alarm_rate_on_speckle_is_the_stated_one(method: type[CFAR], looks: float) -> None:
     intensity = clutter(Sea(nu=float("inf"), looks=looks))
     # 172,800 pixels: a standard deviation of 4 % of the rate, and a little more because neighbours share a ring
     assert rate(method(looks=looks), intensity) == pytest.approx(PFA, rel=0.15)
     assert rate(method(looks=looks), 300.0 * intensity) == rate(method(looks=looks), intensity)  # any gain
-
-
-@pytest.mark.parametrize("nu", [1.0, 4.0])
-def test_on_spiky_clutter_only_the_k_distribution_keeps_its_rate(nu: float) -> None:
-    intensity = clutter(Sea(nu=nu, looks=2.0, correlation=0.0))
-    assert rate(KCFAR(looks=2.0), intensity) == pytest.approx(PFA, rel=0.15)
-    assert rate(CellAveragingCFAR(looks=2.0), intensity) > 5 * PFA
 
 
 def test_closed_forms() -> None:
@@ -72,19 +60,6 @@ def test_closed_forms() -> None:
     likely = product > np.log(1e-12)
     assert np.allclose(found[likely], product[likely], atol=1e-6)
     assert threshold > 0
-    speckle = k_log_pfa(float("inf"), 1.0)
-    assert np.allclose(speckle[RATIOS < 600], -RATIOS[RATIOS < 600])
-    # one look, nu = 1/2: P(I > T) = exp(-sqrt(2 T)), since K_{1/2} is elementary
-    assert np.allclose(k_log_pfa(0.5, 1.0)[RATIOS < 200], -np.sqrt(2 * RATIOS[RATIOS < 200]), rtol=1e-3, atol=1e-3)
-
-
-@given(st.floats(0.1, 500.0), st.floats(0.5, 8.0))
-def test_the_shape_follows_from_the_moments(nu: float, looks: float) -> None:
-    from scipy.special import polygamma
-
-    variance = float(polygamma(1, nu) + polygamma(1, looks))
-    assert texture_shape(variance, looks) == pytest.approx(nu, rel=0.06)  # rounded to two digits
-    assert texture_shape(float(polygamma(1, looks)), looks) == float("inf")
 
 
 def test_the_rate_of_rx_on_gaussian_images() -> None:
@@ -119,7 +94,7 @@ def test_the_scales_of_pixels_agree() -> None:
     assert torch.allclose(found[0], found[2])
 
 
-@pytest.mark.parametrize("name", ["ca_cfar", "os_cfar", "k_cfar", "rx"])
+@pytest.mark.parametrize("name", ["ca_cfar", "os_cfar", "rx"])
 def test_ships_are_detected_and_located_without_a_pass(name: str) -> None:
     def patches(first: int, ships: tuple[Target, ...] = ()) -> Array:
         return np.stack([simulate(64, 64, Sea(), ships, seed)[0].clip(0, 1) for seed in range(first, first + 9)])

@@ -20,7 +20,7 @@ from gepc.core.options import at_least, one_of
 from gepc.images import noise
 from gepc.lab.baselines.paths import HIGHEST_RHO, even_in
 from gepc.lab.baselines.score import ScoreNorm, eps_and_trace, signs
-from gepc.methods.base import Batch, Columns, Cost, Derived, Features, PerLevel, Table, WholeImage, register
+from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.methods.pooling import energy
 from gepc.methods.presets import Preset, Presets
 
@@ -282,66 +282,6 @@ class DensityOfStates(BoundOptions, Derived):
 
     def columns(self, table: Table) -> Columns:
         return np.concatenate([table["bpd"][:, :, None], table["bands"], table["norms"]], axis=2)
-
-
-@dataclass(frozen=True)
-class FLIPD(PerLevel):
-    """Local intrinsic dimension by FLIPD, a part of `lid`: the image itself is scaled to the level, without noise."""
-
-    name: ClassVar[str] = "flipd"
-
-    probes: int = 1
-
-    def level_cost(self, size: tuple[int, int]) -> Cost:
-        return Cost(forward=self.probes, jvp=self.probes)
-
-    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """LID/D = 1 - sigma tr(d eps/dx)/D + |eps|^2/D."""
-        sigma = (1.0 - float(backbone.alphas_cumprod[t])) ** 0.5
-        probes = [signs(backbone, batch, t, probe) for probe in range(self.probes)]
-        eps, trace = eps_and_trace(backbone, batch.scaled(backbone, t), t, probes)
-        return {"flipd": 1.0 + (energy(eps) - sigma * trace) / eps[0].numel()}
-
-
-@register("lid")
-@dataclass(frozen=True)
-class LocalDimension(BoundOptions, Derived):
-    """Local intrinsic dimension with likelihood: an image is OOD if it is unlikely, or lies on too thin a manifold.
-
-        LID = D + sigma^2 (tr ds/dx + |s|^2)  at x = sqrt(abar) x_0,  s = -eps/sigma
-        score = log(1 + e^z(bpd)) + log(1 + e^z(-LID)),   bpd: the variational bound of `nll_vlb`
-
-    Kamkari et al., ICML 2024, with the estimator FLIPD of Kamkari et al., NeurIPS 2024. They threshold likelihood and
-    dimension apart; the sum of smooth positive parts is one score for the same two conditions.
-
-    Parameters
-    ----------
-    levels : noise level of the dimension.
-    probes : Hutchinson probes of the trace.
-
-    The others are those of `BoundOptions`.
-    """
-
-    calibration: ClassVar[str] = "softplus"
-    presets: ClassVar[Presets] = {"paper": Preset({"strata": None, "probes": 4}), "light": Preset()}
-
-    levels: Levels = Levels((0.998,))
-    probes: int = at_least(1, 1)
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return ("bpd", *(f"thin{place}" for place in range(len(self.levels.values))))
-
-    def builds_on(self) -> tuple[NllVlb, FLIPD]:
-        return self.bound, FLIPD(self.levels, self.probes)
-
-    def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
-        """`bpd` (N, 1), and the negative dimension as `thin` (N, 1, levels)."""
-        bound, dimension = tables
-        return {"bpd": bound["bpd"], "thin": -dimension["flipd"][:, None]}
-
-    def columns(self, table: Table) -> Columns:
-        return np.concatenate([table["bpd"][:, :, None], table["thin"]], axis=2)
 
 
 @register("nll_ode")

@@ -1,4 +1,4 @@
-"""Methods that read the predicted score at single noise levels: its norm, curvature, error and transported copies."""
+"""Methods that read the predicted score at single noise levels: its norm, curvature and transported copies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from gepc.backbones.schedule import Levels, rho_of
 from gepc.core.options import at_least, one_of
 from gepc.images import noise
 from gepc.methods.base import Batch, Cost, Features, PerLevel, register, to_tensor
-from gepc.methods.baselines import ErrorMap
 from gepc.methods.groups import Group, Transform
 from gepc.methods.pooling import energy, total
 from gepc.methods.presets import Preset, Presets
@@ -182,32 +181,6 @@ def _product(backbone: Backbone, y: Tensor, t: int, v: Tensor) -> Tensor:
     c: Tensor = (0.01 * y.flatten(1).norm(dim=1)).clamp(0.05, 1.0).reshape(-1, 1, 1, 1)
     slope = (backbone.eps(root * (y + c * v), t) - backbone.eps(root * (y - c * v), t)) / (2.0 * c)
     return v - rho * slope
-
-
-@register("flow_mismatch")
-@dataclass(frozen=True)
-class FlowMismatch(ErrorMap):
-    """Flow mismatch: how far the predicted velocity is from the one that made the noisy image.
-
-        mean |vhat - (noise - x_0)|,   for a noise prediction vhat - v = (1 + rho)(eps - noise)
-
-    arXiv 2605.23070. On the straight path x = (1 - s) x_0 + s noise, s = rho/(1 + rho); any Gaussian path is brought to
-    it by scaling. One-sided, summed over levels as z-scores.
-
-    Parameters
-    ----------
-    levels : noise levels; s = .1, .3, .5, .7, .9 by default.
-    draws : noise draws to average.
-    """
-
-    calibration: ClassVar[str] = "z"
-    presets: ClassVar[Presets] = {"paper": Preset({"draws": 4}), "light": Preset()}
-
-    levels: Levels = Levels.rho(1 / 9, 3 / 7, 1.0, 7 / 3, 9.0)
-
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
-        scale = 1.0 + float(rho_of(backbone.alphas_cumprod[t]))
-        return torch.stack([scale * error.abs().mean(1) for error in self.errors(backbone, batch, t)]).mean(0)
 
 
 @register("idecode")

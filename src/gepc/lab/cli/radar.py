@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.lab.radar.bench import SarProtocol
 
-METHODS = "gepc+:radar,ca_cfar,os_cfar,k_cfar,rx"
+METHODS = "gepc+:radar,ca_cfar,os_cfar,rx"
 PER_PATCH, ENOUGH = 1e-3, 999
 ADDRESSES = {
     "HRSID": "https://github.com/chaozhong2010/HRSID",
@@ -127,7 +127,7 @@ def fit(
     backbone: opt.NewBackbone = "sar-tiny",
     target_pixels: TargetPixels = 200,
     method: Annotated[
-        str, Option(help="gepc+:radar, ca_cfar, os_cfar, k_cfar, rx or gepc:paper (the paper's detector).")
+        str, Option(help="gepc+:radar, ca_cfar, os_cfar, rx or gepc:paper (the paper's detector).")
     ] = "gepc+:radar",
     normalise: Normalise = "fixed",
     white: White = None,

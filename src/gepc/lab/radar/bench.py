@@ -31,7 +31,7 @@ OnProgress = Callable[[int], None]
 
 TARGET_PIXELS = 200
 PRESET, PAPER = "gepc+:radar", "gepc:paper"
-CFARS = ("ca_cfar", "os_cfar", "k_cfar")
+CFARS = ("ca_cfar", "os_cfar")
 METHODS = (PRESET, *CFARS, "rx", PAPER)
 
 
@@ -48,7 +48,7 @@ def radar_detector(
     Parameters
     ----------
     backbone : the network that predicts noise.
-    method : `gepc+:radar`, `ca_cfar`, `os_cfar`, `k_cfar`, `rx`, or `gepc:paper`, the detector of the paper: seven
+    method : `gepc+:radar`, `ca_cfar`, `os_cfar`, `rx`, or `gepc:paper`, the detector of the paper: seven
         group elements, the two most stable of its candidate levels, the mean of the largest 30 % of the pixels, KDE.
     target_pixels : area of a target in pixels, which sets the pooling of all methods but the paper's.
     size : side of a patch in pixels.

@@ -1,4 +1,4 @@
-"""Detectors that radar operators use, without a network: CA-CFAR, OS-CFAR, K-distribution CFAR and RX.
+"""Detectors that radar operators use, without a network: CA-CFAR, OS-CFAR and RX.
 
 Each tests every pixel against a model of its surroundings. The map is -log Pfa, where Pfa is the probability that
 clutter of that model is at least as bright: thresholding the map at -log 1e-3 gives a false alarm on one pixel in a
@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.ndimage import rank_filter, uniform_filter
-from scipy.optimize import brentq
-from scipy.special import betainc, betaln, chdtrc, gammainc, gammaincc, gammaincinv, gammaln, polygamma
+from scipy.special import betainc, betaln, chdtrc, gammainc, gammaincc, gammaincinv, gammaln
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import OptionError, check_least
@@ -174,23 +173,6 @@ class OrderStatisticCFAR(CFAR):
         return _from_table(ratio, os_log_pfa(count, rank, self.looks))
 
 
-@register("k_cfar")
-@dataclass(frozen=True)
-class KCFAR(CFAR):
-    """CFAR for K-distributed clutter: T is the intensity divided by the mean of the ring.
-
-        Pfa(T) = integral of P(gamma(L) > L T/tau) over a gamma texture tau of shape nu and mean 1
-
-    The shape follows from the moments of log T over the image, var(log T) = psi'(L) + psi'(nu) with the trigamma
-    function psi': a target changes logarithms less than intensities. Ward, Electronics Letters 17 (1981).
-    """
-
-    def log_pfa_of(self, intensity: Array) -> Array:
-        mean, _ = self.ring_mean(intensity)
-        ratio = np.maximum(intensity, DARKEST) / mean
-        return _from_table(ratio, k_log_pfa(texture_shape(float(np.log(ratio).var()), self.looks), self.looks))
-
-
 @register("rx")
 @dataclass(frozen=True)
 class RX(PixelTest):
@@ -252,27 +234,3 @@ def os_log_pfa(count: int, rank: int, looks: float) -> Array:
     weights = np.exp(density) * np.log(x[1] / x[0])
     tail = gammaincc(looks, RATIOS[:, None] * x) @ weights
     return np.asarray(np.log(np.clip(tail, SMALLEST, 1.0)))
-
-
-@lru_cache(maxsize=64)
-def k_log_pfa(nu: float, looks: float) -> Array:
-    """log Pfa at every ratio of `RATIOS` for K-distributed clutter of mean 1; a shape of inf is speckle alone."""
-    if np.isinf(nu):
-        tail = gammaincc(looks, looks * RATIOS)
-    else:
-        ends = gammaincinv(nu, np.array([1e-9, 0.5]))[0], 60.0 + 4.0 * nu
-        tau = np.geomspace(*ends, 1000)  # times nu
-        weights = np.exp(nu * np.log(tau) - tau - gammaln(nu)) * np.log(tau[1] / tau[0])
-        tail = gammaincc(looks, looks * nu * RATIOS[:, None] / tau) @ weights
-    return np.asarray(np.log(np.clip(tail, SMALLEST, 1.0)))
-
-
-def texture_shape(log_variance: float, looks: float) -> float:
-    """nu with psi'(nu) = log_variance - psi'(L), at least 0.05; inf where speckle alone explains the variance."""
-    excess = log_variance - float(polygamma(1, looks))
-    if excess < float(polygamma(1, 1e3)):
-        return float("inf")
-    if excess > float(polygamma(1, 0.05)):
-        return 0.05
-    log_nu = brentq(lambda log: float(polygamma(1, np.exp(log))) - excess, np.log(0.05), np.log(1e3))
-    return float(f"{np.exp(log_nu):.2g}")  # 2 digits, so that images of similar clutter share a table
