@@ -10,14 +10,15 @@ was interrupted, and prints the average AUROC of every method. All methods are f
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 import numpy as np
 import yaml
+from ranks import read_aurocs
 
 from gepc.cli.app import run as command_line
 from gepc.core.tables import ResultTable, write_tables
-from gepc.lab.bench.ranks import read_aurocs
 
 SUITES = ("nine", "fresh", "tiles")
 BACKBONES = ("photos-tiny", "celeba32-tiny", "sar-tiny")
@@ -25,14 +26,14 @@ METHODS = "gepc+:fast,cfs,msma:knn,spr"
 TILE = 64
 
 
-def write_suites(folder: Path) -> Path:
-    """The list of the suites; tiles are reduced once more, since GEPC makes 28 passes for each."""
-    tiles = yaml.safe_load((folder / "tiles.yaml").read_text())
-    (folder / "small-tiles.yaml").write_text(yaml.safe_dump({**tiles, "size": TILE}, sort_keys=False))
-    names = {name: f"{'small-' if name == 'tiles' else ''}{name}.yaml" for name in SUITES}
-    path = folder / "backbones.yaml"
-    path.write_text(yaml.safe_dump({"suites": names}, sort_keys=False))
-    return path
+def protocol_of(folder: Path, suite: str) -> Path:
+    """The protocol of a suite; tiles are reduced once more, since GEPC makes 28 passes for each."""
+    path = folder / f"{suite}.yaml"
+    if suite != "tiles":
+        return path
+    small = folder / "small-tiles.yaml"
+    small.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "size": TILE}, sort_keys=False))
+    return small
 
 
 def averages(folder: Path) -> dict[str, list[float]]:
@@ -61,13 +62,13 @@ def main() -> None:
     parser.add_argument("--backbones", nargs="+", default=list(BACKBONES))
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))
     options = parser.parse_args()
-    path = write_suites(options.suites)
-    for backbone in options.backbones:
-        if (options.out / backbone / "ranks.json").exists():
+    for backbone, suite in itertools.product(options.backbones, SUITES):
+        out = options.out / backbone / suite
+        if (out / "results.json").exists():
             continue
-        places = ["--data", str(options.suites), "--out", str(options.out / backbone), "--cache", str(options.cache)]
+        places = ["--data", str(options.suites), "--out", str(out), "--cache", str(options.cache)]
         choice = ["--methods", METHODS, "--set", f"backbone={backbone}"]
-        code = command_line(["bench", str(path), *places, *choice])
+        code = command_line(["bench", str(protocol_of(options.suites, suite)), *places, *choice])
         if code:
             raise SystemExit(code)
     print(write_tables(options.out, "backbones", [table(options.out, options.backbones)], {}))

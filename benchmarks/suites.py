@@ -1,11 +1,12 @@
 """All suites of this project as protocols for `gepc bench`: nine pairs, others, digits, magnetic tiles, radar patches.
 
     python benchmarks/suites.py --data data --out suites
-    gepc bench suites/suites.yaml --data suites --out results/suites --methods training-free,gepc+:single
+    gepc bench suites/nine.yaml --data suites --out results/suites/nine --methods training-free,gepc+:single
+    python benchmarks/ranks.py results/suites
 
-The first command writes the images of every suite as npz files and one YAML file each; the second runs the suites one
-after another, resumes what was interrupted, and ranks the methods over all pairs. `--data` holds the files that
-docs/guides/benchmark.md lists. A suite whose data are not there is left out.
+The first command writes the images of every suite as npz files and one YAML file each. The second runs one suite; give
+it for each of them. The third ranks the methods over all pairs. `--data` holds the files that docs/guides/benchmark.md
+lists. A suite whose data are not there is left out.
 """
 
 from __future__ import annotations
@@ -175,13 +176,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs=2, default=(300, 200), help="to fit on, and of each test set")
     options = parser.parse_args()
     images = tuple(options.images)
-    written = {
-        name: f"{name}.yaml"
-        for name in SUITES
-        if write_suite(name, options.data, options.out, options.backbone, images)
-    }
-    (options.out / "suites.yaml").write_text(yaml.safe_dump({"suites": written}, sort_keys=False))
-    print(f"written: {options.out / 'suites.yaml'} with {', '.join(written)}")
+    for name in SUITES:
+        if write_suite(name, options.data, options.out, options.backbone, images):
+            print(f"written: {options.out / name}.yaml")
 
 
 if __name__ == "__main__":

@@ -207,15 +207,15 @@ def test_corrupt_images_are_skipped_and_reported(tmp_path, folders):
         collect(folders, tmp_path)
 
 
-def test_pictures_of_maps_show_the_images_that_have_the_scores(tmp_path, folders):
+def test_images_are_read_again_by_the_rows_of_their_table(tmp_path, folders):
     benchmark = opened(folders, tmp_path)
     bench = GepcBench(benchmark, benchmark.collect())
     keys = bench.collection.tables["b", "test", 0].keys
     assert bench.read_rows(("b", "test"), [0, 5, 17]).keys == [keys[row] for row in (0, 5, 17)]
     assert len(bench.read_rows(("b", "test"), range(64))) == 18
     write(run(benchmark, "gepc bench"), tmp_path / "out", ())
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "30 ID-train, 30 of each test set; fewer of a test: 18, b test: 18" in page
+    about = json.loads((tmp_path / "out" / "results.json").read_text())["about"]
+    assert about["images"] == {"a, train": 30, "a, test": 18, "b, test": 18}
 
 
 def test_more_sets_than_colours(tmp_path, data, protocol):
@@ -356,13 +356,13 @@ def test_histograms_show_the_sums_of_the_definitions(bench):
     from gepc.lab.bench.plots import three_histograms
 
     drawn = three_histograms(bench)
-    assert list(drawn) == ["energy", "residual", "definition"]
+    assert list(drawn) == ["histogram-energy", "histogram-residual", "histogram-definition"]
     name, kept = bench.protocol.representative[0], bench.scores(bench.protocol.representative[0], 0).kept
     batch = bench.read_rows((name, "test"), range(5))
     x_t, _ = batch.noised(bench.backbone, kept[0])
     sigma = (1.0 - bench.backbone.alphas_cumprod[kept[0]]) ** 0.5
     energy = (bench.backbone.eps(x_t, kept[0]) / sigma).square().flatten(1).sum(1).numpy()
-    low, high = drawn["energy"][1].axes[0].get_xlim()
+    low, high = drawn["histogram-energy"].axes[0].get_xlim()
     assert low <= np.log10(energy).min() <= np.log10(energy).max() <= high
     table = extract_table(replace(bench.extractor, features=("b",), pool="mean"), bench.backbone, batch, kept)
     np.testing.assert_allclose(batch.images[0].size * table["b"][:, 0], energy, rtol=1e-5)

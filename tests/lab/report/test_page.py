@@ -32,11 +32,9 @@ TEMPLATE = """
 {% call blocks.section(headings, heading) %}
 <p>{{ ("About " ~ name ~ ". With `code` and **strong** words.")|inline }}</p>
 {{ blocks.facts([(name, "is " ~ name)]) }}
-{{ blocks.numbers([("0.987", "AUROC of " ~ name)]) }}
 {{ blocks.code("gepc demo " ~ name) }}
 {{ blocks.table(table) }}
-{{ blocks.picture(picture) }}
-{{ blocks.pictures([patch, patch], "Two of " ~ name) }}
+{{ blocks.pictures([picture, patch], "Caption of " ~ name) }}
 {% endcall %}
 {% endfor %}
 {% endblock %}
@@ -51,7 +49,7 @@ def _render(name: str = "moon") -> str:
         .render(
             name=name,
             table=ResultTable("t", f"Table of {name}", ("against", "AUROC"), rows, f"Note on {name}."),
-            picture=Picture(_histogram(name), f"Scores of {name}", name, f"Caption of {name}"),
+            picture=Picture(_histogram(name), f"Scores of {name}"),
             patch=Picture(figures.maps([blank], [blank[..., 0]], [name], 1.0), f"Patch of {name}"),
         )
     )

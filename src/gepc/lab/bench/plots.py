@@ -14,63 +14,28 @@ from gepc.lab.bench.comparison import ComparedMethod
 from gepc.lab.bench.detector_tables import feature_variants, kept_raw
 from gepc.lab.bench.evaluate import Array, GepcBench
 from gepc.lab.report import figures
-from gepc.lab.report.page import Picture
-from gepc.methods.base import extract_map_parts, extract_table
+from gepc.methods.base import extract_table
 from gepc.methods.features import find_feature
-from gepc.methods.pooling import combine, v_global
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 4
 HISTOGRAM_IMAGES = 256  # of each set
-REFERENCE_MAPS = 16
 DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
 
-def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod]) -> dict[str, Picture]:
+def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod]) -> dict[str, Figure]:
     """Name of its files -> figure; that of costs only if GEPC was compared with other methods."""
-    label, pair = bench.protocol.label, bench.pairs[0]
-    first, named = pair[0], label(*pair)
-    found: dict[str, Picture] = {}
-    if len(compared) > 1:
-        alt = "AUROC against F+J, one point for each method"
-        found["cost"] = Picture(auroc_over_cost(compared), alt, "Average AUROC against passes per image")
-    alt, variants = "AUROC of each feature, as bars", feature_variants(bench).items()
-    features = bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})
-    found["features"] = Picture(features, alt, f"Single features, {named}")
-    alt, elements = "AUROC of each transform, as bars", [name for name in bench.extractor.group.names if name != "id"]
+    pair = bench.pairs[0]
+    found = {"cost": auroc_over_cost(compared)} if len(compared) > 1 else {}
+    variants, first = feature_variants(bench).items(), pair[0]
+    found["features"] = bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})
+    elements = [name for name in bench.extractor.group.names if name != "id"]
     alone = {name: kept_raw(bench, (name,), only=first)[pair] for name in elements}
-    transforms = bars(alone, kept_raw(bench, None, only=first)[pair])
-    found["transforms"] = Picture(transforms, alt, f"Each transform, {named}")
+    found["transforms"] = bars(alone, kept_raw(bench, None, only=first)[pair])
     for name in bench.protocol.pairs:
-        title = f"AUROC against t, ID {label(name)}"
-        found[f"timesteps-{name}"] = Picture(timestep_curve(bench, name), "AUROC against the timestep", title)
-    for name, (title, figure) in three_histograms(bench).items():
-        alt = f"Histograms of {title} for ID and OOD images"
-        found[f"histogram-{name}"] = Picture(figure, alt, f"{title}, {label(*bench.protocol.representative)}")
-    return found | _maps(bench, first)
-
-
-def _maps(bench: GepcBench, name: str) -> dict[str, Picture]:
-    """The test images with the lowest and highest scores of an ID set and its OOD sets, with maps on one scale."""
-    scores = bench.scores(name, bench.protocol.seeds[0])
-    weights, kept = scores.selection.weights, scores.kept
-    reference = bench.read_rows((name, "train"), range(REFERENCE_MAPS))
-    extractor = bench.protocol.extractor(name)
-    scale = v_global(combine(extract_map_parts(extractor, bench.backbone, reference, kept)[2], weights))
-    found = {}
-    for other, values in {name: scores.inside, **scores.outside}.items():
-        order = np.argsort(values)
-        picked = [*order[: SHOWN // 2], *order[-(SHOWN // 2) :]]
-        batch = bench.read_rows((other, "test"), picked)
-        fields = combine(extract_map_parts(extractor, bench.backbone, batch, kept)[2], weights)
-        images = [np.rint((image.transpose(1, 2, 0) + 1.0) * 127.5).astype(np.uint8) for image in batch.images]
-        figure = figures.maps(images, list(fields), [f"{values[index]:.1f}" for index in picked], scale)
-        label = bench.protocol.label(other)
-        title = f"{label}: the lowest and the highest scores"
-        found[f"maps-{other}"] = Picture(figure, f"Images of {label} with their maps", title)
-    return found
+        found[f"timesteps-{name}"] = timestep_curve(bench, name)
+    return found | three_histograms(bench)
 
 
 def bars(values: Mapping[str, float], mean: float | None = None) -> Figure:
@@ -116,8 +81,8 @@ def timestep_curve(bench: GepcBench, name: str) -> Figure:
     return figure
 
 
-def three_histograms(bench: GepcBench) -> dict[str, tuple[str, Figure]]:
-    """Name -> title and histogram for ID and OOD images of the paper's representative pair.
+def three_histograms(bench: GepcBench) -> dict[str, Figure]:
+    """Name of its files -> histogram for ID and OOD images of the paper's representative pair.
 
     They show |s(x_t, t)|^2 and R_t(x_t, g) = |P_g^-1 s(P_g x_t) - s(x_t)|^2, for every element but the identity, at the
     first kept timestep, and the definition sum_t w_t E_g R_t: sums over all pixels, neither pooled nor calibrated.
@@ -139,9 +104,9 @@ def three_histograms(bench: GepcBench) -> dict[str, tuple[str, Figure]]:
         return figures.histogram(sets[0], sets[1], names=names, label=f"log10 {label}")
 
     return {
-        "energy": ("Score magnitude |s|^2", histogram(energies, "|s|^2")),
-        "residual": ("Residual energy R_t of one step", histogram(residuals, "R_t")),
-        "definition": ("Time-averaged sum_t w_t E[R_t]", histogram(definition, "sum_t w_t E[R_t]")),
+        "histogram-energy": histogram(energies, "|s|^2"),
+        "histogram-residual": histogram(residuals, "R_t"),
+        "histogram-definition": histogram(definition, "sum_t w_t E[R_t]"),
     }
 
 

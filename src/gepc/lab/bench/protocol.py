@@ -252,17 +252,6 @@ def load_inspection(config: str | Path, overrides: dict[str, Any] | None = None)
     return build(InspectionProtocol, values, "protocol") if "defects" in values else None
 
 
-def load_suites(config: str | Path) -> dict[str, str] | None:
-    """Read a file that lists several protocols under `suites`, each by a name; None for any other file."""
-    values = _values(config, None)
-    if "suites" not in values:
-        return None
-    suites, folder = values["suites"], Path(config).parent
-    if len(values) > 1 or not isinstance(suites, dict) or not suites:
-        raise OptionError(f"{config}: suites must be the only key, with a name for each protocol")
-    return {str(name): str(folder / one) if (folder / str(one)).is_file() else str(one) for name, one in suites.items()}
-
-
 def _values(config: str | Path, overrides: dict[str, Any] | None) -> dict[str, Any]:
     path, known = Path(config), builtin_protocols()
     if not path.is_file():

@@ -1,11 +1,10 @@
-"""A benchmark from its protocol to files: features, tables, figures and one HTML report."""
+"""A benchmark from its protocol to files: features, tables and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
@@ -13,7 +12,6 @@ from gepc.lab.bench.comparison import ComparedMethod, compare_methods, compariso
 from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.figures import save
-from gepc.lab.report.page import render
 from gepc.methods.extraction import OnProgress, plain_options
 
 
@@ -40,7 +38,7 @@ def run(
 ) -> BenchmarkResult:
     """Extract the features of GEPC and of every baseline, then compute all tables, or the ablations alone, from them.
 
-    `command` is what repeats the run, for the report; `on_progress` is called with numbers of network passes.
+    `command` is what repeats the run; `on_progress` is called with numbers of network passes.
     """
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
@@ -56,6 +54,7 @@ def run(
         "sha256": backbone.sha256,
         "passes": collection.passes,
         "passes_one": estimate_cost(protocol, backbone, (), collection.sizes)[0].passes,
+        "images": {f"{name}, {split}": count for (name, split), count in collection.sizes.items()},
         "skipped": collection.skipped,
         "protocol": protocol.as_dict(),
         "methods": [
@@ -77,42 +76,10 @@ def run(
 
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
-    """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, the figures, and `report.html`."""
+    """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, and the figures."""
     from gepc.lab.bench.plots import draw_all
 
     write_tables(out, "results", result.tables, result.about)
     write_each(out / "tables", result.tables)
-    pictures = draw_all(result.bench, result.compared)
-    for name, picture in pictures.items():
-        save(picture.figure, out / "figures" / name, formats)
-    main = dict(zip(result.tables[0].header, result.tables[0].rows[0], strict=True))
-    page = render(
-        Path(__file__).parent / "benchmark.html",
-        bench=result.bench,
-        about=result.about,
-        cost=main["F+J"],
-        facts=_facts(result.bench, result.about),
-        tables=result.tables,
-        pictures=list(pictures.values()),
-    )
-    write_text(out / "report.html", page)
-
-
-def _facts(bench: GepcBench, about: dict[str, Any]) -> list[tuple[str, str]]:
-    protocol = bench.protocol
-    sets = ", ".join(f"{protocol.label(name)} ({found.dataset})" for name, found in protocol.datasets.items())
-    images = f"{protocol.train_images} ID-train, {protocol.test_images} of each test set"
-    sizes = bench.collection.sizes.items()
-    fewer = [f"{protocol.label(name)} {split}: {n}" for (name, split), n in sizes if n < protocol.images(split)]
-    if fewer:
-        images += f"; fewer of {', '.join(fewer)}"
-    return [
-        ("backbone", f"{about['backbone']}, sha256 {str(about['sha256'])[:12]}"),
-        ("data sets", sets),
-        ("images", images),
-        ("noise seeds", ", ".join(map(str, protocol.seeds))),
-        ("detector", f"top-k {protocol.topk}, K = {protocol.keep}, {protocol.weights}, {protocol.calibration}"),
-        ("passes", f"{about['passes']:,} in this run; {about['passes_one']:,} with an empty cache"),
-        ("skipped images", str(len(about["skipped"]))),
-        ("compared methods", ", ".join(one["label"] for one in about["methods"]) or "none"),
-    ]
+    for name, figure in draw_all(result.bench, result.compared).items():
+        save(figure, out / "figures" / name, formats)

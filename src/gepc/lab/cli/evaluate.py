@@ -40,7 +40,7 @@ ProtocolArgument = Annotated[
     Argument(metavar="PROTOCOL", help="A YAML file, or a name: paper32, small32, tinyimagenet32, quick, tiles, mvtec."),
 ]
 DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
-ResultsOut = Annotated[Path, Option(help="Folder for tables, figures and report.html.")]
+ResultsOut = Annotated[Path, Option(help="Folder for tables and figures.")]
 Reading = Annotated[str, Option(help="Reading of the paper: paper (its text) or released (the authors' code).")]
 DryRun = Annotated[
     bool, Option("--dry-run", help="Print the estimated passes, time and memory, and exit; no data set is needed.")
@@ -166,9 +166,6 @@ def bench(
     `mvtec` stands for MVTec AD, MVTec AD 2 or VisA, whichever `--data` holds as it was distributed: one detector for
     each category, and one table of image AUROC, AP, F1-max, pixel AUROC and AU-PRO.
 
-    A YAML file with the key `suites` lists several protocols, each by a name; they are run one after another, and the
-    methods are ranked over the pairs of all of them.
-
     Example: `gepc bench quick --data data/ --out results`
 
     Cost of all methods, without running them: `gepc bench small32 --out results --methods all --dry-run`
@@ -178,9 +175,11 @@ def bench(
     if (inspection := load_inspection(config, setup.overrides())) is not None:
         _inspect(inspection, setup.load(loading, inspection.backbone), _checked(data), out)
         return
-    plans = _plans(config, setup, loading, methods, reading=reading)
-    if _run(plans, out, data, setup, dry_run=dry_run) and plans[0].name:
-        _rank(out, [plan.name for plan in plans])
+    plan = _plan(config, setup, loading, methods, reading=reading)
+    if dry_run:
+        say(_estimate(plan)[0])
+    else:
+        _run(plan, out, data, setup)
 
 
 @opt.with_groups
@@ -195,7 +194,7 @@ def ablate(
 
     Example: `gepc ablate quick --data data/ --out ablations`
     """
-    _run(_plans(config, setup, loading), out, data, setup, only_ablations=True)
+    _run(_plan(config, setup, loading), out, data, setup, only_ablations=True)
 
 
 @opt.with_groups
@@ -241,22 +240,23 @@ def reproduce(
     if config == "radar":
         reproduce_radar(data, out, dry_run, setup, loading)
         return
-    (paper,) = _plans(config, setup, loading, methods, "light" if light else "paper")
-    (released,) = _plans(config, setup, loading, reading="released")
-    released = released._replace(name="released")
+    paper = _plan(config, setup, loading, methods, "light" if light else "paper")
+    released = _plan(config, setup, loading, reading="released")
     protocol, minutes = paper.protocol, LIGHT_MINUTES if light and energy_minutes else energy_minutes
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
-    if dry_run:
-        size = sum(one.size for name in wanted for one in missing_files(name, data))
-        say(f"to download: {size / 1e9:.1f} GB")
-    else:
-        fetch_all(wanted, data, mirror)
-    results = _run([paper, released], out, data, setup, dry_run=dry_run)
     networks = len(ROWS) * len(protocol.pairs) if minutes else 0
     note(f"{networks} energy networks, {minutes:g} minutes of training each")
     if dry_run:
+        size = sum(one.size for name in wanted for one in missing_files(name, data))
+        say(f"to download: {size / 1e9:.1f} GB")
+        for name, plan in (("paper", paper), ("released", released)):
+            say(f"{name}:\n{_estimate(plan)[0]}")
         return
-    readings = {"paper": results[""].bench, "released": results["released"].bench}
+    fetch_all(wanted, data, mirror)
+    readings = {
+        "paper": _run(paper, out, data, setup).bench,
+        "released": _run(released, out / "released", data, setup).bench,
+    }
     about = {"command": typed_command()}
     say(write_tables(out, "readings", [readings_table(protocol, readings)], about))
     if networks:
@@ -266,42 +266,35 @@ def reproduce(
 
 
 class _Plan(NamedTuple):
-    """A benchmark to run: the name of its folder below that of the results, the protocol, its network, the methods."""
+    """A benchmark to run: the protocol, its network, and the methods to compare with GEPC."""
 
-    name: str
     protocol: Protocol
     backbone: Backbone
     baselines: Sequence[Baseline]
 
 
-def _plans(
+def _plan(
     config: str,
     setup: Setup,
     loading: opt.Loading,
     methods: str | None = None,
     usual: str = "light",
     reading: str = "paper",
-) -> list[_Plan]:
-    """The protocol with its network and methods, under an empty name, or those of all suites."""
+) -> _Plan:
+    """Read the protocol, load its network and choose the methods."""
     from gepc.lab.bench.baselines import choose_baselines, method_names
-    from gepc.lab.bench.protocol import load_protocol, load_suites
+    from gepc.lab.bench.protocol import load_protocol
 
     names = [] if methods is None else method_names(methods)
-    networks: dict[tuple[str, float], Backbone] = {}  # most suites have the same
-    plans = []
-    for name, source in (load_suites(config) or {"": config}).items():
-        protocol = load_protocol(source, setup.overrides(), reading)
-        wanted = (protocol.backbone, protocol.time_scale)
-        if wanted not in networks:
-            scale = protocol.time_scale * loading.time_scale
-            networks[wanted] = setup.load(dataclasses.replace(loading, time_scale=scale), protocol.backbone)
-        backbone = networks[wanted]
-        plans.append(_Plan(name, protocol, backbone, choose_baselines(names, protocol, backbone, usual)))
-    chosen = {one.extractor.name: one.preset for plan in plans for one in plan.baselines if one.preset is not None}
+    protocol = load_protocol(config, setup.overrides(), reading)
+    scale = protocol.time_scale * loading.time_scale
+    backbone = setup.load(dataclasses.replace(loading, time_scale=scale), protocol.backbone)
+    baselines = choose_baselines(names, protocol, backbone, usual)
+    chosen = {one.extractor.name: one.preset for one in baselines if one.preset is not None}
     unnamed = [f"{name}:{chosen[name]}" for name in names if name in chosen]
     if unnamed:
         note(f"presets that were not named: {', '.join(unnamed)}")
-    return plans
+    return _Plan(protocol, backbone, baselines)
 
 
 def _checked(data: Path | None) -> Path:
@@ -313,52 +306,22 @@ def _checked(data: Path | None) -> Path:
     return data
 
 
-def _run(
-    plans: Sequence[_Plan],
-    out: Path,
-    data: Path | None,
-    setup: Setup,
-    only_ablations: bool = False,
-    dry_run: bool = False,
-) -> dict[str, BenchmarkResult]:
-    """Run the benchmarks and write their results; with `dry_run`, only print what they take."""
+def _run(plan: _Plan, out: Path, data: Path | None, setup: Setup, only_ablations: bool = False) -> BenchmarkResult:
+    """Run the benchmark and write its results."""
     from gepc.lab.bench.evaluate import Benchmark
     from gepc.lab.bench.run import run, write
     from gepc.methods.extraction import FeatureCache
 
-    work: list[tuple[_Plan, Benchmark, int]] = []
-    for plan in plans:
-        heading = f"{plan.name}:\n" if plan.name else ""
-        if dry_run:
-            say(heading + _estimate(plan)[0])
-            continue
-        check_free(out / plan.name, "results.json", "benchmark")
-        cache = FeatureCache(setup.cache_folder())
-        benchmark = Benchmark.open(plan.protocol, plan.backbone, _checked(data), cache)
-        text, passes = _estimate(plan, benchmark.sizes)
-        note(heading + text)
-        work.append((plan, benchmark, passes))
-    results = {}
-    for plan, benchmark, passes in work:
-        with progress("features", passes) as advance:
-            result = run(benchmark, typed_command(), plan.baselines, only_ablations, advance)
-        write(result, out / plan.name)
-        _report(result, out / plan.name)
-        results[plan.name] = result
-    return results
-
-
-def _rank(out: Path, names: Sequence[str]) -> None:
-    """Rank the methods over the pairs of all benchmarks in `out`."""
-    from gepc.core.tables import write_each, write_tables
-    from gepc.lab.bench.ranks import Ranking, diagram, read_aurocs
-    from gepc.lab.report.figures import save
-
-    ranking = Ranking.of({name: read_aurocs(out / name) for name in names})
-    tables = [ranking.table()]
-    write_each(out / "tables", tables)
-    say(write_tables(out, "ranks", tables, {"command": typed_command()}))
-    save(diagram(ranking), out / "ranks")
+    check_free(out, "results.json", "benchmark")
+    cache = FeatureCache(setup.cache_folder())
+    benchmark = Benchmark.open(plan.protocol, plan.backbone, _checked(data), cache)
+    text, passes = _estimate(plan, benchmark.sizes)
+    note(text)
+    with progress("features", passes) as advance:
+        result = run(benchmark, typed_command(), plan.baselines, only_ablations, advance)
+    write(result, out)
+    _report(result, out)
+    return result
 
 
 def _inspect(protocol: InspectionProtocol, backbone: Backbone, data: Path, out: Path) -> None:
@@ -411,4 +374,4 @@ def _report(result: BenchmarkResult, out: Path) -> None:
     for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:
         note(f"  {image}: {reason}")
     say(result.tables[0].markdown())
-    say(f"tables, figures and report: {out / 'report.html'}")
+    say(f"tables: {out / 'results.md'}; figures: {out / 'figures'}")

@@ -1,1 +1,1 @@
-"""Results for people: matplotlib figures, and self-contained HTML pages made of plain sections."""
+"""Results for people: matplotlib figures, and the self-contained HTML page of the demonstration."""

@@ -30,12 +30,10 @@ _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a page, a description for those who cannot see it, a heading above it and text below it."""
+    """A figure of a page, and a description for those who cannot see it."""
 
     figure: Figure
     alt: str
-    title: str = ""
-    caption: str = ""
 
 
 def environment(folder: Path = FOLDER) -> Environment:

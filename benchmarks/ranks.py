@@ -1,5 +1,12 @@
 """Ranks of methods over the pairs of several benchmarks: is one better than another in general?
 
+    gepc bench small32 --data data --out results/nine --methods all
+    gepc bench my-protocol.yaml --data data --out results/mine --methods all
+    python benchmarks/ranks.py results
+
+Every folder in `results` that `gepc bench` has written is one benchmark. The table is written to `ranks.md` and
+`ranks.json`, and the diagram to `ranks.png` and `ranks.svg`. Methods that were not run on all pairs are left out.
+
 On every pair the method with the highest AUROC has rank 1; ties share their mean rank. With k methods and N pairs,
 Friedman's test asks whether all average ranks are equal, and two of them differ at level alpha (Nemenyi) if they are
 farther apart than the critical difference
@@ -16,6 +23,7 @@ by Holm's procedure.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,8 +38,9 @@ from gepc.core.errors import InputError
 from gepc.core.files import read_json
 from gepc.core.palette import LIGHT
 from gepc.core.rates import holm_adjusted
-from gepc.core.tables import Cell, ResultTable
+from gepc.core.tables import Cell, ResultTable, write_tables
 from gepc.detector.plots import drawing
+from gepc.lab.report.figures import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,3 +161,19 @@ def diagram(ranking: Ranking) -> Figure:
         axes.grid(axis="x", color=LIGHT["rule"], linewidth=0.6)
         axes.set(xlabel="average rank; methods whose bars do not overlap differ")
     return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="folder with a folder of results for each benchmark")
+    folder = parser.parse_args().results
+    names = sorted(path.parent.name for path in folder.glob("*/results.json"))
+    if not names:
+        parser.error(f"{folder} has no folder with a results.json")
+    ranking = Ranking.of({name: read_aurocs(folder / name) for name in names})
+    print(write_tables(folder, "ranks", [ranking.table()], {"benchmarks": names}))
+    save(diagram(ranking), folder / "ranks")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import ranks
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from ranks import Ranking, diagram, read_aurocs
 from scipy.stats import chi2
 
 from gepc.core.errors import InputError
 from gepc.core.rates import holm, holm_adjusted
-from gepc.lab.bench.ranks import Ranking, diagram, read_aurocs
 
 
 def ranking(aurocs, suites=("one",)):
@@ -107,3 +108,23 @@ def test_bars_of_the_diagram_overlap_unless_methods_differ():
     ends = np.array([path.vertices[:, 0] for path in bars.get_paths()])
     np.testing.assert_allclose(ends.mean(1), found.average_ranks)
     np.testing.assert_allclose(np.ptp(ends, axis=1), found.critical_difference)
+
+
+def test_the_script_ranks_every_folder_with_results(tmp_path, monkeypatch, capsys):
+    for name, pair, better in (("one", "A:B", "msma"), ("two", "B:A", "GEPC")):
+        rows = [
+            {"method": method, "pair": pair, "AUROC": 0.5 + 0.4 * (method == better)} for method in ("GEPC", "msma")
+        ]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps({"tables": [{"name": "methods", "rows": rows}]}))
+    monkeypatch.setattr("sys.argv", ["ranks.py", str(tmp_path)])
+    ranks.main()
+    assert "| method | average rank |" in capsys.readouterr().out
+    (table,) = json.loads((tmp_path / "ranks.json").read_text())["tables"]
+    found = {row["method"]: (row["average rank"], row["one (1)"], row["two (1)"]) for row in table["rows"]}
+    assert found == {"GEPC": (1.5, 0.5, 0.9), "msma": (1.5, 0.9, 0.5)}
+    assert (tmp_path / "ranks.svg").read_text().count("<svg") == 1
+    monkeypatch.setattr("sys.argv", ["ranks.py", str(tmp_path / "one")])
+    with pytest.raises(SystemExit):
+        ranks.main()
+    assert "no folder with a results.json" in capsys.readouterr().err
