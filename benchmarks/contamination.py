@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inside", help="in-distribution images: a folder or an array")
     parser.add_argument("outside", help="other images")
-    parser.add_argument("--backbone", default="photos-tiny")
+    parser.add_argument("--backbone", default="photos-small")
     parser.add_argument("--repeats", type=int, default=200)
     arguments = parser.parse_args()
     detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "msma", size=32)

@@ -1,6 +1,6 @@
 """What a user with 300 images gains by fine-tuning an embedded backbone, against training from scratch.
 
-    python benchmarks/finetune.py --data data/ --out results/finetune --init photos-tiny --minutes 15
+    python benchmarks/finetune.py --data data/ --out results/finetune --init photos-small --minutes 15
 
 The images are the first 300 training images of SVHN. Three backbones are compared: the embedded one as it is, the same
 fine-tuned on them for that many minutes by the clock (leave the machine alone meanwhile), and a network of the same
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--init", default="photos-tiny", help="the embedded backbone")
+    parser.add_argument("--init", default="photos-small", help="the embedded backbone")
     parser.add_argument("--minutes", type=float, default=15.0)
     options = parser.parse_args()
     keep_freed_memory()

@@ -7,7 +7,7 @@ scratch or a blur. For every choice of parts the table shows the mean pixel AURO
 images with and without a defect by the largest value of the map, and the excess at the border over that inside on
 images without a defect. No real defect is used. About two minutes on one core.
 
-    python benchmarks/maps.py --data DATA --whole [--backbone photos-tiny]
+    python benchmarks/maps.py --data DATA --whole [--backbone photos-small]
 
 shows how the preset `inspect` was chosen: whole tiles at their own and at half their resolution, scored by the mean of
 the highest share of the map. About seven minutes on one core.

@@ -88,7 +88,7 @@ def radar(side: int = 128) -> Figure:
 
 def beach() -> Search:
     """The search of `gepc demo`, on larger photographs."""
-    return search(gepc.load_backbone("photos-tiny"), replace(FULL, height=640, width=960, new_photographs=1))
+    return search(gepc.load_backbone("photos-small"), replace(FULL, height=640, width=960, new_photographs=1))
 
 
 def how() -> None:
@@ -139,7 +139,7 @@ def plate(seed: int, defect: str | None = None, side: int = 128) -> tuple[np.nda
 
 def parts(count: int = 20) -> Figure:
     """Plates with boxes around what the preset `inspect` finds, above their maps; prints what is found."""
-    detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), preset="inspect")
+    detector = gepc.create_detector(gepc.load_backbone("photos-small"), preset="inspect")
     detector.fit(np.stack([plate(seed)[0] for seed in range(120)]))
     kinds = ("good", "scratch", "dent", "hole missing", "faint stain")
     figure = Figure(figsize=(9, 3.9), layout="constrained")

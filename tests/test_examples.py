@@ -97,7 +97,7 @@ def test_the_ten_lines_of_the_readme(
     """They run as they are on folders of photographs, with 57 normal ones; a small network takes the place of ours."""
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
     (lines,) = re.findall(r"## Ten lines .*?```python\n(.*?)```", readme, re.DOTALL)
-    assert 'load_backbone("photos-tiny")' in lines
+    assert 'load_backbone("photos-small")' in lines
     for folder, count in {"normal": 57, "new": 3}.items():
         (tmp_path / "photos" / folder).mkdir(parents=True)
         for number in range(count):

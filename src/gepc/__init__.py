@@ -2,7 +2,7 @@
 
     import gepc
 
-    backbone = gepc.load_backbone("photos-tiny")
+    backbone = gepc.load_backbone("photos-small")
     detector = gepc.create_detector(backbone).fit(id_images)
     detector.score(images), detector.p_value(images), detector.score_map(images)
 

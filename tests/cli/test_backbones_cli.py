@@ -219,7 +219,7 @@ def test_bfloat16_at_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     images = np.random.default_rng(0).integers(0, 256, (16, 16, 16, 3), dtype=np.uint8)
     np.save("images.npy", images)
     np.save("scene.npy", images[0])
-    fit = ["fit", "images.npy", "--out", "det", "--backbone", "photos-tiny", "--set", "size=16", "--device", "cpu"]
+    fit = ["fit", "images.npy", "--out", "det", "--backbone", "photos-small", "--set", "size=16", "--device", "cpu"]
     assert run([*fit, "--dtype", "bfloat16"]) == 0
     detector = gepc.load_detector("det", device="cpu")
     assert {parameter.dtype for parameter in detector.backbone.net.parameters()} == {torch.bfloat16}

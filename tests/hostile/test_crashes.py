@@ -20,7 +20,7 @@ import gepc.cli
 from gepc.backbones.onnx import OnnxBackbone
 from gepc.cli.app import run
 
-NETWORK = "photos-tiny"
+NETWORK = "photos-small"
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_the_same_pass_is_made_once() -> None:
 
 def test_the_command_line_combines_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "images.npy", as_uint8(pictures(60, 16)))
-    options = ["--backbone", "photos-tiny", "--set", "size=16"]
+    options = ["--backbone", "photos-small", "--set", "size=16"]
     assert run(["fit", f"{tmp_path}/images.npy", "--out", f"{tmp_path}/det", "--method", "gepc,msma", *options]) == 0
     assert run(["score", f"{tmp_path}/det", f"{tmp_path}/images.npy", "--out", f"{tmp_path}/scores.csv"]) == 0
     assert len((tmp_path / "scores.csv").read_text().splitlines()) == 61

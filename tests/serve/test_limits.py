@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef"
 def own_size_folder(tmp_path_factory):
     """A detector that sees every image at half its own size, as the preset `inspect` does."""
     folder = tmp_path_factory.mktemp("own_size") / "det"
-    detector = gepc.GEPC(gepc.load_backbone("photos-tiny"), levels=(0.9,), keep=1, group=("flip_x",), resize="half")
+    detector = gepc.GEPC(gepc.load_backbone("photos-small"), levels=(0.9,), keep=1, group=("flip_x",), resize="half")
     detector.fit(as_uint8(pictures(30, 32))).save(folder)
     return folder
 

@@ -228,7 +228,7 @@ def check_size(backbone: Backbone, height: int, width: int, what: str = "images"
     Examples
     --------
     >>> import gepc
-    >>> gepc.load_backbone("photos-tiny", device="cpu").check_size(30, 31)  # doctest: +NORMALIZE_WHITESPACE
+    >>> gepc.load_backbone("photos-small", device="cpu").check_size(30, 31)  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
     gepc.core.errors.InputError: images of 31x30 pixels (width x height) do not fit this backbone: both sides must be
     multiples of 4
@@ -543,10 +543,10 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
         Examples
         --------
         >>> import gepc, torch
-        >>> backbone = gepc.load_backbone("photos-tiny", device="cpu")
+        >>> backbone = gepc.load_backbone("photos-small", device="cpu")
         >>> _, maps = backbone.eps_and_activations(torch.zeros(1, 3, 32, 32), 100, ["conv_in"])
         >>> {name: tuple(values.shape) for name, values in maps.items()}
-        {'conv_in': (1, 32, 32, 32)}
+        {'conv_in': (1, 16, 32, 32)}
 
         See Also
         --------

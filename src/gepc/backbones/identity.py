@@ -114,7 +114,7 @@ class Identity:
         Examples
         --------
         >>> import gepc
-        >>> facts = gepc.load_backbone("photos-tiny", device="cpu").describe()
+        >>> facts = gepc.load_backbone("photos-small", device="cpu").describe()
         >>> facts["family"], facts["channels"], facts["timesteps"], facts["time_scale"]
         ('diffusers', 3, 4000, 1.0)
         """

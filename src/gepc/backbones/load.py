@@ -36,7 +36,7 @@ def list_backbones() -> list[str]:
     Examples
     --------
     >>> import gepc
-    >>> "photos-tiny" in gepc.list_backbones()
+    >>> "photos-small" in gepc.list_backbones()
     True
 
     See Also
@@ -103,7 +103,7 @@ def load_backbone(
     Examples
     --------
     >>> import gepc
-    >>> backbone = gepc.load_backbone("photos-tiny", device="cpu")
+    >>> backbone = gepc.load_backbone("photos-small", device="cpu")
     >>> backbone.channels, backbone.n_steps
     (3, 4000)
 

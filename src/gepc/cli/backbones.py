@@ -37,7 +37,7 @@ def info(
     For a detector: method, parameters, kept levels, cost and guarantee. For a backbone: family, size, schedule, and
     the time per image on this machine.
 
-    Example: `gepc info photos-tiny`
+    Example: `gepc info photos-small`
 
     An OpenAI checkpoint: `gepc info celeba_ema.pt --architecture diffpath-celeba32`
     """

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gepc.core.errors import InputError, OptionError, check_choice, check_names
 
 T = TypeVar("T")
-DEFAULT_BACKBONE = "photos-tiny"
+DEFAULT_BACKBONE = "photos-small"
 
 
 def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:

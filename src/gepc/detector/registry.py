@@ -105,7 +105,7 @@ def create_detector(
     Examples
     --------
     >>> import gepc
-    >>> backbone = gepc.load_backbone("photos-tiny")
+    >>> backbone = gepc.load_backbone("photos-small")
     >>> gepc.create_detector(backbone, "msma", size=32).is_fitted
     False
     """
@@ -169,7 +169,7 @@ def load_detector(
     >>> import tempfile
     >>> import gepc, numpy as np
     >>> images = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
-    >>> detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), "pixel_stats").fit(images)
+    >>> detector = gepc.create_detector(gepc.load_backbone("photos-small"), "pixel_stats").fit(images)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     detector.save(f"{folder}/det")
     ...     again = gepc.load_detector(f"{folder}/det")

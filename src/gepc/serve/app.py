@@ -57,7 +57,7 @@ def create_app(detector: StrPath, settings: Settings | None = None, backbone: st
     >>> import gepc, numpy as np, tempfile
     >>> from gepc.serve import create_app
     >>> images = np.random.default_rng(0).integers(0, 256, (30, 32, 32, 3), dtype=np.uint8)
-    >>> detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), "pixel_stats").fit(images)
+    >>> detector = gepc.create_detector(gepc.load_backbone("photos-small"), "pixel_stats").fit(images)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     detector.save(f"{folder}/det")
     ...     app = create_app(f"{folder}/det")

@@ -112,7 +112,7 @@ def test_a_missing_extra_is_named(monkeypatch, tmp_path):
 def test_the_command_that_repeats_a_run_holds_no_place():
     from gepc.lab.cli.evaluate import _demo_command
 
-    assert _demo_command(Path("/somewhere/else/demo"), False, "photos-tiny") == "gepc demo --out demo"
+    assert _demo_command(Path("/somewhere/else/demo"), False, "photos-small") == "gepc demo --out demo"
     assert _demo_command(Path("a b"), True, "my net") == "gepc demo --out 'a b' --quick --backbone 'my net'"
 
 

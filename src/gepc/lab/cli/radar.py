@@ -192,7 +192,7 @@ def bench(
 def reproduce_radar(data: Path, out: Path, dry_run: bool, setup: Setup, loading: opt.Loading) -> None:
     """The paper's radar experiment, and beside it the detectors for practice (gepc+, CFAR, RX).
 
-    The paper's detector runs on the network of `setup`, or on `photos-tiny`, a network of natural images as in the
+    The paper's detector runs on the network of `setup`, or on `photos-small`, a network of natural images as in the
     paper, and on `sar-tiny`. `data` is the folder that holds HRSID and SSDD in their original layouts.
     """
     from gepc.lab.radar.bench import PAPER, SarProtocol
@@ -204,7 +204,7 @@ def reproduce_radar(data: Path, out: Path, dry_run: bool, setup: Setup, loading:
             raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
     as_stated = {"methods": (PAPER,), "normalise": "patch", "localise": False}
     paper, practice = (build(SarProtocol, {**setup.values(), **own}, "radar") for own in (as_stated, {}))
-    sources = ("photos-tiny", "sar-tiny") if setup.backbone is None else (setup.backbone,)
+    sources = ("photos-small", "sar-tiny") if setup.backbone is None else (setup.backbone,)
     networks = [setup.load(loading, source) for source in sources]
     runs = [*((paper, network) for network in networks), (practice, networks[-1])]
     _measure(runs, places[0], places[1:], out, setup, dry_run)

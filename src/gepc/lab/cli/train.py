@@ -62,7 +62,7 @@ def train(
 
     A first try of about a minute: `gepc train quick --data photos/ --out my-backbone`
 
-    Fine-tuning: `gepc train --init photos-tiny --data photos/ --out my-backbone`
+    Fine-tuning: `gepc train --init photos-small --data photos/ --out my-backbone`
 
     An energy network: `gepc train --objective igebm --data photos/ --out energies`
     """
