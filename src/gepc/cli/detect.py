@@ -107,7 +107,7 @@ def _rates_text(fitted: FittedDetector, separate: bool) -> str:
     needs = []
     for alpha in (0.05, 0.01):
         images = images_needed(alpha)
-        in_all = "" if separate else f" ({fitted.images_for(images)} images in all)"
+        in_all = "" if separate else f" ({opt.images_for(fitted, images)} images in all)"
         needs.append(f"alpha {alpha:g} needs {images} calibration images{in_all}")
     group = " in every group" if fitted.reference.grouped else ""
     return f"the smallest alpha is {1 / (fitted.reference.smallest + 1):.2g}; {' and '.join(needs)}{group}"

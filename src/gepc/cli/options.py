@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -19,6 +20,7 @@ from gepc.core.errors import InputError, OptionError, raising
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
     from gepc.detector.detector import Detector
+    from gepc.detector.fitted import FittedDetector
     from gepc.images.sources import Images
     from gepc.methods.base import Cost
 
@@ -204,6 +206,11 @@ def fail_if_all(failures: int, count: int, reasons: str) -> None:
     if count and failures == count:
         note(f"error: none of the {count} images could be scored; {reasons}")
         raise Exit(1)
+
+
+def images_for(fitted: FittedDetector, calibration_images: int) -> int:
+    """How many in-distribution images `fit` needs to hold out that many of them for calibration."""
+    return math.ceil(calibration_images / float(fitted.options["calibration_share"]))
 
 
 def cost_per_image(cost: Cost) -> str:

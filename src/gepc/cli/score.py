@@ -110,7 +110,7 @@ def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None
     try:
         rule.check(fitted.reference, labels)
     except TooFewImagesError as error:
-        images = fitted.images_for(error.needed)
+        images = opt.images_for(fitted, error.needed)
         possible = math.ceil(100.0 / (fitted.reference.smallest + 1)) / 100.0
         return (
             f"no alarms were decided: {error}. Fit on at least {images} images, or give --alpha {possible:g}; "

@@ -194,112 +194,8 @@ class FittedAttributes(Parameters):
         return f"<{type(self).__name__} {self.extractor.name}, {self.calibration_name}, {state}, {self.backbone!r}>"
 
 
-class Detector(FittedAttributes):
-    """Out-of-distribution detector: scores, p-values with a false-alarm guarantee, decisions and maps.
-
-    `fit` stores everything that it learns in one immutable object, `fitted_`, at its end: a failed `fit` changes
-    nothing. Assigning a parameter after `fit` discards `fitted_`, except for `batch_size`, which changes no score.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        The network that predicts noise, or an energy network for the method `energy`.
-    extractor : Extractor
-        The method, with its parameters.
-    calibration : str, optional
-        Name of the calibrator; None takes the method's default.
-    keep : int, optional
-        How many noise levels to keep; None keeps all.
-    weights : {"inv_cv", "uniform"}
-        Weights of the kept levels.
-    aggregate, fuse : str
-        How levels and features are combined; see `gepc.calibration.Aggregation`.
-    value_range, size, resize, magnitude, normalise
-        How images are prepared; see `gepc.Preprocessing`. `size` defaults to that of a backbone with a fixed size,
-        otherwise to that of the first image.
-    ignore : bool array (H, W) or path of a picture, optional
-        Pixels that count neither for scores nor for maps nor for calibration; see `gepc.Preprocessing`.
-    maps : {"calibrated", "raw"}
-        `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
-        p-values. `raw` learns the common scale of maps alone, with fewer passes.
-    score_from : {"features", "map"}
-        `map` takes the mean of the highest 0.3 % of the calibrated map as the score, for small defects in images that
-        are usual otherwise.
-    calibration_share : float
-        Share of the in-distribution images that is held out for p-values.
-    contamination : float
-        Share of the calibration images that may be outliers: their highest scores are left out. The guarantee that
-        remains is stated by `guarantee`.
-    batch_size : int
-        The largest number of images per network call. It bounds the memory and does not change a score.
-    seed : int
-        The noise is a function of this seed and of each image's content.
-
-    Attributes
-    ----------
-    fitted_ : FittedDetector
-        The fitted state; None before `fit`.
-    levels_, kept_, weights_, cv_ : ndarray
-        Candidate timesteps, those that selection kept, their weights, and the coefficient of variation of each
-        candidate.
-    calibration_scores_ : ndarray
-        The scores of all calibration images, sorted.
-
-    See Also
-    --------
-    gepc.create_detector : build a detector by the name of its method.
-
-    Examples
-    --------
-    >>> import gepc, numpy as np
-    >>> from gepc.lab.analytic import GaussianBackbone
-    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
-    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
-    >>> detector.predict(-np.ones((1, 1, 8, 8)), alpha=0.1)
-    array([ True])
-    """
-
-    # --- fitting -------------------------------------------------------------------------------------------------
-
-    def fit(
-        self,
-        images: Any,
-        calibration_images: Any = None,
-        groups: Groups = None,
-        on_progress: Progress = None,
-    ) -> Detector:
-        """Select levels, fit the calibrator and compute calibration scores from in-distribution images alone.
-
-        Parameters
-        ----------
-        images : a folder, a list of files, an array, a tensor, a Dataset or an iterable of in-distribution images.
-            Files that cannot be read are left out with a warning.
-        calibration_images : separate images for the p-values. By default a share `calibration_share` of `images`,
-            chosen by the images' content and the seed, is held out. If the backbone is known to be trained on some of
-            the calibration images, a warning gives their number.
-        groups : a label for each calibration image, or "folder" for the name of its folder: p-values are then valid
-            within every group (Mondrian calibration).
-        on_progress : True shows a progress bar on the terminal; a function is called with the number of images of every
-            finished chunk.
-
-        Returns
-        -------
-        The detector itself.
-
-        Examples
-        --------
-        >>> import gepc, numpy as np
-        >>> from gepc.lab.analytic import GaussianBackbone
-        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
-        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
-        >>> len(detector.calibration_scores_)
-        20
-        """
-        self._check()
-        self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress)
-        return self
-
-    # --- scoring -------------------------------------------------------------------------------------------------
+class Answers(FittedAttributes):
+    """What a fitted detector says about images: scores, p-values, decisions, tables, plots and maps."""
 
     def results(
         self,
@@ -468,20 +364,6 @@ class Detector(FittedAttributes):
         p_values, scores = np.array([(r.p_value, r.score) for r in results], dtype=np.float64).reshape(-1, 2).T
         return results, rule.decide(reference, labels, p_values, scores)
 
-    def predict_fdr(
-        self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Groups = None, on_error: str = "raise"
-    ) -> Alarms:
-        """Deprecated: call `predict(images, fdr=...)`."""
-        warnings.warn("predict_fdr is deprecated; call predict(images, fdr=...)", DeprecationWarning, stacklevel=2)
-        return self.predict(images, groups=groups, on_error=on_error, fdr=fdr, procedure=procedure)
-
-    flag = predict_fdr
-
-    def decision_function(self, images: Any) -> Array:
-        """Deprecated: call `score`. `gepc.sklearn` has scikit-learn's `decision_function`, with the other sign."""
-        warnings.warn("Detector.decision_function is deprecated; call score", DeprecationWarning, stacklevel=2)
-        return self.score(images)
-
     def results_frame(
         self, images: Any, alpha: float = 0.05, on_error: str = "row", groups: Groups = None
     ) -> pandas.DataFrame:
@@ -567,6 +449,110 @@ class Detector(FittedAttributes):
             raise OptionError("images of several sizes have maps of several sizes; give one image at a time")
         return np.concatenate(maps) if maps else np.empty((0, *(fitted.preprocessing.size or (0, 0))), np.float32)
 
+
+class Detector(Answers):
+    """Out-of-distribution detector: scores, p-values with a false-alarm guarantee, decisions and maps.
+
+    `fit` stores everything that it learns in one immutable object, `fitted_`, at its end: a failed `fit` changes
+    nothing. Assigning a parameter after `fit` discards `fitted_`, except for `batch_size`, which changes no score.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        The network that predicts noise, or an energy network for the method `energy`.
+    extractor : Extractor
+        The method, with its parameters.
+    calibration : str, optional
+        Name of the calibrator; None takes the method's default.
+    keep : int, optional
+        How many noise levels to keep; None keeps all.
+    weights : {"inv_cv", "uniform"}
+        Weights of the kept levels.
+    aggregate, fuse : str
+        How levels and features are combined; see `gepc.calibration.Aggregation`.
+    value_range, size, resize, magnitude, normalise
+        How images are prepared; see `gepc.Preprocessing`. `size` defaults to that of a backbone with a fixed size,
+        otherwise to that of the first image.
+    ignore : bool array (H, W) or path of a picture, optional
+        Pixels that count neither for scores nor for maps nor for calibration; see `gepc.Preprocessing`.
+    maps : {"calibrated", "raw"}
+        `calibrated` learns what is usual in maps from some of the images, for maps in standard deviations and with
+        p-values. `raw` learns the common scale of maps alone, with fewer passes.
+    score_from : {"features", "map"}
+        `map` takes the mean of the highest 0.3 % of the calibrated map as the score, for small defects in images that
+        are usual otherwise.
+    calibration_share : float
+        Share of the in-distribution images that is held out for p-values.
+    contamination : float
+        Share of the calibration images that may be outliers: their highest scores are left out. The guarantee that
+        remains is stated by `guarantee`.
+    batch_size : int
+        The largest number of images per network call. It bounds the memory and does not change a score.
+    seed : int
+        The noise is a function of this seed and of each image's content.
+
+    Attributes
+    ----------
+    fitted_ : FittedDetector
+        The fitted state; None before `fit`.
+    levels_, kept_, weights_, cv_ : ndarray
+        Candidate timesteps, those that selection kept, their weights, and the coefficient of variation of each
+        candidate.
+    calibration_scores_ : ndarray
+        The scores of all calibration images, sorted.
+
+    See Also
+    --------
+    gepc.create_detector : build a detector by the name of its method.
+
+    Examples
+    --------
+    >>> import gepc, numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> detector.predict(-np.ones((1, 1, 8, 8)), alpha=0.1)
+    array([ True])
+    """
+
+    def fit(
+        self,
+        images: Any,
+        calibration_images: Any = None,
+        groups: Groups = None,
+        on_progress: Progress = None,
+    ) -> Detector:
+        """Select levels, fit the calibrator and compute calibration scores from in-distribution images alone.
+
+        Parameters
+        ----------
+        images : a folder, a list of files, an array, a tensor, a Dataset or an iterable of in-distribution images.
+            Files that cannot be read are left out with a warning.
+        calibration_images : separate images for the p-values. By default a share `calibration_share` of `images`,
+            chosen by the images' content and the seed, is held out. If the backbone is known to be trained on some of
+            the calibration images, a warning gives their number.
+        groups : a label for each calibration image, or "folder" for the name of its folder: p-values are then valid
+            within every group (Mondrian calibration).
+        on_progress : True shows a progress bar on the terminal; a function is called with the number of images of every
+            finished chunk.
+
+        Returns
+        -------
+        The detector itself.
+
+        Examples
+        --------
+        >>> import gepc, numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+        >>> len(detector.calibration_scores_)
+        20
+        """
+        self._check()
+        self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress)
+        return self
+
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
         """The method's feature table at every candidate level: name -> (N, levels[, g]). It needs no fit.
 
@@ -592,8 +578,6 @@ class Detector(FittedAttributes):
         """
         preprocessing = self.preprocessing() if self.fitted_ is None else self.fitted_.preprocessing
         return feature_table(self, preprocessing, open_images(images), noise)
-
-    # --- storage -------------------------------------------------------------------------------------------------
 
     @classmethod
     def of(cls, fitted: FittedDetector) -> Detector:
@@ -647,3 +631,17 @@ class Detector(FittedAttributes):
         True
         """
         return cls.of(load_fitted(folder, *arguments, **options))
+
+    def predict_fdr(
+        self, images: Any, fdr: float = 0.1, procedure: str = "bh", groups: Groups = None, on_error: str = "raise"
+    ) -> Alarms:
+        """Deprecated: call `predict(images, fdr=...)`."""
+        warnings.warn("predict_fdr is deprecated; call predict(images, fdr=...)", DeprecationWarning, stacklevel=2)
+        return self.predict(images, groups=groups, on_error=on_error, fdr=fdr, procedure=procedure)
+
+    flag = predict_fdr
+
+    def decision_function(self, images: Any) -> Array:
+        """Deprecated: call `score`. `gepc.sklearn` has scikit-learn's `decision_function`, with the other sign."""
+        warnings.warn("Detector.decision_function is deprecated; call score", DeprecationWarning, stacklevel=2)
+        return self.score(images)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -207,29 +206,6 @@ class FittedDetector:
         20
         """
         return Guarantee.at(alpha, self.reference.smallest, self.reference.trimmed)
-
-    def images_for(self, calibration_images: int) -> int:
-        """How many in-distribution images `fit` needs to hold out a number of them for calibration.
-
-        Parameters
-        ----------
-        calibration_images : how many are to be held out, such as `gepc.conformal.p_values.images_needed(alpha)`.
-
-        Returns
-        -------
-        int
-
-        Examples
-        --------
-        >>> import gepc, numpy as np
-        >>> from gepc.conformal.p_values import images_needed
-        >>> from gepc.lab.analytic import GaussianBackbone
-        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
-        >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
-        >>> detector.fitted.images_for(images_needed(0.05))
-        57
-        """
-        return math.ceil(calibration_images / float(self.options["calibration_share"]))
 
     # --- maps ----------------------------------------------------------------------------------------------------
 
