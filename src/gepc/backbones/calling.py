@@ -106,13 +106,6 @@ CLASSES: dict[str, NetworkClass] = {
 }
 
 
-def find_class(kind: str, what: str) -> NetworkClass:
-    """The entry of `CLASSES`, or a `BackboneError`; `what` begins its message."""
-    if kind not in CLASSES:
-        raise BackboneError(f"{what} a {kind}; gepc loads {', '.join(CLASSES)}. Others: Backbone.from_callable")
-    return CLASSES[kind]
-
-
 def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
     """Raise `OptionError` unless the embeddings are those that the network needs, one row each."""
     check_names("embeddings", embeddings, (PROMPT, POOLED, MASK))

@@ -99,10 +99,6 @@ class Identity:
         digest.update(json.dumps([self.family, self._sha256, self.identity()], sort_keys=True).encode())
         return digest.hexdigest()
 
-    def options_with_embeddings(self) -> dict[str, Any]:
-        """`load_options` with the embeddings, so that loading again needs no text encoder."""
-        return {**self.load_options, **({"embeddings": self.conditioning} if self.conditioning else {})}
-
     def describe(self) -> dict[str, Any]:
         """Return plain values that say what the backbone is: a saved detector stores them, without the device.
 
@@ -148,7 +144,9 @@ class Identity:
         # A pickle names the weights instead of holding them, and loading checks that they are the same.
         if self.source is None or self.load_again is None:
             return super().__reduce_ex__(protocol)
-        return self.load_again, (self.source, self.options_with_embeddings(), self.sha256)
+        # With the embeddings, loading again needs no text encoder.
+        embeddings = {"embeddings": self.conditioning} if self.conditioning else {}
+        return self.load_again, (self.source, {**self.load_options, **embeddings}, self.sha256)
 
 
 def digest_of(modules: Iterable[torch.nn.Module]) -> str | None:

@@ -167,7 +167,10 @@ def read_folder(folder: Path, options: LoadOptions) -> Network:
     values = read_json(model / "config.json")
     check_config(values, str(model / "config.json"))
     kind = values.get("_class_name", "UNet2DModel") if isinstance(values, dict) else "something else"
-    needs = calling.find_class(kind, f"{model / 'config.json'} describes").needs
+    if kind not in calling.CLASSES:
+        known = ", ".join(calling.CLASSES)
+        raise BackboneError(f"{model / 'config.json'} describes a {kind}; gepc loads {known}. Others: from_callable")
+    needs = calling.CLASSES[kind].needs
     extras = read_json(folder / EXTRAS) if (folder / EXTRAS).is_file() else {}
     patches = build(Patches, extras.get("patches", {}), str(folder / EXTRAS))
     scheduler = _scheduler_in(folder, pipeline, extras.get("scheduler", {}), options.config)

@@ -203,10 +203,6 @@ class Evidence(Calibrator):
         used = [part for part in self.parts if (self.view if part.view else self.whole) > 0.0]
         return used or [Part.of("all", range(self.bounds_.shape[2]))]
 
-    @property
-    def _weights(self) -> Array:
-        return np.array([part.weight * (self.view if part.view else self.whole) for part in self.used])
-
     def _fit(self, columns: Array) -> None:
         if max(int(part.columns.max()) for part in self.used) >= columns.shape[2]:
             raise InputError(f"the parts name more columns than the {columns.shape[2]} of the features")
@@ -256,7 +252,8 @@ class Evidence(Calibrator):
 
     def _combined(self, standing: Array, weights: Array, aggregation: Aggregation) -> Array:
         """The score of a `standing`."""
-        return aggregation(combine_parts(standing, self.rule, self._weights)[:, :, None], weights)
+        of_parts = np.array([part.weight * (self.view if part.view else self.whole) for part in self.used])
+        return aggregation(combine_parts(standing, self.rule, of_parts)[:, :, None], weights)
 
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
         return self._combined(self.standing(columns), weights, aggregation)

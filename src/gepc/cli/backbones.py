@@ -111,7 +111,6 @@ def export(
     network = out / NETWORK
     say(f"{network}: {network.stat().st_size / 1e6:.1f} MB; relative difference from torch at most "
         f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores of {made.images} images")  # fmt: skip
-    say(f"speed: {made.speed:.2f} times that of torch")
     say(f"to score with it: gepc score {out} IMAGES --backbone {network}")
     if made.script is None:
         note(f"note: there is no {SCRIPT}: {made.why_no_script}")

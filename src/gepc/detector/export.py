@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-import timeit
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gepc.backbones.base import Backbone
 from gepc.backbones.onnx import export_onnx
 from gepc.calibration.evidence import Evidence
 from gepc.conformal.p_values import images_needed, threshold
@@ -31,7 +29,7 @@ RATES = (0.01, 0.05, 0.1)  # false-alarm rates whose thresholds are written down
 
 
 class Export(NamedTuple):
-    """How an exported network compares with the original: differences are relative, `speed` is the ratio to torch.
+    """How an exported network compares with the original: differences are relative.
 
     `script` is the difference of the scores of `score.py`, and `why_no_script` says why there is no such script.
     """
@@ -39,7 +37,6 @@ class Export(NamedTuple):
     predictions: float
     scores: float
     images: int
-    speed: float
     script: float | None = None
     why_no_script: str | None = None
 
@@ -82,17 +79,15 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
         reason, script = why_not_standalone(fitted, sample), None
         if reason is None:
             write_standalone(fitted, Path(draft))
-            script = _difference(fitted, _standalone_scores(fitted, Path(draft), sample), expected)
+            alone = standalone.Detector(Path(draft))
+            found = [alone.score(record.pixels_for(original.channels)) for record in sample]
+            script = _difference(fitted, np.array(found), expected)
             if not script <= AGREEMENT:
                 raise BackboneError(
                     f"the scores of {SCRIPT} differ by {script:.1e}, more than {AGREEMENT:g}; nothing was written"
                 )
         save_detector(other, final, list(Path(draft).iterdir()))
-
-    def seconds(network: Backbone) -> float:
-        return min(timeit.repeat(lambda: network.eps(x, t), number=1, repeat=9))
-
-    return Export(predictions, scores, len(expected), seconds(original) / seconds(exported), script, reason)
+    return Export(predictions, scores, len(expected), script, reason)
 
 
 def _difference(fitted: FittedDetector, found: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:
@@ -131,13 +126,10 @@ def why_not_standalone(fitted: FittedDetector, images: Images) -> str | None:
         return "it evaluates every level and element"
     if preprocessing.magnitude != "linear" or preprocessing.ignore is not None:
         return "it reads plain images without ignored regions"
-    if preprocessing.resize not in ("stretch", "exact") or not all(_is_byte_image(record.pixels) for record in images):
+    all_bytes = all(record.pixels is not None and record.pixels.dtype == np.uint8 for record in images)
+    if preprocessing.resize not in ("stretch", "exact") or not all_bytes:
         return "it reads images with 8 bits for each channel, of the size of the network or stretched to it"
     return None
-
-
-def _is_byte_image(pixels: Any) -> bool:
-    return pixels is not None and pixels.dtype == np.uint8
 
 
 def write_standalone(fitted: FittedDetector, folder: Path) -> None:
@@ -173,8 +165,3 @@ def write_standalone(fitted: FittedDetector, folder: Path) -> None:
     write_json(folder / "calibration.json", facts)
     np.savez(folder / "calibration.npz", **arrays)
     shutil.copyfile(standalone.__file__, folder / SCRIPT)
-
-
-def _standalone_scores(fitted: FittedDetector, folder: Path, images: Images) -> npt.NDArray[np.float64]:
-    detector = standalone.Detector(folder)
-    return np.array([detector.score(record.pixels_for(fitted.backbone.channels)) for record in images])

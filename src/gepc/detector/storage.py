@@ -168,13 +168,12 @@ def load_fitted(
     description = read_description(folder)
     trust = os.environ.get("GEPC_TRUST") == "1" if trust is None else trust
     try:
-        if not trust:
-            backbone = backbone or _known_network(description["backbone"])
-            _check_source(None if backbone else description["backbone"]["source"], folder)
-        arrays, stored = _read_state(folder / STATE), description["backbone"]
+        stored = description["backbone"]
+        source = _named_network(stored, folder, trust) if backbone is None else backbone
+        arrays = _read_state(folder / STATE)
         embeddings = under("conditioning", arrays)
         options = {**stored["load_options"], "device": device, **({"embeddings": embeddings} if embeddings else {})}
-        return _assemble(description, arrays, _find_backbone(stored, backbone, options, folder))
+        return _assemble(description, arrays, _find_backbone(stored, source, options, folder))
     except GepcError as error:
         raise type(error)(str(error) if str(folder) in str(error) else f"{folder}: {error}") from error
     except KeyError as error:
@@ -257,31 +256,27 @@ def _read_state(path: Path) -> Facts:
     return arrays
 
 
-def _check_source(source: str | None, folder: Path) -> None:
-    """Refuse a folder that names its network by a path or a hub id."""
-    if source is not None and source not in list_backbones():
-        raise BackboneError(
-            f"{folder} names the network {str(source)[:200]!r}, and paths and hub ids in it are not followed; "
-            "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)",
-            options=("backbone",),
-        )
-
-
-def _known_network(stored: Facts) -> str | None:
-    """Where this user's own network with the stored weights lies; None if it is embedded or not known."""
-    if stored["source"] is None or stored["source"] in list_backbones() or stored["sha256"] is None:
-        return None
-    path = find_network(stored["sha256"])
-    return None if path is None else str(path)
-
-
-def _find_backbone(stored: Facts, given: Backbone | str | None, options: Facts, folder: Path) -> Backbone:
-    if given is None and stored["source"] is None:
+def _named_network(stored: Facts, folder: Path, trust: bool) -> str:
+    """The network that a folder names: an embedded one, a path that is trusted, or this user's own with its weights."""
+    source: str | None = stored["source"]
+    if source is None:
         raise BackboneError(
             f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
             "pass it: load_detector(folder, backbone)"
         )
-    source = stored["source"] if given is None else given
+    if trust or source in list_backbones():
+        return source
+    known = find_network(stored["sha256"])
+    if known is None:
+        raise BackboneError(
+            f"{folder} names the network {source[:200]!r}, and paths and hub ids in it are not followed; "
+            "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)",
+            options=("backbone",),
+        )
+    return str(known)
+
+
+def _find_backbone(stored: Facts, source: Backbone | str, options: Facts, folder: Path) -> Backbone:
     backbone = load_again(source, options, stored["sha256"], str(folder))
     found = json.loads(json.dumps(backbone.describe()))
     for name, value in {"time_scale": 1.0, **stored}.items():

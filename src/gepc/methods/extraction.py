@@ -172,12 +172,13 @@ class FeatureCache:
         """The features of a batch: read where known, else computed and written."""
         others = spec.extractor.builds_on()
         if others and self.folder is not None:
-            tables = [self.extract(backbone, _spec_of(spec, other, backbone), batch) for other in others]
-            return spec.extractor.complete(tables, batch)
+            specs = [replace(spec, extractor=other, timesteps=other.timesteps(backbone)) for other in others]
+            return spec.extractor.complete([self.extract(backbone, each, batch) for each in specs], batch)
         if self.folder is None or not backbone.fingerprint:
             self.misses += len(spec.timesteps)
             return spec.extract(backbone, batch)
-        return concatenate([self._read_or_extract(backbone, single, batch) for single in _files(spec)], axis=1)
+        files = [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
+        return concatenate([self._read_or_extract(backbone, file, batch) for file in files], axis=1)
 
     def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
         path = self._path(backbone, spec, batch)
@@ -200,16 +201,6 @@ class FeatureCache:
         facts += [spec.seed, list(spec.timesteps), list(batch.size), backbone.fingerprint]
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
-
-
-def _spec_of(spec: ExtractionSpec, extractor: Extractor, backbone: Backbone) -> ExtractionSpec:
-    """The same for another method, at its own timesteps."""
-    return replace(spec, extractor=extractor, timesteps=extractor.timesteps(backbone))
-
-
-def _files(spec: ExtractionSpec) -> list[ExtractionSpec]:
-    """What each file holds: one timestep, or all where a method cannot take them one by one."""
-    return [replace(spec, timesteps=(t,)) for t in spec.timesteps] if spec.extractor.by_level else [spec]
 
 
 def _read(path: Path) -> Table | None:

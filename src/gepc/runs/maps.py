@@ -84,7 +84,8 @@ def write_maps(
     for chunk in scored:
         for result in chunk.results:
             if result.error is not None:
-                entries.append({"path": result.name, "map": None, "picture": None, "error": _with_name(result)})
+                error = result.error if result.name.isdigit() else f"{result.name} {result.error}"
+                entries.append({"path": result.name, "map": None, "picture": None, "error": error})
                 continue
             entry, region = _write_map(fitted, chunk, result, out, options)
             entries.append(entry)
@@ -93,10 +94,6 @@ def write_maps(
     write_rows(out / "regions.csv", COLUMNS, rows)
     write_json(out / "regions.json", coco(located))
     return entries
-
-
-def _with_name(result: Result) -> str:
-    return result.error or "" if result.name.isdigit() else f"{result.name} {result.error}"
 
 
 def _write_map(
