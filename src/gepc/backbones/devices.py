@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gepc.core.errors import OptionError, check_choice, first_line, raising
+from gepc.core.errors import OptionError, check_choice, raising
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -17,12 +17,10 @@ def choose_device(device: str | torch.device) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
+    reason = f"device {str(device)!r} cannot be used here ({{line}}); try device='auto'"
+    with raising(OptionError, reason, RuntimeError, AssertionError, NotImplementedError):
         chosen = torch.device(device)
         torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = first_line(error)
-        raise OptionError(f"device {str(device)!r} cannot be used here ({reason}); try device='auto'") from error
     return chosen
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, first_line, nearest
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, nearest, raising
 from gepc.core.options import read_yaml
 from gepc.core.plugins import plugins
 
@@ -180,16 +180,13 @@ def _locate(source: str | os.PathLike[str], options: LoadOptions) -> Path | Back
         if "/" in name or "\\" in name or name.endswith(SUFFIXES):
             raise InputError(f"{name} does not exist")
         raise OptionError(f"no backbone, file or folder is called {name!r}; {nearest(name, list_backbones())}")
-    try:
+    message = (
+        f"there is no folder {name}, and the hub did not give it either ({{line}}). Without a connection, download "
+        f"it elsewhere (hf download {name} --local-dir FOLDER), copy the folder here and pass its path"
+    )
+    # the hub client raises its own errors, its transport's and OSError
+    with raising(BackboneError, message, Exception, passing=GepcError):
         return _download(name, options)
-    except GepcError:
-        raise
-    except Exception as error:  # the hub client raises its own, its transport's and OSError
-        reason = first_line(error)
-        raise BackboneError(
-            f"there is no folder {name}, and the hub did not give it either ({reason}). Without a connection, download "
-            f"it elsewhere (hf download {name} --local-dir FOLDER), copy the folder here and pass its path"
-        ) from error
 
 
 def is_hub_id(name: str) -> bool:

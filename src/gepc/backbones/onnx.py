@@ -11,7 +11,7 @@ import torch
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
 from gepc.backbones.base import Backbone
-from gepc.core.errors import BackboneError, InputError, OptionError, first_line, raising
+from gepc.core.errors import BackboneError, InputError, OptionError, raising
 from gepc.core.files import sha256
 
 KEY = "gepc"  # the name of our metadata in the file
@@ -24,7 +24,8 @@ def open_session(path: Path, tensors: Sequence[str] = ()) -> Any:
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    try:
+    # onnxruntime has a dozen errors of its own
+    with raising(InputError, f"{path} is no ONNX network: {{line}}", Exception):
         content: str | bytes = str(path)
         if tensors:
             import onnx
@@ -34,8 +35,6 @@ def open_session(path: Path, tensors: Sequence[str] = ()) -> Any:
             model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in names)
             content = model.SerializeToString()
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a dozen of its own
-        raise InputError(f"{path} is no ONNX network: {first_line(error)}") from error
 
 
 class OnnxBackbone(Backbone):

@@ -228,11 +228,9 @@ class Levels:
         if not isinstance(levels, str):
             return cls((float(levels),) if isinstance(levels, (int, float)) else tuple(levels))
         scale, _, numbers = levels.rpartition(":")
-        try:
+        example = "write for instance 0.99,0.999 or rho:0.05,0.17"
+        with raising(OptionError, f"cannot read levels {levels!r}; {example}", ValueError):
             values = tuple(float(number) for number in re.split(r"[,\s]+", numbers.strip()) if number)
-        except ValueError as error:
-            example = "write for instance 0.99,0.999 or rho:0.05,0.17"
-            raise OptionError(f"cannot read levels {levels!r}; {example}") from error
         return cls(values, scale.strip() or "sqrt_abar")
 
     def timesteps(self, alphas_cumprod: npt.ArrayLike) -> tuple[int, ...]:

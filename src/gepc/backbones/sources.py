@@ -5,8 +5,8 @@ Each refuses the options that it cannot use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +22,7 @@ from gepc.backbones.openai.convert import convert
 from gepc.backbones.path import SigmaScheduler, read_scheduler
 from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import EXTRAS, Patches, check_shapes, read_trained_on, weight_files
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, first_line, raising
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, check_names, raising
 from gepc.core.files import read_json, sha256
 from gepc.core.options import build
 from gepc.core.plugins import plugins
@@ -123,15 +123,10 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
         return _backbone_of(read_folder(Path(place), options), options)
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> AbstractContextManager[None]:
     """Turn any error into a `BackboneError`: the files of others may be wrong in any way."""
-    try:
-        yield
-    except GepcError:
-        raise
-    except Exception as error:
-        raise BackboneError(f"{path} does not describe a network: {type(error).__name__}: {error}") from error
+    message = f"{path} does not describe a network: {{kind}}: {{error}}"
+    return raising(BackboneError, message, Exception, passing=GepcError)
 
 
 def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
@@ -235,18 +230,17 @@ def _pretrained(folder: Path, kind: str, options: LoadOptions) -> Any:
     if diffusers.ModelMixin not in getattr(cls, "__mro__", ()):
         raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which is no network of this diffusers")
     first = weight_files(folder, options.variant)[0].name
-    try:
-        with calling.without_progress_bars(diffusers):
-            net, info = cls.from_pretrained(
-                folder,
-                variant=options.variant,
-                use_safetensors=".safetensors" in first,
-                torch_dtype=DTYPES.get(options.dtype),
-                output_loading_info=True,
-                local_files_only=True,
-            )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise BackboneError(f"{folder} cannot be loaded: {first_line(error)}") from error
+    message = f"{folder} cannot be loaded: {{line}}"
+    failing = raising(BackboneError, message, OSError, ValueError, RuntimeError, KeyError)
+    with failing, calling.without_progress_bars(diffusers):
+        net, info = cls.from_pretrained(
+            folder,
+            variant=options.variant,
+            use_safetensors=".safetensors" in first,
+            torch_dtype=DTYPES.get(options.dtype),
+            output_loading_info=True,
+            local_files_only=True,
+        )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(map(str, info.get(problem) or ()))
         if names:

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -21,7 +21,7 @@ import typer
 from typer import Option
 
 from gepc._version import __version__
-from gepc.core.errors import GepcError, StorageError
+from gepc.core.errors import GepcError, StorageError, raising
 from gepc.core.plugins import run_file
 from gepc.core.progress import progress as progress
 
@@ -72,15 +72,9 @@ def say(text: str = "") -> None:
         print(text)
 
 
-@contextlib.contextmanager
-def printing() -> Iterator[None]:
+def printing() -> contextlib.AbstractContextManager[None]:
     """Raise `StorageError` if standard output cannot be written; a closed pipe is not an error."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise StorageError(f"cannot write to standard output: {error.strerror or error}") from error
+    return raising(StorageError, "cannot write to standard output: {reason}", OSError, passing=BrokenPipeError)
 
 
 def note(text: str) -> None:

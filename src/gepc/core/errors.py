@@ -61,16 +61,21 @@ class ValueRangeWarning(AdviceWarning):
 
 @contextmanager
 def raising(kind: type[GepcError], message: str, *causes: type[Exception], passing: Errors = ()) -> Iterator[None]:
-    """Turn the errors `causes` of the block, except `passing`, into one of that kind; `{error}` is the cause's text.
+    """Turn the errors `causes` of the block, except `passing`, into one of that kind.
 
-    The new error names the same options as its cause.
+    In the message, `{error}` is the text of the cause, `{line}` its first line, `{kind}` the name of its class, and
+    `{reason}` what the operating system says. The new error names the same options as its cause.
     """
     try:
         yield
     except passing:
         raise
     except causes as error:
-        raise kind(message.replace("{error}", str(error)), options=getattr(error, "options", ())) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        texts = {"error": str(error), "line": first_line(error), "kind": type(error).__name__, "reason": reason}
+        for name, text in texts.items():
+            message = message.replace(f"{{{name}}}", text)
+        raise kind(message, options=getattr(error, "options", ())) from error
 
 
 def first_line(error: Exception) -> str:

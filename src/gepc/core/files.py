@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from gepc.core.errors import InputError, StorageError
+from gepc.core.errors import InputError, StorageError, raising
 
 StrPath = str | os.PathLike[str]
 LOCK = ".lock"
@@ -148,13 +148,13 @@ def write_json(path: StrPath, value: Any) -> None:
 
 def read_json(path: StrPath) -> Any:
     """Read a JSON file; a missing or broken one is an `InputError` that names it."""
-    try:
-        with open_regular(path) as handle:
-            return json.loads(handle.read().decode("utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a readable JSON file: {error}") from error
+    broken = f"{path} is not a readable JSON file: {{error}}"
+    with (
+        raising(InputError, broken, OSError, ValueError, RecursionError, passing=InputError),
+        raising(InputError, f"{path} does not exist", FileNotFoundError),
+        open_regular(path) as handle,
+    ):
+        return json.loads(handle.read().decode("utf-8"))
 
 
 def check_free(folder: Path, mark: str, holds: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gepc.core.errors import InputError, OptionError, check_choice, check_names
+from gepc.core.errors import InputError, OptionError, check_choice, check_names, raising
 
 T = TypeVar("T")
 DEFAULT_BACKBONE = "photos-small"
@@ -124,12 +124,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping; a missing or invalid file is an `InputError`."""
     import yaml
 
-    try:
+    broken = raising(InputError, f"{path} is not a readable YAML file: {{error}}", yaml.YAMLError, UnicodeDecodeError)
+    with broken, raising(InputError, f"{path} does not exist", FileNotFoundError):
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a readable YAML file: {error}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold `key: value` lines")
     return values

@@ -14,21 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gepc.core.errors import InputError, StorageError
+from gepc.core.errors import InputError, StorageError, raising
 from gepc.core.files import StrPath, only_writer, read_json, remove_drafts, write_json
 
 DESCRIPTION, SCHEMA = "run.json", 1
 
 
-@contextlib.contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turn an `OSError` of the block into a `StorageError` that names `path`."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    return raising(StorageError, f"cannot write {path}: {{reason}}", OSError, passing=StorageError)
 
 
 class RunFolder:

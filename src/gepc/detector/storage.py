@@ -26,7 +26,7 @@ from gepc.backbones.load import is_hub_id, list_backbones, load_again
 from gepc.calibration.calibrators import under
 from gepc.calibration.scorer import Scorer, Selection
 from gepc.conformal.p_values import CalibrationScores
-from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, first_line, raising
+from gepc.core.errors import BackboneError, GepcError, InputError, OptionError, raising
 from gepc.core.files import (
     StrPath,
     digest,
@@ -186,10 +186,9 @@ def _download(repo_id: str) -> Path:
     """The folder of a detector on the hub, in the cache of huggingface_hub; only its two files are fetched."""
     from huggingface_hub import snapshot_download
 
-    try:
+    message = f"there is no folder {repo_id}, and the hub did not give it: {{line}}"
+    with raising(InputError, message, OSError, ValueError):
         return Path(snapshot_download(repo_id, allow_patterns=[DESCRIPTION, STATE]))
-    except (OSError, ValueError) as error:
-        raise InputError(f"there is no folder {repo_id}, and the hub did not give it: {first_line(error)}") from error
 
 
 def read_description(folder: Path) -> Facts:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath
 from gepc.images import formats
 from gepc.images.formats import EXTENSIONS, Pixels, channels_last, file_system, is_npy, is_url, read_file, reason_of
@@ -362,10 +362,9 @@ def _skipped_text(skipped: Counter[str], start: str = "") -> str:
 
 def _urls_below(url: str) -> list[str]:
     system, place = file_system(url)
-    try:
+    # every file system of fsspec raises errors of its own
+    with raising(InputError, f"{url} cannot be listed: {{error}}", Exception):
         found = [place] if system.isfile(place) else system.find(place)
-    except Exception as error:  # every file system of fsspec raises errors of its own
-        raise InputError(f"{url} cannot be listed: {error}") from error
     files = {path: PurePosixPath(path).suffix.lower() for path in found if not _is_hidden(path.removeprefix(place))}
     urls = sorted(str(system.unstrip_protocol(path)) for path, suffix in files.items() if suffix in EXTENSIONS)
     skipped = Counter(suffix for suffix in files.values() if suffix not in (*EXTENSIONS, *_NOTES))

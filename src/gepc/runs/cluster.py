@@ -109,13 +109,11 @@ class Cluster:
             yield ray
             return
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
-        try:
+        what = "can be started here" if self.address is None else f"answers at {self.address}"
+        failing = raising(InputError, f"no Ray cluster {what}: {{error}}", ConnectionError, RuntimeError, ValueError)
+        with failing, beside_interpreter():  # Ray adds the current directory to the search path of its workers
             # `local`: without an address, Ray looks for a cluster that runs or ran on this machine
-            with beside_interpreter():  # Ray adds the current directory to the search path of its workers
-                ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            what = "can be started here" if self.address is None else f"answers at {self.address}"
-            raise InputError(f"no Ray cluster {what}: {error}") from error
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         try:
             yield ray
         finally:

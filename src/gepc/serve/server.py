@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from gepc.core.errors import OptionError
+from gepc.core.errors import OptionError, raising
 from gepc.core.options import at_least, check_fields, positive
 
 BACKLOG = MAX_CONNECTIONS = 512
@@ -98,11 +98,9 @@ def is_loopback(host: str) -> bool:
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
+    message = f"cannot listen on {host} port {port}: {{reason}}; choose another host or port"
+    with raising(OptionError, message, OSError, OverflowError):
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot listen on {host} port {port}: {reason}; choose another host or port") from error
 
 
 def address(listener: socket.socket) -> str:
