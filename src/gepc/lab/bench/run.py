@@ -1,10 +1,11 @@
-"""A benchmark from its protocol to files: features, tables and figures."""
+"""A benchmark from its protocol to files: features, tables, figures and one HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
@@ -12,6 +13,7 @@ from gepc.lab.bench.comparison import ComparedMethod, compare_methods, compariso
 from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.figures import save
+from gepc.lab.report.page import Picture, render
 from gepc.methods.extraction import OnProgress, plain_options
 
 
@@ -76,10 +78,15 @@ def run(
 
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
-    """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, and the figures."""
+    """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, the figures, and all in `report.html`."""
     from gepc.lab.bench.plots import draw_all
 
     write_tables(out, "results", result.tables, result.about)
     write_each(out / "tables", result.tables)
-    for name, figure in draw_all(result.bench, result.compared).items():
+    figures = draw_all(result.bench, result.compared)
+    for name, figure in figures.items():
         save(figure, out / "figures" / name, formats)
+    pictures = [Picture(figure, name.replace("-", ": ")) for name, figure in figures.items()]
+    template = Path(__file__).parent / "benchmark.html"
+    page = render(template, about=result.about, tables=result.tables, pictures=pictures)
+    write_text(out / "report.html", page)
