@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from gepc.cli.options import parse_settings
 from gepc.core.errors import InputError, OptionError, check_choice, check_names, first_line, nearest
-from gepc.core.options import build, coerce, read_yaml
+from gepc.core.options import build, coerce, parse_yaml, read_yaml
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,24 @@ def test_what_may_be_anything_stays_as_it_is() -> None:
 def test_the_first_line_of_an_error_is_its_text_or_its_name() -> None:
     assert first_line(ValueError("  one\ntwo")) == "one"
     assert first_line(ValueError()) == first_line(ValueError(" \n")) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("true", True),
+        ("False", False),
+        ("trueish", "trueish"),
+        ("[1, 2]", [1, 2]),
+    ],
+)
+def test_only_true_and_false_are_booleans_in_yaml(text: str, value: object) -> None:
+    assert parse_yaml(text) == value
+
+
+def test_words_of_settings_stay_words() -> None:
+    """The recipes of `gepc train` advise `--set mixed_precision=no`."""
+    assert build(Settings, parse_settings(["steps=3", "name=no"]), "recipe").name == "no"

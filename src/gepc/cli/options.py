@@ -62,13 +62,15 @@ def parse_settings(settings: Iterable[str] | None) -> dict[str, Any]:
     """`--set key=value` pairs, with values read as YAML: `channels=[16,32]`, `steps=100`, `flips=none`."""
     import yaml
 
+    from gepc.core.options import parse_yaml
+
     values: dict[str, Any] = {}
     for text in settings or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise OptionError(f"--set takes key=value, got {text!r}")
         with raising(OptionError, f"--set {key}: cannot read the value {value!r}", yaml.YAMLError):
-            values[key.strip()] = yaml.safe_load(value)
+            values[key.strip()] = parse_yaml(value)
     return values
 
 

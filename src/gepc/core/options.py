@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -120,13 +121,30 @@ def check_fields(values: Any, what: str = "") -> None:
             check_choice(field.name, value, field.metadata["words"])
 
 
+def parse_yaml(text: str) -> Any:
+    """Read YAML in which only `true` and `false` are booleans, as in YAML 1.2: `mixed_precision=no` is a word."""
+    import yaml
+
+    boolean = "tag:yaml.org,2002:bool"
+
+    class Loader(yaml.SafeLoader):
+        """A loader with its own table of words that are not text."""
+
+    Loader.yaml_implicit_resolvers = {
+        letter: [(tag, pattern) for tag, pattern in resolvers if tag != boolean]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(boolean, re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    return yaml.load(text, Loader)  # noqa: S506
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping; a missing or invalid file is an `InputError`."""
     import yaml
 
     broken = raising(InputError, f"{path} is not a readable YAML file: {{error}}", yaml.YAMLError, UnicodeDecodeError)
     with broken, raising(InputError, f"{path} does not exist", FileNotFoundError):
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = parse_yaml(Path(path).read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise InputError(f"{path} must hold `key: value` lines")
     return values
