@@ -20,6 +20,7 @@ from gepc.images import batches
 from gepc.images.sources import open_images
 from gepc.maps.statistics import FIT_IMAGES
 from gepc.methods.base import Cost
+from gepc.methods.extraction import ImageSample
 
 ID, NEW = pictures(30), pictures(5, seed=1)
 OTHERS = pictures(30, seed=2, contrast=2.0)
@@ -162,8 +163,9 @@ def test_a_detector_that_scores_by_maps_evaluates_no_image_twice(count: int) -> 
 def test_images_larger_than_any_budget_are_fitted_on(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
-    """The chunks have no room for one of them; scores stay."""
+    """Neither the images that are kept for maps nor the chunks have room for one of them; scores stay."""
     expected = toy_detector(**options).fit(ID)
+    monkeypatch.setattr(ImageSample.__init__, "__defaults__", (100,))
     monkeypatch.setattr(batches, "MAX_CHUNK_PIXELS", 10)
     monkeypatch.setattr(batches, "MAX_AHEAD_PIXELS", 10)
     detector = toy_detector(**options).fit(ID)
@@ -185,6 +187,12 @@ def test_a_method_that_holds_activations_evaluates_fewer_pixels_at_once(
     assert sizes[0] == images_at_once
     memory = detector.extractor.memory
     assert memory_of((256, 256), 1, memory) - BASE_BYTES == int(256 * 256 * memory) * BYTES_PER_PIXEL
+
+
+def test_a_stream_of_images_that_are_too_large_to_keep_for_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageSample.__init__, "__defaults__", (100,))
+    with pytest.raises(InputError, match="too large to keep for maps; give a folder, or set `size`"):
+        toy_detector().fit(iter(ID))
 
 
 # --- the size of the input -------------------------------------------------------------------------------------------

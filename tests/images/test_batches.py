@@ -13,7 +13,7 @@ from gepc.core.errors import AdviceWarning, InputError
 from gepc.images import batches
 from gepc.images.batches import Chunk, OnBadImage, chunks, load_all, settled
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import FileImages, Images, Record, open_images
+from gepc.images.sources import FileImages, Images, Record, StreamImages, open_images
 
 
 class Counted(Images):
@@ -101,6 +101,22 @@ def test_the_first_image_sets_the_size_of_all() -> None:
     (chunk,) = chunks(open_images(mixed), Preprocessing(), 8, OnBadImage.ALL)
     assert chunk.indices == [0, 1]
     assert "6x6 pixels (width x height) but 8x8 is expected" in chunk.failures[0][2]
+
+
+def test_a_stream_is_read_once_and_no_further_than_taken() -> None:
+    taken = []
+
+    def images() -> object:
+        for number, image in enumerate(as_uint8(pictures(9))):
+            taken.append(number)
+            yield image
+
+    opened = open_images(images())
+    assert isinstance(opened, StreamImages)
+    read = chunks(opened, Preprocessing(size=(8, 8)), 3, OnBadImage.ALL)
+    next(read)
+    assert max(taken) <= 3
+    assert [index for chunk in read for index in chunk.indices] == [3, 4, 5, 6, 7, 8]
 
 
 def test_pixels_are_kept_as_they_were_read_on_request() -> None:

@@ -1,7 +1,8 @@
-"""DataLoaders, iterable data sets and generators of images or batches."""
+"""DataLoaders, iterable data sets and generators: read once, in order, in constant memory."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from toys import as_uint8, pictures, toy_detector
 
 import gepc
-from gepc.core.errors import InputError
-from gepc.images.sources import open_images
+from gepc.core.errors import InputError, OptionError
+from gepc.images.sources import StreamImages, open_images
 
 IMAGES = pictures(30)
 NEW = pictures(7, seed=1, contrast=1.5)
@@ -90,6 +91,28 @@ def test_a_last_batch_of_grey_images_is_a_batch(count: int) -> None:
     assert [record.pixels.shape for record in open_images(loader)] == [(8, 8)] * count  # type: ignore[union-attr]
 
 
+def test_memory_is_constant(fitted: gepc.GEPC) -> None:
+    """An endless stream gives results, and reads at most a chunk ahead of the 16 images that are looked at first."""
+    read = 0
+
+    def endless() -> Iterator[torch.Tensor]:
+        nonlocal read
+        for read in itertools.count(1):
+            yield TENSORS[read % 7]
+
+    results = list(itertools.islice(fitted.results(endless()), 40))
+    assert [result.index for result in results] == list(range(40))
+    assert read <= 40 + 4
+
+
+def test_looking_ahead_loses_nothing() -> None:
+    stream = open_images(iter(NEW))
+    assert [record.name for record in stream.first(3)] == ["0", "1", "2"]
+    assert len(list(stream.first(2))) == 2
+    assert [record.name for record in stream] == list("0123456")
+    assert list(stream) == []  # a generator is read once
+
+
 def test_a_loader_can_be_read_again(fitted: gepc.GEPC) -> None:
     loader = STREAMS["DataLoader"]()
     np.testing.assert_array_equal(fitted.score(loader), fitted.score(loader))
@@ -102,6 +125,17 @@ def test_a_stream_of_files(fitted: gepc.GEPC, tmp_path: Path) -> None:
     rows = list(fitted.results(path for path in sorted(tmp_path.iterdir())))
     assert [Path(row.name).name for row in rows] == [f"{n}.png" for n in range(7)]
     assert [row.error is None for row in rows] == [True, True, True, False, True, True, True]
+
+
+def test_what_needs_a_length_says_so(fitted: gepc.GEPC) -> None:
+    stream = open_images(iter(NEW))
+    assert isinstance(stream, StreamImages)
+    with pytest.raises(OptionError, match="stream of images has no length"):
+        len(stream)
+    with pytest.raises(OptionError, match="read in order"):
+        stream[0]
+    with pytest.raises(OptionError, match="no length"):
+        toy_detector().fit(iter(IMAGES), groups=["a"] * 30)
 
 
 def test_an_empty_stream_is_refused() -> None:

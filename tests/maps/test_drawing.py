@@ -20,6 +20,7 @@ from gepc.detector.fitted import FittedDetector
 from gepc.images.sources import open_images
 from gepc.maps.drawing import FRAME, colour_bar, drawn, overlay, readable_range, resized
 from gepc.maps.regions import Region
+from gepc.methods.extraction import ImageSample
 from gepc.methods.groups import Group
 from gepc.methods.pooling import combine
 from gepc.runs.maps import MapOptions, write_maps
@@ -88,6 +89,20 @@ def test_the_common_scale_does_not_depend_on_the_order_of_the_images() -> None:
         for part, size in ((images, 64), (images[order], 7))
     ]
     assert scales[0] == pytest.approx(scales[1], rel=1e-5)
+
+
+def test_the_sample_of_images_is_bounded_and_does_not_depend_on_their_order() -> None:
+    """The smallest keys stay, once each, within the number and the memory allowed."""
+    images = [np.full((1, 2, 2), number, dtype=np.float32) for number in range(20)]
+    for order in (range(20), reversed(range(20))):
+        sample = ImageSample(5)
+        for number in [*order, 3]:
+            sample.add(bytes([number]), images[number])
+        assert list(sample.of([bytes([number]) for number in range(20)], 4)) == [bytes([n]) for n in range(4)]
+    small = ImageSample(20, max_bytes=3 * images[0].nbytes)
+    for number in range(20):
+        small.add(bytes([number]), images[number])
+    assert len(small.of([bytes([number]) for number in range(20)], 20)) == 3
 
 
 def test_levels_are_combined_by_weight_over_those_looked_at() -> None:

@@ -1,4 +1,4 @@
-"""Several methods as one detector: its parts are those methods."""
+"""Several methods as one detector: its parts are those methods, and passes that coincide are made once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from toys import as_uint8, pictures, toy_backbone
 import gepc
 from gepc.cli.app import run
 from gepc.core.errors import OptionError
+from gepc.methods.base import Batch, extract_table
+from gepc.methods.combined import Combined
 
 IMAGES = as_uint8(pictures(60))
 NAMES = ("gepc", "scoped", "diffpath")
@@ -39,6 +41,22 @@ def test_saved_and_loaded_it_scores_the_same(detector: gepc.Detector, tmp_path: 
         again = gepc.load_detector(tmp_path / "det", detector.backbone)
     np.testing.assert_array_equal(again.score(IMAGES[:5]), detector.score(IMAGES[:5]))
     assert again.explain(IMAGES[:1])[0].evidence == detector.explain(IMAGES[:1])[0].evidence
+
+
+def test_the_same_pass_is_made_once() -> None:
+    """Two presets of one method have two levels in common: their passes for x_t and all P_g x_t coincide."""
+    backbone = toy_backbone()
+    method = Combined(("gepc:paper", "gepc:paper-celeba"))
+    batch = Batch(pictures(4), [bytes([row]) * 16 for row in range(4)])
+    table = extract_table(method, backbone, batch, (0,))
+    levels = [set(member.timesteps(backbone)) for member in method.builds_on()]
+    common = len(levels[0] & levels[1])
+    assert common > 0
+    stated = method.cost(backbone, batch.size).forward
+    assert backbone.forward_count == 4 * (stated - 7 * common)
+    for member in method.members:
+        alone = extract_table(member.extractor, backbone, batch, member.extractor.timesteps(backbone))
+        np.testing.assert_array_equal(table[f"{member.name}/s"][:, 0], alone["s"])
 
 
 def test_the_command_line_combines_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

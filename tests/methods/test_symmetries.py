@@ -126,8 +126,10 @@ def test_auto_on_a_network_that_is_equivariant_under_some_actions() -> None:
     assert "hue(120)" not in reasons
 
 
-def test_auto_needs_enough_images() -> None:
+def test_auto_needs_images_to_read_twice_and_enough_of_them() -> None:
     detector = gepc.GEPC(toy_backbone(1), levels=(0.9,), keep=1, group="auto")
+    with pytest.raises(InputError, match="reads the images twice"):
+        detector.fit(iter(textures(40)))
     with pytest.raises(InputError, match="at least 16 images"):
         detector.fit(textures(20))
 

@@ -15,11 +15,11 @@ from gepc.core.errors import AdviceWarning, InputError
 from gepc.core.progress import Progress, reporting
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import Parameters
-from gepc.detector.stream import scores_of
+from gepc.detector.stream import known_length, scores_of
 from gepc.images.batches import OnBadImage
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
+from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
 from gepc.methods.base import Extractor, MapParts, Table
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
@@ -31,6 +31,7 @@ Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8
+SAMPLE_IMAGES = 600  # images of a stream that are kept for maps, since a stream cannot be read again
 
 
 def fit_detector(
@@ -147,7 +148,7 @@ def _extract(
     cache: FeatureCache | None,
 ) -> FeatureTable:
     """The features of a collection; a warning names images that are left out or that the network was trained on."""
-    if len(images) == 0:
+    if next(images.first(1), None) is None:
         raise InputError("there are no in-distribution images to fit on")
     trained_on = parameters.backbone.trained_on if calibrating else None
     hashes: dict[int, int] = {}
@@ -155,8 +156,11 @@ def _extract(
     if trained_on is not None:
         observed = ObservedImages(images, Record.content_hash)
         hashes = observed.seen
-    with reporting(on_progress, "fitting", len(images)) as advance:
-        table = extract_all(observed, preprocessing, parameters.backbone, spec, cache=cache, on_progress=advance)
+    kept = SAMPLE_IMAGES if parameters.extractor.has_maps and isinstance(images, StreamImages) else 0
+    with reporting(on_progress, "fitting", known_length(images)) as advance:
+        table = extract_all(
+            observed, preprocessing, parameters.backbone, spec, cache=cache, on_progress=advance, sample_size=kept
+        )
     table.warn_about_skipped()
     if trained_on is not None:
         _warn_about_trained_on([hashes[index] for index in table.indices.tolist()], trained_on)
@@ -177,7 +181,7 @@ def split(keys: Sequence[bytes], seed: int, share: float) -> tuple[Rows, Rows]:
 
 @dataclass(frozen=True)
 class SomeImages(Sequence[Image]):
-    """Some images of a table, read again and preprocessed when they are asked for."""
+    """Some images of a table, preprocessed when they are asked for: read again, or kept if they were a stream."""
 
     images: Images
     table: FeatureTable
@@ -185,7 +189,10 @@ class SomeImages(Sequence[Image]):
     @classmethod
     def smallest(cls, images: Images, table: FeatureTable, most: int) -> SomeImages:
         """At most `most` of the images, those with the smallest keys: their order in the collection does not count."""
-        return cls(images, table.of(sorted(set(table.keys))[:most]))
+        keys = sorted(set(table.keys))
+        if isinstance(images, StreamImages):
+            keys = [key for key in keys if key in table.sample.images]
+        return cls(images, table.of(keys[:most]))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -193,6 +200,8 @@ class SomeImages(Sequence[Image]):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
             return SomeImages(self.images, self.table.rows(np.arange(len(self))[item]))
+        if isinstance(self.images, StreamImages):
+            return self.table.sample.images[self.table.keys[item]]
         return self.table.preprocessing.prepare(self.images[int(self.table.indices[item])])
 
 
@@ -207,6 +216,10 @@ def _with_maps(
 
     If nothing but maps is learnt, the scorer takes the features of the same passes.
     """
+    if not calibrating or (parameters.maps != "raw" and len(fitting) < 2):
+        raise InputError(
+            "the images of this stream are too large to keep for maps; give a folder, or set `size`", options=("size",)
+        )
     raw: list[Map] = []
     tables: list[Table] = []
 
@@ -241,6 +254,8 @@ def _map_scores(
     assert draft.maps is not None
     known = dict(zip(calibrating, draft.maps.scores.tolist(), strict=True))
     others = [row for row, key in enumerate(calibration.keys) if key not in known]
+    if others and isinstance(images, StreamImages):
+        raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
     if others:
         scores = scores_of(draft, images, indices=calibration.indices[others].tolist())
         known |= dict(zip([calibration.keys[row] for row in others], scores.tolist(), strict=True))

@@ -16,7 +16,7 @@ from gepc.detector.fitted import FittedDetector
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator
 from gepc.images.preprocessing import warn_about_range
-from gepc.images.sources import Images
+from gepc.images.sources import Images, StreamImages
 from gepc.maps.statistics import Fields
 from gepc.methods.pooling import Map
 
@@ -184,13 +184,18 @@ def stream(
     )
 
     def scored() -> Iterator[ScoredChunk]:
-        with reporting(on_progress, "scoring", len(images)) as advance:
+        with reporting(on_progress, "scoring", known_length(images)) as advance:
             for chunk in read:
                 own = None if labels is None else labels[chunk.indices]
                 yield score_chunk(fitted, chunk, own, ties, maps=maps, raw=raw, on_error=on_error)
                 advance(len(chunk))
 
     return scored()
+
+
+def known_length(images: Images) -> int | None:
+    """How many images there are; None for a stream, which has no length."""
+    return None if isinstance(images, StreamImages) else len(images)
 
 
 def scores_of(

@@ -18,11 +18,12 @@ from gepc.core.errors import InputError
 from gepc.images.formats import Pixels, size_text
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Image, Images, Record
+from gepc.images.sources import Image, Images, Record, StreamImages
 
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
 MAX_IMAGE_PIXELS = 1 << 21  # of one image, six to nine gigabytes in a pass of an embedded network
+STREAM_HEAD = 16  # images of a stream among which one must be readable to set the size
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def chunks(
     size : the largest number of images in a chunk. There are fewer where sizes differ or images are large.
     on_bad_image : what happens to an image that cannot be used.
     indices : the positions to read, in that order; None reads all images.
-    threads : the number of threads that read ahead.
+    threads : the number of threads that read ahead. A stream, which can be read once and in order only, is read in the
+        caller's thread.
     keep_pixels : keep the pixels as they were read, in `Chunk.read`.
     most_pixels : the largest number of pixels of a chunk of several images; None takes `MAX_CHUNK_PIXELS`.
 
@@ -197,6 +199,9 @@ def _read(
 ) -> Iterator[ReadImage]:
     """Every image, in order, with the size of the first one where none is set."""
     settled_one = settled(preprocessing, images)
+    if isinstance(images, StreamImages):
+        yield from (_prepared(index, record, settled_one, keep_pixels) for index, record in enumerate(images))
+        return
 
     def read(index: int) -> ReadImage:
         return _prepared(index, images[index], settled_one, keep_pixels)
@@ -206,10 +211,13 @@ def _read(
 
 
 def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
-    """The preprocessing with the size of the first readable image, where no size is set."""
+    """The preprocessing with the size of the first readable image, where no size is set.
+
+    A stream cannot be searched without holding its images, so the first `STREAM_HEAD` of them must contain one.
+    """
     if not preprocessing.is_open:
         return preprocessing
-    for record in images:
+    for record in images.first(STREAM_HEAD) if isinstance(images, StreamImages) else images:
         try:
             shape = preprocessing.prepare(record).shape
         except InputError:

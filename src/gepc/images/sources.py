@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.core.errors import InputError, raising
+from gepc.core.errors import InputError, OptionError, raising
 from gepc.core.files import StrPath
 from gepc.images import formats
 from gepc.images.formats import EXTENSIONS, Pixels, channels_last, file_system, is_npy, is_url, read_file, reason_of
@@ -92,7 +92,7 @@ class Images(ABC):
         return ImageRange(self, range(start, min(stop, len(self))))
 
     def first(self, count: int) -> Iterator[Record]:
-        """The first images, at most `count`, one at a time."""
+        """The first images, at most `count`, one at a time; they are still part of the next iteration."""
         return (self[index] for index in range(min(count, len(self))))
 
 
@@ -144,8 +144,8 @@ def open_images(source: Any) -> Images:
         - a list, an array or a pandas `Series` of files, or a list of arrays, tensors or PIL pictures;
         - one PIL picture;
         - anything with `__len__` and `__getitem__`, such as a torch `Dataset`; labels are ignored;
-        - any other iterable, such as a `DataLoader`, an `IterableDataset` or a generator, of images or of batches; all
-          of its images are held in memory.
+        - any other iterable, such as a `DataLoader`, an `IterableDataset` or a generator, of images or of batches; it
+          is read once, in order, and never held in memory.
 
     `gepc.images.formats.channels_last` says how (C,H,W) and (H,W,C) are told apart.
     """
@@ -167,7 +167,7 @@ def open_images(source: Any) -> Images:
         if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
             return ItemImages(source)
         if isinstance(source, Iterable):
-            return ItemImages(list(_images_in(source)))
+            return StreamImages(source)
     raise InputError(
         f"cannot read images from {type(source).__name__}; give a folder, a list of files, an (N,C,H,W) or (N,H,W,C) "
         "array or tensor, a Dataset, a DataLoader or another iterable of images"
@@ -230,19 +230,45 @@ class ArrayImages(ItemImages):
             Record.of_array("0", array[0], "each image of the array")
 
 
-def _images_in(source: Iterable[Any]) -> Iterator[Any]:
-    """The images of a DataLoader, an IterableDataset or any other iterable, of images or of batches.
+class StreamImages(Images):
+    """A DataLoader, an IterableDataset, any iterable: read once in order, in constant memory, without a length.
 
     It yields images, (image, label) pairs, dictionaries with an image, files, or batches of images: a `DataLoader` with
     a batch size yields batches, (images, labels) or dictionaries with images; elsewhere a 4-D array is a batch.
     """
-    batched = any(getattr(source, name, None) is not None for name in ("batch_size", "batch_sampler"))
-    for item in source:
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+        self._batched = any(getattr(source, name, None) is not None for name in ("batch_size", "batch_sampler"))
+        self._head: list[Record] = []
+        self._rest: Iterator[Record] | None = None
+
+    def __len__(self) -> int:
+        raise OptionError("a stream of images has no length; give a list, a Dataset or a folder where one is needed")
+
+    def __getitem__(self, index: int) -> Record:
+        raise OptionError("a stream of images is read in order; give a list, a Dataset or a folder to pick from it")
+
+    def __iter__(self) -> Iterator[Record]:
+        head, rest = self._head, self._read() if self._rest is None else self._rest
+        self._head, self._rest = [], None
+        yield from head
+        yield from rest
+
+    def first(self, count: int) -> Iterator[Record]:
+        """The first images, kept for the iteration that follows."""
+        if self._rest is None:
+            self._rest = self._read()
+        self._head += itertools.islice(self._rest, max(0, count - len(self._head)))
+        return iter(self._head[:count])
+
+    def _read(self) -> Iterator[Record]:
+        images = itertools.chain.from_iterable(map(self._split, self._source))
+        return (_record_of(str(index), image) for index, image in enumerate(images))
+
+    def _split(self, item: Any) -> Iterable[Any]:
         image = _image_of(item)
-        if batched or getattr(image, "ndim", 0) == 4:
-            yield from image
-        else:
-            yield image
+        return image if self._batched or getattr(image, "ndim", 0) == 4 else (image,)
 
 
 def _image_of(item: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from gepc.core.parts import Part
 from gepc.images.batches import Chunk, OnBadImage, chunks, settled
 from gepc.images.mask import Mask
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Images
+from gepc.images.sources import Image, Images
 from gepc.methods.base import Batch, Columns, Extractor, Table, extract_table
 from gepc.methods.groups import Group
 
@@ -63,6 +63,7 @@ class FeatureTable:
     indices: npt.NDArray[np.int64]  # of every image in the collection; images that cannot be read have no row
     preprocessing: Preprocessing  # how the images were prepared, with the size of the first where none was given
     first_size: tuple[int, int]  # (H, W) of the first image, preprocessed
+    sample: ImageSample = field(default_factory=lambda: ImageSample(0))  # some of the images, if asked for
     skipped: Mapping[str, str] = field(default_factory=dict)  # image name -> the reason why it could not be read
 
     def __len__(self) -> int:
@@ -107,6 +108,27 @@ class FeatureTable:
         return self.rows(np.array([row_of[key] for key in keys], dtype=np.int64))
 
 
+class ImageSample:
+    """At most `size` images of a stream, within `max_bytes`: those with the smallest keys, whatever their order."""
+
+    def __init__(self, size: int, max_bytes: int = 1 << 28) -> None:
+        self._size, self._room = size, max_bytes
+        self.images: dict[bytes, Image] = {}
+
+    def add(self, key: bytes, image: Image) -> None:
+        """Offer an image."""
+        if self._size == 0 or key in self.images:
+            return
+        self.images[key] = image
+        self._room -= image.nbytes
+        while len(self.images) > self._size or (self._room < 0 and len(self.images) > 1):
+            self._room += self.images.pop(max(self.images)).nbytes
+
+    def of(self, keys: Iterable[bytes], most: int) -> dict[bytes, Image]:
+        """At most `most` of the images with these keys, the smallest keys first."""
+        return {key: self.images[key] for key in sorted(set(keys) & set(self.images))[:most]}
+
+
 def extract_all(
     images: Images,
     preprocessing: Preprocessing,
@@ -116,17 +138,20 @@ def extract_all(
     cache: FeatureCache | None = None,
     on_progress: OnProgress | None = None,
     on_bad_image: OnBadImage = OnBadImage.UNREADABLE,
+    sample_size: int = 0,
 ) -> FeatureTable:
     """Features of a whole collection. Images that cannot be used are left out, with their reasons in `skipped`.
 
     Known features are read from the cache and new ones are written to it. `on_progress` is called with the number of
-    images of every finished chunk, and `on_bad_image` says which images may be left out.
+    images of every finished chunk; `on_bad_image` says which images may be left out, and `sample_size` how many to keep
+    for a second look at them.
     """
     warn_about_range(images, preprocessing.value_range)
     tables: list[Table] = []
     keys: list[bytes] = []
     indices: list[int] = []
     skipped: dict[str, str] = {}
+    sample = ImageSample(sample_size)
     first_size: tuple[int, int] | None = None
     preprocessing = settled(preprocessing, images)
     cache = FeatureCache(None) if cache is None else cache
@@ -138,6 +163,8 @@ def extract_all(
             first_size = first_size or (chunk.images[0].shape[1], chunk.images[0].shape[2])
         if on_progress is not None:
             on_progress(len(chunk))
+        for key, image in zip(chunk.keys, chunk.images, strict=True):
+            sample.add(key, image)
         keys += chunk.keys
         indices += chunk.indices
     if first_size is None:
@@ -145,8 +172,9 @@ def extract_all(
             raise InputError("there are no images")
         first = next(iter(skipped.values()))
         raise InputError(f"none of the {len(skipped)} images can be read; the first error: {first}")
-    table = concatenate(tables)
-    return FeatureTable(spec, table, tuple(keys), np.asarray(indices), preprocessing, first_size, skipped)
+    return FeatureTable(
+        spec, concatenate(tables), tuple(keys), np.asarray(indices), preprocessing, first_size, sample, skipped
+    )
 
 
 def concatenate(tables: Sequence[Table], axis: int = 0) -> Table:

@@ -10,7 +10,6 @@ images. No out-of-distribution image is used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -28,9 +27,10 @@ from gepc.core.rates import holm
 from gepc.images.batches import OnBadImage, chunks, settled
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Images
+from gepc.images.sources import Images, StreamImages
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.methods.base import Batch, extract_table, noised
+from gepc.methods.extraction import ImageSample
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Action, Group
 
@@ -40,7 +40,6 @@ PERMUTATIONS = 999
 GRID = 8  # the side of the small images that are compared
 DISC = 0.9  # of half their side: a rotation on the torus puts other parts of the image into the corners
 LEAST_IMAGES, NETWORK_IMAGES, SAMPLE_IMAGES = 16, 64, 600
-MOST_VALUES = 1 << 26  # of all images together, which bounds the memory
 MOST_ELEMENTS = 6  # as many as the paper's group, and so as many passes
 REDUNDANT = 0.95
 
@@ -94,16 +93,17 @@ def read_batch(
     most: int = SAMPLE_IMAGES,
 ) -> Batch:
     """At most `most` preprocessed images of one size: those with the smallest keys among `allowed(all keys)`."""
-    preprocessing = settled(preprocessing, images)
-    found: dict[bytes, int] = {}
-    shapes: dict[bytes, tuple[int, ...]] = {}
-    for chunk in chunks(images, preprocessing, rows, OnBadImage.UNREADABLE):
-        found |= dict(zip(chunk.keys, chunk.indices, strict=True))
-        shapes |= {key: image.shape for key, image in zip(chunk.keys, chunk.images, strict=True)}
-    keys = sorted(allowed(list(found)))
-    of_one_size = [key for key in keys if shapes[key] == shapes[keys[0]]]
-    most = min(most, MOST_VALUES // math.prod(shapes[keys[0]])) if keys else 0
-    chosen = {key: preprocessing.prepare(images[found[key]]) for key in of_one_size[:most]}
+    if isinstance(images, StreamImages):
+        raise InputError("a choice of symmetries reads the images twice; give a folder, a list or an array")
+    keys: list[bytes] = []
+    sample = ImageSample(most)
+    for chunk in chunks(images, settled(preprocessing, images), rows, OnBadImage.UNREADABLE):
+        keys += chunk.keys
+        for key, image in zip(chunk.keys, chunk.images, strict=True):
+            sample.add(key, image)
+    read = sample.of(allowed(keys), most)
+    first = next(iter(read.values()), None)
+    chosen = {key: image for key, image in read.items() if first is not None and image.shape == first.shape}
     if len(chosen) < LEAST_IMAGES:
         raise InputError(f"a test of symmetries needs at least {LEAST_IMAGES} images of one size; got {len(chosen)}")
     return Batch(np.stack(list(chosen.values())), list(chosen), seed, rows)
