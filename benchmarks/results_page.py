@@ -17,9 +17,15 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, markdown_table, show, write_rows
+from gepc.detector.plots import drawing
+from gepc.lab.report.figures import save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 METHODS = "all,msma:knn,diffpath:paper,diffpath:v2_light,scoped:paper,scoped:unsigned"
 SHOWN = 9
@@ -140,9 +146,33 @@ def write_pages(results: Path, out: Path) -> None:
         (out / name).write_text(text.rstrip() + "\n")
     for path in (results / "tables").glob("*.csv"):
         shutil.copy(path, out / "csv" / path.name)
-    figure = results / "figures" / "cost.png"
-    if figure.exists():
-        shutil.copy(figure, out / figure.name)
+    save(auroc_over_cost(measured), out / "cost", ("png",))
+
+
+def auroc_over_cost(rows: Sequence[Row]) -> Figure:
+    """Average AUROC of every method beside its F+J per image on a log axis, the cheapest above; GEPC is highlighted."""
+    ordered = sorted(rows, key=lambda row: (-_passes(row), _average(row)))
+    colours = [LIGHT["outside" if row["method"] == "GEPC" else "inside"] for row in ordered]
+    places = range(len(ordered))
+    with drawing(0.7 + 0.17 * len(ordered)) as figure:
+        quality, cost = figure.subplots(1, 2, sharey=True)
+        quality.scatter([_average(row) for row in ordered], places, s=16, c=colours)
+        quality.axvline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=(0, (1, 2)))
+        quality.set_yticks(places, [show(row["method"]) for row in ordered], fontsize=7)
+        quality.set(xlabel="average AUROC")
+        cost.scatter([_passes(row) for row in ordered], places, s=16, c=colours)
+        cost.set_xscale("symlog", linthresh=1.0)
+        cost.xaxis.set_major_formatter("{x:g}")
+        cost.set(xlabel="F+J per image")
+        for axes in (quality, cost):
+            axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
+            axes.set_axisbelow(True)
+    return figure
+
+
+def _passes(row: Row) -> int:
+    """F + J of a cell such as `14F+0J`."""
+    return sum(int(part[:-1]) for part in str(row["F+J"]).split("+"))
 
 
 def main() -> None:

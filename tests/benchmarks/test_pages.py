@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from results_page import write_page_tables
+from results_page import auroc_over_cost, write_page_tables
 
 from gepc.core.tables import ResultTable, write_tables
 
@@ -18,3 +18,13 @@ def test_tables_of_other_benchmarks_become_parts_of_pages(tmp_path: Path) -> Non
     assert lines[2:4] == ["| a:b | .500 | 3 | - |", "| c | 1.000 | 12 | -0.250 |"]
     assert lines[-1] == "What it is."
     assert (tmp_path / "docs" / "csv" / "small.csv").read_text().splitlines()[1] == "a:b,0.5,3,"
+
+
+def test_the_figure_of_costs_has_a_row_for_every_method() -> None:
+    rows = [("GEPC", "14F+0J", 0.85), ("msma", "10F+0J", 0.79), ("scoped", "2F+2J", 0.61), ("cfs", "1F+0J", 0.89)]
+    quality, cost = auroc_over_cost([dict(zip(("method", "F+J", "average"), row, strict=True)) for row in rows]).axes
+    names = [text.get_text() for text in quality.get_yticklabels()]
+    (averages, _), (passes, _) = (axes.collections[0].get_offsets().T for axes in (quality, cost))
+    assert names == ["GEPC", "msma", "scoped", "cfs"]
+    assert averages.tolist() == [0.85, 0.79, 0.61, 0.89]
+    assert passes.tolist() == [14, 10, 4, 1]

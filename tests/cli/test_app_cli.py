@@ -128,7 +128,7 @@ def test_an_option_of_the_library_is_named_as_the_command_line_spells_it(
         ("choose a class with `class_label`", ("class_label",), ["score", "x"], ""),
         ("choose a class", ("class_label",), ["info", "x"], " (on the command line: --class-label)"),
         ("the `images` are bad", ("images",), ["fit", "images"], ""),
-        ("the `ships` are missing", ("ships",), ["sar", "simulate"], " (on the command line: --ships)"),
+        ("the `stride` is missing", ("stride",), ["sar", "patches"], " (on the command line: --stride)"),
         ("use --alpha for `alpha`", ("alpha",), ["score"], ""),
         ("`alpha` is only a word here", (), ["score"], ""),
     ],

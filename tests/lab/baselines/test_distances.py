@@ -16,7 +16,6 @@ from scipy.ndimage import uniform_filter
 from gepc.core.errors import OptionError
 from gepc.lab.baselines.distances import (
     DISTANCES,
-    check_distance,
     distance_of,
     mse,
     msgms,
@@ -92,10 +91,10 @@ def test_small_and_grey_pictures(distance: object, shape: tuple[int, ...]) -> No
 def test_names() -> None:
     assert set(DISTANCES) == {"mse", "msgms", "ssim", "lpips"}
     with pytest.raises(OptionError, match="did you mean 'msgms'"):
-        check_distance("msgm")
+        distance_of("msgm")
     if importlib.util.find_spec("lpips") is None:
         with pytest.raises(OptionError, match=r"needs the package lpips: pip install 'gepc\[lpips\]'"):
-            check_distance("lpips")
+            distance_of("lpips")
     torch.testing.assert_close(unit(torch.tensor([-2.0, -1.0, 0.0, 1.0])), torch.tensor([0.0, 0.0, 0.5, 1.0]))
 
 
@@ -119,10 +118,10 @@ def test_lpips_sees_three_channels_in_its_range_and_at_least_32_pixels_a_side(
     monkeypatch.setitem(sys.modules, "lpips", module)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     with pytest.raises(OptionError, match=r"needs AlexNet's weights in .*checkpoints; use msgms or ssim"):
-        check_distance("lpips")
+        distance_of("lpips")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "alexnet-owt.pth").touch()
-    check_distance("lpips")
+    distance_of("lpips")
     grey = torch.linspace(0.0, 1.0, 2 * 9 * 40, dtype=torch.float64).reshape(2, 1, 9, 40)
     found = distance_of("lpips")(grey, 1.0 - grey)
     assert (found.shape, found.dtype) == ((2,), torch.float64)

@@ -67,7 +67,7 @@ def test_a_comparison_with_its_tables_and_its_figure(place, bench, capsys, monke
     for name in ("main", "methods"):
         assert (place / "out" / "tables" / f"{name}.csv").is_file()
         assert (place / "out" / "tables" / f"{name}.tex").is_file()
-    assert (place / "out" / "figures" / "cost.png").is_file()
+    assert (place / "out" / "figures" / "features.png").is_file()
     assert "presets that were not named: msma:light, scoped:light" in told.err  # in the protocol they have none either
 
 

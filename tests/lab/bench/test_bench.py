@@ -129,13 +129,14 @@ def test_every_ablation_has_all_pairs_and_sane_numbers(bench):
 def test_a_second_run_costs_no_pass_and_a_damaged_file_is_made_again(data, protocol, tmp_path):
     backbone = kept_backbone()
     first, again = (collect(protocol, data, tmp_path, backbone) for _ in range(2))
-    assert (again.passes, again.computed) == (0, 0)
+    assert again.passes == 0
+    assert again.cached > first.cached == 0
     for key, part in first.tables.items():
         assert all(np.array_equal(part.table[name], again.tables[key].table[name]) for name in part.table)
     files = sorted(tmp_path.rglob("*.safetensors"))
     files[0].write_bytes(files[0].read_bytes()[:50])
     repaired = collect(protocol, data, tmp_path, backbone)
-    assert repaired.computed == 1
+    assert repaired.cached == again.cached - 1
     assert repaired.passes > 0
 
 
@@ -276,8 +277,7 @@ def test_bad_protocols_are_refused(tmp_path):
     [
         ({"weights": "foo"}, "inv_cv"),
         ({"calibration": "kdee"}, "did you mean 'kde'"),
-        ({"keep": 0}, "keep must be between 1 and 4"),
-        ({"keep": 5}, "keep must be between 1 and 4"),
+        ({"keep": 0}, "keep must be at least 1"),
         ({"seeds": []}, "seeds must be different"),
         ({"seeds": [-1]}, "seeds must be different"),
         ({"seeds": [0, 0]}, "seeds must be different"),

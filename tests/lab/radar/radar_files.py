@@ -57,3 +57,14 @@ def write_ssdd(root: Path, files: dict[str, list[tuple[int, int, int, int]]], si
         Image.fromarray(pixels).save(root / "JPEGImages" / f"{stem}.jpg", quality=95)
         (root / "Annotations" / f"{stem}.xml").write_text(voc(size, size, boxes))
     return root
+
+
+def write_folder(root: Path, count: int, boxes: list[Box], size: int = 64, first_seed: int = 100) -> Path:
+    """`count` images with the same ships, and `boxes.csv`."""
+    root.mkdir(parents=True)
+    lines = ["file,x,y,width,height"]
+    for index in range(count):
+        Image.fromarray(with_ships(first_seed + index, boxes, size, size)).save(root / f"{index:04d}.png")
+        lines += [",".join([f"{index:04d}.png", *map(str, box)]) for box in boxes]
+    (root / "boxes.csv").write_text("\n".join([*lines, ""]))
+    return root

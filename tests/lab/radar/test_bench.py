@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from radar_files import write_hrsid, write_ssdd
+from radar_files import write_folder, write_hrsid, write_ssdd
 from toys import toy_backbone
 
 from gepc.core.errors import InputError, OptionError
@@ -25,7 +25,6 @@ from gepc.lab.radar.bench import (
 )
 from gepc.lab.radar.figures import write_figures
 from gepc.lab.radar.patches import PatchImages
-from gepc.lab.radar.simulate import Sea, write_simulation
 from gepc.methods.extraction import FeatureCache
 
 METHODS = ("gepc+:radar", "ca_cfar", "rx")
@@ -111,11 +110,11 @@ def test_nothing_is_fitted_on_what_is_tested(sets: PatchSets) -> None:
 
 
 def test_data_without_a_training_split_are_divided_by_image(tmp_path: Path) -> None:
-    write_simulation(tmp_path / "sea", Sea(), 6, 64, 1, 0, lambda _: None)
+    write_folder(tmp_path / "sea", 6, [(20.0, 20.0, 9.0, 5.0)])
     sets = gather(PROTOCOL, tmp_path / "sea", [])
     assert not {patch.scene.path for patch in sets.fit} & {patch.scene.path for patch in sets.clutter}
     assert list(sets.ships) == ["sea"]
-    write_simulation(tmp_path / "calm", Sea(), 4, 64, 0, 1, lambda _: None)
+    write_folder(tmp_path / "calm", 4, [], first_seed=50)
     apart = gather(PROTOCOL, tmp_path / "calm", [tmp_path / "sea"])  # clutter alone, ships of another data set
     assert list(apart.ships) == ["sea"]
     with pytest.raises(InputError, match="calm has no patch of 16 pixels with a ship"):

@@ -149,7 +149,7 @@ def test_the_report_holds_the_results_and_the_limits(finished):
     text = " ".join(page.text)
     assert outside_references(page) == []
     assert page.unclosed == []
-    assert len(page.all("img")) == 3
+    assert len(page.all("img")) == 3 + len(OUTSIDE)
     for table in (demo.things_table(result.search), demo.textures_table(result.textures)):
         for row in table.rows:
             for cell in row:

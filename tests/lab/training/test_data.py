@@ -47,7 +47,7 @@ def test_a_folder_of_files(tmp_path: Path, tiny: Recipe) -> None:
 
 def test_mixed_sizes_tell_to_set_image_size(tmp_path: Path, tiny: Recipe) -> None:
     folder = write_pngs(tmp_path / "png", [(8, 8)] * 17 + [(12, 8)] * 3)
-    with pytest.raises(InputError, match=r"2 different sizes \(17 of 8x8, 3 of 8x12\); set image_size"):
+    with pytest.raises(InputError, match="2 different sizes; set image_size"):
         load_training_images(folder, tiny)
     images = load_training_images(folder, dataclasses.replace(tiny, image_size=8)).images
     assert images.shape[1:] == (1, 8, 8)

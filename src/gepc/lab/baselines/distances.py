@@ -98,15 +98,8 @@ class LPIPS:
         return torch.nn.functional.pad(x, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
 
 
-def check_distance(name: str) -> None:
-    """Raise `OptionError` for an unknown name, and for `lpips` if it is not installed."""
-    check_choice("distance", name, DISTANCES)
-    if name == "lpips":
-        LPIPS()
-
-
 def distance_of(name: str, device: torch.device | str = "cpu") -> Distance:
-    """The distance of that name, for pictures on the device."""
+    """The distance of that name, for pictures on the device; `OptionError` for `lpips` if it is not installed."""
     check_choice("distance", name, DISTANCES)
     if name == "lpips":
         return LPIPS(device)

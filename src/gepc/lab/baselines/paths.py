@@ -17,7 +17,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import FloatArray, Levels, rho_of
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.options import at_least
-from gepc.lab.baselines.distances import check_distance, distance_of
+from gepc.lab.baselines.distances import distance_of
 from gepc.methods.base import Batch, Cost, Derived, Extractor, Features, Table, WholeImage, register, to_numpy
 from gepc.methods.diffpath import PathMoments, ddim_grid, denoise, unit
 from gepc.methods.presets import Preset, Presets
@@ -148,7 +148,7 @@ class DDPMOOD(Extractor):
         if not self.distances:
             raise OptionError("name at least one distance")
         for name in self.distances:
-            check_distance(name)
+            distance_of(name)
         check_choice("order", str(self.order), ("1", "2", "3", "4"))
 
     @property
@@ -221,7 +221,7 @@ class LMD(WholeImage):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_distance(self.distance)
+        distance_of(self.distance)
 
     @property
     def label(self) -> str:

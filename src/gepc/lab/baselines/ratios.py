@@ -13,7 +13,7 @@ from PIL import Image
 from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError, check_choice
-from gepc.core.options import at_least
+from gepc.core.options import at_least, checked
 from gepc.lab.baselines.likelihood import BoundOptions, NllVlb
 from gepc.methods.base import Batch, Columns, Cost, Derived, Features, Table, WholeImage, register
 from gepc.methods.pooling import energy
@@ -51,12 +51,7 @@ class LikelihoodRatio(WholeImage):
     }
 
     levels: Levels = Levels.rho(*np.geomspace(0.02, 5.0, 16).tolist())
-    fraction: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 < self.fraction < 1.0:
-            raise OptionError(f"fraction is a share of the levels between 0 and 1, got {self.fraction}")
+    fraction: float = checked(0.5, lambda part: 0.0 < part < 1.0, "a share of the levels between 0 and 1")
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
         return Cost(forward=len(self._timesteps(backbone)))

@@ -13,7 +13,7 @@ from gepc.detector.detector import Detector
 from gepc.detector.parameters import extractor_options
 from gepc.detector.registry import create_detector
 from gepc.lab.bench import published
-from gepc.lab.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores, Sizes
+from gepc.lab.bench.evaluate import Array, Benchmark, Collection, MethodBench, Scores, Sizes, Variant
 from gepc.lab.bench.protocol import MethodChoice, Protocol, split_name
 from gepc.methods.base import Extractor, find_method, methods
 from gepc.methods.combined import Combined
@@ -126,13 +126,7 @@ class BaselineBench(MethodBench):
         self.name, self.label, self.preset = baseline.extractor.name, baseline.label, baseline.preset
         self.calibration = baseline.detector.calibration_name
 
-    def scores(self, name: str, seed: int) -> Scores:
-        """Fit on ID-train alone, then score ID-test and every OOD-test set, as `Detector` does."""
-        if (name, seed) not in self._known:
-            self._known[name, seed] = self._fit_and_score(name, seed)
-        return self._known[name, seed]
-
-    def _fit_and_score(self, name: str, seed: int) -> Scores:
+    def _fit_and_score(self, name: str, seed: int, variant: Variant | None) -> Scores:
         extractor, tables = self.baseline.extractor, self.collection.tables
         train, levels = tables[name, "train", seed].table, extractor.timesteps(self.backbone)
         scorer = self.baseline.scorer(len(levels))

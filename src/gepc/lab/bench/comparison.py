@@ -9,7 +9,7 @@ import numpy as np
 from gepc.core.tables import ResultTable
 from gepc.lab.bench import published
 from gepc.lab.bench.cost import count_passes
-from gepc.lab.bench.detector_tables import Row, published_note, published_rows, published_values
+from gepc.lab.bench.detector_tables import Row, published_note, published_rows
 from gepc.lab.bench.evaluate import GepcBench, MethodBench, pair_aurocs, std_over_seeds
 from gepc.lab.bench.protocol import Protocol
 from gepc.methods.base import Cost
@@ -77,13 +77,8 @@ def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
 def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, ...], passes: str) -> list[Row]:
     per_set = name in published.OTHER_BACKBONE or "ID-trained" in name
     source = "published, a model for each ID set" if per_set else "published"
-    rows: list[Row] = []
-    for row in published_rows(protocol, (name, source, None, None, None), values):
-        found = row[len(HEAD) : -1]
-        worst = None if None in found else min(value for value in found if isinstance(value, float))
-        where = None if worst is None else protocol.pair_labels[found.index(worst)]
-        rows.append((*row, None, worst, where, passes))
-    return rows
+    rows = published_rows(protocol, (name, source, None, None, None), values)
+    return [(*row, None, None, None, passes) for row in rows]
 
 
 def readings_table(protocol: Protocol, readings: Mapping[str, GepcBench]) -> ResultTable:
@@ -108,29 +103,16 @@ def _closest(names: Iterable[str], values: Sequence[Any], target: Any) -> str | 
 
 
 def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultTable:
-    """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds.
-
-    Where the paper has values, they are beside ours, marked if they are outside the interval.
-    """
+    """Every method and pair: AUROC with DeLong's interval, AUPR and FPR95 for the first seed, spread over seeds."""
     rows: list[Row] = []
     for method in methods:
         runs = method.detections()
-        values, _ = published.MAIN.get(published.MAIN_ROW.get(method.name, ""), ((None,) * len(published.PAIRS), ""))
-        papers = published_values(protocol, values)
-        for pair, label, paper in zip(protocol.pair_list, protocol.pair_labels, papers, strict=True):
+        for pair, label in zip(protocol.pair_list, protocol.pair_labels, strict=True):
             first, spread = runs[0][pair], std_over_seeds([run[pair].auroc for run in runs])
             interval, images = (first.auroc, first.auroc_low, first.auroc_high), f"{first.n_id} / {first.n_ood}"
-            differs = paper is not None and not first.auroc_low <= paper <= first.auroc_high
-            beside = (paper, None if paper is None else first.auroc - paper, "differs" if differs else "")
-            rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images, *beside))
-    header: tuple[str, ...] = METRICS
+            rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images))
     note = (
         "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
-        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images. "
+        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images."
     )
-    if published_note(protocol):
-        header += ("paper", "difference", "95 % interval")
-        outside, known = sum(row[-1] == "differs" for row in rows), sum(row[-3] is not None for row in rows)
-        note += f"{outside} of {known} published values are outside the interval. {published_note(protocol)}"
-    shown = tuple(row[: len(header)] for row in rows)
-    return ResultTable("methods", "All metrics of every method", header, shown, note)
+    return ResultTable("methods", "All metrics of every method", METRICS, tuple(rows), note)

@@ -75,7 +75,7 @@ class Benchmark:
                 {name: found for part, found in zip(alike, parts, strict=True) for name in part.pairs}
             )
         protocol, backbone, cache = self.protocol, self.backbone, self.cache
-        before, hits, misses = backbone.forward_count + backbone.jvp_count, cache.hits, cache.misses
+        before, hits = backbone.forward_count + backbone.jvp_count, cache.hits
         method = extractor or protocol.extractor()
         tables = {}
         for place, levels in protocol.timesteps(backbone).items():
@@ -86,7 +86,7 @@ class Benchmark:
                 spec = ExtractionSpec(method, timesteps, seed, protocol.batch_size)
                 tables[(*place, seed)] = self._extract(place, images, spec, on_progress)
         passes = backbone.forward_count + backbone.jvp_count - before
-        return Collection(tables, passes, cache.hits - hits, cache.misses - misses)
+        return Collection(tables, passes, cache.hits - hits)
 
     def _extract(
         self, place: Place, images: Images, spec: ExtractionSpec, on_progress: OnProgress | None
@@ -107,12 +107,11 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Collection:
-    """(set, split, noise seed) -> features of one method; passes made for them, cache files read and computed."""
+    """(set, split, noise seed) -> features of one method; passes made for them, and cache files read."""
 
     tables: dict[tuple[str, str, int], FeatureTable]
     passes: int = 0
     cached: int = 0
-    computed: int = 0
     by_set: Mapping[str, Collection] = field(default_factory=dict)  # ID set -> features, where sets differ in them
 
     @classmethod
@@ -121,7 +120,7 @@ class Collection:
         parts = list({id(part): part for part in by_set.values()}.values())
         tables = {place: table for part in reversed(parts) for place, table in part.tables.items()}
         passes, cached = sum(part.passes for part in parts), sum(part.cached for part in parts)
-        return cls(tables, passes, cached, sum(part.computed for part in parts), by_set)
+        return cls(tables, passes, cached, by_set)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -192,11 +191,20 @@ class MethodBench(ABC):
         self.benchmark, self.collection = benchmark, collection
         self.protocol, self.backbone = benchmark.protocol, benchmark.backbone
         self.pairs = benchmark.protocol.pair_list
-        self._known: dict[tuple[object, ...], Scores] = {}
+        self._known: dict[tuple[str, int, Variant | None], Scores] = {}
+
+    def scores(self, name: str, seed: int, variant: Variant | None = None) -> Scores:
+        """Fit on ID-train alone, then score ID-test and every OOD-test set, as a detector does; only GEPC has variants.
+
+        They are computed once.
+        """
+        asked = (name, seed, variant)
+        if asked not in self._known:
+            self._known[asked] = self._fit_and_score(*asked)
+        return self._known[asked]
 
     @abstractmethod
-    def scores(self, name: str, seed: int) -> Scores:
-        """Fit on ID-train alone, then score ID-test and every OOD-test set, as a detector does."""
+    def _fit_and_score(self, name: str, seed: int, variant: Variant | None) -> Scores: ...
 
     def _score_tests(
         self, name: str, scorer: Scorer, candidates: Sequence[int], columns: Callable[[str, list[int]], Array]
@@ -288,14 +296,8 @@ class GepcBench(MethodBench):
             found.append(feature.average(values))
         return np.stack(found, axis=2)
 
-    def scores(self, name: str, seed: int, variant: Variant | None = None) -> Scores:
-        """Fit a variant, by default `main`, on ID-train alone, then score ID-test and every OOD-test set."""
-        asked = (name, seed, variant or self.main_for(name))
-        if asked not in self._known:
-            self._known[asked] = self._fit_and_score(*asked)
-        return self._known[asked]
-
-    def _fit_and_score(self, name: str, seed: int, variant: Variant) -> Scores:
+    def _fit_and_score(self, name: str, seed: int, variant: Variant | None) -> Scores:
+        variant = variant or self.main_for(name)
         timesteps = variant.timesteps or self.candidates(name)
         train = self.columns(name, "train", seed, variant, timesteps)
         base = variant.features.index("s") if "s" in variant.features else 0

@@ -1,4 +1,4 @@
-"""Figures of a benchmark: the paper's, and the cost of every method."""
+"""Figures of a benchmark, those of the paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from gepc.core.palette import LIGHT, line_style
 from gepc.detector.plots import PANEL, drawing
-from gepc.lab.bench.comparison import ComparedMethod
 from gepc.lab.bench.detector_tables import feature_variants, kept_raw
 from gepc.lab.bench.evaluate import Array, GepcBench
 from gepc.lab.report import figures
@@ -24,12 +23,11 @@ HISTOGRAM_IMAGES = 256  # of each set
 DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
 
-def draw_all(bench: GepcBench, compared: Sequence[ComparedMethod]) -> dict[str, Figure]:
-    """Name of its files -> figure; that of costs only if GEPC was compared with other methods."""
+def draw_all(bench: GepcBench) -> dict[str, Figure]:
+    """Name of its files -> figure."""
     pair = bench.pairs[0]
-    found = {"cost": auroc_over_cost(compared)} if len(compared) > 1 else {}
     variants, first = feature_variants(bench).items(), pair[0]
-    found["features"] = bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})
+    found = {"features": bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})}
     elements = [name for name in bench.extractor.group.names if name != "id"]
     alone = {name: kept_raw(bench, (name,), only=first)[pair] for name in elements}
     found["transforms"] = bars(alone, kept_raw(bench, None, only=first)[pair])
@@ -108,28 +106,3 @@ def three_histograms(bench: GepcBench) -> dict[str, Figure]:
         "histogram-residual": histogram(residuals, "R_t"),
         "histogram-definition": histogram(definition, "sum_t w_t E[R_t]"),
     }
-
-
-def auroc_over_cost(compared: Sequence[ComparedMethod]) -> Figure:
-    """Average AUROC of every method beside its F+J per image on a log axis, the cheapest above; GEPC is highlighted."""
-    ordered = sorted(compared, key=lambda one: (-_passes(one), one.method.average))
-    colours = [LIGHT["outside" if one is compared[0] else "inside"] for one in ordered]
-    places = range(len(ordered))
-    with drawing(0.7 + 0.17 * len(ordered)) as figure:
-        quality, cost = figure.subplots(1, 2, sharey=True)
-        quality.scatter([one.method.average for one in ordered], places, s=16, c=colours)
-        quality.axvline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
-        quality.set_yticks(places, [one.method.label for one in ordered], fontsize=7)
-        quality.set(xlabel="average AUROC")
-        cost.scatter([_passes(one) for one in ordered], places, s=16, c=colours)
-        cost.set_xscale("symlog", linthresh=1.0)
-        cost.xaxis.set_major_formatter("{x:g}")
-        cost.set(xlabel="F+J per image")
-        for axes in (quality, cost):
-            axes.grid(axis="y", color=LIGHT["rule"], linewidth=0.6)
-            axes.set_axisbelow(True)
-    return figure
-
-
-def _passes(one: ComparedMethod) -> int:
-    return one.cost.forward + one.cost.jvp

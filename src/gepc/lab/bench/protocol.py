@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -84,7 +83,7 @@ class Protocol:
     # the share of pixels that `topk` pooling averages; or ID set -> share, `default` for the others
     topk: float | dict[str, float] = PAPER_TOPK
     group: str = "paper"  # the transforms, by the name of a group
-    keep: int = 2  # how many levels the main detector keeps
+    keep: int = at_least(1, 2)  # how many levels the main detector keeps
     weights: str = one_of(*WEIGHTINGS)  # the weights of the kept levels, `inv_cv` or `uniform`
     calibration: str = "kde"  # the calibrator of the main detector
     calibrations: tuple[str, ...] = ("kde", "zscore", "raw", "mvn")  # those that the ablation compares
@@ -107,7 +106,6 @@ class Protocol:
             raise OptionError(f"protocol: seeds must be different whole numbers from 0, got {list(self.seeds)}")
         for name in (self.calibration, *self.calibrations):
             create_calibrator(name)
-        self._check_levels()
         self._check_methods()
         for protocol in self.pooled_alike():
             protocol.extractor()
@@ -129,14 +127,6 @@ class Protocol:
         for name in values if isinstance(values, dict) else ():
             if name != "default" and name not in self.datasets:
                 raise OptionError(f"protocol: {name!r} is no data set; {nearest(name, ['default', *self.datasets])}")
-
-    def _check_levels(self) -> None:
-        for name in self.pairs:
-            count = len(self.levels_for(name).values)
-            if not 1 <= self.keep <= count:
-                raise OptionError(
-                    f"protocol: keep must be between 1 and {count}, the levels of {name}; got {self.keep}"
-                )
 
     def _check_methods(self) -> None:
         if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):
@@ -215,10 +205,6 @@ class Protocol:
     def pair_labels(self) -> tuple[str, ...]:
         """`ID:OOD` of every pair, as tables show it."""
         return tuple(self.label(*pair) for pair in self.pair_list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return dataclasses.asdict(self)
 
 
 def builtin_protocols() -> dict[str, Path]:

@@ -1,7 +1,7 @@
 """A benchmark from its protocol to files: features, tables, figures and one HTML page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
-from gepc.lab.bench.comparison import ComparedMethod, compare_methods, comparison_table, methods_table
+from gepc.lab.bench.comparison import compare_methods, comparison_table, methods_table
 from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.figures import save
@@ -19,11 +19,10 @@ from gepc.methods.extraction import OnProgress, plain_options
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """GEPC and the other methods on every pair, their costs, the tables, and what they measured."""
+    """GEPC and the other methods on every pair, the tables, and what they measured."""
 
     bench: GepcBench
     baselines: list[BaselineBench]
-    compared: list[ComparedMethod]
     tables: list[ResultTable]
     about: dict[str, Any]
     passes: int  # made for features in this run, F and J
@@ -45,8 +44,7 @@ def run(
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
     found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
-    compared = compare_methods(bench, found)
-    tables = [comparison_table(bench, compared), *detector_tables.ablation_tables(bench)]
+    tables = [comparison_table(bench, compare_methods(bench, found)), *detector_tables.ablation_tables(bench)]
     if not only_ablations:
         others = (detector_tables.kept_table, detector_tables.false_alarm_table, runtime_table)
         tables += [methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]
@@ -58,7 +56,7 @@ def run(
         "passes_one": estimate_cost(protocol, backbone, (), collection.sizes)[0].passes,
         "images": {f"{name}, {split}": count for (name, split), count in collection.sizes.items()},
         "skipped": collection.skipped,
-        "protocol": protocol.as_dict(),
+        "protocol": asdict(protocol),
         "methods": [
             {
                 "method": one.name,
@@ -74,7 +72,7 @@ def run(
     collections = [collection, *(one.collection for one in found)]
     passes, cached = sum(one.passes for one in collections), sum(one.cached for one in collections)
     skipped = {image: reason for one in collections for image, reason in one.skipped.items()}
-    return BenchmarkResult(bench, found, compared, tables, about, passes, cached, skipped)
+    return BenchmarkResult(bench, found, tables, about, passes, cached, skipped)
 
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
@@ -83,10 +81,9 @@ def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "
 
     write_tables(out, "results", result.tables, result.about)
     write_each(out / "tables", result.tables)
-    figures = draw_all(result.bench, result.compared)
+    figures = draw_all(result.bench)
     for name, figure in figures.items():
         save(figure, out / "figures" / name, formats)
     pictures = [Picture(figure, name.replace("-", ": ")) for name, figure in figures.items()]
-    template = Path(__file__).parent / "benchmark.html"
-    page = render(template, about=result.about, tables=result.tables, pictures=pictures)
+    page = render("benchmark.html", about=result.about, tables=result.tables, pictures=pictures)
     write_text(out / "report.html", page)

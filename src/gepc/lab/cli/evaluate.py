@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gepc.lab.bench.run import BenchmarkResult
     from gepc.lab.report.demo import Demo
 
-SHOWN_REASONS = 5
 LIGHT_MINUTES = 6.0  # of training for an energy network
 DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
@@ -370,8 +369,7 @@ def _report(result: BenchmarkResult, out: Path) -> None:
         f"{result.passes:,} passes made, {result.cached} tables from the cache{'' if cache is None else f' in {cache}'}"
     )
     if result.skipped:
-        note(f"{len(result.skipped)} images could not be read and are left out; the first:")
-    for image, reason in list(result.skipped.items())[:SHOWN_REASONS]:
-        note(f"  {image}: {reason}")
+        image, reason = next(iter(result.skipped.items()))
+        note(f"{len(result.skipped)} images could not be read and are left out; the first: {image}: {reason}")
     say(result.tables[0].markdown())
     say(f"tables: {out / 'results.md'}; figures: {out / 'figures'}")

@@ -1,4 +1,4 @@
-"""`gepc sar`: radar patches from annotated scenes, simulated sea clutter, and how well ships in it are detected."""
+"""`gepc sar`: radar patches from annotated scenes, and how well ships in sea clutter are detected."""
 
 from __future__ import annotations
 
@@ -95,31 +95,6 @@ def patches(
 
 
 @sar.command()
-def simulate(
-    out: Annotated[Path, Option(help="New folder for 8-bit PNG scenes and boxes.csv.")],
-    count: Annotated[int, Option(min=1, help="Number of scenes.")] = 8,
-    size: Annotated[int, Option(min=64, help="Side length of a scene in pixels.")] = 512,
-    ships: Annotated[int, Option(min=0, help="Number of ships per scene.")] = 2,
-    nu: Annotated[float, Option(help="Shape parameter of the texture; small values give spiky clutter.")] = 4.0,
-    looks: Annotated[float, Option(help="Number of looks of the speckle.")] = 2.0,
-    correlation: Annotated[float, Option(help="Correlation length of the texture in pixels.")] = 6.0,
-    seed: Annotated[int, Option(help="Random seed.")] = 0,
-) -> None:
-    """Simulate scenes of K-distributed sea clutter with ships and wakes, in a format that `gepc sar patches` reads.
-
-    Fit on them with `gepc sar patches sea --out sea.npz` and `gepc sar fit sea.npz:test_x --out det`.
-
-    Example: `gepc sar simulate --out sea --count 4 --ships 2`
-    """
-    from gepc.lab.radar.simulate import Sea, write_simulation
-
-    sea = Sea(nu, looks, correlation)
-    with progress("simulating", count) as advance:
-        boxes = write_simulation(out, sea, count, size, ships, seed, advance)
-    say(f"{out}: {count} scenes of {size}x{size}, {boxes} ships in boxes.csv")
-
-
-@sar.command()
 @opt.with_groups
 def fit(
     patches: Annotated[str, Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
@@ -175,7 +150,7 @@ def bench(
     """Measure how well detectors distinguish ships from sea clutter, and where their maps point.
 
     Detectors are fitted on clutter from the training images that `gepc sar patches --hold-out` left out when the
-    backbone was trained. A data set without a training split, such as simulated scenes, is divided by image. Further
+    backbone was trained. A data set without a training split is divided by image. Further
     options are set with `--set`: size, stride and ship_share of the patches, hold_out, target_pixels, draws, seed.
 
     Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`

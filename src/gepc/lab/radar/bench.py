@@ -12,7 +12,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.core.options import check_fields, one_of
+from gepc.core.options import one_of
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
@@ -93,7 +93,6 @@ class SarProtocol(PatchRules):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self)
         for method in self.methods:
             check_choice("method", method, METHODS)
 

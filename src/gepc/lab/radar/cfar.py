@@ -22,8 +22,8 @@ from scipy.ndimage import rank_filter, uniform_filter
 from scipy.special import betainc, betaln, chdtrc, gammainc, gammaincc, gammaincinv, gammaln
 
 from gepc.backbones.base import Backbone
-from gepc.core.errors import OptionError, check_least
-from gepc.core.options import one_of
+from gepc.core.errors import check_least
+from gepc.core.options import one_of, positive
 from gepc.images.preprocessing import from_log_magnitude
 from gepc.methods.base import Batch, Cost, Features, HasMaps, MapParts, Table, WholeImage, register, to_numpy
 from gepc.methods.features import feature, unchanged
@@ -88,7 +88,7 @@ class CFAR(PixelTest):
 
     guard: int = 41
     ring: int = 61
-    looks: float = 1.0
+    looks: float = positive(1.0)
     scale: str = one_of("amplitude", "intensity", "log")
 
     def __post_init__(self) -> None:
@@ -96,8 +96,6 @@ class CFAR(PixelTest):
         for side in (self.guard, self.ring):
             check_window(side)
         check_least(self.guard + 2, ring=self.ring)
-        if not self.looks > 0.0:
-            raise OptionError(f"looks must be positive, got {self.looks}")
 
     def intensity(self, images: torch.Tensor) -> Array:
         """(N, C, H, W) in [-1, 1] -> (N, H, W), averaged over channels."""

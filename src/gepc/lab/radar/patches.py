@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError
 from gepc.core.files import replacing
+from gepc.core.options import at_least, check_fields, checked
 from gepc.images.formats import Pixels, read_pixels
 from gepc.images.preprocessing import LUMA, VALUE_RANGES, accepted_channels, log_magnitude, window_starts
 from gepc.images.sources import Images, Record
@@ -29,16 +30,14 @@ class PatchRules:
     black border, near-duplicates, and patches that overlap an image of another split are excluded.
     """
 
-    size: int = 256  # side of a patch in pixels
+    size: int = at_least(8, 256)  # side of a patch in pixels
     # pixels from one patch to the next; None is `size`. A last patch ends at the edge if more than half would be missed
-    stride: int | None = None
-    ship_share: float = 0.5  # a patch is OOD if it contains at least this fraction of the area of some ship's box
+    stride: int | None = at_least(1, None)
+    # a patch is OOD if it contains at least this fraction of the area of some ship's box
+    ship_share: float = checked(0.5, lambda share: 0.0 < share <= 1.0, "above 0 and at most 1")
 
     def __post_init__(self) -> None:
-        if self.size < 8 or (self.stride is not None and self.stride < 1):
-            raise OptionError(f"size must be at least 8 and stride at least 1, got {self.size} and {self.stride}")
-        if not 0.0 < self.ship_share <= 1.0:
-            raise OptionError(f"ship_share must be in (0, 1], got {self.ship_share}")
+        check_fields(self)
 
 
 @dataclass(frozen=True)

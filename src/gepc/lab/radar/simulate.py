@@ -11,19 +11,15 @@ distribution.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 from scipy.special import gammainccinv, gammaincinv, ndtr
 
-from gepc.core.errors import InputError, OptionError
-from gepc.core.files import replacing
-from gepc.core.tables import write_rows
-from gepc.lab.radar.annotations import BOX_COLUMNS, Box
+from gepc.core.options import check_fields, checked, not_negative, positive
+from gepc.lab.radar.annotations import Box
 
 Array = npt.NDArray[np.float64]
 KELVIN = math.asin(1.0 / 3.0)  # half the opening angle of a ship's wake, 19.47 degrees
@@ -34,17 +30,13 @@ SPACING = 0.7  # pixel spacing in resolution cells
 class Sea:
     """Statistics of the clutter."""
 
-    nu: float = 4.0  # shape of the texture; small is spiky, inf is no texture
-    looks: float = 2.0  # shape of the speckle
-    correlation: float = 6.0  # correlation length l of the texture in pixels
-    mean: float = 2e-3  # mean intensity, where white is 1
+    nu: float = checked(4.0, lambda shape: shape > 0, "positive")  # of the texture; small is spiky, inf is no texture
+    looks: float = positive(2.0)  # shape of the speckle
+    correlation: float = not_negative(6.0)  # correlation length l of the texture in pixels
+    mean: float = positive(2e-3)  # mean intensity, where white is 1
 
     def __post_init__(self) -> None:
-        for name in ("nu", "looks", "mean"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.correlation < 0:
-            raise OptionError(f"correlation must be 0 or more pixels, got {self.correlation}")
+        check_fields(self)
 
     def texture(self, rows: int, columns: int, rng: np.random.Generator) -> Array:
         """Gamma texture of mean 1."""
@@ -125,22 +117,6 @@ def simulate(
     return np.sqrt(intensity), [hull_box(target) for target in targets]
 
 
-def random_targets(count: int, rows: int, columns: int, rng: np.random.Generator) -> tuple[Target, ...]:
-    """Ships of 20 to 60 pixels at random places, half of them with a wake."""
-    return tuple(
-        Target(
-            x=rng.uniform(0.15, 0.85) * columns,
-            y=rng.uniform(0.15, 0.85) * rows,
-            length=(length := rng.uniform(20.0, 60.0)),
-            width=length / rng.uniform(3.0, 5.0),
-            heading=rng.uniform(0.0, 2.0 * np.pi),
-            brightness=rng.uniform(30.0, 150.0),
-            wake=float(rng.integers(0, 2)) * rng.uniform(1.0, 3.0) * length,
-        )
-        for _ in range(count)
-    )
-
-
 def hull_box(target: Target) -> Box:
     """The axis-aligned box around the hull."""
     cos, sin = abs(math.cos(target.heading)), abs(math.sin(target.heading))
@@ -165,26 +141,3 @@ def gamma_quantile(normal: Array, nu: float) -> Array:
     # from the nearer tail: the other one rounds to 1 beyond 8 standard deviations
     tail = ndtr(-np.abs(normal))
     return np.asarray(np.where(normal > 0, gammainccinv(nu, tail), gammaincinv(nu, tail)) / nu)
-
-
-def write_simulation(
-    folder: Path, sea: Sea, count: int, size: int, ships: int, seed: int, on_progress: Callable[[int], None]
-) -> int:
-    """Write `count` square scenes as 8-bit amplitude images, and finally `boxes.csv`; returns the number of boxes.
-
-    `ships` is the number of ships in each scene. Scene k of a seed is always the same.
-    """
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; give a new folder")
-    rows: list[tuple[str, ...]] = []
-    for index in range(count):
-        targets = random_targets(ships, size, size, np.random.default_rng([seed, index, 1]))
-        scene_seed = int(np.random.default_rng([seed, index]).integers(2**31))
-        amplitude, boxes = simulate(size, size, sea, targets, scene_seed)
-        name = f"{index:04d}.png"
-        with replacing(folder / name) as draft:
-            Image.fromarray(np.rint(255.0 * amplitude.clip(0.0, 1.0)).astype(np.uint8)).save(draft, format="PNG")
-        rows += [(name, *(f"{side:.2f}" for side in (box.x, box.y, box.width, box.height))) for box in boxes]
-        on_progress(1)
-    write_rows(folder / "boxes.csv", BOX_COLUMNS, rows)
-    return len(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from gepc.images.sources import open_images
 from gepc.lab.metrics import Detection, detection
 from gepc.lab.report import figures
 from gepc.lab.report.beach import THINGS, Lost, beach, lose
-from gepc.lab.report.page import FOLDER, Picture, render
+from gepc.lab.report.page import Picture, data_url, render
 from gepc.maps.drawing import overlay, resized
 from gepc.maps.regions import MapRegion, in_image
 
@@ -243,7 +242,7 @@ def render_demo(demo: Demo, command: str) -> str:
     photograph = Image.fromarray(demo.search.photograph)
     pictures = {"beach": photograph, "boxes": demo.search.boxed, "map": demo.search.mapped}
     return render(
-        FOLDER / "demo.html",
+        "demo.html",
         demo=demo,
         things=things_table(demo.search),
         pictures={name: _data_url(picture) for name, picture in pictures.items()},
@@ -294,7 +293,7 @@ def _data_url(picture: Image.Image) -> str:
     """A picture at its full size, inside of the page."""
     written = io.BytesIO()
     picture.save(written, "JPEG", quality=90)
-    return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
+    return data_url("jpeg", written.getvalue())
 
 
 def _score_figures(textures: Textures) -> list[Picture]:

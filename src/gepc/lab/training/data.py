@@ -85,7 +85,15 @@ def open_training_images(data: str | Path) -> Images:
 def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
     """Read the images of a run. The held-out images are the last `recipe.held_out` of a seeded shuffle."""
     collection = open_training_images(data)
-    channels = survey(collection).channels if recipe.image_channels is None else recipe.image_channels
+    channels = recipe.image_channels
+    if channels is None or recipe.image_size is None:
+        found = survey(collection)
+        channels = found.channels if channels is None else channels
+        if recipe.image_size is None and len(found.sizes) > 1:
+            raise InputError(
+                f"the images in {data} have {len(found.sizes)} different sizes; set image_size to resize them, for "
+                "instance image_size=32"
+            )
     observed = ObservedImages(collection, _hash_and_colour)
     size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
     preprocessing = Preprocessing(recipe.value_range, size, "cut" if recipe.crop else "stretch", channels)
@@ -93,7 +101,7 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
     if recipe.crop:
         images, crops = _load_crops(observed, preprocessing)
     else:
-        images = _load(observed, str(data), preprocessing)
+        images = load_all(observed, preprocessing)
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
         raise InputError(
@@ -117,21 +125,6 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
 def _hash_and_colour(record: Record) -> tuple[int, bool]:
     is_colour = record.axes_known and record.pixels is not None and record.pixels.shape[2:] == (3,)
     return record.content_hash(), is_colour
-
-
-def _load(collection: Images, where: str, preprocessing: Preprocessing) -> Image:
-    try:
-        return load_all(collection, preprocessing)
-    except InputError as error:
-        sizes = Counter(record.pixels.shape[:2] for record in collection if record.pixels is not None)
-        if preprocessing.size is not None or len(sizes) < 2:
-            raise
-        counts = ", ".join(f"{count} of {rows}x{columns}" for (rows, columns), count in sizes.most_common(3))
-        more = ", ..." if len(sizes) > 3 else ""
-        raise InputError(
-            f"the images in {where} have {len(sizes)} different sizes ({counts}{more}); "
-            "set image_size to resize them, for instance image_size=32"
-        ) from error
 
 
 def _load_crops(collection: Images, cut: Preprocessing) -> tuple[Image, Crops]:
