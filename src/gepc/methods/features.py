@@ -108,11 +108,6 @@ def mean_over_pairs(values: Array) -> Array:
     return np.asarray((2.0 * nanmean(with_identity) + (size - 2) * nanmean(others)) / size)
 
 
-def mean_over_steps(values: Array) -> Array:
-    """Mean over the last axis, which is complete."""
-    return np.asarray(values.mean(axis=2))
-
-
 def logarithm_of_deviations(values: Array) -> Array:
     """Means as they are, and standard deviations, which are positive with a long tail, in logarithms."""
     means, deviations = np.split(values, 2, axis=2)
@@ -355,6 +350,9 @@ def relative_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
     return level.pooling.pixels(g.gap) / level.energy[g.rows]
 
 
+feature("var_g", per="element", average=variance_over_group)(relative_residual)
+
+
 @map_part("residual", per="element")
 def residual_map(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
     """mean_c r_g^2 / b."""
@@ -365,12 +363,6 @@ def residual_map(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
 def residual_energy(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
     """pool(r_g^2) = pool((eps_g - eps)^2)/sigma^2: Definition 4.1 of the paper, not divided by b."""
     return level.pooling.pixels(g.gap) / (1.0 - level.abar)
-
-
-@feature("var_g", per="element", average=variance_over_group)
-def spread_of_residuals(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor:
-    """pool(r_g^2) / b, whose variance over the group is taken."""
-    return relative_residual(level, g)
 
 
 @feature("cos", per="element")
@@ -445,7 +437,7 @@ def dispersion(level: LevelAnswers, scores: torch.Tensor) -> torch.Tensor:
     return _between(level, scores, combinations(range(len(scores)), 2))
 
 
-@feature("walk", per="group", average=mean_over_steps, least_elements=None)
+@feature("walk", per="group", average=nanmean, least_elements=None)
 def walk(level: LevelAnswers, scores: torch.Tensor) -> torch.Tensor:
     """pool((s_{g_i} - s_{g_{i+1}})^2) / b, once around the group in its order, closed."""
     size = len(scores)

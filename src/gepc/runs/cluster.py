@@ -7,7 +7,6 @@ node that dies are computed elsewhere.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -21,7 +20,6 @@ import numpy as np
 from gepc.conformal.p_values import Labels
 from gepc.core.allocator import keep_freed_memory
 from gepc.core.errors import GepcError, InputError, OptionError, raising
-from gepc.core.files import write_json
 from gepc.core.isolation import beside_interpreter
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
@@ -51,12 +49,9 @@ class DetectorPayload:
     def build(self) -> FittedDetector:
         """Load the detector."""
         with tempfile.TemporaryDirectory(prefix="gepc-") as folder:
-            description = json.loads(self.files[DESCRIPTION])
-            stored = description["backbone"]
-            stored["source"] = self.backbone or stored["source"]  # the options of loading it stay as they are
-            write_json(Path(folder) / DESCRIPTION, description)
-            (Path(folder) / STATE).write_bytes(self.files[STATE])
-            fitted = load_fitted(folder, trust=True)  # whoever started the run has loaded it
+            for name, content in self.files.items():
+                Path(folder, name).write_bytes(content)
+            fitted = load_fitted(folder, self.backbone, trust=True)  # whoever started the run has loaded it
         return replace(fitted, batch_size=self.batch_size)
 
 

@@ -173,7 +173,9 @@ class RasterScene(Scene):
         self.path, self.height, self.width = path, self._file.height, self._file.width
         self.bands = tuple(band for band, colour in enumerate(colours) if colour != ColorInterp.alpha)
         self.dtype = self._file.dtypes[self.bands[0] if self.bands else 0]
-        self.place = _georeference(self._file)
+        crs = self._file.crs
+        a, b, c, d, e, f = (float(value) for value in tuple(self._file.transform)[:6])
+        self.place = Georeference((a, b, c, d, e, f), crs.to_wkt() if crs else None, crs.to_epsg() if crs else None)
 
     def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
         from rasterio.windows import Window
@@ -192,12 +194,6 @@ class RasterScene(Scene):
     def close(self) -> None:
         """Close the file and free its cache."""
         self._stack.close()
-
-
-def _georeference(file: Any) -> Georeference:
-    a, b, c, d, e, f = (float(value) for value in tuple(file.transform)[:6])
-    crs = file.crs
-    return Georeference((a, b, c, d, e, f), crs.to_wkt() if crs else None, crs.to_epsg() if crs else None)
 
 
 def open_scene(
