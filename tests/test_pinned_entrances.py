@@ -237,7 +237,8 @@ def service(place: Path) -> Any:
     return answer
 
 
-RULE = ("--set", "calibration=parts:narrow=level_knn")  # the combination of 0.2
+# the network and the combination that version 0.2 takes by default
+RULE = ("--backbone", "photos-tiny", "--set", "calibration=parts:narrow=level_knn")
 
 
 def inspect(place: Path) -> Any:
