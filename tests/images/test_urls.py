@@ -64,7 +64,7 @@ def test_scores_and_folders(bucket: str, folder: Path, detector: gepc.GEPC) -> N
     np.testing.assert_array_equal([r.score for r in far], [r.score for r in near])
     images = open_images(bucket)
     assert {path.parent.name for path in images.paths} == {"day", "night"}
-    cut = images.between(2, 5)
+    cut = images.take(range(2, 5))
     assert [record.name for record in cut] == images.names[2:5]
 
 

@@ -87,19 +87,19 @@ class Images(ABC):
         for index in range(len(self)):
             yield self[index]
 
-    def between(self, start: int, stop: int) -> Images:
-        """The images of a range, with the names that they have in the collection."""
-        return ImageRange(self, range(start, min(stop, len(self))))
+    def take(self, indices: Sequence[int]) -> Images:
+        """Some of the images, in this order, with the names that they have in the collection."""
+        return Subset(self, indices)
 
     def first(self, count: int) -> Iterator[Record]:
         """The first images, at most `count`, one at a time; they are still part of the next iteration."""
         return (self[index] for index in range(min(count, len(self))))
 
 
-class ImageRange(Images):
-    """A range of another collection."""
+class Subset(Images):
+    """The images of another collection at some positions, in their order."""
 
-    def __init__(self, images: Images, items: range) -> None:
+    def __init__(self, images: Images, items: Sequence[int]) -> None:
         self.items, self._images = items, images
 
     def __getitem__(self, index: int) -> Record:

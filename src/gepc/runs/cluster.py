@@ -73,7 +73,7 @@ class ScoreActor:
         """The rows of the shard in `batch`, as the text of its file."""
         number, start, stop = (int(batch[name][0]) for name in ("shard", "start", "stop"))
         names, labels = (list(map(str, batch[name][0])) for name in ("names", "labels"))
-        images = FileImages(names) if self.array is None else self.array.between(start, stop)
+        images = FileImages(names) if self.array is None else self.array.take(range(start, stop))
         groups = np.asarray(labels, dtype=np.str_) if labels else None
         scored = stream(self.fitted, images, labels=groups, threads=READING_THREADS, check_range=False)
         results = [replace(result, index=result.index + start) for chunk in scored for result in chunk.results]

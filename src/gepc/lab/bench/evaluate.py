@@ -17,7 +17,6 @@ from gepc.core.errors import InputError, OptionError, raising
 from gepc.images.batches import OnBadImage, chunks
 from gepc.images.sources import Images
 from gepc.lab.bench.protocol import Pair, Place, Protocol
-from gepc.lab.datasets.registry import choose
 from gepc.lab.metrics import Detection, auroc, detection
 from gepc.methods.base import Batch, Extractor
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, OnProgress, extract_all
@@ -81,7 +80,7 @@ class Benchmark:
         for place, levels in protocol.timesteps(backbone).items():
             images, timesteps = self.splits[place], levels if extractor is None else extractor.timesteps(backbone)
             if limits is not None and limits[place] < len(images):
-                images = choose(images, range(limits[place]))
+                images = images.take(range(limits[place]))
             for seed in protocol.seeds:
                 spec = ExtractionSpec(method, timesteps, seed, protocol.batch_size)
                 tables[(*place, seed)] = self._extract(place, images, spec, on_progress)
@@ -218,8 +217,7 @@ class MethodBench(ABC):
     def read_rows(self, place: Place, rows: Iterable[int]) -> Batch:
         """Read the images of some rows of a split's table again; rows that it does not have are left out."""
         table = self.collection.tables[(*place, self.protocol.seeds[0])]
-        images = self.benchmark.splits[place]
-        picked = choose(images, [int(table.indices[row]) for row in rows if row < len(table)])
+        picked = self.benchmark.splits[place].take([int(table.indices[row]) for row in rows if row < len(table)])
         (chunk,) = chunks(picked, table.preprocessing, len(picked), OnBadImage.NONE)
         return table.spec.batch(chunk)
 

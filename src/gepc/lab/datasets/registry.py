@@ -116,7 +116,7 @@ def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None,
     images = find_dataset(name).open(Path(root), split, name.partition(":")[2])
     if limit is None or (seed is None and limit >= len(images)):
         return images
-    return choose(images, range(limit) if seed is None else _draw(name, split, seed, len(images), limit))
+    return images.take(range(limit) if seed is None else _draw(name, split, seed, len(images), limit))
 
 
 def _draw(name: str, split: str, seed: int, count: int, limit: int) -> list[int]:
@@ -165,21 +165,6 @@ class NamedFiles(Images):
             return replace(record, pixels=self._finish(record.pixels))
         except InputError as error:
             return Record(record.name, error=f"{path}: {error}")
-
-
-class Subset(Images):
-    """The images of another collection at some positions, in their order."""
-
-    def __init__(self, images: Images, indices: Sequence[int]) -> None:
-        self._images, self.items = images, indices
-
-    def __getitem__(self, index: int) -> Record:
-        return self._images[self.items[index]]
-
-
-def choose(images: Images, indices: Sequence[int]) -> Images:
-    """Some of the images, in this order."""
-    return images.take(indices) if isinstance(images, PixelImages) else Subset(images, indices)
 
 
 def first_of(root: Path, *names: str) -> Path:
