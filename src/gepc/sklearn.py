@@ -1,7 +1,5 @@
 """A detector with scikit-learn's conventions: +1 is in-distribution, -1 is not, and a higher score is more normal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

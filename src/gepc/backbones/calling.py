@@ -1,7 +1,5 @@
 """The network classes of diffusers: how each of them is called, what it is conditioned on, and prompts."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Networks of diffusers as backbones, and its autoencoders as the encoders of latent diffusion."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial

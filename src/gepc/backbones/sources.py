@@ -3,8 +3,6 @@
 Each refuses the options that it cannot use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -4,8 +4,6 @@ A p-value by itself is valid: P(p <= a) <= a for an image that is exchangeable w
 share a calibration set, and overlapping tiles of a scene, depend on each other; each procedure states what it needs.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ each step (Vovk et al., Retrain or not retrain, COPA 2021). The capital is a mar
 inequality it ever reaches 1/delta with probability at most delta: that is the false-alarm bound of `drifted`.
 """
 
-from __future__ import annotations
-
 import bisect
 import secrets
 from collections import deque

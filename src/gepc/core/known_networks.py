@@ -5,8 +5,6 @@ folder may come from anyone. The digest can be looked up here, because only dete
 recorded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Error rates: the tolerance with which p-values are compared with them, and Holm's procedure for several tests."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

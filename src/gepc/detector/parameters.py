@@ -1,7 +1,5 @@
 """The parameters of a detector, and what follows from them before any image is seen."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from dataclasses import KW_ONLY, dataclass

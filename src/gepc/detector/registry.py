@@ -1,7 +1,5 @@
 """Detectors by name: `create_detector` for every registered method, `GEPC` for the paper's, and saved ones."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A detector on disk: a folder with `detector.json` for people and `state.safetensors` for numbers. No pickle."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@ A chunk holds consecutive images of one size. The number of its images is bounde
 the memory of a network pass grows with pixels, not with images.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -15,8 +15,6 @@ They need no other data, so that levels and transforms can be compared without o
 is a function of (seed, the image's content, kind) alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Detection metrics with one meaning: OOD is the positive class, higher scores mean more OOD."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

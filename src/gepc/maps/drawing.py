@@ -1,7 +1,5 @@
 """Maps as pictures: overlays, a colour bar and boxes, on one common scale or on one in which structure is visible."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -32,8 +32,6 @@ A feature of your own is one function with the decorator `feature`; another pack
 points (`gepc.features`). The same holds for the parts of a map, with the decorator `map_part`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

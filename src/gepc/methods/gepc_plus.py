@@ -22,8 +22,6 @@ Why rot90: under an element that is its own inverse (flips, rot180) an image and
 an image upside down scores the same as the upright one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -8,8 +8,6 @@ is rejected. The network's residual, and how well it separates the images from s
 images. No out-of-distribution image is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Maps as files: pictures on one common scale, arrays, and the regions that stand out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the service does with a request: decode, queue, score, decide, draw."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

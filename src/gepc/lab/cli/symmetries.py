@@ -1,7 +1,5 @@
 """`gepc symmetries`: which transforms are symmetries of normal images, and what that means for the detector."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

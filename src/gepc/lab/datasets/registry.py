@@ -1,7 +1,5 @@
 """The registry of data sets: the layout that each expects on disk, and the choice of a subset."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module

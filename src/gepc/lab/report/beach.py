@@ -4,8 +4,6 @@ Stones and things are pieces of a height field. Where pieces overlap, the highes
 be half buried. Light falls from the upper left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

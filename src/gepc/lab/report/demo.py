@@ -1,7 +1,5 @@
 """The demonstration: things lost on a beach, and 32x32 patches of one photograph against patches of others."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable, Sequence

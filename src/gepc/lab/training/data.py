@@ -1,7 +1,5 @@
 """Training images, and the batch of a step as a function of (seed, step), which makes a resumed run exact."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections import Counter
