@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gepc.core.errors import InputError, OptionError, check_choice, check_names, raising
+from gepc.core.errors import InputError, OptionError, check_choice, check_names, nearest, raising
 
 T = TypeVar("T")
 DEFAULT_BACKBONE = "photos-small"
@@ -136,6 +136,20 @@ def parse_yaml(text: str) -> Any:
     }
     Loader.add_implicit_resolver(boolean, re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
     return yaml.load(text, Loader)  # noqa: S506
+
+
+def shipped_files(folder: Path) -> dict[str, Path]:
+    """The YAML files in a folder of the package, by name."""
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def read_named(config: str | Path, known: Mapping[str, Path], what: str) -> dict[str, Any]:
+    """Read a YAML file, or one of the `known` files by its name; errors call it `what`."""
+    if Path(config).is_file():
+        return read_yaml(config)
+    if str(config) not in known:
+        raise InputError(f"{config} is neither a YAML file nor a {what} of gepc; {nearest(config, known)}")
+    return read_yaml(known[str(config)])
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

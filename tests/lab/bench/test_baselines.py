@@ -14,7 +14,7 @@ from gepc.core.errors import OptionError
 from gepc.core.options import build
 from gepc.lab.bench import detector_tables, published
 from gepc.lab.bench.baselines import choose_baselines, collect_baselines, method_names
-from gepc.lab.bench.comparison import HEAD, compare_methods, comparison_table, methods_table
+from gepc.lab.bench.comparison import HEAD, comparison_table, methods_table
 from gepc.lab.bench.cost import estimate_cost
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.bench.protocol import MethodChoice, Protocol, load_protocol
@@ -85,11 +85,6 @@ def bench(data, protocol) -> GepcBench:
 @pytest.fixture(scope="module")
 def baselines(bench, protocol):
     return collect_baselines(choose_baselines(QUICK, protocol, bench.backbone), bench.benchmark)
-
-
-@pytest.fixture(scope="module")
-def compared(bench, baselines):
-    return compare_methods(bench, baselines)
 
 
 # --- which methods --------------------------------------------------------------------------------------------------
@@ -305,16 +300,16 @@ def test_other_levels_are_other_features_in_the_cache(name, data, protocol, tmp_
 # --- the tables -----------------------------------------------------------------------------------------------------
 
 
-def test_gepc_has_the_row_it_has_alone(bench, compared):
-    alone, beside = (comparison_table(bench, rows) for rows in (compare_methods(bench, []), compared))
+def test_gepc_has_the_row_it_has_alone(bench, baselines):
+    alone, beside = (comparison_table(bench, rows) for rows in ([], baselines))
     assert alone.rows[0] == beside.rows[0]
     row = dict(zip(alone.header, alone.rows[0], strict=True))
     assert [row[label] for label in bench.protocol.pair_labels] == list(bench.aurocs.values())
     assert "GEPC needs 16F" in alone.note
 
 
-def test_the_main_table_says_what_each_row_is(bench, compared):
-    table = comparison_table(bench, compared)
+def test_the_main_table_says_what_each_row_is(bench, baselines):
+    table = comparison_table(bench, baselines)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     measured = {row["method"]: row for row in rows if row["source"] == "measured"}
     assert list(measured) == ["GEPC", "msma", "scoped", "nll_vlb", "ic[png]", "typicality"]
@@ -339,24 +334,24 @@ def test_the_main_table_says_what_each_row_is(bench, compared):
     json.dumps(table.as_dict())
 
 
-def test_published_rows_stand_beside_pairs_that_have_them(bench, compared):
+def test_published_rows_stand_beside_pairs_that_have_them(bench, baselines):
     labels = {"set0": "C10", "set1": "SVHN"}
     sets = {name: replace(source, label=labels[name]) for name, source in bench.protocol.datasets.items()}
     renamed = copy.copy(bench)
     renamed.protocol = replace(bench.protocol, datasets=sets)
-    table = comparison_table(renamed, compared)
+    table = comparison_table(renamed, baselines)
     rows = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     names = [row["method"] for row in rows]
     assert names[names.index("msma") + 1] == "MSMA"
     published_only = {name: rows[names.index(f"{name} (ID-trained)")] for name in ("IGEBM", "VAEBM", "Improved CD")}
     assert all(row["source"].startswith("published") for row in published_only.values())
-    assert len(rows) == len(compared) + len(published.MAIN)
+    assert len(rows) == 1 + len(baselines) + len(published.MAIN)
     assert detector_tables.PUBLISHED_NOTE in table.note
 
 
-def test_intervals_of_every_method_and_pair(bench, compared):
-    table = methods_table(bench.protocol, [one.method for one in compared])
-    assert len(table.rows) == len(compared) * len(bench.protocol.pair_list)
+def test_intervals_of_every_method_and_pair(bench, baselines):
+    table = methods_table(bench.protocol, [bench, *baselines])
+    assert len(table.rows) == (1 + len(baselines)) * len(bench.protocol.pair_list)
     for row in table.rows:
         values = dict(zip(table.header, row, strict=True))
         assert values["low"] <= values["AUROC"] <= values["high"]

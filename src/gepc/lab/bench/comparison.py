@@ -1,7 +1,6 @@
 """Tables of every compared method: AUROC and cost with the published values, and all metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,33 +26,14 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class ComparedMethod:
-    """A method, and the counted passes of one image."""
-
-    method: MethodBench
-    cost: Cost
-
-
-def compare_methods(bench: GepcBench, baselines: Sequence[MethodBench]) -> list[ComparedMethod]:
-    """GEPC, then every baseline; the passes of each are counted on the same few images."""
-    first, seed = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0]
-    batch = bench.read_rows((first, "test"), range(COUNTED_IMAGES))
-    found = []
-    for method in (bench, *baselines):
-        cost = count_passes(bench.backbone, method.scoring_extractor, batch, method.scores(first, seed).kept)
-        found.append(ComparedMethod(method, cost))
-    return found
-
-
-def comparison_table(bench: GepcBench, compared: Sequence[ComparedMethod]) -> ResultTable:
+def comparison_table(bench: GepcBench, baselines: Sequence[MethodBench]) -> ResultTable:
     """The main table: GEPC first, each method's published row below its measured one, the other published rows last."""
     protocol = bench.protocol
     rows: list[Row] = []
     left = dict(published.MAIN)
-    for one in compared:
-        rows.append(_measured_row(protocol, one))
-        row = published.MAIN_ROW.get(one.method.name)
+    for method in (bench, *baselines):
+        rows.append(_measured_row(protocol, method, _counted_cost(bench, method)))
+        row = published.MAIN_ROW.get(method.name)
         if row in left:
             rows += _published_rows(protocol, row, *left.pop(row))
     for row, values in left.items():
@@ -64,14 +44,21 @@ def comparison_table(bench: GepcBench, compared: Sequence[ComparedMethod]) -> Re
     return ResultTable("main", title, header, tuple(rows), NOTE + counted + published_note(protocol))
 
 
-def _measured_row(protocol: Protocol, one: ComparedMethod) -> Row:
-    method, (train, test) = one.method, one.method.collection.images
+def _counted_cost(bench: GepcBench, method: MethodBench) -> Cost:
+    """The passes of one image, counted on the same few images for every method."""
+    first, seed = next(iter(bench.protocol.pairs)), bench.protocol.seeds[0]
+    batch = bench.read_rows((first, "test"), range(COUNTED_IMAGES))
+    return count_passes(bench.backbone, method.scoring_extractor, batch, method.scores(first, seed).kept)
+
+
+def _measured_row(protocol: Protocol, method: MethodBench, cost: Cost) -> Row:
+    train, test = method.collection.images
     values = list(method.aurocs.values())
     averages = [float(np.mean(list(pair_aurocs(run).values()))) for run in method.all_scores()]
     worst = int(np.argmin(values))
     head = (method.label, "measured", method.preset, method.calibration, f"{train} / {test}")
     tail = (method.average, std_over_seeds(averages), values[worst], protocol.pair_labels[worst])
-    return (*head, *values, *tail, str(one.cost))
+    return (*head, *values, *tail, str(cost))
 
 
 def _published_rows(protocol: Protocol, name: str, values: tuple[float | None, ...], passes: str) -> list[Row]:

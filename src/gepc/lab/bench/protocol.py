@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.calibration import create_calibrator
 from gepc.calibration.scorer import WEIGHTINGS
-from gepc.core.errors import InputError, OptionError, check_choice, nearest
-from gepc.core.options import at_least, build, check_fields, one_of, positive, read_yaml
+from gepc.core.errors import OptionError, check_choice, nearest
+from gepc.core.options import at_least, build, check_fields, one_of, positive, read_named, read_yaml, shipped_files
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Images
 from gepc.lab.bench.inspection import InspectionProtocol
@@ -209,8 +208,7 @@ class Protocol:
 
 def builtin_protocols() -> dict[str, Path]:
     """The protocols that ship with the package, by name."""
-    folder = Path(str(resources.files("gepc.lab") / "configs"))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return shipped_files(Path(__file__).parents[1] / "configs")
 
 
 def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None, reading: str = "paper") -> Protocol:
@@ -224,7 +222,7 @@ def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None, r
     """
     readings = read_yaml(Path(__file__).with_name("readings.yaml"))
     check_choice("reading", reading, readings)
-    values = _values(config, None)
+    values = read_named(config, builtin_protocols(), "protocol")
     known = {"default", *values.get("datasets", ())}
     for option, value in readings[reading].items():
         by_set = isinstance(value, dict)  # for ID sets that the protocol may not have
@@ -234,14 +232,5 @@ def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None, r
 
 def load_inspection(config: str | Path, overrides: dict[str, Any] | None = None) -> InspectionProtocol | None:
     """Read a protocol of a benchmark of inspection, one that has the key `defects`; None for any other."""
-    values = _values(config, overrides)
+    values = {**read_named(config, builtin_protocols(), "protocol"), **(overrides or {})}
     return build(InspectionProtocol, values, "protocol") if "defects" in values else None
-
-
-def _values(config: str | Path, overrides: dict[str, Any] | None) -> dict[str, Any]:
-    path, known = Path(config), builtin_protocols()
-    if not path.is_file():
-        if path.stem not in known:
-            raise InputError(f"{config} is neither a YAML file nor a protocol of gepc; {nearest(path.stem, known)}")
-        path = known[path.stem]
-    return {**read_yaml(path), **(overrides or {})}

@@ -9,7 +9,7 @@ from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines
-from gepc.lab.bench.comparison import compare_methods, comparison_table, methods_table
+from gepc.lab.bench.comparison import comparison_table, methods_table
 from gepc.lab.bench.cost import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.figures import save
@@ -44,7 +44,7 @@ def run(
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
     found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
-    tables = [comparison_table(bench, compare_methods(bench, found)), *detector_tables.ablation_tables(bench)]
+    tables = [comparison_table(bench, found), *detector_tables.ablation_tables(bench)]
     if not only_ablations:
         others = (detector_tables.kept_table, detector_tables.false_alarm_table, runtime_table)
         tables += [methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]

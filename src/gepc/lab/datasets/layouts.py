@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from gepc.core.errors import InputError, raising
-from gepc.images.formats import Pixels, read_npz
+from gepc.core.files import StrPath
+from gepc.images.formats import Pixels, read_file, read_npz
 from gepc.images.sources import FileImages
 from gepc.lab.datasets.registry import SPLITS, NamedFiles, PixelImages, first_of, register
 
@@ -60,13 +61,14 @@ def celeba(root: Path, split: str) -> NamedFiles:
             members.append(words[0])
     if not members:
         raise InputError(f"{path} has no image in the {split} split")
-    return NamedFiles(images, members, finish=_centre_crop)
+    return NamedFiles(images, members, _read_centre)
 
 
-def _centre_crop(pixels: Pixels) -> Pixels:
+def _read_centre(path: StrPath) -> Pixels:
+    pixels = read_file(path)
     height, width = pixels.shape[:2]
     if min(height, width) < _CROP:
-        raise InputError(f"the image is {height}x{width}, too small for the centre crop of {_CROP}x{_CROP}")
+        raise InputError(f"{path}: the image is {height}x{width}, too small for the centre crop of {_CROP}x{_CROP}")
     top, left = (height - _CROP) // 2, (width - _CROP) // 2
     return pixels[top : top + _CROP, left : left + _CROP]
 

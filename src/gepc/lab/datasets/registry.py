@@ -11,8 +11,8 @@ import numpy as np
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.files import StrPath
 from gepc.images import noise
-from gepc.images.formats import Pixels
-from gepc.images.sources import ArrayImages, Images, Record, read_record
+from gepc.images.formats import Pixels, read_file
+from gepc.images.sources import ArrayImages, Images, ReadFile, Record, read_record
 
 SPLITS = ("train", "test")
 
@@ -144,25 +144,18 @@ class PixelImages(Images):
 
 
 class NamedFiles(Images):
-    """Image files `names` below a folder, at least one of which must exist; `finish` is applied to decoded pixels.
+    """Image files `names` below a folder, at least one of which must exist; `read` decodes the file at a path.
 
     A file that is missing or damaged is a record with the reason.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], finish: Callable[[Pixels], Pixels] | None = None) -> None:
-        self._folder, self.items, self._finish = folder, names, finish
+    def __init__(self, folder: Path, names: Sequence[str], read: ReadFile = read_file) -> None:
+        self._folder, self.items, self._read = folder, names, read
         if not any((folder / name).is_file() for name in names):
             raise InputError(f"none of the {len(names)} images is in {folder}" if names else f"no image in {folder}")
 
     def __getitem__(self, index: int) -> Record:
-        path = self._folder / self.items[index]
-        record = read_record(self.items[index], path)
-        if self._finish is None or record.pixels is None:
-            return record
-        try:
-            return replace(record, pixels=self._finish(record.pixels))
-        except InputError as error:
-            return Record(record.name, error=f"{path}: {error}")
+        return read_record(self.items[index], self._folder / self.items[index], self._read)
 
 
 def first_of(root: Path, *names: str) -> Path:

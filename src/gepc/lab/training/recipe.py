@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +14,9 @@ import numpy.typing as npt
 
 from gepc.backbones.load import list_backbones, load_backbone
 from gepc.backbones.schedule import Scheduler, cosine_alphas_cumprod, linear_alphas_cumprod
-from gepc.core.errors import InputError, OptionError, nearest
+from gepc.core import options
+from gepc.core.errors import InputError, OptionError
 from gepc.core.files import write_text
-from gepc.core.options import (
-    at_least,
-    build,
-    check_fields,
-    checked,
-    not_negative,
-    one_of,
-    positive,
-    read_yaml,
-    share,
-)
 from gepc.lab.training.checkpoint import write_tensors
 
 if TYPE_CHECKING:
@@ -91,48 +80,48 @@ class Recipe:
     """
 
     channels: tuple[int, ...] = (16, 32, 64)
-    layers_per_block: int = at_least(1, 1)
-    norm_groups: int = at_least(1, 1)
+    layers_per_block: int = options.at_least(1, 1)
+    norm_groups: int = options.at_least(1, 1)
     scale_shift: bool = True
     attention: bool = False
-    image_channels: int | None = at_least(1, None)
-    image_size: int | None = at_least(1, None)
+    image_channels: int | None = options.at_least(1, None)
+    image_size: int | None = options.at_least(1, None)
     crop: bool = False
-    diffusion_steps: int = at_least(2, 1000)
-    schedule: str = one_of("cosine", "linear")
-    batch_size: int = at_least(1, 32)
-    steps: int = at_least(1, 5000)
-    learning_rate: float = positive(2e-3)
-    final_learning_rate: float = not_negative(1e-6)
-    warmup_steps: int = not_negative(250)
-    weight_decay: float = not_negative(0.0)
-    gradient_clip: float = checked(1.0, lambda value: value > 0, "positive")  # infinity does not clip
-    ema_decay: float = checked(0.9995, lambda value: 0 <= value < 1, "at least 0 and below 1")
-    low_noise_share: float = share(0.7)
-    rho_range: tuple[float, float] = checked(
+    diffusion_steps: int = options.at_least(2, 1000)
+    schedule: str = options.one_of("cosine", "linear")
+    batch_size: int = options.at_least(1, 32)
+    steps: int = options.at_least(1, 5000)
+    learning_rate: float = options.positive(2e-3)
+    final_learning_rate: float = options.not_negative(1e-6)
+    warmup_steps: int = options.not_negative(250)
+    weight_decay: float = options.not_negative(0.0)
+    gradient_clip: float = options.checked(1.0, lambda value: value > 0, "positive")  # infinity does not clip
+    ema_decay: float = options.checked(0.9995, lambda value: 0 <= value < 1, "at least 0 and below 1")
+    low_noise_share: float = options.share(0.7)
+    rho_range: tuple[float, float] = options.checked(
         (0.0075, 2.0), lambda pair: 0 < pair[0] < pair[1] < math.inf, "two positive numbers, the smaller first"
     )
-    flips: str = one_of("horizontal", "none", "vertical", "both")
-    mixed_precision: str = one_of("no", "auto", "fp16", "bf16")
-    checkpoint_every: int = at_least(1, 250)
-    held_out: int = not_negative(512)
-    seed: int = not_negative(0)
+    flips: str = options.one_of("horizontal", "none", "vertical", "both")
+    mixed_precision: str = options.one_of("no", "auto", "fp16", "bf16")
+    checkpoint_every: int = options.at_least(1, 250)
+    held_out: int = options.not_negative(512)
+    seed: int = options.not_negative(0)
     value_range: tuple[float, float] | None = None
     init: str | None = None
-    objective: str = one_of("noise", "igebm", "improved_cd", "vaebm")
-    latent: int | None = at_least(1, None)
-    langevin_steps: int = at_least(1, 20)
-    langevin_step: float = not_negative(10.0)
-    langevin_noise: float | None = not_negative(0.01)
-    langevin_clip: float | None = positive(0.03)
-    replay: int = at_least(1, 2000)
-    restart_share: float = share(0.05)
-    energy_penalty: float = not_negative(0.1)
-    kl_weight: float = not_negative(0.3)
-    kl_steps: int = at_least(1, 1)
+    objective: str = options.one_of("noise", "igebm", "improved_cd", "vaebm")
+    latent: int | None = options.at_least(1, None)
+    langevin_steps: int = options.at_least(1, 20)
+    langevin_step: float = options.not_negative(10.0)
+    langevin_noise: float | None = options.not_negative(0.01)
+    langevin_clip: float | None = options.positive(0.03)
+    replay: int = options.at_least(1, 2000)
+    restart_share: float = options.share(0.05)
+    energy_penalty: float = options.not_negative(0.1)
+    kl_weight: float = options.not_negative(0.3)
+    kl_steps: int = options.at_least(1, 1)
 
     def __post_init__(self) -> None:
-        check_fields(self, "recipe: ")
+        options.check_fields(self, "recipe: ")
         widths = f"channels must be a list of widths that are multiples of norm_groups={self.norm_groups}"
         if not self.channels or any(width < 1 or width % self.norm_groups for width in self.channels):
             raise OptionError(f"recipe: {widths}, got {self.channels}")
@@ -159,8 +148,7 @@ class Recipe:
 
 def builtin_recipes() -> dict[str, Path]:
     """The recipes of the package, by name."""
-    folder = Path(str(resources.files("gepc.lab") / "recipes"))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return options.shipped_files(Path(__file__).parents[1] / "recipes")
 
 
 def load_recipe(
@@ -171,17 +159,12 @@ def load_recipe(
     `overrides` replace its values; fields that neither sets are those of `base`, such as the recipe of a run that is
     resumed. With `init`, the architecture and the schedule are those of that network.
     """
-    known = builtin_recipes()
-    values: dict[str, Any] = {}
-    if config is not None:
-        if not Path(config).is_file() and str(config) not in known:
-            raise InputError(f"{config} is neither a YAML file nor a recipe of the package; {nearest(config, known)}")
-        values = read_yaml(config if Path(config).is_file() else known[str(config)])
+    values = {} if config is None else options.read_named(config, builtin_recipes(), "recipe")
     values |= overrides or {}
     if base is None:
         fresh = ENERGIES.get(str(values.get("objective")), {})
         base = fresh if values.get("init") is None else {**FINE_TUNING, **init_fields(load_init(str(values["init"])))}
-    return build(Recipe, {**base, **values}, "recipe")
+    return options.build(Recipe, {**base, **values}, "recipe")
 
 
 def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel | EnergyNet:
