@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from gepc.backbones.weights import read_tensors
-from gepc.core.errors import BackboneError, InputError, OptionError, check_names, first_line, raising
+from gepc.core.errors import BackboneError, InputError, OptionError, check_names, raising
 from gepc.core.files import read_json
 
 TEXT_PARTS = re.compile(r"(text_encoder|tokenizer)(_\d)?|bert")
@@ -159,14 +159,11 @@ def encode_in_folder(folder: Path, kind: str, prompt: str, variant: str | None) 
     with raising(OptionError, needed, ImportError):
         import transformers
     others = {name: None for name, value in listed.items() if isinstance(value, list) and name not in texts}
-    try:
-        with without_progress_bars(diffusers, transformers):
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(
-                folder, variant=variant, local_files_only=True, **others
-            )
-    except (OSError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-        reason = f"its text encoders cannot be loaded: {first_line(error)}"
-        raise BackboneError(f"{folder}: {reason}; give `embeddings`", options=("embeddings",)) from error
+    reason = f"{folder}: its text encoders cannot be loaded: {{line}}; give `embeddings`"
+    causes = (OSError, ValueError, RuntimeError, TypeError, AttributeError)
+    failing = raising(BackboneError, reason, *causes, options=("embeddings",))
+    with failing, without_progress_bars(diffusers, transformers):
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(folder, variant=variant, local_files_only=True, **others)
     return encode_prompt(pipeline, prompt, kind)
 
 

@@ -60,11 +60,13 @@ class ValueRangeWarning(AdviceWarning):
 
 
 @contextmanager
-def raising(kind: type[GepcError], message: str, *causes: type[Exception], passing: Errors = ()) -> Iterator[None]:
+def raising(
+    kind: type[GepcError], message: str, *causes: type[Exception], passing: Errors = (), options: Iterable[str] = ()
+) -> Iterator[None]:
     """Turn the errors `causes` of the block, except `passing`, into one of that kind.
 
     In the message, `{error}` is the text of the cause, `{line}` its first line, `{kind}` the name of its class, and
-    `{reason}` what the operating system says. The new error names the same options as its cause.
+    `{reason}` what the operating system says. The new error names the options that its cause names, or else `options`.
     """
     try:
         yield
@@ -75,7 +77,7 @@ def raising(kind: type[GepcError], message: str, *causes: type[Exception], passi
         texts = {"error": str(error), "line": first_line(error), "kind": type(error).__name__, "reason": reason}
         for name, text in texts.items():
             message = message.replace(f"{{{name}}}", text)
-        raise kind(message, options=getattr(error, "options", ())) from error
+        raise kind(message, options=getattr(error, "options", options)) from error
 
 
 def first_line(error: Exception) -> str:

@@ -145,11 +145,10 @@ def shipped_files(folder: Path) -> dict[str, Path]:
 
 def read_named(config: str | Path, known: Mapping[str, Path], what: str) -> dict[str, Any]:
     """Read a YAML file, or one of the `known` files by its name; errors call it `what`."""
-    if Path(config).is_file():
-        return read_yaml(config)
-    if str(config) not in known:
-        raise InputError(f"{config} is neither a YAML file nor a {what} of gepc; {nearest(config, known)}")
-    return read_yaml(known[str(config)])
+    path = Path(config)
+    if not path.is_file() and path.stem not in known:
+        raise InputError(f"{config} is neither a YAML file nor a {what} of gepc; {nearest(path.stem, known)}")
+    return read_yaml(path if path.is_file() else known[path.stem])
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

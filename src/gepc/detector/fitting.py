@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ def fit_detector(
     levels = method.timesteps(parameters.backbone)
     by_maps = parameters.fits_by_maps
     spec = ExtractionSpec(method.for_fitting(), () if by_maps else levels, parameters.seed, parameters.batch_size)
-    reading_progress = None if by_maps else on_progress
-    table = _extract(parameters, source, parameters.preprocessing(), spec, reading_progress, hold_out, cache)
+    extract = partial(_extract, parameters, on_progress=None if by_maps else on_progress, cache=cache)
+    table = extract(source, parameters.preprocessing(), spec, calibrating=hold_out)
     fit_rows, held_out_rows = split(table.keys, parameters.seed, share)
     _check_enough(len(fit_rows), table.keys)
     _warn_about_copies(table.keys)
@@ -69,8 +70,8 @@ def fit_detector(
         calibration_source, calibration = source, table.rows(held_out_rows).at(kept)
     else:
         calibration_source = open_images(calibration_images)
-        spec = replace(spec, timesteps=kept)
-        calibration = _separate(parameters, calibration_source, table, spec, reading_progress, cache)
+        separate = extract(calibration_source, table.preprocessing, replace(spec, timesteps=kept), calibrating=True)
+        calibration = _distinct(separate, table, parameters.seed)
     labels = group_labels(groups, calibration_source, calibration.indices)
     scores = np.zeros(len(calibration))
     if not by_maps:
@@ -121,19 +122,11 @@ def _settled_method(parameters: Parameters, source: Images, share: float) -> tup
     return replace(method, group=group), evidence
 
 
-def _separate(
-    parameters: Parameters,
-    source: Images,
-    fitted_on: FeatureTable,
-    spec: ExtractionSpec,
-    on_progress: Progress,
-    cache: FeatureCache | None,
-) -> FeatureTable:
+def _distinct(table: FeatureTable, fitted_on: FeatureTable, seed: int) -> FeatureTable:
     """The features of calibration images that are given apart from those to fit on, each counted once."""
-    table = _extract(parameters, source, fitted_on.preprocessing, spec, on_progress, True, cache)
     _warn_about_copies(table.keys)
-    distinct, _ = split(table.keys, parameters.seed, 0.0)
-    table = table.rows(distinct)
+    rows, _ = split(table.keys, seed, 0.0)
+    table = table.rows(rows)
     _warn_about_shared(fitted_on.keys, table.keys)
     return table
 
@@ -143,8 +136,9 @@ def _extract(
     images: Images,
     preprocessing: Preprocessing,
     spec: ExtractionSpec,
-    on_progress: Progress,
+    *,
     calibrating: bool,
+    on_progress: Progress,
     cache: FeatureCache | None,
 ) -> FeatureTable:
     """The features of a collection; a warning names images that are left out or that the network was trained on."""

@@ -4,11 +4,13 @@ A chunk holds consecutive images of one size. The number of its images is bounde
 the memory of a network pass grows with pixels, not with images.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
 import numpy as np
 
@@ -154,8 +156,16 @@ def chunks(
     -------
     An iterator of `Chunk`: consecutive images of one size, with the failures among them.
     """
-    read = _read(images, preprocessing, 2 * size, indices, threads, keep_pixels)
-    return _grouped(_accepted(read, on_bad_image), size, most_pixels or MAX_CHUNK_PIXELS)
+
+    def read() -> Iterator[ReadImage]:
+        prepare = partial(_prepared, preprocessing=settled(preprocessing, images), keep_pixels=keep_pixels)
+        if isinstance(images, StreamImages):
+            yield from itertools.starmap(prepare, enumerate(images))
+        else:
+            positions = iter(range(len(images)) if indices is None else indices)
+            yield from _in_threads(lambda index: prepare(index, images[index]), positions, threads, 2 * size)
+
+    return _grouped(_accepted(read(), on_bad_image), size, most_pixels or MAX_CHUNK_PIXELS)
 
 
 def prepared_chunks(images: Iterable[Image], size: int, most_pixels: int = MAX_CHUNK_PIXELS) -> Iterator[Chunk]:
@@ -185,27 +195,6 @@ def _grouped(items: Iterable[ReadImage], size: int, most_pixels: int) -> Iterato
             chunk = Chunk()
     if len(chunk):
         yield chunk
-
-
-def _read(
-    images: Images,
-    preprocessing: Preprocessing,
-    most_ahead: int,
-    indices: Iterable[int] | None,
-    threads: int,
-    keep_pixels: bool,
-) -> Iterator[ReadImage]:
-    """Every image, in order, with the size of the first one where none is set."""
-    settled_one = settled(preprocessing, images)
-    if isinstance(images, StreamImages):
-        yield from (_prepared(index, record, settled_one, keep_pixels) for index, record in enumerate(images))
-        return
-
-    def read(index: int) -> ReadImage:
-        return _prepared(index, images[index], settled_one, keep_pixels)
-
-    positions = iter(range(len(images)) if indices is None else indices)
-    yield from _in_threads(read, positions, threads, most_ahead)
 
 
 def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:

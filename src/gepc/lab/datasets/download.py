@@ -10,6 +10,7 @@ from typing import Any
 
 from gepc.core.errors import InputError, StorageError, check_choice, raising
 from gepc.core.options import build, read_yaml
+from gepc.core.run_folder import storage_errors
 from gepc.lab.datasets.registry import find_dataset, open_dataset
 
 OnBytes = Callable[[int], None]
@@ -70,11 +71,9 @@ def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes 
 
 
 def _check_space(folder: Path, needed: int) -> None:
-    try:
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise StorageError(f"cannot write to {folder}: {error.strerror or error}") from error
     if free < needed:
         raise StorageError(f"{folder} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are needed")
 
@@ -85,7 +84,9 @@ def _download(one: RemoteFile, folder: Path, url: str, on_bytes: OnBytes | None)
         import requests
 
     part = folder / f"{one.name}.part"
-    try:
+    reason = f"{url} cannot be downloaded: {{error}}; try again to continue, or give a `mirror`"
+    failing = raising(InputError, reason, requests.RequestException, options=("mirror",))
+    with storage_errors(folder), failing:
         _resume(part, url, on_bytes or (lambda _: None))
         if pooch.file_hash(str(part), alg="md5") != one.md5:
             part.unlink()
@@ -95,11 +96,6 @@ def _download(one: RemoteFile, folder: Path, url: str, on_bytes: OnBytes | None)
                 options=("mirror",),
             )
         os.replace(part, folder / one.name)
-    except requests.RequestException as error:
-        message = f"{url} cannot be downloaded: {error}; try again to continue, or give a `mirror`"
-        raise InputError(message, options=("mirror",)) from error
-    except OSError as error:
-        raise StorageError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def _resume(part: Path, url: str, on_bytes: OnBytes) -> None:
@@ -125,16 +121,17 @@ def _resume(part: Path, url: str, on_bytes: OnBytes) -> None:
 def _unpack(archive: Path, folder: Path, holds: str) -> None:
     """Unpack to a temporary folder first: the result is never partial."""
     safely: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft:
-            shutil.unpack_archive(archive, draft, **safely)
-            if not Path(draft, holds).is_dir():
-                raise InputError(f"{archive} holds no folder {holds}")
-            os.replace(Path(draft, holds), folder / holds)
-    except (shutil.ReadError, EOFError) as error:
-        raise InputError(f"{archive} is damaged: {error}; remove it and run the command again") from error
-    except OSError as error:
-        raise StorageError(f"cannot unpack {archive}: {error.strerror or error}") from error
+    reason = f"{archive} is damaged: {{error}}; remove it and run the command again"
+    failing = raising(InputError, reason, shutil.ReadError, EOFError)
+    with (
+        storage_errors(folder / holds),
+        failing,
+        tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft,
+    ):
+        shutil.unpack_archive(archive, draft, **safely)
+        if not Path(draft, holds).is_dir():
+            raise InputError(f"{archive} holds no folder {holds}")
+        os.replace(Path(draft, holds), folder / holds)
 
 
 def _unpack_given(name: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice, raising
 from gepc.core.files import StrPath
 from gepc.images import noise
 from gepc.images.formats import Pixels, read_file
@@ -29,15 +29,12 @@ class DatasetSpec:
     def open(self, root: Path, split: str, rest: str) -> Images:
         """Open the whole split; a missing or damaged file is an `InputError` that describes the expected layout."""
         place = root / rest
-        try:
+        home = f"; get it from {self.home}, or with `gepc data get`" if self.home else ""
+        reason = f"{self.family}, {split} split: {{error}}. Expected in {place}: {self.layout}{home}"
+        with raising(InputError, reason, InputError, OSError):
             if not place.exists():
                 raise InputError(f"{place} does not exist")
             return self.read(place, split)
-        except (InputError, OSError) as error:
-            home = f"; get it from {self.home}, or with `gepc data get`" if self.home else ""
-            raise InputError(
-                f"{self.family}, {split} split: {error}. Expected in {place}: {self.layout}{home}"
-            ) from error
 
 
 Reader = TypeVar("Reader", bound=Callable[[Path, str], Images])
