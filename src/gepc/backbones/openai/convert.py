@@ -27,33 +27,12 @@ from gepc.backbones.schedule import Scheduler
 from gepc.backbones.weights import Patches, Shape
 from gepc.core.errors import BackboneError, InputError, OptionError, StorageError, raising
 from gepc.core.files import replacing, replacing_folder, sha256, write_json
+from gepc.core.options import read_yaml
 
 LANDMARKS = ("time_embed.0.weight", "input_blocks.0.0.weight")
 PROJECTIONS = ("to_q", "to_k", "to_v")
 GROUPS = 32
-# layers outside of the blocks: the name in diffusers -> the name at OpenAI
-_OUTSIDE = {
-    "time_embedding.linear_1": "time_embed.0",
-    "time_embedding.linear_2": "time_embed.2",
-    "class_embedding": "label_emb",
-    "conv_in": "input_blocks.0.0",
-    "conv_norm_out": "out.0",
-    "conv_out": "out.2",
-}
-# layers inside a residual block and inside an attention block
-_INSIDE = {
-    "norm1": "in_layers.0",
-    "conv1": "in_layers.2",
-    "time_emb_proj": "emb_layers.1",
-    "norm2": "out_layers.0",
-    "conv2": "out_layers.3",
-    "conv_shortcut": "skip_connection",
-    "group_norm": "norm",
-    "to_q": "qkv",
-    "to_k": "qkv",
-    "to_v": "qkv",
-    "to_out.0": "proj_out",
-}
+LAYERS: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_name("layers.yaml"))
 
 
 @dataclass(frozen=True)
@@ -84,9 +63,9 @@ class Architecture:
 
 def layer_names(net: Architecture) -> dict[str, str]:
     """The name of every layer in diffusers -> its name at OpenAI. Some of these layers a net may not have."""
-    names = dict(_OUTSIDE)
+    names = dict(LAYERS["outside"])
     for target, source in _block_names(net).items():
-        names |= {f"{target}.{layer}": f"{source}.{name}" for layer, name in _INSIDE.items()}
+        names |= {f"{target}.{layer}": f"{source}.{name}" for layer, name in LAYERS["inside"].items()}
         names[f"{target}.conv"] = f"{source}.op" if source.startswith("input") else f"{source}.conv"
     return names
 
@@ -95,20 +74,16 @@ def _block_names(net: Architecture) -> dict[str, str]:
     """The name of every block in diffusers -> its name at OpenAI."""
     names = {"mid_block.resnets.0": "middle_block.0", "mid_block.attentions.0": "middle_block.1"}
     names["mid_block.resnets.1"] = "middle_block.2"
+    count = net.res_blocks
     for level, attention in enumerate(net.attention):
-        start, home = 1 + level * (net.res_blocks + 1), f"down_blocks.{level}"
-        for layer in range(net.res_blocks):
-            names[f"{home}.resnets.{layer}"] = f"input_blocks.{start + layer}.0"
-            if attention:
-                names[f"{home}.attentions.{layer}"] = f"input_blocks.{start + layer}.1"
-        names[f"{home}.downsamplers.0"] = f"input_blocks.{start + net.res_blocks}.0"
+        kinds = ("resnets", "attentions") if attention else ("resnets",)
         position = len(net.attention) - 1 - level
-        start, home = position * (net.res_blocks + 1), f"up_blocks.{position}"
-        for layer in range(net.res_blocks + 1):
-            names[f"{home}.resnets.{layer}"] = f"output_blocks.{start + layer}.0"
-            if attention:
-                names[f"{home}.attentions.{layer}"] = f"output_blocks.{start + layer}.1"
-        names[f"{home}.upsamplers.0"] = f"output_blocks.{start + net.res_blocks}.{2 if attention else 1}"
+        down, up = 1 + level * (count + 1), position * (count + 1)
+        for place, kind in enumerate(kinds):
+            names |= {f"down_blocks.{level}.{kind}.{i}": f"input_blocks.{down + i}.{place}" for i in range(count)}
+            names |= {f"up_blocks.{position}.{kind}.{i}": f"output_blocks.{up + i}.{place}" for i in range(count + 1)}
+        names[f"down_blocks.{level}.downsamplers.0"] = f"input_blocks.{down + count}.0"
+        names[f"up_blocks.{position}.upsamplers.0"] = f"output_blocks.{up + count}.{len(kinds)}"
     return names
 
 
