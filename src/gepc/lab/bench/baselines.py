@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gepc.backbones.base import Backbone
-from gepc.calibration.scorer import Scorer
 from gepc.core.errors import OptionError, check_names
 from gepc.detector.detector import Detector
 from gepc.detector.parameters import extractor_options
@@ -43,12 +42,6 @@ class Baseline:
     def label(self) -> str:
         """The method's name in tables, with its preset if that is not the usual one."""
         return self.extractor.label if self.preset in (None, "light") else f"{self.extractor.label} {self.preset}"
-
-    def scorer(self, levels: int) -> Scorer:
-        """An unfitted scorer of `levels` candidate levels, with the detector's options."""
-        detector = self.detector
-        keep = None if detector.keep is None else min(detector.keep, levels)
-        return Scorer(detector.calibration_name, keep, detector.weights, detector.aggregate, detector.fuse)
 
     def images(self, split: str) -> int:
         """The largest number of images of a split."""
@@ -128,15 +121,13 @@ class BaselineBench(MethodBench):
 
     def _fit_and_score(self, name: str, seed: int, variant: Variant | None) -> Scores:
         extractor, tables = self.baseline.extractor, self.collection.tables
-        train, levels = tables[name, "train", seed].table, extractor.timesteps(self.backbone)
-        scorer = self.baseline.scorer(len(levels))
-        scorer.fit(extractor.columns(train), extractor.stability(train), extractor.parts(train))
+        scorer = self.baseline.detector.scorer().fit(tables[name, "train", seed])
 
         def columns(other: str, kept: list[int]) -> Array:
             found = tables[other, "test", seed]
             return extractor.as_scored(extractor.columns(found.table)[:, kept], found.keys, seed)
 
-        return self._score_tests(name, scorer, levels, columns)
+        return self._score_tests(name, scorer, extractor.timesteps(self.backbone), columns)
 
 
 def extraction_order(baselines: Sequence[Baseline]) -> list[Baseline]:
