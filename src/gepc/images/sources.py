@@ -197,16 +197,13 @@ def _as_numpy(array: Any) -> Pixels:
 
 
 class ItemImages(Images):
-    """A list of arrays, a torch Dataset, anything with `len` and indexing; other items are records with a reason.
+    """A list of arrays, a torch Dataset, anything with `len` and indexing; other items are records with a reason."""
 
-    `prefix` precedes the position in the name of a record.
-    """
-
-    def __init__(self, items: Any, prefix: str = "") -> None:
-        self.items, self._prefix = items, prefix
+    def __init__(self, items: Any) -> None:
+        self.items = items
 
     def __getitem__(self, index: int) -> Record:
-        name = f"{self._prefix}{range(len(self))[index]}"
+        name = str(range(len(self))[index])
         try:
             item = self.items[index]
         except (OSError, ValueError, RuntimeError, SyntaxError) as error:  # what decoders raise for a damaged image

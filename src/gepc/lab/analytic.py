@@ -90,7 +90,6 @@ class GaussianBackbone(MixtureBackbone):
         alphas_cumprod: npt.ArrayLike | None = None,
     ) -> None:
         super().__init__([1.0], [mu], [cov], shape, alphas_cumprod)
-        self.component = self.components[0]
 
     @classmethod
     def fitted(cls, images: npt.ArrayLike, alphas_cumprod: npt.ArrayLike | None = None) -> GaussianBackbone:

@@ -237,7 +237,7 @@ NOT_INVARIANT = {
 def density_gap(backbone: Backbone, group: Group, x: Array) -> float:
     """The largest |log p_t(P_g x) - log p_t(x)|."""
     abar = torch.full((len(x), 1, 1, 1), backbone.alphas_cumprod[T], dtype=torch.float64)
-    parts = getattr(backbone, "components", None) or [backbone.component]  # type: ignore[attr-defined]
+    parts = backbone.components
     shares = getattr(backbone, "shares", np.ones(1))
 
     def log_density(y: torch.Tensor) -> torch.Tensor:
@@ -325,9 +325,10 @@ def test_a_fitted_gaussian_has_the_images_mean_and_nearly_their_covariance() -> 
     cov = random_covariance(rng, 4)
     images = draw(rng, np.full(4, 0.2), cov, 5000, (1, 2, 2))
     fitted = GaussianBackbone.fitted(images)
-    np.testing.assert_allclose(fitted.component.mu.numpy(), images.mean(0))
-    vectors = fitted.component.vectors.numpy()
-    np.testing.assert_allclose(vectors @ np.diag(fitted.component.values.numpy()) @ vectors.T, cov, atol=0.1)
+    np.testing.assert_allclose(fitted.components[0].mu.numpy(), images.mean(0))
+    (law,) = fitted.components
+    vectors = law.vectors.numpy()
+    np.testing.assert_allclose(vectors @ np.diag(law.values.numpy()) @ vectors.T, cov, atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -131,12 +131,12 @@ class Protocol:
         if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):
             raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
 
-    def extractor(self, name: str | None = None) -> GepcExtractor:
-        """The extractor of all features when `name` (the first ID set) is in-distribution; its levels are not used."""
+    def extractor(self) -> GepcExtractor:
+        """The extractor of all features when the first ID set is in-distribution; its levels are not used."""
         return GepcExtractor(
             features=self.features,
             pool=self.pool,
-            topk=self.topk_for(name or next(iter(self.pairs))),
+            topk=self.topk_for(next(iter(self.pairs))),
             group=Group.of(self.group),
             mc_samples=self.mc_samples,
         )
