@@ -44,7 +44,7 @@ def row(label: str, source: str, data: Path, images: npt.NDArray[np.uint8], test
     """Errors at the levels shown, then AUROC against each of the other sets and their mean."""
     backbone = gepc.load_backbone(source)
     training, held_out = (np.float32(pixels.transpose(0, 3, 1, 2) / 127.5 - 1.0) for pixels in (images, test))
-    errors = denoising_errors(backbone.net, backbone.alphas_cumprod, fit_linear(training), held_out)
+    errors = denoising_errors(backbone, fit_linear(training), held_out)
     detector = gepc.create_detector(backbone, "gepc+", "fast").fit(images)
     inside = detector.score(test)
     found = [auroc(inside, detector.score(np.load(data / f"{file}.npz")["test_x"][:TEST])) for file in OTHERS.values()]

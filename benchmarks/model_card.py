@@ -89,7 +89,7 @@ def level_errors(name: str, images: Image) -> list[LevelError]:
     """The errors of a backbone; the linear predictor of the images themselves is not shown."""
     backbone = gepc.load_backbone(name)
     assert isinstance(backbone, DiffusersBackbone)
-    return denoising_errors(backbone.net, backbone.alphas_cumprod, fit_linear(images[:64]), images)
+    return denoising_errors(backbone, fit_linear(images[:64]), images)
 
 
 def main() -> None:

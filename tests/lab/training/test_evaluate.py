@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from diffusers import DDIMScheduler
 from PIL import Image as PILImage
 
+from gepc.backbones.base import Backbone
 from gepc.core.files import read_json
 from gepc.images.sources import Image
 from gepc.lab.training.evaluate import (
@@ -94,20 +94,12 @@ def test_a_network_that_has_not_learnt_enough_is_commented_on() -> None:
     assert "no better than the best linear predictor at 1 of 2 levels (0.9)" in advice
 
 
-class ZeroNet:
-    """Predicts no noise at all, so that its error is that of the trivial predictor."""
-
-    device = "cpu"
-
-    def __call__(self, x: Any, _timestep: int, return_dict: bool) -> tuple[Any]:
-        return (x * 0,)
-
-
 def test_errors_per_level() -> None:
-    recipe = Recipe(diffusion_steps=4000)
-    abar, images = alphas_cumprod(recipe), gaussian_images(300, (1, 4, 4), 0)
+    """The network predicts no noise at all, so that its error is that of the trivial predictor."""
+    abar, images = alphas_cumprod(Recipe(diffusion_steps=4000)), gaussian_images(300, (1, 4, 4), 0)
+    silent = Backbone.from_callable(lambda x, _: 0.0 * x, abar, channels=1)
     held_out = gaussian_images(400, (1, 4, 4), 1)
-    errors = denoising_errors(ZeroNet(), abar, fit_linear(images), held_out)  # type: ignore[arg-type]
+    errors = denoising_errors(silent, fit_linear(images), held_out)
     assert [error.asked for error in errors] == list(LEVELS)
     for error in errors:
         assert error.timestep == np.abs(np.sqrt(abar) - error.asked).argmin()
@@ -115,7 +107,7 @@ def test_errors_per_level() -> None:
         assert error.zero == error.net == pytest.approx(1.0, abs=4 * np.sqrt(2 / held_out.size))
         assert 0 < error.linear < error.zero
     assert [error.timestep for error in errors[:2]] == [15, 136]
-    assert errors == denoising_errors(ZeroNet(), abar, fit_linear(images), held_out)  # type: ignore[arg-type]
+    assert errors == denoising_errors(silent, fit_linear(images), held_out)
 
 
 def test_errors_do_not_depend_on_the_batch_size() -> None:

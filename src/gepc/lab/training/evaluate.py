@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from diffusers import DDIMPipeline, UNet2DModel
 from diffusers.utils import make_image_grid
 from PIL import Image as PILImage
 
+from gepc.backbones.base import Backbone
+from gepc.backbones.load import load_backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.files import replacing, write_json
 from gepc.core.tables import markdown_table
 from gepc.images.sources import Image
 from gepc.lab.training.checkpoint import RUN_FOLDER
-from gepc.lab.training.recipe import Recipe, alphas_cumprod, build_scheduler
+from gepc.lab.training.recipe import Recipe, build_scheduler
+from gepc.methods.base import to_tensor
 
 NAME = "held_out.json"
 LEVELS = (0.9999, 0.9979, 0.99, 0.97, 0.9, 0.5)
@@ -50,18 +54,16 @@ def evaluate(
     if recipe.objective != "noise":
         return [], ["no held-out error, since an energy network does not predict noise"]
     folder, notes, errors = Path(out) / RUN_FOLDER, [], []
-    net = UNet2DModel.from_pretrained(out).eval()
-    net.to("cuda" if torch.cuda.is_available() else "cpu", memory_format=torch.channels_last)
+    backbone = load_backbone(Path(out))
     if len(held_out):
         linear = fit_linear(images)
-        errors = denoising_errors(net, alphas_cumprod(recipe), linear, held_out)
+        errors = denoising_errors(backbone, linear, held_out)
         facts = {"step": step, "images": len(held_out), "linear": linear.kind, "noise_seed": NOISE_SEED}
-        parameters = sum(parameter.numel() for parameter in net.parameters())
         levels = [dataclasses.asdict(error) for error in errors]
-        write_json(folder / NAME, {**facts, "parameters": parameters, "levels": levels})
+        write_json(folder / NAME, {**facts, "parameters": backbone.parameters, "levels": levels})
     else:
         notes.append("no held-out error, since no images are held out (held_out: 0)")
-    write_samples(folder / "samples.png", net, recipe)
+    write_samples(folder / "samples.png", backbone.net, recipe)
     return errors, notes
 
 
@@ -83,28 +85,23 @@ def worse_than_linear(errors: Sequence[LevelError]) -> str | None:
     )
 
 
-def denoising_errors(net: UNet2DModel, abar: Array, linear: LinearPredictor, held_out: Image) -> list[LevelError]:
+def denoising_errors(backbone: Backbone, linear: LinearPredictor, held_out: Image) -> list[LevelError]:
     """mean (eps_hat(x_t) - noise)^2 over the held-out images at `LEVELS`.
 
     The noise of an image depends on its position, the timestep and a fixed seed, so it is the same for all predictors.
     """
     errors = []
     for asked in LEVELS:
-        (timestep,) = Levels.sqrt_abar(asked).timesteps(abar)
-        level = float(abar[timestep])
-        predictors: list[Predictor] = [_net_predictor(net, timestep), linear.at(level), np.zeros_like]
+        (timestep,) = Levels.sqrt_abar(asked).timesteps(backbone.alphas_cumprod)
+        level = float(backbone.alphas_cumprod[timestep])
+        predictors: list[Predictor] = [partial(_predict, backbone, timestep), linear.at(level), np.zeros_like]
         errors.append(LevelError(asked, timestep, level**0.5, *_noise_errors(predictors, held_out, timestep, level)))
     return errors
 
 
-def _net_predictor(net: UNet2DModel, timestep: int) -> Predictor:
-    def predict(noisy: Image) -> Array:
-        x = torch.from_numpy(noisy).to(net.device, memory_format=torch.channels_last)
-        with torch.no_grad():
-            answer: Array = net(x, timestep, return_dict=False)[0].float().cpu().numpy()
-        return answer
-
-    return predict
+def _predict(backbone: Backbone, timestep: int, noisy: Image) -> Array:
+    answer: Array = backbone.eps(to_tensor(noisy, backbone), timestep).cpu().numpy()
+    return answer
 
 
 def _noise_errors(
