@@ -12,11 +12,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from typing_extensions import Self
 
 import gepc
-from gepc.conformal.p_values import threshold
+from gepc.conformal.p_values import Array, threshold
 from gepc.core.errors import InputError
 from gepc.core.options import DEFAULT_BACKBONE
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(eq=False, repr=False)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
-from gepc.conformal.p_values import Guarantee, group_labels
+from gepc.conformal.p_values import Array, Guarantee, group_labels
 from gepc.core.errors import NotFittedError, OptionError, check_least, raising
 from gepc.core.files import StrPath
 from gepc.core.progress import Progress
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[np.float64]
 Alarms = npt.NDArray[np.bool_]
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gepc.backbones.base import Backbone
 from gepc.calibration.scorer import Scorer
-from gepc.conformal.p_values import CalibrationScores, Guarantee
+from gepc.conformal.p_values import Array, CalibrationScores, Guarantee
 from gepc.core.errors import OptionError, check_choice
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
@@ -23,8 +22,6 @@ from gepc.maps.regions import MapRegion, map_regions
 from gepc.maps.statistics import TOGETHER, Fields, MapStatistics
 from gepc.methods.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
 from gepc.methods.pooling import Map, combine
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

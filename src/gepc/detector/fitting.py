@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gepc.conformal.p_values import CalibrationScores, group_labels
+from gepc.conformal.p_values import Array, CalibrationScores, group_labels
 from gepc.core.errors import AdviceWarning, InputError
 from gepc.core.progress import Progress, reporting
 from gepc.detector.fitted import FittedDetector
@@ -28,7 +28,6 @@ from gepc.methods.gepc import GepcExtractor
 from gepc.methods.pooling import Map, v_global
 from gepc.methods.symmetries import Evidence, choose, read_batch
 
-Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 Groups = Sequence[str] | str | None
 MINIMUM_FIT = 8

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from gepc.conformal.p_values import Labels
+from gepc.conformal.p_values import Array, Labels
 from gepc.core.errors import GepcError, InputError, check_choice
 from gepc.core.parts import OUTPUT
 from gepc.core.progress import Progress, reporting
@@ -20,7 +19,6 @@ from gepc.images.sources import Images, StreamImages
 from gepc.maps.statistics import Fields
 from gepc.methods.pooling import Map
 
-Array = npt.NDArray[np.float64]
 ON_ERROR = {"raise": OnBadImage.NONE, "row": OnBadImage.ALL}
 TIES = ("conservative", "random")
 NOT_FINITE = "cannot be scored: the network's answer is not finite"

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.palette import LIGHT, line_style
 from gepc.methods.base import Batch
-from gepc.methods.features import feature, nanmean, relative_residual
+from gepc.methods.features import Array, feature, nanmean, relative_residual
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group
 from gepc.methods.operators import Operator
@@ -22,7 +21,6 @@ from gepc.methods.symmetries import residuals
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[np.float64]
 HARMONICS, SHOWN = 4, 32
 ANGLES = tuple(range(15, 360, 15))
 

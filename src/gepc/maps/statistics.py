@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import interpolate
 
-from gepc.calibration.calibrators import Calibrator, create_calibrator, under
+from gepc.calibration.calibrators import Array, Calibrator, create_calibrator, under
 from gepc.calibration.evidence import combine_parts
 from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
@@ -41,7 +41,6 @@ from gepc.images.sources import Image
 from gepc.methods.base import MapModel, MapParts
 from gepc.methods.pooling import Map, Pooling, box_filter, combine, odd_eighth
 
-Array = npt.NDArray[np.float64]
 Size = tuple[int, ...]
 Fields = dict[str, Map]
 Read = Callable[[Sequence[Image]], MapParts]  # the parts of the maps of some images of one size

@@ -20,7 +20,7 @@ from scipy.ndimage import label
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gepc.conformal.p_values import images_needed
+from gepc.conformal.p_values import Array, images_needed
 from gepc.detector.fitted import FittedDetector
 from gepc.maps.regions import Region, measured, numbered
 from gepc.methods.pooling import Map
@@ -29,7 +29,6 @@ from gepc.scenes.reading import Georeference, Valid
 from gepc.scenes.tiling import Grid
 
 STRIP_PIXELS = 1 << 20  # of the map in memory at once, unless one line is longer
-Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.integer[Any]]
 
 

@@ -14,7 +14,7 @@ from scipy.ndimage import zoom
 
 from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
-from gepc.conformal.p_values import threshold
+from gepc.conformal.p_values import Array, threshold
 from gepc.core.errors import GepcError, raising
 from gepc.core.palette import DARK
 from gepc.core.tables import ResultTable, interval_text
@@ -31,7 +31,6 @@ from gepc.maps.drawing import overlay, resized
 from gepc.maps.regions import MapRegion, in_image
 
 Pixels = npt.NDArray[np.uint8]
-Array = npt.NDArray[np.float64]
 OnImages = Callable[[int], None]
 
 ALPHA = 0.05

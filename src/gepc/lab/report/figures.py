@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gepc.core.errors import InputError
 from gepc.core.files import replacing
-from gepc.detector.plots import WIDTH, drawing
+from gepc.detector.plots import WIDTH, Array, drawing
 from gepc.detector.plots import histogram as histogram
 from gepc.detector.plots import score_limits as score_limits
 from gepc.maps.drawing import overlay
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-Array = npt.NDArray[np.float64]
 Images = Sequence[npt.NDArray[Any]]
 
 
