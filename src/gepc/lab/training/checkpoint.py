@@ -50,17 +50,21 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[s
     write_bytes(path, save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, metadata))
 
 
-def save(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:
-    """Replace the checkpoint in `folder` by weights, their average, buffers, the optimiser's moments and the state."""
-    tensors: dict[str, torch.Tensor] = {f"buffer/{name}": value for name, value in net.named_buffers()}
+def _tensors(net: Module, ema: EMAModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """The tensors of a run by their names in a checkpoint: weights, their average, buffers, the optimiser's moments."""
+    tensors = {f"buffer/{name}": value for name, value in net.named_buffers()}
     for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
-        tensors[f"net/{name}"] = parameter
-        tensors[f"ema/{name}"] = average
-        moments = optimizer.state[parameter]
-        for moment in ("exp_avg", "exp_avg_sq"):
-            if moment in moments:
-                tensors[f"{moment}/{name}"] = moments[moment]
-                state.optimizer_step = int(moments["step"])
+        own = {"net": parameter, "ema": average, **optimizer.state[parameter]}
+        tensors |= {f"{kind}/{name}": value for kind, value in own.items() if kind != "step"}
+    return tensors
+
+
+def save(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, state: TrainingState) -> None:
+    """Replace the checkpoint in `folder` by the tensors and the state of the run."""
+    tensors = _tensors(net, ema, optimizer)
+    for moments in optimizer.state.values():
+        if moments:
+            state.optimizer_step = int(moments["step"])
     state.ema_step = ema.optimization_step
     write_tensors(folder / NAME, tensors, {"progress": json.dumps(dataclasses.asdict(state))})
 
@@ -83,20 +87,15 @@ def restore(folder: Path, net: Module, ema: EMAModel, optimizer: Optimizer, stat
     import torch
     from safetensors.torch import load_file
 
-    tensors = load_file(folder / NAME)
+    stored = load_file(folder / NAME)
     updates = state.step if state.optimizer_step is None else state.optimizer_step
+    for name, parameter in net.named_parameters():
+        if f"exp_avg/{name}" in stored:
+            moments = {moment: torch.empty_like(parameter) for moment in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
     with torch.no_grad():
-        for name, value in net.named_buffers():
-            value.copy_(tensors[f"buffer/{name}"])
-        for (name, parameter), average in zip(net.named_parameters(), ema.shadow_params, strict=True):
-            parameter.copy_(tensors[f"net/{name}"])
-            average.copy_(tensors[f"ema/{name}"])
-            if f"exp_avg/{name}" in tensors:
-                optimizer.state[parameter] = {
-                    "step": torch.tensor(float(updates)),
-                    "exp_avg": torch.empty_like(parameter).copy_(tensors[f"exp_avg/{name}"]),
-                    "exp_avg_sq": torch.empty_like(parameter).copy_(tensors[f"exp_avg_sq/{name}"]),
-                }
+        for name, value in _tensors(net, ema, optimizer).items():
+            value.copy_(stored[name])
     ema.optimization_step = state.ema_step
 
 
