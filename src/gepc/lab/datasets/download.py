@@ -121,17 +121,16 @@ def _resume(part: Path, url: str, on_bytes: OnBytes) -> None:
 def _unpack(archive: Path, folder: Path, holds: str) -> None:
     """Unpack to a temporary folder first: the result is never partial."""
     safely: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
-    reason = f"{archive} is damaged: {{error}}; remove it and run the command again"
-    failing = raising(InputError, reason, shutil.ReadError, EOFError)
-    with (
-        storage_errors(folder / holds),
-        failing,
-        tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft,
-    ):
-        shutil.unpack_archive(archive, draft, **safely)
-        if not Path(draft, holds).is_dir():
-            raise InputError(f"{archive} holds no folder {holds}")
-        os.replace(Path(draft, holds), folder / holds)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft:
+            shutil.unpack_archive(archive, draft, **safely)
+            if not Path(draft, holds).is_dir():
+                raise InputError(f"{archive} holds no folder {holds}")
+            os.replace(Path(draft, holds), folder / holds)
+    except (shutil.ReadError, EOFError) as error:
+        raise InputError(f"{archive} is damaged: {error}; remove it and run the command again") from error
+    except OSError as error:
+        raise StorageError(f"cannot unpack {archive}: {error.strerror or error}") from error
 
 
 def _unpack_given(name: str, folder: Path) -> None:
