@@ -1,6 +1,8 @@
 """How parts of a score are combined, and whether explanations name the right part.
 
     python benchmarks/evidence.py --data DATA --out evidence.md
+    python benchmarks/evidence.py --data DATA --out densities.md --densities
+    python benchmarks/evidence.py --data DATA --out methods.md --features methods.npz --methods
 
 The features of `gepc+ fast` are computed once for every set; rules, sides and weights are arithmetic on them. Rules are
 compared on synthetic outliers of ID images that nothing was fitted on. The OOD columns are outcomes: nothing is chosen
@@ -17,16 +19,22 @@ import numpy as np
 import numpy.typing as npt
 import skimage.data
 import torch
+from scipy.spatial.distance import cdist
+from sklearn.cluster import KMeans
+from sklearn.covariance import ledoit_wolf
 
 import gepc
 from gepc.calibration import Aggregation, create_calibrator
-from gepc.calibration.calibrators import Calibrator
-from gepc.core.parts import OUTPUT
+from gepc.calibration.calibrators import Calibrator, register
+from gepc.calibration.evidence import WIDE, Evidence
+from gepc.calibration.joint import LevelPCA
+from gepc.core.parts import OUTPUT, Part
 from gepc.images.formats import read_npz
 from gepc.images.noise import generator, image_key
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.lab.metrics import auroc
-from gepc.methods.base import Batch, Table, extract_table
+from gepc.methods.base import Batch, Extractor, Table, extract_table
+from gepc.methods.combined import Combined
 from gepc.methods.gepc_plus import GepcPlus
 
 Array = npt.NDArray[np.float64]
@@ -51,6 +59,18 @@ DESIGNS = {
     "fisher, output by level_knn": "evidence:narrow=level_knn",
     "fisher, left tail .1": "evidence:left=0.1",
     "fisher, two-sided layers": "evidence:left=0.5",
+}
+METHODS = ("gepc", "scoped", "diffpath", "gepc+")
+TOGETHER = (("gepc", "scoped", "diffpath"), ("gepc+", "scoped"), ("gepc+", "diffpath"), METHODS)
+FEW_FIT, FEW_TEST = 200, 100  # images for combinations of methods, which need many passes
+DENSITIES = {
+    "one Gaussian, `level_pca` (default)": "evidence",
+    "distance to the 5th neighbour": "evidence:wide=candidate:kind=neighbour",
+    "four clusters, shared covariance": "evidence:wide=candidate:kind=clusters",
+    "ratio of densities": "evidence:wide=candidate:kind=ratio",
+    "the same, two-sided": "evidence:wide=candidate:kind=two_sided",
+    "ratio, not whitened: `level_lof`": "evidence:wide=level_lof",
+    "`level_pca` and `level_lof`, half each": "halves",
 }
 SHIFTS = ("blur", "noise", "colour", "grey", "flip", "brighter", "texture")
 
@@ -122,14 +142,82 @@ def sets(data: Path) -> Iterator[tuple[str, Images]]:
         yield f"{name}/test", some(cells(name), TEST)
 
 
-class Features:
-    """Columns of `gepc+ fast` by name of the set, and their parts; computed, or read from a file of an earlier run."""
+def few(data: Path) -> Iterator[tuple[str, Images]]:
+    """The sets of the nine pairs, with fewer images."""
+    for name in (*OTHERS, "cifar100"):
+        path = data / f"{FILES.get(name, name)}.npz"
+        yield f"{name}/test", some(read_npz(path, "test_x"), FEW_TEST)
+        if name in OTHERS:
+            yield f"{name}/fit", some(read_npz(path, "train_x"), FEW_FIT)
 
-    def __init__(self, data: Path, backbone: str, file: Path) -> None:
-        self.backbone, self.method = gepc.load_backbone(backbone), GepcPlus()
+
+@register("candidate")
+class Candidate(LevelPCA):
+    """Local densities in the whitened principal components of `level_pca`, for one noise level; tried and not kept.
+
+    The squared length of all other directions is added to a squared distance, which is divided by that of the
+    neighbours in a ratio.
+    """
+
+    def __init__(self, kind: str = "neighbour", neighbours: int = 5) -> None:
+        super().__init__()
+        self.kind, self.neighbours = kind, neighbours
+
+    def _fit(self, columns: Array) -> None:
+        super()._fit(columns)
+        white, rest = self.whitened(columns[:, 0])
+        if self.kind == "clusters":
+            labels = KMeans(4, n_init=4, random_state=0).fit(white[:, :16]).labels_
+            self.white = np.stack([white[labels == label].mean(axis=0) for label in range(4)])
+            covariance, _ = ledoit_wolf(white - self.white[labels], assume_centered=True)
+            self.factor = np.linalg.cholesky(np.linalg.inv(covariance))
+            return
+        self.white = white
+        squares = cdist(white, white, "sqeuclidean")
+        np.fill_diagonal(squares, np.inf)
+        self.radii = np.sort(squares, axis=1)[:, self.neighbours - 1] + rest
+
+    def whitened(self, vectors: Array) -> tuple[Array, Array]:
+        """The components in units of their standard deviations, and the squared length of the rest."""
+        components, energies = self.projected(0, vectors)
+        rest = np.maximum(energies - (components**2).sum(axis=1), 0.0) / self.variances_[0, -1]
+        return components / np.sqrt(self.variances_[0, :-1]), rest
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        white, rest = self.whitened(vectors)
+        if self.kind == "clusters":
+            return cdist(white @ self.factor, self.white @ self.factor, "sqeuclidean").min(axis=1) + rest
+        squares = cdist(white, self.white, "sqeuclidean")
+        order = np.argsort(squares, axis=1)[:, : self.neighbours]
+        radius = np.take_along_axis(squares, order[:, -1:], axis=1)[:, 0] + rest
+        if self.kind == "neighbour":
+            return np.asarray(radius)
+        ratio = np.log(radius) - np.log(self.radii[order]).mean(axis=1)
+        return np.asarray(ratio**2 if self.kind == "two_sided" else np.exp(ratio))
+
+
+@register("halves")
+class Halves(Evidence):
+    """The structure as two parts with half the weight each, by `level_pca` and by `level_lof`."""
+
+    @property
+    def used(self) -> list[Part]:
+        wide = [part for part in super().used if len(part.columns) >= WIDE]
+        others = [part for part in super().used if len(part.columns) < WIDE]
+        return [*others, *(Part(name, part.runs, weight=0.5) for part in wide for name in ("level_pca", "level_lof"))]
+
+    def _new(self, part: Part) -> Calibrator:
+        return create_calibrator(part.name if len(part.columns) >= WIDE else self.narrow)
+
+
+class Features:
+    """Columns of a method by name of the set, and their parts; computed, or read from a file of an earlier run."""
+
+    def __init__(self, images: Iterator[tuple[str, Images]], backbone: str, file: Path, method: Extractor) -> None:
+        self.backbone, self.method = gepc.load_backbone(backbone), method
         self.parts = self.method.parts(self.table(np.zeros((1, 3, SIDE, SIDE), np.float32)))
         if not file.exists():
-            columns = {name: self.compute(images) for name, images in sets(data)}
+            columns = {name: self.compute(several) for name, several in images}
             np.savez(file, allow_pickle=False, **columns)
         with np.load(file) as stored:
             self.columns: dict[str, Array] = {name: stored[name].astype(np.float64) for name in stored.files}
@@ -179,6 +267,18 @@ def confusion(features: Features, name: str, alpha: float = 0.05) -> list[tuple[
     return rows
 
 
+def together(features: Features) -> Iterator[tuple[str, Sequence[float]]]:
+    """AUROC of the nine pairs and their mean: methods by themselves, and combined."""
+    for names in (*((name,) for name in METHODS), *TOGETHER):
+        parts = [part for part in features.parts if part.name in names]
+        models = {name: create_calibrator("evidence").fit(features.columns[f"{name}/fit"], parts) for name in OTHERS}
+        found = [
+            auroc(*(features.scores(models[inside], f"{name}/test") for name in (inside, outside)))
+            for inside, outside in NINE
+        ]
+        yield " + ".join(names), [*found, float(np.mean(found))]
+
+
 def markdown(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], digits: int) -> str:
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for label, values in rows:
@@ -193,14 +293,22 @@ def main() -> None:
     parser.add_argument("--backbone", default="celeba32-tiny")
     parser.add_argument("--out", type=Path, default=Path("evidence.md"))
     parser.add_argument("--features", type=Path, default=Path("evidence.npz"), help="computed features, kept here")
+    parser.add_argument("--densities", action="store_true", help="compare local densities of the inner layers instead")
+    parser.add_argument("--methods", action="store_true", help="combine methods on the nine pairs instead")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    features = Features(given.data, given.backbone, given.features)
+    if given.methods:
+        features = Features(few(given.data), given.backbone, given.features, Combined(METHODS))
+        header = ["methods", *(f"{inside}: {outside}" for inside, outside in NINE), "average"]
+        given.out.write_text(markdown(header, list(together(features)), 3) + "\n")
+        return
+    features = Features(sets(given.data), given.backbone, given.features, GepcPlus())
     textures = [f"TinyIN: {name}" for name in TEXTURES]
     header = ["combination", "synthetic", *FILES, "nine pairs", *textures, "SVHN", "CelebA"]
-    text = [markdown(header, [(label, line(features, name)) for label, name in DESIGNS.items()], 4)]
+    designs = DENSITIES if given.densities else DESIGNS
+    text = [markdown(header, [(label, line(features, name)) for label, name in designs.items()], 4)]
     names = [part.name for part in features.parts if part.name != OUTPUT]
-    for name in ("celeba", "cifar10"):
+    for name in () if given.densities else ("celeba", "cifar10"):
         table = markdown(["shift", "noticed", *names], confusion(features, name), 2)
         text.append(f"{name}:\n\n{table}")
     given.out.write_text("\n\n".join(text) + "\n")

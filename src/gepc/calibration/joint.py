@@ -225,11 +225,88 @@ class LevelPCA(LevelCalibrator):
         variances = (1.0 - shrinkage) * np.append(values, rest) + shrinkage * total / width
         return mean, scale, axes.astype(np.float32), variances
 
-    def distance_at(self, level: int, vectors: Array) -> Array:
+    def projected(self, level: int, vectors: Array) -> tuple[Array, Array]:
+        """The components v_i.z (N, k) and the energies |z|^2 (N,) of features (N, F)."""
         z = (vectors - self.mean_[level]) / self.scale_[level]
-        along = (z @ self.axes_[level].T.astype(np.float64)) ** 2
-        rest = np.maximum((z**2).sum(axis=1) - along.sum(axis=1), 0.0)
+        return z @ self.axes_[level].T.astype(np.float64), (z**2).sum(axis=1)
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        components, energies = self.projected(level, vectors)
+        along = components**2
+        rest = np.maximum(energies - along.sum(axis=1), 0.0)
         return np.asarray(along @ (1.0 / self.variances_[level, :-1]) + rest / self.variances_[level, -1])
+
+
+@register("level_lof")
+class LevelLOF(LevelPCA):
+    """How much farther an image is from its neighbours than they are from theirs: a local density for many columns.
+
+    With the components v_i.z of `level_pca`, in which two images differ in their own ways in all other directions,
+
+        d^2(x, y) = |z_x|^2 + |z_y|^2 - 2 sum_{i <= k} (v_i.z_x)(v_i.z_y)
+        score     = r^2(x) / geometric mean of r^2 over the 5 nearest ID images of x
+
+    where r is the distance to the fifth nearest ID image. An image in the middle of a wide cloud, but unlike each of
+    its neighbours, has a high score. This is the local outlier factor (Breunig et al., SIGMOD 2000) with squared
+    distances, and without its lower limit on the distance to a neighbour.
+
+    Options
+    -------
+    rank : k, the number of components; at most one for every two ID images.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.calibration.joint import LevelLOF
+    >>> columns = np.random.default_rng(0).standard_normal((200, 1, 40))
+    >>> columns[:100] += 6.0  # two clouds
+    >>> model = LevelLOF().fit(columns)
+    >>> between, inside = np.full((1, 1, 40), 3.0), np.full((1, 1, 40), 6.0)
+    >>> bool(model.per_level(between) > 2.0 * model.per_level(inside))
+    True
+    """
+
+    NEIGHBOURS = 5
+
+    fitted: ClassVar[tuple[str, ...]] = (*LevelPCA.fitted, "samples", "energies", "radii")
+
+    def _fit(self, columns: Array) -> None:
+        super()._fit(columns)
+        count, levels = columns.shape[:2]
+        self.samples_ = np.full((levels, count, self.axes_.shape[1]), np.nan, dtype=np.float32)
+        self.energies_, self.radii_ = np.full((2, levels, count), np.nan)
+        for level in range(levels):
+            seen = np.flatnonzero(_looked_at(columns[:, level]))
+            self.samples_[level, seen], self.energies_[level, seen] = self.projected(level, columns[seen, level])
+            for rows in _blocks(seen):
+                squares = self._squares(level, columns[rows, level])
+                squares[np.arange(len(rows)), rows] = np.nan  # no image is its own neighbour
+                self.radii_[level, rows] = self._nearest(level, squares)[0]
+
+    def _squares(self, level: int, vectors: Array) -> Array:
+        """d^2 to every ID image, (N, images); NaN for images that were not evaluated at this level."""
+        components, energies = self.projected(level, vectors)
+        squares = energies[:, None] + self.energies_[level] - 2.0 * components @ self.samples_[level].T
+        return np.asarray(np.maximum(squares, RIDGE * np.nanmean(self.energies_[level])))
+
+    def _nearest(self, level: int, squares: Array) -> tuple[Array, npt.NDArray[np.int64]]:
+        """r^2 of each row, and which ID images are its neighbours; fewer than five if there are not as many."""
+        others = int(np.isfinite(self.energies_[level]).sum()) - 1
+        count = min(self.NEIGHBOURS, others)
+        order = np.argpartition(squares, count - 1, axis=1)[:, :count]  # NaN is last
+        return np.take_along_axis(squares, order[:, -1:], axis=1)[:, 0], order
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        found = np.empty(len(vectors))
+        for rows in _blocks(np.arange(len(vectors))):
+            radii, neighbours = self._nearest(level, self._squares(level, vectors[rows]))
+            found[rows] = radii / np.exp(np.log(self.radii_[level, neighbours]).mean(axis=1))
+        return found
+
+
+def _blocks(positions: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """As many positions together as their distances to all ID images are computed for."""
+    return np.array_split(positions, range(AT_ONCE, len(positions), AT_ONCE))
 
 
 def _principal(z: Array, rank: int) -> tuple[Array, Array]:
