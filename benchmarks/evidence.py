@@ -186,7 +186,7 @@ class Candidate(LevelPCA):
     def distance_at(self, level: int, vectors: Array) -> Array:
         white, rest = self.whitened(vectors)
         if self.kind == "clusters":
-            return cdist(white @ self.factor, self.white @ self.factor, "sqeuclidean").min(axis=1) + rest
+            return np.asarray(cdist(white @ self.factor, self.white @ self.factor, "sqeuclidean").min(axis=1) + rest)
         squares = cdist(white, self.white, "sqeuclidean")
         order = np.argsort(squares, axis=1)[:, : self.neighbours]
         radius = np.take_along_axis(squares, order[:, -1:], axis=1)[:, 0] + rest
@@ -257,7 +257,7 @@ def line(features: Features, calibration: str) -> list[float]:
 def confusion(features: Features, name: str, alpha: float = 0.05) -> list[tuple[str, Sequence[float]]]:
     """For each shift: the share of images with a part below `alpha`, and among these the shares of the named parts."""
     model = features.fitted("evidence", name)
-    rows = []
+    rows: list[tuple[str, Sequence[float]]] = []
     for kind in SHIFTS:
         _, found = model.explained(features.columns[f"{name}/{kind}"], np.ones(1), Aggregation())
         p = np.stack([values for part, values in found.items() if part != OUTPUT], axis=1)

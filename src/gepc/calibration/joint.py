@@ -241,13 +241,13 @@ class LevelPCA(LevelCalibrator):
 class LevelLOF(LevelPCA):
     """How much farther an image is from its neighbours than they are from theirs: a local density for many columns.
 
-    With the components v_i.z of `level_pca`, in which two images differ in their own ways in all other directions,
+    With the components v_i.z of `level_pca`, and two images taken as orthogonal in all other directions,
 
         d^2(x, y) = |z_x|^2 + |z_y|^2 - 2 sum_{i <= k} (v_i.z_x)(v_i.z_y)
         score     = r^2(x) / geometric mean of r^2 over the 5 nearest ID images of x
 
-    where r is the distance to the fifth nearest ID image. An image in the middle of a wide cloud, but unlike each of
-    its neighbours, has a high score. This is the local outlier factor (Breunig et al., SIGMOD 2000) with squared
+    where r is the distance to the fifth nearest ID image. An image between several clouds, near their common mean but
+    unlike every image, has a high score. This is the local outlier factor (Breunig et al., SIGMOD 2000) with squared
     distances, and without its lower limit on the distance to a neighbour.
 
     Options
