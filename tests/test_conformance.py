@@ -22,7 +22,8 @@ import gepc
 from gepc.backbones.schedule import cosine_alphas_cumprod
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError
 from gepc.lab.energy.network import EnergyBackbone
-from gepc.methods.base import Cost, find_method
+from gepc.methods.base import Cost, MapModel, find_method
+from gepc.methods.gepc import GepcExtractor
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -267,8 +268,9 @@ def test_scoring_holds_a_bounded_number_of_images(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("read_once", [False, True])
 def test_fitting_holds_a_bounded_number_of_images_and_maps(monkeypatch: pytest.MonkeyPatch, read_once: bool) -> None:
-    for name in ("SAMPLE_IMAGES", "FIT_IMAGES", "CALIBRATION_IMAGES"):
+    for name in ("SAMPLE_IMAGES", "CALIBRATION_IMAGES"):
         monkeypatch.setattr(f"gepc.detector.fitting.{name}", 4)
+    monkeypatch.setattr(GepcExtractor, "map_model", MapModel(images=4))
     detector = gepc.GEPC(quick_backbone("gepc", image_size=None), batch_size=4)
 
     def fit(images: Stream) -> None:

@@ -56,12 +56,11 @@ def images(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
-def test_the_layers_of_stride_8_and_16_are_recorded() -> None:
+def test_the_last_layer_of_stride_16_is_recorded() -> None:
     net, x = Tiny(), images(3, 3, 32, 48)
     encoder = gepc.Encoder.load(net, mean=HALF, std=HALF, device="cpu")
     maps = encoder.activations(x)
-    assert encoder.layers == tuple(maps) == ("blocks.2", "blocks.3")
-    torch.testing.assert_close(maps["blocks.2"], net.blocks[:3](x))
+    assert encoder.layers == tuple(maps) == ("blocks.3",)
     torch.testing.assert_close(maps["blocks.3"], net.blocks[:4](x))
     assert maps["blocks.3"].shape == (3, 10, 2, 3)
 
@@ -95,7 +94,7 @@ def test_few_large_images_go_through_at_once(monkeypatch: pytest.MonkeyPatch) ->
     whole = encoder.activations(x)
     monkeypatch.setattr(encoders, "ENCODED_PIXELS", 2 * 32 * 32)
     seen = []
-    layer = "blocks.2"
+    layer = "blocks.3"
     parts = gepc.Encoder(
         lambda part: seen.append(len(part)) or encoder.maps(part),  # type: ignore[func-returns-value]
         encoder.layers, encoder.sha256, encoder.mean, encoder.std, encoder.device,
@@ -107,10 +106,10 @@ def test_few_large_images_go_through_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_encoder_is_a_copy_and_has_a_digest() -> None:
     net = Tiny()
     encoder, x = gepc.Encoder.load(net, device="cpu"), images(1, 3, 32, 32)
-    before = encoder.activations(x)["blocks.2"]
+    before = encoder.activations(x)["blocks.3"]
     with torch.no_grad():
         net.blocks[0].expand.weight.add_(1.0)
-    torch.testing.assert_close(encoder.activations(x)["blocks.2"], before)
+    torch.testing.assert_close(encoder.activations(x)["blocks.3"], before)
     assert len(encoder.sha256) == 64
     assert gepc.Encoder.load(net, device="cpu").sha256 != encoder.sha256
     with pytest.raises(BackboneError, match="module in memory; give the same encoder again"):
@@ -136,7 +135,7 @@ def test_options_that_make_no_sense(source: Any, options: dict[str, Any], messag
 def test_networks_that_cannot_serve() -> None:
     with pytest.raises(BackboneError, match=r"cannot take an image of shape \(3, 128, 128\)"):
         gepc.Encoder.load(torch.nn.Linear(3, 4), device="cpu")
-    with pytest.raises(BackboneError, match="no layer with 8 or 16 pixels per cell; name layers"):
+    with pytest.raises(BackboneError, match="no layer with 16 pixels per cell; name layers"):
         gepc.Encoder.load(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3)), device="cpu")
 
 
@@ -232,12 +231,11 @@ def test_a_model_of_timm_with_weights_from_a_file(timm: Any, tmp_path: Path) -> 
     encoder = gepc.Encoder.load(source, weights=tmp_path / "net.safetensors", device="cpu")
     x = images(1, 3, 64, 96)
     maps = encoder.activations(x)
-    assert {name: tuple(values.shape[1:]) for name, values in maps.items()} == {
-        "blocks.2": (40, 8, 12), "blocks.4": (112, 4, 6)}  # fmt: skip
+    assert {name: tuple(values.shape[1:]) for name, values in maps.items()} == {"blocks.4": (112, 4, 6)}
     mean, std = (torch.tensor(values).reshape(1, 3, 1, 1) for values in (encoder.mean, encoder.std))
     with torch.no_grad():
-        expected = net.blocks[:3](net.bn1(net.conv_stem(((x + 1) / 2 - mean) / std)))
-    torch.testing.assert_close(maps["blocks.2"], expected)
+        expected = net.blocks[:5](net.bn1(net.conv_stem(((x + 1) / 2 - mean) / std)))
+    torch.testing.assert_close(maps["blocks.4"], expected)
     assert encoder.sha256 == gepc.Encoder.load(net, device="cpu").sha256
     assert gepc.Encoder.rebuild(encoder.describe(), trust=True).layers == encoder.layers
     (tmp_path / "other.safetensors").write_bytes((tmp_path / "net.safetensors").read_bytes()[:-8])

@@ -18,8 +18,7 @@ from gepc.detector.storage import MAX_BATCH
 from gepc.detector.stream import stream
 from gepc.images import batches
 from gepc.images.sources import open_images
-from gepc.maps.statistics import FIT_IMAGES
-from gepc.methods.base import Cost
+from gepc.methods.base import Cost, MapModel
 from gepc.methods.extraction import ImageSample
 
 ID, NEW = pictures(30), pictures(5, seed=1)
@@ -150,7 +149,7 @@ def test_a_detector_that_scores_by_maps_evaluates_no_image_twice(count: int) -> 
     images = pictures(count, size=6, channels=1)
     detector.fit(images)
     calibrating = len(detector.calibration_scores_)
-    evaluated = min(count - calibrating, FIT_IMAGES) + calibrating
+    evaluated = min(count - calibrating, MapModel.images) + calibrating
     assert detector.fit_cost() == Cost()
     assert detector.map_images(count - calibrating, calibrating) == evaluated
     assert detector.backbone.forward_count == evaluated * detector.cost().forward

@@ -29,7 +29,7 @@ Maps = Callable[[torch.Tensor], dict[str, torch.Tensor]]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LIBRARIES = ("timm", "torchvision")
 PROBE = 128  # side of an image that shows the sizes of a network's maps
-STRIDES = (8, 16)  # pixels per cell of the layers that are recorded unless others are named
+STRIDE = 16  # pixels per cell of the layer that is recorded unless others are named
 
 
 class _AllRecorded(Exception):  # noqa: N818 - it ends a forward pass and is not an error
@@ -93,7 +93,7 @@ class Encoder:
         source : "timm:efficientnet_lite0" (needs `gepc[encoder]`), "torchvision:resnet18", the path of an `.onnx` file,
             or a `torch.nn.Module`, which is copied.
         layers : names of modules, with wildcards, or of outputs and inner tensors of an ONNX file. By default the last
-            layers with 8 and with 16 pixels per cell, or the maps among the outputs of an ONNX file.
+            layer with 16 pixels per cell, or the maps among the outputs of an ONNX file.
         weights : a `.safetensors` or PyTorch file with the state dict of a named model. No code in it is run. By
             default the library downloads its own weights.
         mean, std : the input normalisation, one number for each channel, in units where images lie in [0, 1]. By
@@ -117,7 +117,7 @@ class Encoder:
         >>> from gepc import Encoder
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 8, stride=8), torch.nn.Conv2d(2, 3, 2, stride=2))
         >>> Encoder.load(net, mean=(0.5,), std=(0.5,), device="cpu").layers
-        ('0', '1')
+        ('1',)
 
         See Also
         --------
@@ -309,7 +309,7 @@ def _module_maps(
     failing = raising(BackboneError, reason, RuntimeError, ValueError, TypeError)
     with torch.no_grad(), failing, recorded(dict(net.named_modules())) as outputs:
         net(probe)
-    chosen = _default_layers(net, outputs) if layers is None else list(find_layers(net, layers))
+    chosen = [_default_layer(net, outputs)] if layers is None else list(find_layers(net, layers))
     names = tuple(name for name in outputs if name in chosen)
     if not names:
         raise BackboneError("the network calls none of the layers; name others", options=("layers",))
@@ -331,18 +331,16 @@ def _module_maps(
     return maps, names
 
 
-def _default_layers(net: torch.nn.Module, outputs: Mapping[str, Any]) -> list[str]:
-    """The last layer of each of the `STRIDES`, outside of blocks that change the stride."""
+def _default_layer(net: torch.nn.Module, outputs: Mapping[str, Any]) -> str:
+    """The last layer with `STRIDE` pixels per cell, outside of blocks that change the stride."""
     maps = {name: value for name, value in outputs.items() if name and getattr(value, "ndim", 0) == 4}
     strides = {name: PROBE / value.shape[-1] for name, value in maps.items()}
     blocks = [name for name in strides if not isinstance(net.get_submodule(name), torch.nn.Sequential)]
-    chosen = []
-    for stride in STRIDES:
-        changing = tuple(f"{name}." for name in blocks if strides[name] != stride)
-        chosen += [name for name in strides if strides[name] == stride and not name.startswith(changing)][-1:]
-    if not chosen:
-        raise BackboneError("the network has no layer with 8 or 16 pixels per cell; name layers", options=("layers",))
-    return chosen
+    changing = tuple(f"{name}." for name in blocks if strides[name] != STRIDE)
+    candidates = [name for name in strides if strides[name] == STRIDE and not name.startswith(changing)]
+    if not candidates:
+        raise BackboneError("the network has no layer with 16 pixels per cell; name layers", options=("layers",))
+    return candidates[-1]
 
 
 def _onnx_maps(path: Path, layers: Sequence[str] | None) -> tuple[Maps, tuple[str, ...]]:

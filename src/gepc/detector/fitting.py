@@ -21,7 +21,7 @@ from gepc.images.batches import OnBadImage
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
-from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES, MapStatistics, read_parts
+from gepc.maps.statistics import CALIBRATION_IMAGES, MapStatistics, read_parts
 from gepc.methods.base import Extractor, MapParts, Table
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
 from gepc.methods.gepc import GepcExtractor
@@ -93,7 +93,7 @@ def fit_detector(
         group_choice=tuple(item.as_dict() for item in group_choice),
     )
     if method.has_maps:
-        fitting = SomeImages.smallest(source, table.rows(fit_rows), FIT_IMAGES)
+        fitting = SomeImages.smallest(source, table.rows(fit_rows), method.map_model.images)
         calibrating = SomeImages.smallest(calibration_source, calibration, CALIBRATION_IMAGES)
         draft = _with_maps(draft, parameters, fitting, calibrating, on_progress if by_maps else None)
     if parameters.score_from == "map":

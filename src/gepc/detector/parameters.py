@@ -15,7 +15,7 @@ from gepc.images.batches import settled
 from gepc.images.mask import Mask
 from gepc.images.preprocessing import OWN_SIZE, Preprocessing
 from gepc.images.sources import Images
-from gepc.maps.statistics import CALIBRATION_IMAGES, FIT_IMAGES
+from gepc.maps.statistics import CALIBRATION_IMAGES
 from gepc.methods.base import Cost, Extractor, cost_of
 from gepc.methods.extraction import plain_options
 
@@ -137,7 +137,7 @@ class Parameters:
         if not self.extractor.has_maps:
             return 0
         again = calibrating if self.score_from == "map" else min(calibrating, CALIBRATION_IMAGES)
-        return again if self.maps == "raw" else again + min(fitting, FIT_IMAGES)
+        return again if self.maps == "raw" else again + min(fitting, self.extractor.map_model.images)
 
 
 def detector_options() -> list[str]:

@@ -48,7 +48,7 @@ Read = Callable[[Sequence[Image]], MapParts]  # the parts of the maps of some im
 Ignored = Callable[[Size], npt.NDArray[np.bool_] | None]  # the pixels of maps of a size that do not count
 
 TOGETHER = "sum"  # the name of all parts together
-FIT_IMAGES, CALIBRATION_IMAGES = 64, 99
+CALIBRATION_IMAGES = 99
 TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
 LEADING = ("error", "activations")
 USUAL_OFFSET = 2.0

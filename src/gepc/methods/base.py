@@ -46,7 +46,8 @@ class MapModel:
     window : odd side of the box filter; less on small images, at most an eighth of their shorter side.
     band : the width in pixels of the bands along the border that have statistics of their own, because padding disturbs
         a network there.
-    learnt : the share of the images that the model of positions is learnt from; the others are for means and standard
+    images : the largest number of images that maps are learnt from.
+    learnt : the share of these that the model of positions is learnt from; the others are for means and standard
         deviations.
     """
 
@@ -55,6 +56,7 @@ class MapModel:
     share: float = 0.003
     window: int = 9
     band: int = 1
+    images: int = 64
     learnt: float = 0.5
 
 
