@@ -130,7 +130,14 @@ def chosen_by(protocol: InspectionProtocol, part: Part, data: Path, backbone: ge
             made = [with_defect(tile, kind, seed) for seed, tile in enumerate(tiles)]
             images.append(auroc(usual, [detector.score([image])[0] for image, _ in made]))
             fields = [detector.score_map([image])[0] for image, _ in made]
-            pixels.append(float(localisation(fields, [mask for _, mask in made]).auroc.mean()))
+            windows = [detector.fitted.preprocessing.window(mask.shape) for _, mask in made]  # what the detector sees
+            masks = [
+                mask[top : top + height, left : left + width]
+                for (_, mask), (top, left, height, width) in zip(made, windows, strict=True)
+            ]
+            usable = [k for k, mask in enumerate(masks) if mask.any() and not mask.all()]
+            found = localisation([fields[k] for k in usable], [masks[k] for k in usable])
+            pixels.append(float(found.auroc.mean()))
         rows.append((", ".join(layers), *images, float(np.mean(images)), float(np.mean(pixels))))
     header = ("layers", *KINDS, "mean image AUROC", "mean pixel AUROC")
     return ResultTable("layers", "Good tiles with synthetic defects", header, tuple(rows))
