@@ -49,6 +49,10 @@ def deterministic() -> Iterator[None]:
 
     Enter the block before the first use of CUDA in the process: cuBLAS reads its setting when it starts.
 
+    Returns
+    -------
+    A context manager.
+
     Examples
     --------
     >>> import gepc, torch

@@ -62,7 +62,7 @@ class Scorer:
         self._aggregation.check_used_by(create_calibrator(self.calibration))
 
     def fit(self, table: Any, stability: Array | None = None, parts: Iterable[Part] | None = None) -> Scorer:
-        """Select levels and fit the calibrator on in-distribution features; returns self.
+        """Select levels and fit the calibrator on in-distribution features.
 
         Parameters
         ----------
@@ -70,6 +70,18 @@ class Scorer:
         stability : the feature (N, levels) whose coefficient of variation selects levels; by default that of the
             table's method, or the first column of an array.
         parts : the columns that are calibrated together; by default those of the table's method.
+
+        Returns
+        -------
+        Scorer
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc import Scorer
+        >>> table = np.random.default_rng(0).normal(1.0, 0.1, (50, 3, 1))
+        >>> len(Scorer(keep=2).fit(table).selection_.kept)
+        2
         """
         columns = _columns(table)
         stability = getattr(table, "stability", columns[:, :, 0]) if stability is None else stability
@@ -95,6 +107,15 @@ class Scorer:
         Returns
         -------
         Scores (N,), higher = more out of distribution.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc import Scorer
+        >>> scorer = Scorer().fit(np.random.default_rng(0).normal(1.0, 0.1, (50, 3, 1)))
+        >>> usual, unusual = scorer.score(np.array([[[1.0]] * 3, [[2.0]] * 3]))
+        >>> bool(unusual > usual)
+        True
         """
         return self.score_kept(_columns(table)[:, list(self.selection_.kept)])
 

@@ -43,7 +43,7 @@ class DecisionRule:
     fdr : if given, control the false-discovery rate over all images at this level instead of using `alpha`.
     procedure : `bh` (Benjamini-Hochberg) or `storey`, with `fdr`.
     control : what `alpha` is the level of.
-        `tile`, the default: p <= alpha for every image or tile by itself; nothing is promised of all of them together.
+        `tile`, the default: p <= alpha for every image or tile by itself; nothing is promised for all of them together.
         `bh`: Benjamini-Hochberg, the share of false flags, under positive dependence.
         `by`: Benjamini-Yekutieli, the share of false flags, under any dependence: BH at alpha/(1 + 1/2 + ... + 1/m).
         `holm`: the probability of any false flag, under any dependence.
@@ -99,6 +99,14 @@ class DecisionRule:
         ------
         TooFewImagesError
             If the calibration images are too few for the rate.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc import DecisionRule
+        >>> from gepc.conformal.p_values import CalibrationScores
+        >>> round(float(DecisionRule(0.05).limits(CalibrationScores.of(np.arange(99.0), None))), 6)
+        0.05
         """
         reference.check(labels)
         if labels is None:
@@ -113,7 +121,26 @@ class DecisionRule:
         return self.alpha * SLACK
 
     def check(self, reference: CalibrationScores, labels: Labels | None = None) -> None:
-        """Raise `TooFewImagesError`, before any work, if the calibration images are too few for the rate."""
+        """Check, before any work, that there are enough calibration images for the rate.
+
+        Parameters
+        ----------
+        reference, labels : as in `limits`.
+
+        Raises
+        ------
+        TooFewImagesError
+            If there are too few.
+
+        Examples
+        --------
+        >>> from gepc import DecisionRule
+        >>> from gepc.conformal.p_values import CalibrationScores
+        >>> DecisionRule(0.05).check(CalibrationScores.of(range(10), None))
+        Traceback (most recent call last):
+            ...
+        gepc.core.errors.TooFewImagesError: alpha=0.05 needs at least 19 calibration images, there are 10; ...
+        """
         reference.check(labels)
         if self._method == "tile":
             self.limits(reference, labels)
@@ -133,6 +160,20 @@ class DecisionRule:
         Returns
         -------
         bool array (N,)
+
+        Raises
+        ------
+        TooFewImagesError
+            If the calibration images are too few for the rate.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc import DecisionRule
+        >>> from gepc.conformal.p_values import CalibrationScores
+        >>> reference = CalibrationScores.of(np.arange(99.0), None)
+        >>> DecisionRule(0.05).alarms([0.01, 0.06, np.nan], reference).tolist()
+        [True, False, False]
         """
         p = np.asarray(p_values, dtype=np.float64)
         if self._method == "tile":
@@ -190,7 +231,29 @@ class DecisionRule:
     # --- what is guaranteed, in words ----------------------------------------------------------------------------
 
     def statement(self, reference: CalibrationScores) -> str:
-        """The guarantee for images in words."""
+        """State in words what the rule guarantees for images.
+
+        Parameters
+        ----------
+        reference : CalibrationScores
+            The calibration scores of the detector.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        TooFewImagesError
+            If the calibration images are too few for the rate.
+
+        Examples
+        --------
+        >>> from gepc import DecisionRule
+        >>> from gepc.conformal.p_values import CalibrationScores
+        >>> DecisionRule(fdr=0.1).statement(CalibrationScores.of(range(99), None))
+        'on average at most 0.1 of the flagged images are false alarms (bh)'
+        """
         if self.fdr is not None:
             return f"on average at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
         if self.confidence is not None:
@@ -235,7 +298,7 @@ class DecisionRule:
 
 
 def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:
-    """Flag the k smallest p-values, k the largest with p_(k) <= fdr k / m.
+    """Flag the k smallest p-values, where k is the largest number with p_(k) <= fdr k / m.
 
     The expected share of false flags among the flags is at most fdr m_0/m. Conformal p-values that share one
     calibration set are positively dependent in the way this needs (Benjamini and Yekutieli 2001; Bates, Candes, Lei,
@@ -267,12 +330,12 @@ def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:
 
 
 def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
-    """Benjamini-Hochberg at fdr / pi_0, where pi_0 = (1 + #{p > cutoff})/(m (1 - cutoff)) estimates the ID share.
+    """Run Benjamini-Hochberg at fdr / pi_0, where pi_0 = (1 + #{p > cutoff})/(m (1 - cutoff)) estimates the ID share.
 
-    More flags than Benjamini-Hochberg when many images are out of distribution (Storey, Taylor and Siegmund 2004; for
-    conformal p-values Bates et al. 2023, theorem 3, with this estimate of pi_0). This needs scores that are independent
-    given the calibration set. With correlated or repeated images the rate can be twice the target (0.14 to 0.22
-    measured at a target of 0.1), where Benjamini-Hochberg holds it.
+    It flags more images than Benjamini-Hochberg when many are out of distribution (Storey, Taylor and Siegmund 2004;
+    for conformal p-values Bates et al. 2023, theorem 3, with this estimate of pi_0). The guarantee needs scores that
+    are independent given the calibration set. With correlated or repeated images the rate can be twice the target (0.14
+    to 0.22 measured at a target of 0.1), where Benjamini-Hochberg holds it.
 
     Parameters
     ----------

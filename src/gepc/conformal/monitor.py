@@ -97,7 +97,24 @@ class AdaptiveRate:
         self.rate = self.alpha
 
     def update(self, p_value: float) -> bool:
-        """Take the p-value of the next image; whether it raises an alarm."""
+        """Take the p-value of the next image, and correct the rate.
+
+        Parameters
+        ----------
+        p_value : float
+            The p-value of the next image of the stream.
+
+        Returns
+        -------
+        bool
+            Whether this image raises an alarm.
+
+        Examples
+        --------
+        >>> from gepc.conformal.monitor import AdaptiveRate
+        >>> AdaptiveRate(alpha=0.1).update(0.05)
+        True
+        """
         alarm = p_value <= self.rate
         self.rate += self.gamma * (self.alpha - alarm)
         self.seen += 1
@@ -106,7 +123,7 @@ class AdaptiveRate:
 
     @property
     def bound(self) -> float:
-        """The largest possible difference between the share of alarms so far and `alpha`."""
+        """The largest possible difference between the share of alarms so far and `alpha`, for any stream."""
         return (max(self.alpha, 1.0 - self.alpha) + self.gamma) / (self.gamma * max(1, self.seen))
 
 
@@ -188,7 +205,8 @@ class Monitor:
         """
         score = float(score)
         if not np.isfinite(score):
-            raise InputError(f"score {len(self.scores) + 1} of the stream is {score}; leave failed images out")
+            position = len(self.scores) + 1
+            raise InputError(f"score {position} of the stream is {score}; leave out images that could not be scored")
         self._bet(self._online_p_value(score, key))
         self.scores.append(score)
         if self.drifted_at is None and self.log_capital >= -np.log(self.delta):

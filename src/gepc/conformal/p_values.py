@@ -180,7 +180,7 @@ class Guarantee:
 
     @classmethod
     def at(cls, alpha: float, n: int, trimmed: int = 0) -> Guarantee:
-        """The guarantee at `alpha` with `n` calibration images, after `trimmed` others were left out.
+        """Compute the guarantee at `alpha` with `n` calibration images, after `trimmed` others were left out.
 
         Parameters
         ----------
@@ -194,6 +194,13 @@ class Guarantee:
         ------
         TooFewImagesError
             If `alpha` is below 1/(n + 1).
+
+        Examples
+        --------
+        >>> from gepc.conformal.p_values import Guarantee
+        >>> found = Guarantee.at(0.05, 999)
+        >>> round(found.low, 3), round(found.high, 3)
+        (0.039, 0.062)
         """
         check_alpha(alpha, n)
         return cls(alpha, n, *realised_range(alpha, n), trimmed)

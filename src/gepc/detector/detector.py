@@ -55,7 +55,7 @@ class FittedAttributes(Parameters):
 
     @property
     def fitted(self) -> FittedDetector:
-        """The fitted state; `NotFittedError` before `fit`."""
+        """The fitted state, a `FittedDetector`. Reading it before `fit` raises `NotFittedError`."""
         if self.fitted_ is None:
             raise NotFittedError("this detector is not fitted yet; call fit(id_images) first")
         return self.fitted_
@@ -82,7 +82,7 @@ class FittedAttributes(Parameters):
 
     @property
     def calibration_scores_(self) -> Array:
-        """The scores of all calibration images, sorted."""
+        """The scores of all calibration images as an array (n,), in ascending order."""
         return self.fitted.reference.scores
 
     @property
@@ -91,7 +91,7 @@ class FittedAttributes(Parameters):
         return self.fitted.map_scale
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group).
+        """State what is guaranteed at this false-alarm rate with the calibration images (of the smallest group).
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class FittedAttributes(Parameters):
         return self.fitted.guarantee(alpha)
 
     def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
-        """The end of the colour scale of maps, the same for all images; see `FittedDetector.map_limit`.
+        """Compute the end of the colour scale of maps, the same for all images; see `FittedDetector.map_limit`.
 
         Parameters
         ----------
@@ -417,7 +417,7 @@ class Answers(FittedAttributes):
         return plot_results([r.score for r in results], [r.p_value for r in results], alarms)
 
     def score_map(self, images: Any, raw: bool = False, on_progress: Progress = None) -> Map:
-        """Anomaly maps (N, H, W), in standard deviations of in-distribution maps; see `gepc.maps.statistics`.
+        """Compute anomaly maps, in standard deviations of in-distribution maps; see `gepc.maps.statistics`.
 
         A detector without the statistics of maps, saved by version 0.1 or fitted with `maps="raw"`, gives raw maps.
 
@@ -431,6 +431,15 @@ class Answers(FittedAttributes):
         Returns
         -------
         A float32 array (N, H, W).
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        OptionError
+            If the method has no maps, or if the images have several sizes and keep them.
+        InputError
+            If an image cannot be read.
 
         Examples
         --------

@@ -76,12 +76,12 @@ class FittedDetector:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The timesteps that selection kept."""
+        """The timesteps that selection kept, as a tuple of int."""
         return tuple(self.levels[position] for position in self.scorer.selection_.kept)
 
     @property
     def weights(self) -> Array:
-        """The weights of the kept timesteps."""
+        """The weights of the kept timesteps, as an array that sums to 1."""
         return self.scorer.selection_.weights
 
     def evaluate(
@@ -147,7 +147,7 @@ class FittedDetector:
         return Batch(np.stack(images), keys, self.seed, self.batch_size)
 
     def without_groups(self) -> FittedDetector:
-        """The same detector with one group of calibration images; scores and maps do not depend on groups.
+        """Return this detector with one group of calibration images; scores and maps do not depend on groups.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class FittedDetector:
         return replace(self, reference=CalibrationScores.of(self.reference.scores, None))
 
     def cost(self) -> Cost:
-        """Network passes per image.
+        """Count the network passes per image.
 
         Returns
         -------
@@ -183,7 +183,7 @@ class FittedDetector:
         return cost_of(self.method, self.backbone, self.input_size, len(self.kept))
 
     def guarantee(self, alpha: float = 0.05) -> Guarantee:
-        """What is guaranteed at this false-alarm rate with the calibration images (of the smallest group).
+        """State what is guaranteed at this false-alarm rate with the calibration images (of the smallest group).
 
         Parameters
         ----------
@@ -217,7 +217,7 @@ class FittedDetector:
         return str(getattr(self.method, "map_part", TOGETHER))
 
     def showing(self, part: str) -> FittedDetector:
-        """The same detector with maps of one part alone. Raw maps keep the scale that they were fitted with.
+        """Return this detector with maps of one part alone. Raw maps keep the scale that they were fitted with.
 
         Parameters
         ----------
@@ -226,6 +226,11 @@ class FittedDetector:
         Returns
         -------
         FittedDetector
+
+        Raises
+        ------
+        OptionError
+            If the maps of the method have no parts, or none of that name.
 
         Examples
         --------
@@ -245,7 +250,7 @@ class FittedDetector:
         return replace(self, method=shown, options={**self.options, "map_part": part})
 
     def map_limit(self, alpha: float = 0.05, raw: bool = False) -> float:
-        """The end of the colour scale of maps, the same for all images.
+        """Compute the end of the colour scale of maps, the same for all images.
 
         For calibrated maps it is the value above which a pixel has a family-wise p-value of at most `alpha`, see
         `gepc.maps.statistics`. For raw maps it is `map_scale`.
@@ -273,10 +278,10 @@ class FittedDetector:
         return self.maps.limit(self.map_part, alpha)
 
     def regions(self, fields: Fields, row: int, alpha: float = 0.05, raw: bool = False) -> list[MapRegion]:
-        """The regions of the map in that row of `fields`; see `gepc.maps.regions.map_regions`.
+        """Find the regions of the map in that row of `fields`; see `gepc.maps.regions.map_regions`.
 
-        With probability at least 1 - alpha a usual image has none. A rate that the calibration maps are too few for
-        gives no region. For raw maps, regions are the pixels above `map_scale`, without p-values.
+        With probability at least 1 - alpha an in-distribution image has none. The list is empty if there are too few
+        calibration maps for this rate. For raw maps, regions are the pixels above `map_scale`, without p-values.
 
         Parameters
         ----------
@@ -310,4 +315,4 @@ class FittedDetector:
         """Raise `OptionError` for a method without maps."""
         if not self.method.has_maps:
             names = ", ".join(self.method.column_names)
-            raise OptionError(f"the method {self.method.name!r} has no maps of {names}")
+            raise OptionError(f"the method {self.method.name!r} has no maps of {names}; the method gepc+ has maps")

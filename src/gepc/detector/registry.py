@@ -100,6 +100,15 @@ def create_detector(
     -------
     Detector
 
+    Raises
+    ------
+    OptionError
+        If the method, the preset or an option is unknown, or if the method cannot use the backbone.
+
+    See Also
+    --------
+    load_detector : load a detector that was saved.
+
     Examples
     --------
     >>> import gepc

@@ -76,6 +76,22 @@ class ScoredChunk:
     chunk : the images that were read.
     fields : the maps (N, H, W) of the images in `chunk.images`, by part; None if they were not asked for, or if the
         images could not be scored.
+
+    See Also
+    --------
+    stream : yields these chunks.
+
+    Examples
+    --------
+    >>> import gepc, numpy as np
+    >>> from gepc.detector.stream import stream
+    >>> from gepc.images.sources import open_images
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+    >>> detector = gepc.create_detector(GaussianBackbone.fitted(images)).fit(images)
+    >>> chunk = next(stream(detector.fitted, open_images(images[:2])))
+    >>> len(chunk.results), chunk.fields is None
+    (2, True)
     """
 
     results: tuple[Result, ...]
@@ -83,7 +99,7 @@ class ScoredChunk:
     fields: Fields | None = None
 
     def map_of(self, index: int, part: str) -> Map | None:
-        """The map of one part for an image.
+        """Return the map of one part for an image.
 
         Parameters
         ----------

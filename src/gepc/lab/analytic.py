@@ -28,6 +28,17 @@ class MixtureBackbone(Backbone):
         `shape`), or the full (D, D) matrix, D = C H W, over pixels in C order.
     shape : (C, H, W) of the images.
     alphas_cumprod : the noise schedule; None is the cosine schedule with 1000 timesteps.
+
+    See Also
+    --------
+    GaussianBackbone : has one component, and can be fitted to images.
+
+    Examples
+    --------
+    >>> from gepc.lab.analytic import MixtureBackbone
+    >>> modes = MixtureBackbone([0.5, 0.5], [0.8, -0.8], [0.01, 0.01], (1, 8, 8))
+    >>> modes.n_steps
+    1000
     """
 
     family = "mixture"
@@ -105,6 +116,14 @@ class GaussianBackbone(MixtureBackbone):
         Returns
         -------
         GaussianBackbone
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> images = np.random.default_rng(0).normal(0.0, 0.2, (60, 1, 8, 8))
+        >>> GaussianBackbone.fitted(images).channels
+        1
         """
         from sklearn.covariance import ledoit_wolf
 

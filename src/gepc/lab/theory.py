@@ -244,7 +244,7 @@ def residuals(field: Field, x: Array, matrices: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class Posterior:
-    """E[x_0 | x_t] (N, D) and Cov(x_0 | x_t) (N, D, D).
+    """The moments of the clean image given a noisy one, E[x_0 | x_t] and Cov(x_0 | x_t).
 
     Parameters
     ----------

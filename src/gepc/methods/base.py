@@ -137,7 +137,7 @@ class Batch:
         return self.images.shape[2], self.images.shape[3]
 
     def encoded(self, backbone: Backbone) -> Batch:
-        """The batch that the network sees: with an encoder its latents, encoded once, with the same keys."""
+        """Return the batch that the network sees: with an encoder its latents, encoded once, with the same keys."""
         if backbone.encoder is None or self.pixels is not None:
             return self
         if self._latents is None:
@@ -154,7 +154,7 @@ class Batch:
         return self._moved[action.name]
 
     def clean(self, backbone: Backbone) -> torch.Tensor:
-        """x_0 on the backbone's device and in its precision.
+        """Return x_0 on the backbone's device and in its precision.
 
         Parameters
         ----------
@@ -164,6 +164,19 @@ class Batch:
         Returns
         -------
         torch.Tensor (N, C, H, W)
+
+        See Also
+        --------
+        noised : the same images with noise.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.methods.base import Batch
+        >>> batch = Batch(np.zeros((2, 1, 8, 8), dtype=np.float32), [b"first", b"second"])
+        >>> batch.clean(GaussianBackbone(0.0, 0.1, (1, 8, 8))).dtype  # a Gaussian computes in double precision
+        torch.float64
         """
         return to_tensor(self.images, backbone)
 
@@ -173,7 +186,7 @@ class Batch:
         return self.clean(backbone) * root
 
     def noise(self, backbone: Backbone, t: int, draw: int = 0) -> torch.Tensor:
-        """The noise of every image at timestep `t`, a function of its key, the seed and the draw.
+        """Draw the noise of every image at timestep `t`, a function of its key, the seed and the draw.
 
         Parameters
         ----------
@@ -187,6 +200,21 @@ class Batch:
         Returns
         -------
         torch.Tensor (N, C, H, W)
+
+        Raises
+        ------
+        InputError
+            If `fixed_noise` was given without this timestep and draw, or in another shape.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.methods.base import Batch
+        >>> batch = Batch(np.zeros((2, 1, 8, 8), dtype=np.float32), [b"one", b"one"])  # two images of equal content
+        >>> first, second = batch.noise(GaussianBackbone(0.0, 0.1, (1, 8, 8)), 10)
+        >>> bool((first == second).all())
+        True
         """
         if self.fixed_noise is None:
             return to_tensor(noise.normal(self.seed, self.keys, self.images.shape[1:], t, draw), backbone)
@@ -198,7 +226,7 @@ class Batch:
         return to_tensor(given, backbone)
 
     def noised(self, backbone: Backbone, t: int, draw: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x_t, noise) with x_t = sqrt(abar_t) x_0 + sigma_t noise.
+        """Add noise to the images: x_t = sqrt(abar_t) x_0 + sigma_t noise.
 
         Parameters
         ----------
@@ -207,6 +235,22 @@ class Batch:
         Returns
         -------
         x_t, noise : torch.Tensor (N, C, H, W)
+
+        Raises
+        ------
+        InputError
+            As in `noise`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.analytic import GaussianBackbone
+        >>> from gepc.methods.base import Batch
+        >>> backbone = GaussianBackbone(0.0, 0.1, (1, 8, 8))
+        >>> batch = Batch(np.zeros((2, 1, 8, 8), dtype=np.float32), [b"first", b"second"])
+        >>> x_t, noise = batch.noised(backbone, 10)  # of black images there is only the noise
+        >>> bool(np.allclose(x_t, backbone.sigma(x_t, 10) * noise))
+        True
         """
         field = self.noise(backbone, t, draw)
         return noised(self.clean(backbone), field, float(backbone.alphas_cumprod[t])), field
@@ -219,8 +263,9 @@ def noised(x0: torch.Tensor, noise: torch.Tensor, abar: float) -> torch.Tensor:
 
 
 class Extractor(ABC):
-    """Images -> feature table. A frozen dataclass whose fields are the method's parameters.
+    """Base class of detection methods, which compute a table of features from images.
 
+    A method is a frozen dataclass whose fields are its parameters.
     `at_least` and `one_of` of `gepc.core.options` declare which values a parameter may have. Levels, groups and tuples
     may be given in any form that `Levels.of`, `Group.of` and `tuple` read; a single word is a tuple of one.
 
@@ -266,15 +311,53 @@ class Extractor(ABC):
 
     @abstractmethod
     def timesteps(self, backbone: Backbone) -> tuple[int, ...]:
-        """The timesteps that index the level axis of the columns."""
+        """Return the timesteps that index the level axis of the columns.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network, on whose schedule the timesteps are.
+
+        Returns
+        -------
+        tuple of int
+        """
 
     @abstractmethod
     def cost(self, backbone: Backbone, size: tuple[int, int], levels: int | None = None) -> Cost:
-        """Network passes for one image of that size, on all levels or on that many."""
+        """Count the network passes for one image.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+        size : (int, int)
+            (H, W) of the image.
+        levels : int, optional
+            The number of levels; all of them by default.
+
+        Returns
+        -------
+        Cost
+        """
 
     @abstractmethod
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
-        """The features at those timesteps: name -> (N, levels[, ...])."""
+        """Compute the features at some timesteps. This is the only method that calls the network.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            The network.
+        batch : Batch
+            The images.
+        timesteps : sequence of int
+            Some of the timesteps that `timesteps` returns.
+
+        Returns
+        -------
+        mapping name -> array (N, levels[, ...])
+        """
 
     def encoder_passes(self, backbone: Backbone, size: tuple[int, int]) -> int:
         """Encoder passes for one image of that size: one with a latent backbone, otherwise none."""
@@ -282,11 +365,21 @@ class Extractor(ABC):
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the last axis of `columns`."""
+        """The names of the last axis of `columns`, as a tuple of str; by default the name of the method."""
         return (self.name,)
 
     def columns(self, table: Table) -> Columns:
-        """What calibration sees: (N, levels, features), from the table alone; the named features by default."""
+        """Select from the table what calibration sees; by default the features that `column_names` names.
+
+        Parameters
+        ----------
+        table : mapping name -> array (N, levels[, ...])
+            The features, as `extract` returns them.
+
+        Returns
+        -------
+        array (N, levels, columns)
+        """
         features = [table[name] for name in self.column_names]
         return np.concatenate([values.reshape(*values.shape[:2], -1) for values in features], axis=2)
 
@@ -305,7 +398,18 @@ class Extractor(ABC):
         return self.name
 
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
-        """The feature whose coefficient of variation over in-distribution images selects levels, as (N, levels)."""
+        """Return the feature whose coefficient of variation over in-distribution images selects levels.
+
+        Parameters
+        ----------
+        table : mapping name -> array (N, levels[, ...])
+            The features, as `extract` returns them.
+
+        Returns
+        -------
+        array (N, levels)
+            By default the first of the columns.
+        """
         return self.columns(table)[:, :, 0]
 
     @property
@@ -516,7 +620,7 @@ class PerLevel(Extractor):
 
     @abstractmethod
     def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        """The features at one timestep.
+        """Compute the features at one timestep.
 
         Parameters
         ----------
@@ -533,7 +637,7 @@ class PerLevel(Extractor):
         """
 
     def level_cost(self, size: tuple[int, int]) -> Cost:
-        """Network passes per image and level; one by default.
+        """Count the network passes per image and level; one by default.
 
         Parameters
         ----------
@@ -563,7 +667,7 @@ class PerLevel(Extractor):
 
 
 class WholeImage(Extractor):
-    """A method whose features belong to no noise level: the level axis has one entry, for the whole image.
+    """A method whose features do not belong to a noise level: the level axis has one entry, for the whole image.
 
     A subclass implements `of_images` and `image_cost`.
 

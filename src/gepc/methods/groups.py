@@ -275,6 +275,15 @@ def _check(action: Action) -> None:
 class Group:
     """A finite set of actions, the identity first. It need not be closed under composition: the paper's is not.
 
+    `Group.of` makes a group from names, and adds the identity.
+
+    Parameters
+    ----------
+    actions : tuple of Action
+        The elements. The first one is the identity.
+    auto : bool
+        Whether fitting chooses some of the actions, and their weights, from in-distribution images.
+
     See Also
     --------
     gepc.Action : one element.
@@ -287,7 +296,6 @@ class Group:
 
     actions: tuple[Action, ...]
     auto: bool = False
-    """Whether fitting chooses some of the actions, and their weights, from in-distribution images."""
 
     def __post_init__(self) -> None:
         if not self.actions or self.actions[0] != IDENTITY:
@@ -356,6 +364,16 @@ class Group:
         Returns
         -------
         Group
+
+        Raises
+        ------
+        OptionError
+            If `samples` is not a whole number between 1 and 1000.
+
+        Examples
+        --------
+        >>> Group.so2(samples=2, max=30).names
+        ('id', 'rotate(-30..30)#1', 'rotate(-30..30)#2')
         """
         return cls._random(f"rotate({-max}..{max})", samples)
 
@@ -375,6 +393,16 @@ class Group:
         Returns
         -------
         Group
+
+        Raises
+        ------
+        OptionError
+            If `samples` is not a whole number between 1 and 1000.
+
+        Examples
+        --------
+        >>> Group.translations(max=2, samples=1).names
+        ('id', 'shift(-2..2,-2..2)#1')
         """
         return cls._random(f"shift({-max}..{max},{-max}..{max})", samples)
 
@@ -386,10 +414,10 @@ class Group:
 
     @classmethod
     def learned(cls, images: npt.ArrayLike, counterparts: npt.ArrayLike, on: str = "channels") -> Group:
-        """The orthogonal map that takes images to what you declare equivalent, such as another sensor's.
+        """Learn the orthogonal map that takes images to what you declare equivalent, such as another sensor's.
 
-        It solves the orthogonal Procrustes problem min_M sum |M x - y|^2 with M^T M = I. With `channels`, x and y are
-        the vectors of all channels at each pixel. With `pixels` they are the vectors of all pixels of each channel.
+        The map solves the orthogonal Procrustes problem min_M sum |M x - y|^2 with M^T M = I. With `channels`, x and y
+        are the vectors of all channels at each pixel. With `pixels` they are the vectors of all pixels of each channel.
 
         Parameters
         ----------
@@ -405,6 +433,12 @@ class Group:
             The identity and the learned action. The name of an action on channels contains its matrix. An action on
             pixels has a name from a hash of its matrix: register it with `gepc.register_action` before you load a
             detector that was saved with it.
+
+        Raises
+        ------
+        OptionError
+            If the arrays differ in shape, or if an action on pixels has too few pairs, or images that are too large or
+            not square.
 
         Examples
         --------
@@ -450,6 +484,11 @@ class Group:
         ------
         OptionError
             If only the identity is left.
+
+        Examples
+        --------
+        >>> Group.of("paper").for_size(32, 48).names
+        ('id', 'flip_x', 'flip_y', 'rot180', 'shift_x', 'shift_y')
         """
         if height == width:
             return self
@@ -460,7 +499,7 @@ class Group:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the elements, identity first."""
+        """The names of the elements as a tuple of str, the identity first."""
         return tuple(action.name for action in self.actions)
 
     @property

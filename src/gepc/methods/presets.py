@@ -31,7 +31,7 @@ class Preset:
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options together."""
+        """All options together, as one dictionary."""
         return {**self.method, **self.preprocessing, **self.calibration}
 
 

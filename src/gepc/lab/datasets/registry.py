@@ -83,7 +83,7 @@ def find_dataset(name: str) -> DatasetSpec:
 
 
 def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None, seed: int | None = None) -> Images:
-    """The images of one split of a data set, read when they are asked for.
+    """Open the images of one split of a data set, which are read when they are asked for.
 
     Parameters
     ----------
@@ -103,6 +103,18 @@ def open_dataset(name: str, root: StrPath, split: str, limit: int | None = None,
     ------
     InputError
         If an archive is missing or damaged.
+    OptionError
+        If the name or the split is unknown.
+
+    Examples
+    --------
+    >>> import gepc, tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, "scans.npz"), test_x=np.zeros((5, 8, 8, 3), np.uint8))
+    ...     len(gepc.open_dataset("npz:scans.npz", folder, "test", limit=3))
+    3
     """
     check_choice("split", split, SPLITS)
     for option, value, least in (("limit", limit, 1), ("seed", seed, 0)):
