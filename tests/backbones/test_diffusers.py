@@ -369,7 +369,7 @@ def test_an_unknown_scheduler_option(make_folder: Maker) -> None:
 def test_a_folder_without_weights(make_folder: Maker) -> None:
     folder = make_folder()
     (folder / "diffusion_pytorch_model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"holds no weights: expected diffusion_pytorch_model.safetensors"):
+    with pytest.raises(InputError, match=r"contains no weights: expected diffusion_pytorch_model.safetensors"):
         load_backbone(folder)
 
 

@@ -298,7 +298,7 @@ def test_code_in_a_pipeline_folder_is_not_run(pipeline: Any, tmp_path: Path) -> 
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     config = json.loads((tmp_path / "vae" / "config.json").read_text())
     (tmp_path / "vae" / "config.json").write_text(json.dumps({**config, "_class_name": "DiffusionPipeline"}))
-    with pytest.raises(BackboneError, match="DiffusionPipeline, which is no network of this diffusers"):
+    with pytest.raises(BackboneError, match="DiffusionPipeline, which the installed diffusers does not have"):
         gepc.load_backbone(tmp_path)
 
 

@@ -210,7 +210,7 @@ def test_a_folder_of_something_else_is_refused_before_fitting(place, gepc, monke
     monkeypatch.setattr("gepc.detector.detector.Detector.fit", None)
     run = gepc(*command, "--backbone", "net", "--out", "net")
     assert run.returncode == 2
-    assert run.stderr == "error: net is not empty and holds no detector; give another folder for the results\n"
+    assert run.stderr == "error: net is not empty and contains no detector; give another folder for the results\n"
 
 
 @pytest.mark.parametrize("command", [["score", "--help"], ["map", "det", "new/00.png", "--out", "short"]])

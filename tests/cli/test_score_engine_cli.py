@@ -326,7 +326,7 @@ def test_killed_while_a_run_is_thrown_away(place, gepc, expected, number):
         (["--shards", "det/detector.json/x"], "cannot write det/detector.json/x: "),
         (["--out", "x.csv", "--engine", "spark"], "unknown engine 'spark'"),
         (["--out", "x.xlsx"], "tables are CSV or Parquet"),
-        (["--shards", "new"], "holds no run"),
+        (["--shards", "new"], "contains no run"),
     ],
 )
 def test_bad_requests_write_nothing(place, gepc, options, sentence):

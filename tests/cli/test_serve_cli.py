@@ -29,7 +29,7 @@ def gepc(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "nowhere holds no detector"),
+        (["nowhere"], "nowhere contains no detector"),
         (["det", "--host", "0.0.0.0"], "give --token"),
         (["det", "--host", "0.0.0.0", "--token", "short"], "at least 16 characters"),
         (["det", "--token", "short"], "at least 16 characters"),

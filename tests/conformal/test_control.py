@@ -106,7 +106,7 @@ def test_a_p_value_at_its_limit_is_flagged():
 def test_a_rule_has_one_control():
     with pytest.raises(OptionError, match="not both"):
         DecisionRule(fdr=0.1, control="holm")
-    with pytest.raises(OptionError, match="confidence goes with alpha"):
+    with pytest.raises(OptionError, match="confidence can be used with alpha only"):
         DecisionRule(0.1, confidence=0.9, control="holm")
 
 

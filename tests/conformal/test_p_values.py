@@ -129,7 +129,8 @@ def test_a_guarantee_says_what_it_promises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "message"), [([], "no calibration images"), ([1.0, np.nan], "not finite"), ([np.inf], "not finite")]
+    ("scores", "message"),
+    [([], "no calibration images"), ([1.0, np.nan], "NaN or infinite"), ([np.inf], "NaN or infinite")],
 )
 def test_a_reference_needs_finite_scores(scores: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):

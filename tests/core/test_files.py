@@ -226,7 +226,7 @@ def test_results_go_into_a_folder_that_is_free_or_their_own(tmp_path: Path) -> N
             (tmp_path / name / entry).touch()
     for name in ("new", "empty", "own"):
         check_free(tmp_path / name, "detector.json", "detector")
-    with pytest.raises(InputError, match="other is not empty and holds no detector; give another folder"):
+    with pytest.raises(InputError, match="other is not empty and contains no detector; give another folder"):
         check_free(tmp_path / "other", "detector.json", "detector")
     with pytest.raises(InputError, match=r"photo\.png is a file; give a folder"):
         check_free(tmp_path / "other" / "photo.png", "detector.json", "detector")

@@ -56,7 +56,7 @@ def test_a_restart_deletes_pieces_and_nothing_else(tmp_path: Path) -> None:
 def test_a_folder_with_other_files_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     for restart in (False, True):
-        with pytest.raises(InputError, match="not empty and holds no run"):
+        with pytest.raises(InputError, match="not empty and contains no run"):
             new(tmp_path).begin(IDENTITY, restart=restart)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     (tmp_path / "run.json").write_text(json.dumps({"schema": 0}))

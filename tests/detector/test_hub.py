@@ -113,5 +113,5 @@ def test_what_may_be_on_the_hub(name: str, expected: bool) -> None:
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "det").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"org/det holds no detector\.json"):
+    with pytest.raises(InputError, match=r"org/det contains no detector\.json"):
         gepc.load_detector("org/det")

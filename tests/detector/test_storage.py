@@ -237,7 +237,7 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ("no description", InputError, r"holds no detector\.json"),
+        ("no description", InputError, r"contains no detector\.json"),
         ("no state", InputError, r"state\.safetensors is missing or damaged"),
         ("state cut short", InputError, r"state\.safetensors is missing or damaged"),
         ("state is text", InputError, r"state\.safetensors is missing or damaged"),

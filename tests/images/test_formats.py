@@ -79,7 +79,7 @@ def test_an_archive_of_arrays(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded(tmp_path / "data.npz"), EXPECTED)
     np.testing.assert_array_equal(loaded(f"{tmp_path}/data.npz:train_x"), EXPECTED)
     np.testing.assert_array_equal(loaded(f"{tmp_path}/data.npz:other"), EXPECTED[:2])
-    with pytest.raises(InputError, match=r"data.npz holds no array test_x, only train_x, other"):
+    with pytest.raises(InputError, match=r"data.npz contains no array test_x, only train_x, other"):
         open_images(f"{tmp_path}/data.npz:test_x")
     (tmp_path / "broken.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:100])
     with pytest.raises(InputError, match=r"not a complete, plain \.npz archive"):
@@ -261,9 +261,9 @@ def test_an_archive_with_the_name_of_an_array_is_named_as_such() -> None:
 
 def test_an_archive_of_several_arrays_needs_a_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", first=BYTES, second=BYTES)
-    with pytest.raises(InputError, match=r"holds several arrays; choose one with data\.npz:NAME \(first, second\)"):
+    with pytest.raises(InputError, match=r"contains several arrays; choose one with data\.npz:NAME \(first, second\)"):
         open_images(tmp_path / "data.npz")
-    with pytest.raises(InputError, match=r"holds no array third, only first, second"):
+    with pytest.raises(InputError, match=r"contains no array third, only first, second"):
         open_images(f"{tmp_path / 'data.npz'}:third")
     np.testing.assert_array_equal(loaded(f"{tmp_path / 'data.npz'}:second"), EXPECTED)
 

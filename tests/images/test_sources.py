@@ -106,7 +106,7 @@ def test_files_are_read_only_when_asked_for(folder: Path) -> None:
 
 
 def test_an_empty_folder_and_a_missing_one(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no image file"):
+    with pytest.raises(InputError, match="contains no image file"):
         open_images(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
         open_images(tmp_path / "nowhere")
@@ -341,7 +341,7 @@ def test_files_of_other_formats_are_counted(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"formats are skipped \(2 \.heic, 1 \.mp4, 1 \.npz\); convert or unpack them"):
         assert _names(tmp_path) == ["a.png"]
     (tmp_path / "a.png").unlink()
-    with pytest.raises(InputError, match=r"holds no image file .* \(2 \.heic, 1 \.mp4, 1 \.npz\); convert"):
+    with pytest.raises(InputError, match=r"contains no image file .* \(2 \.heic, 1 \.mp4, 1 \.npz\); convert"):
         open_images(tmp_path)
 
 

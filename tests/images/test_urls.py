@@ -75,7 +75,7 @@ def test_one_file_and_file_addresses(folder: Path, detector: gepc.GEPC) -> None:
 
 
 def test_addresses_that_lead_nowhere(bucket: str) -> None:
-    with pytest.raises(InputError, match=r"memory://nowhere does not exist or holds no image file"):
+    with pytest.raises(InputError, match=r"memory://nowhere does not exist or contains no image file"):
         open_images("memory://nowhere")
     with pytest.raises(OptionError, match="nosuch://x cannot be opened"):
         open_images("nosuch://x")

@@ -133,7 +133,7 @@ def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], sent
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="contains no run"):
         open_run(tmp_path, identity())
     for text, sentence in (("{", "readable JSON"), ("[]", "not a run"), ('{"schema": 1}', "has no 'detector'")):
         (tmp_path / "run.json").write_text(text)
@@ -148,7 +148,7 @@ def test_shards_whose_run_is_lost_are_thrown_away_when_told(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"pieces of a run and no run\.json; restart"):
         open_run(tmp_path, identity())
     (tmp_path / "shard-notes.txt").touch()
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="contains no run"):
         open_run(tmp_path, identity(), restart=True)
     (tmp_path / "shard-notes.txt").unlink()
     assert len(open_run(tmp_path, identity(), restart=True).pending()) == 1

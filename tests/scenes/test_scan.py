@@ -264,7 +264,7 @@ def test_a_folder_of_other_parameters_is_refused(tmp_path, detector, geotiff):
         scan(detector, geotiff, tmp_path / "out", overlap=0.0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
-    with pytest.raises(InputError, match="not empty and holds no run"):
+    with pytest.raises(InputError, match="not empty and contains no run"):
         scan(detector, geotiff, tmp_path / "full")
 
 

@@ -611,9 +611,9 @@ class LatentBackbone(Backbone):
     ) -> None:
         check_choice("act_on", act_on, ACT_ON)
         if inner.encoder is not None:
-            raise OptionError("this backbone has an encoder already")
+            raise OptionError("this backbone has an encoder already; give a backbone without one")
         if inner.gives != Backbone.gives:
-            raise OptionError(f"an encoder goes before a network that predicts noise, and this one gives {inner.gives}")
+            raise OptionError(f"an encoder needs a network that predicts noise, and this one gives {inner.gives}")
         check_least(1, factor=factor)
         size = inner.image_size
         self.inner = inner

@@ -159,7 +159,7 @@ class GaussianPath:
         """y = (1-s) x_0 + s n, and the velocity is dy/ds, or dy/d(1-s) where time runs from noise to data."""
         s = _ascending(shares, "levels")
         if s[-1] > 1.0:
-            raise InputError(f"levels are shares of noise s in (0, 1], got {s[-1]:g}")
+            raise InputError(f"levels of a flow must be shares of noise in (0, 1], got {s[-1]:g}")
         if data_time == noise_time:
             raise OptionError(f"data_time and noise_time must differ, got {data_time:g} for both")
         length = np.hypot(1.0 - s, s)

@@ -226,7 +226,7 @@ def _pretrained(folder: Path, kind: str, options: LoadOptions) -> Any:
     """Load the diffusers model in `folder`. A missing tensor is an error; diffusers would make it random."""
     cls: Any = getattr(diffusers, kind, None)
     if diffusers.ModelMixin not in getattr(cls, "__mro__", ()):
-        raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which is no network of this diffusers")
+        raise BackboneError(f"{folder / 'config.json'} describes a {kind}, which the installed diffusers does not have")
     first = weight_files(folder, options.variant)[0].name
     message = f"{folder} cannot be loaded: {{line}}"
     failing = raising(BackboneError, message, OSError, ValueError, RuntimeError, KeyError)

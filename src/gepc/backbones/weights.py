@@ -41,7 +41,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
     with raising(BackboneError, f"{path} is cut short or is not a safetensors file: {{error}}", SafetensorError):
         content = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not isinstance(content, Mapping):
-        raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict (names and tensors)")
+        raise BackboneError(f"{path} holds a {type(content).__name__}, not a state dict; save net.state_dict()")
     _check_sizes(content, path, path.stat().st_size)
     return dict(content)
 
@@ -190,7 +190,7 @@ def weight_files(folder: Path, variant: str | None = None) -> list[Path]:
             check_file(folder / name)
         if names:
             return [folder / name for name in sorted(names)]
-    raise InputError(f"{folder} holds no weights: expected {stem}{mark}.safetensors (or .bin), or else set `variant`")
+    raise InputError(f"{folder} contains no weights: expected {stem}{mark}.safetensors (or .bin), or set `variant`")
 
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

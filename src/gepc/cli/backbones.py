@@ -34,8 +34,8 @@ def info(
 ) -> None:
     """Describe a detector or a backbone, or list the detection methods.
 
-    For a detector: method, parameters, kept levels, cost and guarantee. For a backbone: family, size, schedule, and
-    the time per image on this machine.
+    For a detector, the command prints its method, parameters, kept levels, cost and guarantee. For a backbone, it
+    prints the family, the size, the schedule, and the time per image on this machine.
 
     Example: `gepc info photos-small`
 
@@ -76,7 +76,7 @@ def convert(
 
     Example: `gepc convert cifar10_uncond_50M_500K.pt --architecture improved-cifar10 --out cifar10-backbone`
 
-    Without one: `gepc convert ema.pt --out net --set image_size=64 --set num_heads=4
+    Without a published architecture: `gepc convert ema.pt --out net --set image_size=64 --set num_heads=4
     --set noise_schedule=cosine --set diffusion_steps=4000 --set rescale_timesteps=true`
     """
     from gepc.backbones.openai.convert import convert as convert_checkpoint
@@ -99,7 +99,7 @@ def export(
 ) -> None:
     """Export a detector: its network as ONNX, and a script that scores images without torch and without gepc.
 
-    The predictions and scores of both are compared with those of the detector.
+    The command compares their predictions and scores with those of the detector. It writes nothing if they differ.
 
     Example: `gepc export det --out det-onnx`
     """

@@ -56,7 +56,7 @@ def fit(
         str | None, Option(help="Separate in-distribution images used only for calibration.")
     ] = None,
     ignore: Annotated[
-        Path | None, Option(help="Picture of the images' size: pixels that are not black are ignored.")
+        Path | None, Option(help="Picture as large as the images. Its pixels that are not black are ignored.")
     ] = None,
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
@@ -155,8 +155,8 @@ def map_(
 ) -> None:
     """Write a heat map per image: an overlay with boxes and a colour bar (PNG) and the map (NPY).
 
-    The boxes are regions that exceed what is usual: at most a share alpha of in-distribution images has any. They are
-    also in regions.csv and, for labelling tools, in regions.json (COCO).
+    A box marks a region of the map above its limit. At most a share alpha of in-distribution images has such a region.
+    The regions are also listed in regions.csv and, for labelling tools, in regions.json (COCO).
 
     Example: `gepc map det photos/new --out maps`
     """
@@ -193,9 +193,11 @@ def scene(
     detector: opt.DetectorArgument,
     image: Annotated[Path, Argument(metavar="SCENE", help="Image of any size: TIFF, GeoTIFF, PNG, .npy ...")],
     out: Annotated[Path, Option(help="Folder for the results; an interrupted run in it is resumed.")],
-    tile: Annotated[str | None, Option(help="Tile size, 64 or 64x96; the detector's input size by default.")] = None,
-    stride: Annotated[str | None, Option(help="Distance between tiles in pixels, 16 or 16x24.")] = None,
-    overlap: Annotated[float | None, Option(help="Overlap of tiles instead of --stride, 0.5 by default.")] = None,
+    tile: Annotated[
+        str | None, Option(help="Tile size, height x width: 64x96, or 64. The detector sets it by default.")
+    ] = None,
+    stride: Annotated[str | None, Option(help="Distance between tiles in pixels, 16 or 16x24 (down x right).")] = None,
+    overlap: Annotated[float | None, Option(help="Share of overlap, instead of --stride; 0.5 by default.")] = None,
     bands: Annotated[str | None, Option(help="Bands to use, counted from 1, for example 4,3,2.")] = None,
     nodata: Annotated[float | None, Option(help="Pixel value that marks missing data.")] = None,
     max_missing: Annotated[float, Option(help="Largest share of missing data in a tile that is scored.")] = 0.1,
@@ -208,9 +210,9 @@ def scene(
 ) -> None:
     """Score an image of any size: tiles, one seamless map, detections, flagged regions and an error rate for the scene.
 
-    Writes tiles.csv, map.npy, detections and regions (CSV and GeoJSON), overview.png and scene.json. A detection is a
-    group of connected pixels of the map above its limit, with the coordinates of its peak; a region is a group of
-    flagged tiles. To resume after an interruption, run the same command again: no tile is lost or scored
+    The command writes tiles.csv, map.npy, detections and regions (CSV and GeoJSON), overview.png and scene.json. A
+    detection is a group of connected pixels of the map above its limit, with the coordinates of its peak. A region is
+    a group of flagged tiles. To resume an interrupted scan, run the same command again. No tile is lost or scored
     twice.
 
     Example: `gepc scene det harbour.tif --out harbour --overlap 0.5 --control bh --alpha 0.1`
@@ -296,11 +298,12 @@ def watch(
 ) -> None:
     """Score files as they appear in a folder; report every alarm and the moment the stream drifts.
 
-    Stop with Ctrl-C and continue with the same command: no file is lost or scored twice. While a file with the name of
-    the log and `.pause` behind it exists, as after `touch log.csv.pause`, nothing is scored, also after a restart.
+    Stop with Ctrl-C, and continue with the same command. No file is lost or scored twice. To pause, create a file with
+    the name of the log followed by `.pause`: `touch log.csv.pause`. Nothing is scored until you remove it, even after a
+    restart.
 
-    Several cameras: fit with `--groups folder`, and give each camera a folder of that name below the watched one. Each
-    has its own false-alarm guarantee and its own drift.
+    For several cameras, fit with `--groups folder`, and give each camera a folder of that name below the watched one.
+    Each camera then has its own false-alarm guarantee and its own drift.
 
     Example: `gepc watch det incoming/ --out log.csv --alpha 0.01`
     """
@@ -353,7 +356,7 @@ def serve(
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
     max_network_megapixels: Annotated[
-        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 3 GB of memory.")
+        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 5 GB of memory.")
     ] = 0.262144,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
     queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,
@@ -363,9 +366,9 @@ def serve(
 ) -> None:
     """Serve a detector over HTTP: a web page for uploading images, and an API.
 
-    The page is at `/`, the API documentation at `/docs`. By default only this machine can connect. Ctrl-C completes
-    accepted requests and exits. After the detector's folder was replaced, start the service again. A service is one
-    process: for more requests per second, start replicas behind a load balancer instead of workers.
+    The page is at `/` and the API documentation at `/docs`. By default only this machine can connect. On Ctrl-C the
+    service completes the accepted requests and exits. To use a detector that was fitted again, restart the service. A
+    service is one process. For more requests per second, start replicas behind a load balancer.
 
     Example: `gepc serve det --port 8000`
     """

@@ -36,9 +36,9 @@ OtherBackbone = Annotated[str | None, Option(help="Backbone to use instead of th
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of images per network call.")]
 Groups = Annotated[
-    str | None, Option(help="Groups to calibrate separately: `folder`, or a text file with one label per image.")
+    str | None, Option(help="Group of each image, calibrated apart: `folder` (its name), or a text file of labels.")
 ]
-Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may alarm.")]
+Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may raise an alarm.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
@@ -68,7 +68,7 @@ def parse_settings(settings: Iterable[str] | None) -> dict[str, Any]:
     for text in settings or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise OptionError(f"--set takes key=value, got {text!r}")
+            raise OptionError(f"--set takes key=value, such as size=32; got {text!r}")
         with raising(OptionError, f"--set {key}: cannot read the value {value!r}", yaml.YAMLError):
             values[key.strip()] = parse_yaml(value)
     return values
@@ -96,7 +96,7 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     with raising(InputError, reason, OSError, UnicodeDecodeError):
         labels = Path(groups).read_text(encoding="utf-8").splitlines()
     if len(labels) != len(images):
-        raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images")
+        raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images; give a line for each image")
     return labels
 
 
@@ -106,12 +106,12 @@ class Loading:
 
     device: Device = "auto"
     dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32"
-    time_scale: Annotated[float, Option(help="Multiply the time that the network is asked for by this number.")] = 1.0
+    time_scale: Annotated[float, Option(help="Multiply the timestep that is passed to the network by this.")] = 1.0
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None
     embeddings: Annotated[Path | None, Option(help="Safetensors file with embeddings, instead of --prompt.")] = None
     variant: Annotated[str | None, Option(help="Variant of a folder's weights, for example fp16.")] = None
-    act_on: Annotated[str, Option(help="What a group acts on, for a latent backbone: latents or pixels.")] = "latents"
+    act_on: Annotated[str, Option(help="For a latent backbone, where transforms act: latents or pixels.")] = "latents"
     architecture: Architecture = None
     checkpoint_config: CheckpointConfig = None
 

@@ -72,9 +72,9 @@ class DecisionRule:
             check_rates(fdr=self.fdr)
             check_choice("procedure", self.procedure, PROCEDURES)
         if self.confidence is not None and self._method != "tile":
-            raise OptionError("confidence goes with alpha alone; leave it out when fdr or control is given")
+            raise OptionError("confidence can be used with alpha only; leave it out, or leave out fdr and control")
         if self.fdr is not None and self.control != "tile":
-            raise OptionError("give fdr with a procedure, or alpha with a control, not both")
+            raise OptionError("give either fdr (with a procedure) or alpha (with a control), not both")
 
     @property
     def _method(self) -> str:
@@ -373,7 +373,7 @@ def _check(p_values: npt.ArrayLike, fdr: float) -> Array:
     check_rates(fdr=fdr)
     p = np.asarray(p_values, dtype=np.float64).ravel()
     if not ((p >= 0.0) & (p <= 1.0)).all():
-        raise OptionError("p-values must lie in [0, 1]")
+        raise OptionError("p-values must be numbers between 0 and 1; leave out NaN, which marks images without a score")
     return p
 
 

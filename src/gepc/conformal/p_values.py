@@ -306,7 +306,7 @@ class CalibrationScores:
                 options=("calibration_images",),
             )
         if not np.isfinite(scores).all():
-            raise InputError("a calibration score is not finite; check the calibration images")
+            raise InputError("a calibration score is NaN or infinite; check the calibration images and the backbone")
         if labels is None:
             return cls({UNGROUPED: np.sort(scores)})
         return cls({str(label): np.sort(scores[labels == label]) for label in np.unique(labels)})
@@ -381,13 +381,13 @@ def group_labels(groups: Sequence[str] | str | None, images: Images, indices: Ro
         return None
     if isinstance(groups, str):
         if groups != "folder":
-            raise OptionError(f"groups is a label for every image, or 'folder'; got {groups!r}")
+            raise OptionError(f"groups must be a list with a label for every image, or 'folder'; got {groups!r}")
         if not isinstance(images, FileImages):
             raise OptionError("`groups` can be 'folder' only for images from files", options=("groups",))
         labels = [path.parent.name for path in images.paths]
     else:
         labels = [str(label) for label in groups]
     if len(labels) != len(images):
-        raise OptionError(f"groups has {len(labels)} labels for {len(images)} images")
+        raise OptionError(f"groups has {len(labels)} labels for {len(images)} images; give one label per image")
     found = np.asarray(labels, dtype=np.str_)
     return found if indices is None else found[indices]

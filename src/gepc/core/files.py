@@ -167,7 +167,7 @@ def check_free(folder: Path, mark: str, holds: str) -> None:
     if not folder.is_dir() or (folder / mark).exists():
         return
     if any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise InputError(f"{folder} is not empty and holds no {holds}; give another folder for the results")
+        raise InputError(f"{folder} is not empty and contains no {holds}; give another folder for the results")
 
 
 def sha256(*paths: StrPath) -> str:

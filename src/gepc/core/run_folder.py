@@ -65,7 +65,7 @@ class RunFolder:
         elif left_over:
             raise InputError(f"{self.path} holds pieces of a run and no {DESCRIPTION}; {self.advice}")
         elif entries and not place.exists():
-            raise InputError(f"{self.path} is not empty and holds no run; give another folder")
+            raise InputError(f"{self.path} is not empty and contains no run; give another folder")
         if not place.exists():
             write_json(place, {"schema": SCHEMA, **identity, **(layout or {})})
         remove_drafts(self.path)

@@ -248,7 +248,7 @@ def _map_scores(
     known = dict(zip(calibrating, draft.maps.scores.tolist(), strict=True))
     others = [row for row, key in enumerate(calibration.keys) if key not in known]
     if others and isinstance(images, StreamImages):
-        raise InputError("score_from='map' reads the calibration images twice; give a folder, a list or an array")
+        raise InputError("score_from='map' reads calibration images twice; give a folder, list or array, not a stream")
     if others:
         scores = scores_of(draft, images, indices=calibration.indices[others].tolist())
         known |= dict(zip([calibration.keys[row] for row in others], scores.tolist(), strict=True))

@@ -80,7 +80,7 @@ class Parameters:
             )
         check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
-            raise OptionError("score_from='map' needs a method with maps, and calibrated ones")
+            raise OptionError("score_from='map' needs a method with maps, such as gepc+, and maps='calibrated'")
         check_rates(calibration_share=self.calibration_share)
         most = len(method.timesteps(self.backbone))
         if self.keep is not None and not 1 <= self.keep <= most:

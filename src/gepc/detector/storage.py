@@ -192,7 +192,7 @@ def _download(repo_id: str) -> Path:
 def read_description(folder: Path) -> Facts:
     """The checked content of `detector.json`: parts of the right kinds, and no number or list out of bounds."""
     if not (folder / DESCRIPTION).exists():
-        raise InputError(f"{folder} holds no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
+        raise InputError(f"{folder} contains no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
     description: Facts = read_json(folder / DESCRIPTION)
     schema = description.get("schema") if isinstance(description, dict) else None
     if schema != SCHEMA or isinstance(schema, bool):

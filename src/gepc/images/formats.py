@@ -327,5 +327,5 @@ def read_npz(path: Path, key: str | None = None) -> Pixels:
             if key in names:
                 return np.asarray(archive[key])
     if key or not names:
-        raise InputError(f"{path} holds no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
-    raise InputError(f"{path} holds several arrays; choose one with {path.name}:NAME ({', '.join(names)})")
+        raise InputError(f"{path} contains no array {key or 'at all'}, only {', '.join(names) or 'nothing'}")
+    raise InputError(f"{path} contains several arrays; choose one with {path.name}:NAME ({', '.join(names)})")

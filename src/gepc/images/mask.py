@@ -41,7 +41,7 @@ class Mask:
     def __post_init__(self) -> None:
         height, width = self.size
         if min(height, width) < 1 or height * width > MOST_PIXELS or min(self.runs, default=-1) < 0:
-            raise InputError("the mask of ignored pixels has an impossible size")
+            raise InputError("the mask of ignored pixels has an impossible size; draw it again")
         if sum(self.runs) != height * width or sum(self.runs[1::2]) == height * width:
             raise InputError("the mask of ignored pixels does not fit its size, or ignores every pixel")
 

@@ -351,7 +351,7 @@ def _paths_below(place: Path) -> list[Path]:
         where = error.filename or place
         raise InputError(f"{where} cannot be read: {reason_of(error)}; its images would be missing") from error
     if not paths:
-        raise InputError(f"{place} holds no image file ({', '.join(EXTENSIONS)}){_skipped_text(skipped, '; ')}")
+        raise InputError(f"{place} contains no image file ({', '.join(EXTENSIONS)}){_skipped_text(skipped, '; ')}")
     if skipped:
         warnings.warn(f"{place}: {_skipped_text(skipped)}", stacklevel=2)
     masks = masks_among(paths)
@@ -394,7 +394,7 @@ def _urls_below(url: str) -> list[str]:
     if urls and skipped:
         warnings.warn(f"{url}: {_skipped_text(skipped)}", stacklevel=2)
     if not urls:
-        raise InputError(f"{url} does not exist or holds no image file ({', '.join(EXTENSIONS)})")
+        raise InputError(f"{url} does not exist or contains no image file ({', '.join(EXTENSIONS)})")
     return urls
 
 

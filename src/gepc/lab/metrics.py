@@ -21,9 +21,9 @@ def _check(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> tuple[Array, 
     pair = (np.asarray(id_scores, dtype=np.float64).ravel(), np.asarray(ood_scores, dtype=np.float64).ravel())
     for name, scores in zip(("ID", "OOD"), pair, strict=True):
         if len(scores) == 0:
-            raise InputError(f"there are no {name} scores")
+            raise InputError(f"there are no {name} scores; give at least one")
         if np.isnan(scores).any():
-            raise InputError(f"{int(np.isnan(scores).sum())} {name} scores are NaN")
+            raise InputError(f"{int(np.isnan(scores).sum())} {name} scores are NaN; leave out images without a score")
     return np.nan_to_num(pair[0]), np.nan_to_num(pair[1])  # infinite ones rank as the largest numbers there are
 
 

@@ -92,7 +92,7 @@ def read_batch(
 ) -> Batch:
     """At most `most` preprocessed images of one size: those with the smallest keys among `allowed(all keys)`."""
     if isinstance(images, StreamImages):
-        raise InputError("a choice of symmetries reads the images twice; give a folder, a list or an array")
+        raise InputError("choosing symmetries reads the images twice; give a folder, list or array, not a stream")
     keys: list[bytes] = []
     sample = ImageSample(most)
     for chunk in chunks(images, settled(preprocessing, images), rows, OnBadImage.UNREADABLE):

@@ -166,7 +166,7 @@ class RasterScene(Scene):
                 self._file: Any = stack.enter_context(rasterio.open(path.absolute(), driver=driver))
             colours = self._file.colorinterp
             if not colours:
-                raise InputError(f"{path} holds no band of pixels; extract one of its data sets to a file")
+                raise InputError(f"{path} contains no band of pixels; extract one of its data sets to a file")
             if ColorInterp.palette in colours:
                 raise InputError(f"{path} has a colour palette; convert it to RGB or grey first")
             self._stack = stack.pop_all()

@@ -86,7 +86,7 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.overlap is not None:
-            raise OptionError("give stride or overlap, not both: one follows from the other")
+            raise OptionError("give either stride or overlap, not both; one follows from the other")
         for name, value in (("overlap", self.overlap), ("max_missing", self.max_missing)):
             if value is not None and not 0.0 <= value < 1.0:
                 raise OptionError(f"{name} is a share of a tile, at least 0 and less than 1, got {value}")
@@ -153,7 +153,7 @@ def _tile(fitted: FittedDetector, settings: ScanOptions) -> Size:
     size, resize = fitted.input_size, fitted.preprocessing.resize
     if fitted.preprocessing.ignore is not None:
         raise OptionError(
-            "this detector ignores regions of whole images, and the tiles of a scene have no such regions"
+            "this detector ignores regions of whole images, which tiles do not have; fit one for scenes without ignore"
         )
     reduced = OWN_SIZE.get(resize, 1)
     tile = _pair(settings.tile) or (size[0] * reduced, size[1] * reduced)

@@ -56,9 +56,9 @@ class Grid:
         if min(tile) < 1 or min(stride) < 1:
             raise OptionError(f"tile and stride must be at least 1 pixel, got {tile} and {stride}")
         if stride[0] > tile[0] or stride[1] > tile[1]:
-            raise OptionError(f"a stride of {_text(stride)} leaves gaps between tiles of {_text(tile)} pixels")
+            raise OptionError(f"a stride of {_text(stride)} leaves gaps between tiles of {_text(tile)}; reduce it")
         if height < tile[0] or width < tile[1]:
-            raise InputError(f"{name} has {height}x{width} pixels, less than one tile of {_text(tile)}")
+            raise InputError(f"{name} has {height}x{width} pixels, less than one tile of {_text(tile)}; reduce tile")
         tops, lefts = window_starts(height, tile[0], stride[0]), window_starts(width, tile[1], stride[1])
         return cls(height, width, tile, tuple(tops), tuple(lefts))
 

@@ -139,7 +139,7 @@ class Service:
         with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
             (found,) = self._score_batch([grey], with_maps=False)
         if not math.isfinite(found.result.score):
-            raise GepcError("the detector gives no finite score; fit it again")
+            raise GepcError("the detector does not give a finite score to a trial image; fit it again")
 
     def _run(self, jobs: list[Job]) -> list[Finding]:
         """Score one batch; called in the network's thread."""

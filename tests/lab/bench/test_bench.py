@@ -348,7 +348,7 @@ def test_id_sets_may_differ_in_pooling_and_features(data, protocol):
         np.testing.assert_allclose(found.inside, expected.inside, rtol=1e-6)
         for other, values in expected.outside.items():
             np.testing.assert_allclose(found.outside[other], values, rtol=1e-6)
-    with pytest.raises(OptionError, match="'set9' is no data set"):
+    with pytest.raises(OptionError, match="'set9' is not a data set"):
         replace(small, topk={"set9": 0.5})
 
 

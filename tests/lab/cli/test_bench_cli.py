@@ -72,7 +72,7 @@ def test_tables_and_figures_from_one_pass(place, monkeypatch, capsys):
         (["bench", "protocol.yaml", "--out", "x"], "GEPC_DATA"),
         (["bench", "protocl", "--data", "data", "--out", "x"], "neither a YAML file nor a protocol"),
         (["bench", "protocol.yaml", "--data", "data", "--out", "x", "--set", "kep=1"], "did you mean 'keep'"),
-        (["bench", "protocol.yaml", "--data", "data", "--out", "net"], "holds no benchmark"),
+        (["bench", "protocol.yaml", "--data", "data", "--out", "net"], "contains no benchmark"),
         (["bench", "protocol.yaml", "--data", "net", "--out", "x"], "set0.npz does not exist"),
     ],
 )

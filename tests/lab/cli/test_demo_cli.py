@@ -80,7 +80,7 @@ def test_a_demo_may_be_written_over_and_other_files_stay(finished, place, monkey
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert run(["demo", "--out", str(tmp_path)]) == 2
-    assert "holds no earlier demo" in capsys.readouterr().err
+    assert "contains no earlier demo" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -83,5 +83,5 @@ def test_a_missing_batch_is_named(tmp_path: Path) -> None:
 def test_a_cut_batch_is_named(tmp_path: Path, name: str, keep: int) -> None:
     path = next(iter(write_folder(tmp_path, name).glob("test*")))
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(InputError, match=f"({path.name} in .* is cut short|holds no image).* Expected in"):
+    with pytest.raises(InputError, match=f"({path.name} in .* is cut short|contains no image).* Expected in"):
         open_dataset(name, tmp_path, "test")

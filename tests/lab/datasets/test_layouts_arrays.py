@@ -37,7 +37,7 @@ def test_the_file_itself_as_the_root(root: Path) -> None:
 def test_a_file_with_a_test_part_alone_says_so(root: Path) -> None:
     np.savez(root / "half.npz", test_x=TEST)
     assert len(open_dataset("npz:half.npz", root, "test")) == 4
-    with pytest.raises(InputError, match=r"half\.npz holds no array train_x, only test_x"):
+    with pytest.raises(InputError, match=r"half\.npz contains no array train_x, only test_x"):
         open_dataset("npz:half.npz", root, "train")
 
 
@@ -108,5 +108,5 @@ def test_real_images(data_folder: Path, file: str, counts: dict[str, int]) -> No
 
 
 def test_real_images_without_a_train_part(data_folder: Path) -> None:
-    with pytest.raises(InputError, match=r"tinyimagenet32\.npz holds no array train_x, only test_x"):
+    with pytest.raises(InputError, match=r"tinyimagenet32\.npz contains no array train_x, only test_x"):
         open_dataset("npz:tinyimagenet32.npz", data_folder, "train")

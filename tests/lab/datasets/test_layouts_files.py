@@ -76,7 +76,9 @@ class TestCelebA:
 
     def test_no_partition_file(self, celeba: Path) -> None:
         (celeba / "list_eval_partition.txt").unlink()
-        looked_for = r"holds none of list_eval_partition\.txt, list_eval_partition\.csv, .* Expected in .*000001\.jpg 0"
+        looked_for = (
+            r"contains none of list_eval_partition\.txt, list_eval_partition\.csv, .* Expected in .*000001\.jpg 0"
+        )
         with pytest.raises(InputError, match=looked_for):
             open_dataset("celeba", celeba, "train")
 
@@ -129,5 +131,5 @@ class TestFolder:
 
     def test_no_image_at_all(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").touch()
-        with pytest.raises(InputError, match="holds no image file"):
+        with pytest.raises(InputError, match="contains no image file"):
             open_dataset("folder", tmp_path, "test")

@@ -60,7 +60,7 @@ def test_a_wrong_folder_says_what_was_expected(tmp_path: Path, name: str, split:
 def test_the_files_looked_for_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         open_dataset("cifar10", tmp_path, "test")
-    assert f"{tmp_path} holds no cifar-10-batches-bin. " in str(caught.value)
+    assert f"{tmp_path} contains no cifar-10-batches-bin. " in str(caught.value)
     assert "get it from https://www.cs.toronto.edu/~kriz/cifar.html, or with `gepc data get`" in str(caught.value)
 
 

@@ -144,7 +144,7 @@ class DDPMOOD(Extractor):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.distances:
-            raise OptionError("name at least one distance")
+            raise OptionError("`distances` is empty; name at least one distance")
         for name in self.distances:
             distance_of(name)
         check_choice("order", str(self.order), ("1", "2", "3", "4"))

@@ -125,7 +125,7 @@ class Protocol:
         """Check the names of ID sets in a value that may differ between them."""
         for name in values if isinstance(values, dict) else ():
             if name != "default" and name not in self.datasets:
-                raise OptionError(f"protocol: {name!r} is no data set; {nearest(name, ['default', *self.datasets])}")
+                raise OptionError(f"protocol: {name!r} is not a data set; {nearest(name, ['default', *self.datasets])}")
 
     def _check_methods(self) -> None:
         if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):

@@ -158,12 +158,12 @@ def bench(
 ) -> None:
     """Repeat the paper's evaluation: every table and figure from one pass over each data set.
 
-    An interrupted run resumes from the cache; a second run needs no network pass. With `--methods`, other detectors are
-    fitted and evaluated on the same backbone and images; the protocol's key `methods` sets a preset for each of them
-    and, for expensive ones, fewer images.
+    An interrupted run resumes from the cache, and a second run does not need a network pass. With `--methods`, other
+    detectors are fitted and evaluated on the same backbone and images. The key `methods` of a protocol sets a preset
+    for each of them and, for expensive ones, a smaller number of images.
 
-    `mvtec` stands for MVTec AD, MVTec AD 2 or VisA, whichever `--data` holds as it was distributed: one detector for
-    each category, and one table of image AUROC, AP, F1-max, pixel AUROC and AU-PRO.
+    The protocol `mvtec` evaluates MVTec AD, MVTec AD 2 or VisA, whichever `--data` contains in its original layout. It
+    fits one detector for each category and writes one table of image AUROC, AP, F1-max, pixel AUROC and AU-PRO.
 
     Example: `gepc bench quick --data data/ --out results`
 
@@ -213,21 +213,21 @@ def reproduce(
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
-    """Repeat the paper's whole evaluation: data sets, all methods, ablations, figures, and the paper's values beside.
+    """Repeat the paper's whole evaluation: data sets, all methods, ablations and figures, beside the paper's values.
 
-    GEPC is run twice: as the paper's text says, together with the other methods, and as the authors' released code does
-    (folder `released`). `readings.md` compares both with the published row. Then the energy models of the paper's table
-    are trained on each ID set (`energy.md`).
+    The command runs GEPC twice: as the paper's text says, together with the other methods, and as the authors' released
+    code does (folder `released`). `readings.md` compares both with the published row. Then the command trains the
+    energy models of the paper's table on each ID set (`energy.md`).
 
-    What is there is not downloaded or computed again: to resume, give the same command. Other methods have the settings
-    of their own papers, which takes long; `--light` is much faster.
+    Existing files are not downloaded or computed again, so the same command resumes an interrupted run. Other methods
+    run with the settings of their own papers, which takes long. `--light` is much faster.
 
-    `radar` stands for the paper's radar experiment: ships of HRSID and SSDD, which must lie in the folder.
+    The protocol `radar` is the paper's radar experiment on ships of HRSID and SSDD. Both must be in `--data`.
 
     Example: `gepc reproduce paper32 --data data --out results --backbone celeba_ema.pt --architecture
     diffpath-celeba32`
 
-    What it takes on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
+    To estimate the time on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
     """
     from gepc.core.tables import write_tables
     from gepc.lab.bench.comparison import readings_table
@@ -301,7 +301,7 @@ def _checked(data: Path | None) -> Path:
     if data is None:
         raise InputError("no folder with data sets: give --data FOLDER or set the environment variable GEPC_DATA")
     if not data.is_dir():
-        raise InputError(f"{data} is not a folder")
+        raise InputError(f"{data} is not a folder; --data takes the folder with the data sets")
     return data
 
 

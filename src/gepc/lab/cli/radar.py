@@ -59,9 +59,9 @@ def patches(
 ) -> None:
     """Cut annotated radar images into patches: sea clutter, and ships.
 
-    Writes the arrays `train_x` and `test_x` (no ship), `train_ship_x` and `test_ship_x`, each with its sources; of data
-    without training images of their own, which is all but HRSID, `test_x` and `test_ship_x` alone.
-    Training and test patches never share an image, nor an area of the ground if the file names show it.
+    The command writes the arrays `train_x` and `test_x` (no ship), `train_ship_x` and `test_ship_x`, each with its
+    sources. Only HRSID has training images. For other data the command writes `test_x` and `test_ship_x`
+    alone. Training and test patches never share an image, nor an area of the ground if the file names show it.
 
     Example: `gepc sar patches data/HRSID --out patches.npz --size 64 --split train --hold-out 0.35 --log`
     """
@@ -71,7 +71,7 @@ def patches(
     how = PatchRules(size, stride, ship_share)
     value_range = None if white is None else (0.0, white)
     if out.suffix != ".npz":
-        raise OptionError(f"--out is an .npz file, got {out}")
+        raise OptionError(f"--out must be a file that ends in .npz, got {out}")
     names = list(SPLITS) if detect_layout(data) == "hrsid" else ["test"]
     opened = {name: open_scenes(data, name) for name in (names if split is None else {*names, split})}
     arrays, sources = {}, {}

@@ -12,9 +12,9 @@ from gepc.core.files import write_json
 from gepc.core.options import DEFAULT_BACKBONE
 
 MEANING = """
-holds: the images are compatible with this symmetry; a test that does not reject is no proof. Where it does not hold,
-the residual measures the orientation of the data, too, and not only what the network does not know.
-operator_error: what the transform and its inverse change in the noisy image without the network.
+holds: whether the images are compatible with this symmetry. A test that does not reject proves nothing. Where the
+symmetry does not hold, the residual also measures the orientation of the data, not only the errors of the network.
+operator_error: how much the transform and its inverse change the noisy image, without the network.
 power: AUROC of synthetic outliers by the residual alone; 0.5 is chance.
 
 To fit with the chosen transforms and weights, add --set group=auto to `gepc fit`, or
@@ -31,10 +31,10 @@ def symmetries(
     loading: opt.Loading = opt.DEFAULT_LOADING,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Test which transforms leave the law of your normal images unchanged, and which of them a detector should use.
+    """Test which transforms leave the distribution of your normal images unchanged, and which a detector should use.
 
-    A two-sample test compares the images with moved ones, at a family-wise error rate of 0.05 (Holm's procedure). The
-    residual of the network is measured on at most 64 images. No out-of-distribution image is needed.
+    A two-sample test compares the images with transformed ones, at a family-wise error rate of 0.05 (Holm's procedure).
+    The residual of the network is measured on at most 64 images. Out-of-distribution images are not needed.
 
     Example: `gepc symmetries photos/normal --out symmetries`
     """

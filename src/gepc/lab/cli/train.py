@@ -44,7 +44,7 @@ def train(
         str | None,
         Option(help=f"Train an energy network instead, for the method energy: {', '.join(ENERGIES)}."),
     ] = None,
-    steps: Annotated[int | None, Option(help="Total number of steps; that of the recipe by default.")] = None,
+    steps: Annotated[int | None, Option(help="Total number of steps; by default the number in the recipe.")] = None,
     minutes: Annotated[
         float | None, Option(help="Total time in minutes, reading and evaluation included, instead of --steps.")
     ] = None,

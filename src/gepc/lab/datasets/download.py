@@ -125,7 +125,7 @@ def _unpack(archive: Path, folder: Path, holds: str) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{holds}.", suffix=".part", dir=folder) as draft:
             shutil.unpack_archive(archive, draft, **safely)
             if not Path(draft, holds).is_dir():
-                raise InputError(f"{archive} holds no folder {holds}")
+                raise InputError(f"{archive} contains no folder {holds}")
             os.replace(Path(draft, holds), folder / holds)
     except (shutil.ReadError, EOFError) as error:
         raise InputError(f"{archive} is damaged: {error}; remove it and run the command again") from error

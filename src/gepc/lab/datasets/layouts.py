@@ -93,7 +93,7 @@ def svhn(root: Path, split: str) -> PixelImages:
     ):  # scipy raises many kinds
         pixels = loadmat(path, variable_names=["X"]).get("X")
     if pixels is None:
-        raise InputError(f"{path} holds no array X")
+        raise InputError(f"{path} contains no array X")
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3:
         raise InputError(f"X in {path} is {pixels.dtype} of shape {pixels.shape} instead of bytes (32, 32, 3, N)")
     return PixelImages(pixels.transpose(3, 0, 1, 2), split)

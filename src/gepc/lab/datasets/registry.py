@@ -142,7 +142,7 @@ class PixelImages(Images):
         self._pixels, self._images, self._split = pixels, ArrayImages(pixels), split
         self.items = range(len(pixels)) if numbers is None else numbers
         if not self.items:
-            raise InputError("it holds no image")
+            raise InputError("it contains no image")
 
     def __getitem__(self, index: int) -> Record:
         return replace(self._images[index], name=f"{self._split}/{self.items[index]}")
@@ -173,4 +173,4 @@ def first_of(root: Path, *names: str) -> Path:
         for base in (root, root.parent):
             if (base == root or Path(name).parts[0] == root.name) and (base / name).exists():
                 return base / name
-    raise InputError(f"{root} holds {'no' if len(names) == 1 else 'none of'} {', '.join(names)}")
+    raise InputError(f"{root} contains {'no' if len(names) == 1 else 'none of'} {', '.join(names)}")
