@@ -83,7 +83,7 @@ def test_yaml_files(tmp_path: Path) -> None:
 
 def test_near_names() -> None:
     assert nearest("kd", ["kde", "mvn"]) == "did you mean 'kde'? (valid: kde, mvn)"
-    assert nearest("zzz", ["kde", "mvn"]) == "(valid: kde, mvn)"
+    assert nearest("zzz", ["kde", "mvn"]) == "valid: kde, mvn"
     check_choice("calibration", "kde", ["kde"])
     check_names("method", ["a", "b"], ["b", "a"])
     with pytest.raises(OptionError, match="unknown calibration None"):

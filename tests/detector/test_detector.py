@@ -389,7 +389,7 @@ def test_grey_images_and_one_channel_networks() -> None:
         ({"calibration": "kd"}, "did you mean 'kde'"),
         ({"keep": 5}, "keep must be between 1 and 4"),
         ({"keep": 0}, "keep must be between 1 and 4"),
-        ({"weights": "inverse"}, r"unknown weights 'inverse'; \(valid: inv_cv, uniform\)"),
+        ({"weights": "inverse"}, "unknown weights 'inverse'; valid: inv_cv, uniform"),
         ({"aggregate": "median"}, "unknown aggregate 'median'"),
         ({"fuse": "median"}, "unknown fuse 'median'"),
         ({"calibration_share": 1.0}, "calibration_share must be between 0 and 1"),

@@ -105,7 +105,7 @@ class Loading:
     """How a command loads a backbone: the options of `gepc.load_backbone`. A detector stores all but the device."""
 
     device: Device = "auto"
-    dtype: Annotated[str, Option(help="float32, bfloat16 or float16.")] = "float32"
+    dtype: Annotated[str, Option(help="Precision: float32, bfloat16, float16 or float64.")] = "float32"
     time_scale: Annotated[float, Option(help="Multiply the timestep that is passed to the network by this.")] = 1.0
     class_label: Annotated[int | None, Option(help="Class for a class-conditional network.")] = None
     prompt: Annotated[str | None, Option(help="Text for a text-conditional network; empty by default.")] = None

@@ -89,8 +89,8 @@ def nearest(name: object, valid: Iterable[str]) -> str:
     """The end of an error message: the closest valid name, if any, and all of them."""
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}(valid: {', '.join(names)})"
+    known = f"valid: {', '.join(names)}"
+    return f"did you mean {close[0]!r}? ({known})" if close else known
 
 
 def check_choice(option: str, value: object, valid: Iterable[str]) -> None:

@@ -349,7 +349,7 @@ async function connect() {
   const { calibration_images: n, method, passes_per_image: passes, guarantee, rates } = detector;
   $("about").textContent =
     `This ${method} detector compares each image with ${count(n, "normal calibration image")} and shows how unusual it is, and where. ` +
-    `${passes.replace(/\+0J$/, "").replace("F", " network passes")} per image.`;
+    `${passes.replace(/\+0J$/, "").replace(/^1F$/, "1 network pass").replace("F", " network passes")} per image.`;
   $("map-control").hidden = !detector.maps;
   $("legend-end").textContent = detector.maps ? `unusual (${number(detector.map_scale)} or more, same scale for all images)` : "";
   const groups = Object.keys(detector.groups);
