@@ -58,6 +58,18 @@ def test_every_command_of_the_pages_exists_with_its_options(page: str, line: str
     check_command(page, line)
 
 
+def test_no_sentence_is_read_as_a_comment() -> None:
+    """MyST drops a line that begins with a percent sign, as a number with a unit may after a line break."""
+    dropped = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        if "_build" not in page.parts
+        for line in re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL).splitlines()
+        if line.lstrip().startswith("%")
+    ]
+    assert dropped == []
+
+
 def test_the_badges_are_true() -> None:
     """A badge is a claim: each is compared with what it is about, and there is no other."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
