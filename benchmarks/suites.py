@@ -134,7 +134,7 @@ def radar(data: Path, folder: Path, images: tuple[int, int]) -> dict[str, Any]:
         fitted = normal if name == "clutter" else normal[:0]
         chosen = stack(sample(patches, images[1]), log=True)
         np.savez_compressed(folder / f"{name}.npz", train_x=fitted, test_x=chosen)
-    return {"pairs": {"clutter": ["ships", "ssdd_ships"]}, "backbone": "sar-tiny", "size": PATCH}
+    return {"pairs": {"clutter": ["ships", "ssdd_ships"]}, "backbone": "sar-small", "size": PATCH}
 
 
 SUITES: dict[str, Callable[[Path, Path, tuple[int, int]], dict[str, Any]]] = {
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("GEPC_DATA", ".")))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--backbone", default="celeba32-tiny", help="of all suites but radar")
+    parser.add_argument("--backbone", default="photos-small", help="of all suites but radar")
     parser.add_argument("--images", type=int, nargs=2, default=(300, 200), help="to fit on, and of each test set")
     options = parser.parse_args()
     images = tuple(options.images)

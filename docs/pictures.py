@@ -77,7 +77,7 @@ def radar(side: int = 128) -> Figure:
         "two ships": (Target(30, 40, 24, 7, heading=1.0), Target(95, 88, 18, 6, heading=2.4, brightness=40.0)),
     }
     fit = np.stack([simulate(side, side, sea, (), seed)[0] for seed in range(60)])[..., None].clip(0.0, 1.0)
-    detector = radar_detector(gepc.load_backbone("sar-tiny"), size=side, value_range=(0.0, 1.0)).fit(fit)
+    detector = radar_detector(gepc.load_backbone("sar-small"), size=side, value_range=(0.0, 1.0)).fit(fit)
     shown = [
         simulate(side, side, sea, found, 100 + place)[0].clip(0.0, 1.0) for place, found in enumerate(ships.values())
     ]
@@ -93,7 +93,7 @@ def beach() -> Search:
 
 def how() -> None:
     """The pictures of "How it works"."""
-    backbone = gepc.load_backbone("celeba32-tiny")
+    backbone = gepc.load_backbone("celeba32-small")
     with torch.no_grad():
         face = data.astronaut()[20:212:6, 128:320:6]
         probe(backbone, face, 0.99).savefig(OUT / "how-probe.png", dpi=110)

@@ -56,7 +56,7 @@ def patches(image: np.ndarray, count: int, seed: int) -> torch.Tensor:
 
 def main(count: int = 60) -> float:
     """Fit on gravel and separate gravel from grass."""
-    backbone = gepc.load_backbone("celeba32-tiny")
+    backbone = gepc.load_backbone("celeba32-small")
     timesteps = gepc.Levels((0.9999, 0.9979, 0.99, 0.97)).timesteps(backbone.alphas_cumprod)
     sets = {
         "train": patches(data.gravel()[:256], 2 * count, 0),

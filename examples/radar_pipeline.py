@@ -60,7 +60,7 @@ def main(out: Path, scenes: int = 6 if SMALL else 24, side: int = 192 if SMALL e
     step("sar", "bench", out / "sea", "--ood", out / "ships", "--out", out / "bench", "--methods", methods, *cutting)
     decision = ("--control", "tile", "--alpha", 0.1)
     step("scene", out / "detector", out / "ships" / "0000.png", "--out", out / "scene", *decision)
-    with open(out / "bench" / "radar-sar-tiny-fixed.csv", newline="") as handle:
+    with open(out / "bench" / "radar-sar-small-fixed.csv", newline="") as handle:
         found = {row["method"]: float(row["AUROC"]) for row in csv.DictReader(handle)}
     with open(out / "scene" / "tiles.csv", newline="") as handle:
         found["alarms"] = float(sum(row["alarm"] == "true" for row in csv.DictReader(handle)))

@@ -44,7 +44,7 @@ def hit(field: np.ndarray, box: Box) -> bool:
 
 def main(fit: int = 30 if SMALL else 150, test: int = 5 if SMALL else 50, alpha: float = 0.1) -> dict[str, float]:
     """Fit on empty sea; AUROC, alarms and hits on patches with a ship."""
-    backbone = gepc.load_backbone("sar-tiny")
+    backbone = gepc.load_backbone("sar-small")
     detector = radar_detector(backbone, target_pixels=50, size=SIDE, value_range=(0.0, 1.0)).fit(patches(fit, 0)[0])
     sea, _ = patches(test, 10_000)
     ships, boxes = patches(test, 20_000, with_ship=True)

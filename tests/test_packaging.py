@@ -13,7 +13,9 @@ NETWORKS = {
     "photos-tiny": "CC-BY-SA-4.0",
     "photos-small": "CC-BY-SA-4.0",
     "celeba32-tiny": "LicenseRef-CelebA-Research",
+    "celeba32-small": "LicenseRef-CelebA-Research",
     "sar-tiny": "LicenseRef-HRSID-Research",
+    "sar-small": "LicenseRef-HRSID-Research",
 }
 
 

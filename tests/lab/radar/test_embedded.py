@@ -25,12 +25,12 @@ def patches(count: int, first_seed: int, targets: tuple[Target, ...] = ()) -> np
 
 @pytest.fixture(scope="module")
 def detector() -> gepc.Detector:
-    backbone = gepc.load_backbone("sar-tiny")
+    backbone = gepc.load_backbone("sar-small")
     return radar_detector(backbone, target_pixels=150, size=SIZE, value_range=(0.0, 1.0)).fit(patches(36, 0))
 
 
 def test_it_is_small_and_takes_one_channel(detector: gepc.Detector) -> None:
-    assert sum(path.stat().st_size for path in (WEIGHTS / "sar-tiny").iterdir()) <= 8 * 2**20
+    assert sum(path.stat().st_size for path in (WEIGHTS / "sar-small").iterdir()) <= 8 * 2**20
     assert detector.backbone.channels == 1
     assert detector.cost().forward == 1
 

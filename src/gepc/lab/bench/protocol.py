@@ -64,7 +64,7 @@ class Protocol:
 
     datasets: dict[str, BenchmarkDataset]  # short name -> data set
     pairs: dict[str, tuple[str, ...]]  # short name of the ID set -> short names of its OOD sets
-    backbone: str = "celeba32-tiny"  # what `gepc.load_backbone` takes
+    backbone: str = "celeba32-small"  # what `gepc.load_backbone` takes
     time_scale: float = positive(
         1.0
     )  # the network is asked for this multiple of a timestep; 1 is what it was trained on

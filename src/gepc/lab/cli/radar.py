@@ -99,7 +99,7 @@ def patches(
 def fit(
     patches: Annotated[str, Argument(help="Sea clutter: a folder of patches, or an array: patches.npz:train_x.")],
     out: opt.DetectorOut,
-    backbone: opt.NewBackbone = "sar-tiny",
+    backbone: opt.NewBackbone = "sar-small",
     target_pixels: TargetPixels = 200,
     method: Annotated[
         str, Option(help="gepc+:radar, ca_cfar, os_cfar, rx or gepc:paper (the paper's detector).")
@@ -153,14 +153,14 @@ def bench(
     backbone was trained. A data set without a training split is divided by image. Further
     options are set with `--set`: size, stride and ship_share of the patches, hold_out, target_pixels, draws, seed.
 
-    Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-tiny --out radar --limit 100`
+    Example: `gepc sar bench data/HRSID --ood data/SSDD --backbone sar-small --out radar --limit 100`
     """
     from gepc.lab.radar.bench import SarProtocol
 
     check_free(out, "radar.json", "benchmark")
     given = {"limit": limit, "fit_limit": fit_limit, "normalise": normalise, "methods": tuple(methods.split(","))}
     protocol = build(SarProtocol, {**given, **setup.values()}, "radar benchmark")
-    backbone = setup.load(loading, setup.backbone or "sar-tiny")
+    backbone = setup.load(loading, setup.backbone or "sar-small")
     _measure([(protocol, backbone)], data, ood or [], out, setup, dry_run)
 
 
@@ -168,7 +168,7 @@ def reproduce_radar(data: Path, out: Path, dry_run: bool, setup: Setup, loading:
     """The paper's radar experiment, and beside it the detectors for practice (gepc+, CFAR, RX).
 
     The paper's detector runs on the network of `setup`, or on `photos-small`, a network of natural images as in the
-    paper, and on `sar-tiny`. `data` is the folder that holds HRSID and SSDD in their original layouts.
+    paper, and on `sar-small`. `data` is the folder that holds HRSID and SSDD in their original layouts.
     """
     from gepc.lab.radar.bench import PAPER, SarProtocol
 
@@ -179,7 +179,7 @@ def reproduce_radar(data: Path, out: Path, dry_run: bool, setup: Setup, loading:
             raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
     as_stated = {"methods": (PAPER,), "normalise": "patch", "localise": False}
     paper, practice = (build(SarProtocol, {**setup.values(), **own}, "radar") for own in (as_stated, {}))
-    sources = ("photos-small", "sar-tiny") if setup.backbone is None else (setup.backbone,)
+    sources = ("photos-small", "sar-small") if setup.backbone is None else (setup.backbone,)
     networks = [setup.load(loading, source) for source in sources]
     runs = [*((paper, network) for network in networks), (practice, networks[-1])]
     _measure(runs, places[0], places[1:], out, setup, dry_run)
