@@ -1,6 +1,6 @@
 """A face model applied to surfaces: the backbone was trained neither on the in-distribution nor on the other images.
 
-Run it with `python examples/cross_domain.py`. `celeba32-small` was trained on faces. Patches of a brick wall are the
+Run it with `python examples/cross_domain.py`. `celeba32-tiny` was trained on faces. Patches of a brick wall are the
 in-distribution images; patches of other photographs should raise alarms. The detector only learns how much the
 predictions of the face model usually disagree on patches of brick.
 """
@@ -28,7 +28,7 @@ def patches(image: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
 
 def main(fit: int = 12 if SMALL else 120, test: int = 2 if SMALL else 40, alpha: float = 0.2) -> dict[str, float]:
     """Fit on one half of the brick wall; score the other half and four other photographs."""
-    backbone = gepc.load_backbone("celeba32-small")
+    backbone = gepc.load_backbone("celeba32-tiny")
     detector = gepc.GEPC(backbone, levels=(0.9999, 0.9979, 0.99), keep=2)
     wall = data.brick()
     detector.fit(patches(wall[: SIDE * 8], fit))
