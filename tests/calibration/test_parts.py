@@ -9,7 +9,7 @@ from sklearn.covariance import ledoit_wolf_shrinkage
 
 from gepc.calibration import Aggregation, Scorer, create_calibrator
 from gepc.calibration.evidence import FOLDS, Parts
-from gepc.calibration.joint import LevelLOF, LevelPCA, _principal
+from gepc.calibration.joint import LevelPCA, _principal
 from gepc.core.errors import InputError, OptionError
 from gepc.core.parts import Part
 
@@ -59,37 +59,6 @@ def test_level_pca_is_the_distance_in_its_covariance() -> None:
     z = (new[:, 0] - mean) / scale
     expected = np.einsum("ni,ij,nj->n", z, np.linalg.inv(covariance), z)
     np.testing.assert_allclose(model.score(new, np.ones(1), Aggregation()), expected, rtol=1e-4)
-
-
-def test_level_lof_is_the_ratio_to_the_radii_of_the_neighbours() -> None:
-    """By hand: with all components, d is the Euclidean distance of standardised columns."""
-    train, new = columns(90)[:, :1, :3], columns(7, seed=1)[:, :1, :3]
-    found = LevelLOF(rank=2).fit(train).per_level(new)[:, 0]
-    z, asked = ((values[:, 0] - train[:, 0].mean(axis=0)) / train[:, 0].std(axis=0) for values in (train, new))
-    _, _, axes = np.linalg.svd(z, full_matrices=False)
-
-    def squares(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """The third direction of two images is orthogonal."""
-        lengths = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)
-        return lengths - 2.0 * (first @ axes[:2].T) @ (second @ axes[:2].T).T
-
-    own, others = squares(z, z), squares(asked, z)
-    np.fill_diagonal(own, np.inf)
-    radii, near = np.sort(own, axis=1)[:, 4], np.argsort(others, axis=1)[:, :5]
-    expected = np.sort(others, axis=1)[:, 4] / np.exp(np.log(radii[near]).mean(axis=1))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_level_lof_finds_what_lies_between_two_clouds() -> None:
-    """The common mean is the most usual point of one Gaussian, and far from every image."""
-    rng = np.random.default_rng(0)
-    train = rng.standard_normal((200, 1, 40))
-    train[:100] += 3.0
-    train[100:] -= 3.0
-    between = train.mean(axis=0, keepdims=True)
-    local, gaussian = LevelLOF().fit(train), LevelPCA().fit(train)
-    assert local.per_level(between) > local.per_level(train).max()
-    assert gaussian.per_level(between) < gaussian.per_level(train).min()
 
 
 def test_few_images_and_silent_columns_are_no_fault() -> None:
