@@ -29,7 +29,7 @@ from gepc.core.tables import ResultTable
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.lab.metrics import auroc, localisation
-from gepc.lab.report.demo import FIT_ROWS, INSIDE, TEST_ROWS, draw
+from gepc.lab.report.demo import FIT_ROWS, INSIDE, TEST_ROWS, patches
 from gepc.maps import statistics as map_statistics
 from gepc.maps.drawing import resized
 from gepc.maps.statistics import TOGETHER, MapStatistics
@@ -107,8 +107,10 @@ def with_defects(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def image_sets(data: Path | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Name, images to fit and calibrate on, and images to test with, (N, H, W, 3) bytes each."""
     count = FIT + CALIBRATE
-    (fit,), (test,) = draw(INSIDE, [count], FIT_ROWS), draw(INSIDE, [TEST], TEST_ROWS)
-    yield "gravel", np.broadcast_to(fit.pixels, (*fit.pixels.shape[:3], 3)), test.pixels.repeat(3, 3)[..., :3]
+    yield (
+        "gravel",
+        *(found.repeat(3, 3) for found in (patches(INSIDE, FIT_ROWS)[:count], patches(INSIDE, TEST_ROWS)[:TEST])),
+    )
     if data is not None:
         faces = np.load(data / "celeba32.npz")["test_x"]
         yield "faces", faces[:count], faces[-TEST:]

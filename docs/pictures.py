@@ -27,7 +27,7 @@ from gepc.images.sources import open_images
 from gepc.lab.radar.bench import radar_detector
 from gepc.lab.radar.simulate import Sea, Target, simulate
 from gepc.lab.report import figures
-from gepc.lab.report.demo import FIT_ROWS, FULL, INSIDE, OUTSIDE, TEST_ROWS, Search, draw, search, things_table
+from gepc.lab.report.demo import FIT_ROWS, FULL, INSIDE, OUTSIDE, TEST_ROWS, Search, patches, search, things_table
 from gepc.methods.groups import find_action
 
 OUT = Path(__file__).parent / "images"
@@ -99,12 +99,10 @@ def how() -> None:
         probe(backbone, face, 0.99).savefig(OUT / "how-probe.png", dpi=110)
 
     detector = gepc.GEPC(backbone, levels=LEVELS, keep=2)
-    (fit,) = draw(INSIDE, [60], FIT_ROWS)
-    (inside,) = draw(INSIDE, [24], TEST_ROWS)
-    others = {photograph: draw(photograph, [10])[0] for photograph in OUTSIDE}
-    detector.fit(fit)
+    detector.fit(patches(INSIDE, FIT_ROWS)[:60])
+    inside, others = patches(INSIDE, TEST_ROWS)[:24], {photograph: patches(photograph)[:10] for photograph in OUTSIDE}
 
-    scores = {name: detector.score(patches) for name, patches in {INSIDE: inside, **others}.items()}
+    scores = {name: detector.score(images) for name, images in {INSIDE: inside, **others}.items()}
     outside = np.concatenate([scores[name] for name in others])
     limit = threshold(detector.calibration_scores_, 0.05)
     figure = figures.histogram(scores[INSIDE], outside, limit, (INSIDE, "other photographs"))

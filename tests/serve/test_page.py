@@ -377,12 +377,12 @@ def test_a_picture_of_the_page(open_page, live, tmp_path):
     from gepc.lab.report import demo
 
     pytest.importorskip("skimage", reason="the photographs come with scikit-image")
-    (fit,) = demo.draw(demo.INSIDE, [128], demo.FIT_ROWS)
-    calibration, new = demo.draw(demo.INSIDE, [59, SHOWN[demo.INSIDE]], demo.TEST_ROWS)
+    fit, held_out = demo.patches(demo.INSIDE, demo.FIT_ROWS), demo.patches(demo.INSIDE, demo.TEST_ROWS)
+    calibration, new = held_out[:59], held_out[59:]
     gepc.create_detector(gepc.load_backbone(DEFAULT_BACKBONE)).fit(fit, calibration).save(tmp_path / "det")
     for name, count in SHOWN.items():
-        patches = new if name == demo.INSIDE else demo.draw(name, [count])[0]
-        for index, patch in enumerate(patches):
+        patches = new if name == demo.INSIDE else demo.patches(name)
+        for index, patch in enumerate(patches[:count]):
             Image.fromarray(patch.squeeze()).save(tmp_path / f"{name}-{index + 1}.png")
     page = ready(open_page(live(tmp_path / "det"), viewport={"width": 1280, "height": 1780}))
     upload(page, *sorted(tmp_path.glob("*.png")))

@@ -87,8 +87,8 @@ def test_alarms_on_new_photographs_are_the_detectors(finished):
     search = finished[0].search
     seeds = range(27, 27 + SMALL.new_photographs)
     new = np.stack([beach(seed, SMALL.height, SMALL.width) for seed in seeds])
-    assert search.check.images == len(new)
-    assert search.check.alarms == search.detector.predict(new, alpha=demo.ALPHA).sum()
+    assert search.usual == len(new)
+    assert search.false_alarms == search.detector.predict(new, alpha=demo.ALPHA).sum()
     assert search.p_value == search.detector.p_value(search.photograph[None])[0]
 
 
@@ -107,32 +107,32 @@ def test_photographs_need_no_download(photograph, monkeypatch):
 
 
 def test_patches_are_cut_from_a_grid_without_overlap():
-    pixels, corners = demo.load_photograph("moon"), demo.corners("moon")
-    (patches,) = demo.draw("moon", [7])
-    assert len({tuple(corner) for corner in corners}) == len(corners)
-    assert not (corners % SIDE).any()
-    for patch, (top, left) in zip(patches, corners, strict=False):
-        assert np.array_equal(patch, pixels[top : top + SIDE, left : left + SIDE])
+    pixels, patches = demo.load_photograph("moon"), demo.patches("moon")
+    corners = [(top, left) for top in range(0, 512, SIDE) for left in range(0, 512, SIDE)]
+    cut = {pixels[top : top + SIDE, left : left + SIDE].tobytes() for top, left in corners}
+    assert len(patches) == len(corners)
+    assert {patch.tobytes() for patch in patches} == cut
 
 
 def test_what_is_fitted_on_lies_a_patch_apart_from_what_is_scored():
-    lowest = demo.corners(INSIDE, demo.FIT_ROWS)[:, 0].max() + SIDE
-    assert demo.corners(INSIDE, TEST_ROWS)[:, 0].min() - lowest >= SIDE
+    rows = demo.load_photograph(INSIDE).shape[0] // SIDE
+    fitted, scored = (range(*rows_of.indices(rows)) for rows_of in (demo.FIT_ROWS, TEST_ROWS))
+    assert min(scored) - max(fitted) > 1
+    assert max(scored) == rows - 1
 
 
 def test_a_photograph_has_patches_enough():
-    counts = [FULL.calibration_patches, FULL.held_out_patches]
-    assert [len(part) for part in demo.draw(INSIDE, counts, TEST_ROWS)] == counts
-    assert [len(demo.draw(other, [FULL.other_patches])[0]) for other in OUTSIDE] == [FULL.other_patches] * 5
+    assert len(demo.patches(INSIDE, demo.FIT_ROWS)) >= FULL.fit_patches
+    assert len(demo.patches(INSIDE, TEST_ROWS)) >= FULL.calibration_patches + FULL.held_out_patches
+    assert all(len(demo.patches(other)) >= FULL.other_patches for other in OUTSIDE)
 
 
 def test_scores_and_alarms_are_the_detectors(finished):
     textures = finished[0].textures
     for other in OUTSIDE:
-        (patches,) = demo.draw(other, [SMALL.other_patches])
+        patches = demo.patches(other)[: SMALL.other_patches]
         assert np.allclose(textures.scores[other], textures.detector.score(patches))
         assert textures.alarms[other] == textures.detector.predict(patches, alpha=demo.ALPHA).sum()
-    assert textures.check.alarms == textures.alarms[INSIDE]
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------

@@ -106,12 +106,11 @@ def _demo_command(out: Path, quick: bool, backbone: str) -> str:
 def _demo_results(result: Demo, tables: Sequence[ResultTable]) -> str:
     from gepc.lab.report.demo import ALPHA
 
-    lost, check = result.search, result.search.check
-    things, textures = tables
+    lost, (things, textures) = result.search, tables
     return (
         f"{text_table(things.rows, things.header)}\n\n"
         f"{lost.found} of {len(lost.lost)} lost things found; photograph: p = {lost.p_value:.2f}\n"
-        f"{check.images} new photographs of the beach without lost things: {check.alarms} false alarms, "
+        f"{lost.usual} new photographs of the beach without lost things: {lost.false_alarms} false alarms, "
         f"{lost.false_boxes} false boxes\n"
         f"guarantee: {lost.detector.guarantee(ALPHA)}\n\n"
         f"{text_table(textures.rows, textures.header)}\n\n"

@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 from gepc.maps.regions import Region
 
 Array = npt.NDArray[np.float64]
-Colour = tuple[int, int, int]
+Colour = tuple[float, ...]
 Shape = Callable[[Array, Array], Array]
 
 STONES: tuple[Colour, ...] = (
@@ -95,12 +95,11 @@ def beach(seed: int, height: int, width: int, lost: Sequence[Lost] = ()) -> npt.
     rng = np.random.default_rng(seed)
     ground, colour = np.full((height, width), -5.0), np.full((height, width, 3), SAND, dtype=np.float64)
     for _ in range(height * width // AREA_OF_A_STONE):
-        centre = (int(rng.uniform(-10, height + 10)), int(rng.uniform(-10, width + 10)))
+        line, column = int(rng.uniform(-10, height + 10)), int(rng.uniform(-10, width + 10))
         paint = np.array(STONES[rng.integers(len(STONES))]) * rng.uniform(0.85, 1.1)
-        _put(ground, colour, centre, 24, _stone(rng), paint)
+        _put(ground, colour, Lost(Thing("stone", tuple(paint), 24, _stone(rng)), line, column))
     for item in lost:
-        thing = item.thing
-        _put(ground, colour, (item.line, item.column), thing.reach, thing.height, np.array(thing.colour))
+        _put(ground, colour, item)
     return _lit(ground, colour, rng)
 
 
@@ -129,17 +128,16 @@ def _stone(rng: np.random.Generator) -> Shape:
     return height
 
 
-def _put(ground: Array, colour: Array, centre: tuple[int, int], reach: int, height: Shape, paint: Array) -> None:
-    """Add a piece to the picture where it is higher than what is there."""
-    lines, columns = (
-        slice(max(0, middle - reach), max(0, min(side, middle + reach + 1)))
-        for middle, side in zip(centre, ground.shape, strict=True)
-    )
+def _put(ground: Array, colour: Array, item: Lost) -> None:
+    """Add a stone or a thing to the picture where it is higher than what is there."""
+    thing, (height, width) = item.thing, ground.shape
+    lines = slice(max(0, item.line - thing.reach), min(height, item.line + thing.reach + 1))
+    columns = slice(max(0, item.column - thing.reach), min(width, item.column + thing.reach + 1))
     v, u = np.ogrid[lines, columns]
-    bump = height(v - centre[0], u - centre[1])
+    bump = thing.height(v - item.line, u - item.column)
     above = bump > ground[lines, columns]
     ground[lines, columns][above] = bump[above]
-    colour[lines, columns][above] = paint
+    colour[lines, columns][above] = thing.colour
 
 
 def _lit(ground: Array, colour: Array, rng: np.random.Generator) -> npt.NDArray[np.uint8]:

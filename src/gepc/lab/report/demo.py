@@ -1,10 +1,8 @@
 """The demonstration: things lost on a beach, and 32x32 patches of one photograph against patches of others."""
 
-import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,7 @@ from gepc.images.sources import open_images
 from gepc.lab.metrics import Detection, detection
 from gepc.lab.report import figures
 from gepc.lab.report.beach import THINGS, Lost, beach, lose
-from gepc.lab.report.page import Picture, data_url, render
+from gepc.lab.report.page import Picture, render
 from gepc.maps.drawing import overlay, resized
 from gepc.maps.regions import MapRegion, in_image
 
@@ -63,15 +61,10 @@ FULL = Amounts(384, 576, 12, 80, 53, 40)
 QUICK = Amounts(128, 384, 4, 40, 24, 20)
 
 
-class AlarmCheck(NamedTuple):
-    """False alarms on new in-distribution images."""
-
-    alarms: int
-    images: int
-
-
-def _alarms(detector: Detector, p_values: Array) -> int:
-    return int(DecisionRule(ALPHA).alarms(p_values, detector.fitted.reference).sum())
+def _alarms(detector: Detector, scores: Array) -> int:
+    """How many images with these scores raise an alarm."""
+    reference = detector.fitted.reference
+    return int(DecisionRule(ALPHA).alarms(reference.p_values(scores), reference).sum())
 
 
 # --- the beach -------------------------------------------------------------------------------------------------------
@@ -79,17 +72,17 @@ def _alarms(detector: Detector, p_values: Array) -> int:
 
 @dataclass(frozen=True)
 class Search:
-    """What was lost in a photograph of the beach, and what the detector says about it and about new photographs."""
+    """What was lost in a photograph of the beach, and what the detector says about it and about usual photographs."""
 
     detector: Detector
     photograph: Pixels
     lost: tuple[Lost, ...]
     regions: tuple[MapRegion, ...]  # in pixels of the photograph
     field: npt.NDArray[np.float32]
-    score: float
     p_value: float
-    check: AlarmCheck
-    false_boxes: int  # on the new photographs
+    usual: int  # new photographs on which nothing was lost
+    false_alarms: int
+    false_boxes: int
 
     @property
     def boxed(self) -> Image.Image:
@@ -133,17 +126,22 @@ def search(backbone: Backbone, amounts: Amounts, on_images: OnImages | None = No
     lost = lose(THINGS, sum(counts), *size)
     photograph = beach(sum(counts), *size, lost)
     images, fitted = open_images(np.concatenate([photograph[None], new])), detector.fitted
-    results, regions, fields = [], [], []
-    for chunk in stream(fitted, images, maps=True, on_error="raise", on_progress=on_images):
-        assert chunk.fields is not None
-        for row, result in enumerate(chunk.results):
-            results.append(result)
-            regions.append(fitted.regions(chunk.fields, row, ALPHA))
-            fields.append(chunk.fields[fitted.map_part][row])
-    found = tuple(in_image(region, (0, 0, *size), fields[0].shape) for region in regions[0])
-    check = AlarmCheck(_alarms(detector, np.array([result.p_value for result in results[1:]])), len(new))
-    own, false_boxes = results[0], sum(map(len, regions[1:]))
-    return Search(detector, photograph, tuple(lost), found, fields[0], own.score, own.p_value, check, false_boxes)
+    chunks = list(stream(fitted, images, maps=True, on_error="raise", on_progress=on_images))  # one photograph each
+    maps = [chunk.fields for chunk in chunks if chunk.fields is not None]
+    first, *others = (fitted.regions(fields, 0, ALPHA) for fields in maps)
+    result, *usual = (chunk.results[0] for chunk in chunks)
+    field = maps[0][fitted.map_part][0]
+    return Search(
+        detector,
+        photograph,
+        tuple(lost),
+        tuple(in_image(region, (0, 0, *size), field.shape) for region in first),
+        field,
+        result.p_value,
+        len(usual),
+        _alarms(detector, np.array([result.score for result in usual])),
+        sum(map(len, others)),
+    )
 
 
 # --- textures --------------------------------------------------------------------------------------------------------
@@ -166,18 +164,13 @@ def load_photograph(name: str) -> Pixels:
     return np.asarray(getattr(data, name)())[..., None]
 
 
-def corners(photograph: str, rows: slice = slice(None)) -> npt.NDArray[np.int64]:
-    """The upper left corners (row, column) of the patches of a grid without overlap, in random order."""
-    height, width = (side // SIDE for side in load_photograph(photograph).shape[:2])
-    grid = SIDE * np.array([(row, column) for row in np.arange(height)[rows] for column in range(width)])
-    return np.asarray(grid[np.random.default_rng(0).permutation(len(grid))])
-
-
-def draw(photograph: str, counts: Sequence[int], rows: slice = slice(None)) -> list[Pixels]:
-    """Draw sets of `counts` patches (N, 32, 32, C) at random, without replacement, from some rows of the grid."""
+def patches(photograph: str, rows: slice = slice(None)) -> Pixels:
+    """The patches (N, 32, 32, 1) of some rows of a grid without overlap, in random order."""
     pixels = load_photograph(photograph)
-    patches = np.stack([pixels[top : top + SIDE, left : left + SIDE] for top, left in corners(photograph, rows)])
-    return np.split(patches, np.cumsum(counts))[:-1]
+    height, width = (side // SIDE for side in pixels.shape[:2])
+    grid = pixels[: height * SIDE, : width * SIDE].reshape(height, SIDE, width, SIDE, 1)
+    cut = grid.swapaxes(1, 2)[rows].reshape(-1, SIDE, SIDE, 1)
+    return cut[np.random.default_rng(0).permutation(len(cut))]
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,6 @@ class Textures:
     detector: Detector
     scores: dict[str, Array]
     alarms: dict[str, int]
-    check: AlarmCheck
 
     @property
     def detections(self) -> dict[str, Detection]:
@@ -199,17 +191,13 @@ class Textures:
 def compare(backbone: Backbone, amounts: Amounts, on_images: OnImages | None = None) -> Textures:
     """Fit the default detector on patches of one photograph, and score others of it and of other photographs."""
     detector = create_detector(backbone, batch_size=16)  # as fast as a larger one on a CPU
-    (fit,) = draw(INSIDE, [amounts.fit_patches], FIT_ROWS)
-    calibration, held_out = draw(INSIDE, [amounts.calibration_patches, amounts.held_out_patches], TEST_ROWS)
+    fit, new = patches(INSIDE, FIT_ROWS)[: amounts.fit_patches], patches(INSIDE, TEST_ROWS)
+    calibration, held_out = new[: amounts.calibration_patches], new[amounts.calibration_patches :]
     detector.fit(fit, calibration, on_progress=on_images)
-    sets = {INSIDE: held_out, **{other: draw(other, [amounts.other_patches])[0] for other in OUTSIDE}}
-    scores, p_values = {}, {}
-    for photograph, patches in sets.items():
-        results = list(detector.results(patches, "raise", on_progress=on_images))
-        scores[photograph] = np.array([result.score for result in results])
-        p_values[photograph] = np.array([result.p_value for result in results])
-    alarms = {name: _alarms(detector, values) for name, values in p_values.items()}
-    return Textures(detector, scores, alarms, AlarmCheck(alarms[INSIDE], len(p_values[INSIDE])))
+    sets = {INSIDE: held_out[: amounts.held_out_patches]}
+    sets |= {other: patches(other)[: amounts.other_patches] for other in OUTSIDE}
+    scores = {name: detector.score(images, on_progress=on_images) for name, images in sets.items()}
+    return Textures(detector, scores, {name: _alarms(detector, values) for name, values in scores.items()})
 
 
 # --- the run and its report ------------------------------------------------------------------------------------------
@@ -236,13 +224,11 @@ def run(backbone: Backbone, amounts: Amounts, on_photographs: OnImages | None, o
 
 def render_demo(demo: Demo, command: str) -> str:
     """The report as HTML, with the command that repeats the run."""
-    photograph = Image.fromarray(demo.search.photograph)
-    pictures = {"beach": photograph, "boxes": demo.search.boxed, "map": demo.search.mapped}
     return render(
         "demo.html",
         demo=demo,
         things=things_table(demo.search),
-        pictures={name: _data_url(picture) for name, picture in pictures.items()},
+        photograph=Image.fromarray(demo.search.photograph),
         table=textures_table(demo.textures),
         scores=_score_figures(demo.textures),
         inside=INSIDE,
@@ -281,16 +267,9 @@ def textures_table(textures: Textures) -> ResultTable:
         f"Out-of-distribution is the positive class. FPR95 is the share of {INSIDE} patches flagged at the threshold "
         f"that flags 95% of the other patches. The intervals are DeLong's. Alarms are patches with p ≤ {ALPHA:g}."
     )
-    title = f"{textures.check.images} held-out patches of {INSIDE} against each other photograph"
+    title = f"{len(textures.scores[INSIDE])} held-out patches of {INSIDE} against each other photograph"
     header = ("against", "patches", "AUROC", "95% interval", "AUPR", "FPR95", "alarms")
     return ResultTable("textures", title, header, tuple(rows), note)
-
-
-def _data_url(picture: Image.Image) -> str:
-    """A picture at its full size, inside of the page."""
-    written = io.BytesIO()
-    picture.save(written, "JPEG", quality=90)
-    return data_url("jpeg", written.getvalue())
 
 
 def _score_figures(textures: Textures) -> list[Picture]:

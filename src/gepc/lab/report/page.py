@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 FOLDER = Path(__file__).parent
 FOOTER = f"Made by gepc {__version__}. This page is a single file and loads nothing from the network."
@@ -40,7 +41,7 @@ def environment() -> Environment:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     loader = FileSystemLoader(FOLDER)
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found.filters |= {"inline": inline, "svg_url": svg_url}
+    found.filters |= {"inline": inline, "jpeg_url": jpeg_url, "svg_url": svg_url}
     found.globals |= {"light": LIGHT, "dark": DARK, "footer": FOOTER}
     return found
 
@@ -62,6 +63,13 @@ def inline(text: str) -> Markup:
 def data_url(kind: str, content: bytes) -> str:
     """The address of an image that lies inside the page."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def jpeg_url(picture: Image) -> str:
+    """A photograph at its full size, as `data_url`."""
+    target = io.BytesIO()
+    picture.save(target, "JPEG", quality=90)
+    return data_url("jpeg", target.getvalue())
 
 
 def svg_url(figure: Figure) -> str:
