@@ -23,7 +23,7 @@ from gepc.core.files import read_json
 from gepc.core.tables import markdown_table
 from gepc.images.formats import read_npz
 from gepc.images.sources import Image
-from gepc.lab.training.checkpoint import LossRow, read_loss_rows
+from gepc.lab.training.checkpoint import loss_log
 from gepc.lab.training.choices import saved_recipe
 from gepc.lab.training.data import load_training_images
 from gepc.lab.training.evaluate import NAME, LevelError, denoising_errors, error_table, fit_linear
@@ -33,7 +33,7 @@ from gepc.lab.training.recipe import load_recipe
 
 def model_card_tables(run: str | Path) -> str:
     folder = Path(run) / RUN_FOLDER
-    found, rows = read_json(folder / NAME), read_loss_rows(folder)
+    found, rows = read_json(folder / NAME), list(loss_log(folder).rows())
     if not rows:
         raise InputError(f"{folder} has no rows in loss.csv; the run was too short for a model card")
     parts = (
@@ -45,25 +45,25 @@ def model_card_tables(run: str | Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def cost_table(found: dict[str, Any], rows: list[LossRow], recipe: dict[str, Any]) -> str:
+def cost_table(found: dict[str, Any], rows: list[dict[str, str]], recipe: dict[str, Any]) -> str:
     facts = (
         ("parameters", f"{found['parameters']:,}"),
         ("steps", f"{found['step']:,}"),
         ("images seen", f"{found['step'] * recipe['batch_size']:,}"),
-        ("wall time", f"{rows[-1].seconds / 3600:.2f} h"),
-        ("CPU time", f"{rows[-1].cpu_seconds / 3600:.2f} h"),
+        ("wall time", f"{float(rows[-1]['seconds']) / 3600:.2f} h"),
+        ("CPU time", f"{float(rows[-1]['cpu_seconds']) / 3600:.2f} h"),
     )
     return markdown_table(("training", ""), facts, aligned=True)
 
 
-def loss_table(rows: list[LossRow], places: int = 8) -> str:
+def loss_table(rows: list[dict[str, str]], places: int = 8) -> str:
     """The loss at evenly spaced steps, each the mean of the rows since the previous one."""
     parts = np.array_split(np.arange(len(rows)), min(places, len(rows)))
     cells = [
         (
-            f"{rows[part[-1]].step:,}",
-            f"{np.mean([rows[i].loss for i in part]):.4f}",
-            f"{rows[part[-1]].learning_rate:.2g}",
+            f"{int(rows[part[-1]]['step']):,}",
+            f"{np.mean([float(rows[i]['loss']) for i in part]):.4f}",
+            f"{float(rows[part[-1]]['learning_rate']):.2g}",
         )
         for part in parts
     ]

@@ -11,7 +11,7 @@ from types import FunctionType
 import pytest
 
 import gepc
-from gepc.images.mask import Mask
+from gepc.images.preprocessing import Mask
 
 MODULES = ("backbones.base", "backbones.devices", "backbones.encoders", "backbones.identity", "backbones.load")
 MODULES += ("backbones.path", "backbones.schedule", "images.formats", "images.mask", "images.preprocessing")

@@ -14,7 +14,7 @@ from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError
-from gepc.images.mask import Mask
+from gepc.images.preprocessing import Mask
 
 CORNER = np.zeros((8, 8), dtype=bool)
 CORNER[:3, 4:] = True

@@ -169,7 +169,7 @@ def test_regions_are_drawn_where_the_map_has_them(open_page, address, tmp_path):
 
 def test_polygons_become_the_mask_that_fit_takes(open_page, address, tmp_path):
     """Two regions of a large image, with a corner taken back; the file is what `ignore` reads, to the pixel."""
-    from gepc.images.mask import Mask
+    from gepc.images.preprocessing import Mask
 
     Image.fromarray(as_uint8(pictures(1, (300, 400)))[0]).save(tmp_path / "part.png")
     page = ready(open_page(address))

@@ -7,22 +7,14 @@ share a calibration set, and overlapping tiles of a scene, depend on each other;
 import math
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import digamma
 from scipy.stats import false_discovery_control
 
-from gepc.conformal.p_values import (
-    Array,
-    CalibrationScores,
-    Guarantee,
-    Labels,
-    check_alpha,
-    check_rates,
-    images_needed,
-    pac_rank,
-)
+from gepc.conformal.p_values import Array, CalibrationScores, Guarantee, Labels, check_rates, images_needed, p_limit
 from gepc.core.errors import OptionError, check_choice
 from gepc.core.rates import SLACK, holm
 
@@ -109,16 +101,11 @@ class DecisionRule:
         0.05
         """
         reference.check(labels)
+        limit = partial(p_limit, alpha=self.alpha, confidence=self.confidence)
         if labels is None:
-            return np.asarray(self._limit(reference.smallest))
-        by_group = {label: self._limit(len(scores)) for label, scores in reference.by_group.items()}
+            return np.asarray(limit(reference.smallest))
+        by_group = {label: limit(len(scores)) for label, scores in reference.by_group.items()}
         return np.array([by_group[str(label)] for label in labels])
-
-    def _limit(self, n: int) -> float:
-        if self.confidence is not None:
-            return pac_rank(n, self.alpha, self.confidence) / (n + 1)
-        check_alpha(self.alpha, n)
-        return self.alpha * SLACK
 
     def check(self, reference: CalibrationScores, labels: Labels | None = None) -> None:
         """Check, before any work, that there are enough calibration images for the rate.

@@ -238,6 +238,14 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     return int(ranks[safe][-1])
 
 
+def p_limit(n: int, alpha: float, confidence: float | None = None) -> float:
+    """The largest p-value that raises an alarm with n calibration images: alpha, or that of `pac_rank`."""
+    if confidence is not None:
+        return pac_rank(n, alpha, confidence) / (n + 1)
+    check_alpha(alpha, n)
+    return alpha * SLACK
+
+
 def images_for_width(alpha: float, width: float, probability: float = 0.9) -> int:
     """The fewest calibration images that bring the realised rate into a central range of that width around alpha.
 

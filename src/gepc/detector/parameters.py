@@ -12,8 +12,7 @@ from gepc.conformal.p_values import check_rates
 from gepc.core.errors import OptionError, check_names, nearest
 from gepc.core.options import at_least, check_fields, checked, coerce, is_scalar, one_of
 from gepc.images.batches import settled
-from gepc.images.mask import Mask
-from gepc.images.preprocessing import OWN_SIZE, Preprocessing
+from gepc.images.preprocessing import OWN_SIZE, Mask, Preprocessing
 from gepc.images.sources import Images
 from gepc.maps.statistics import CALIBRATION_IMAGES
 from gepc.methods.base import Cost, Extractor, cost_of

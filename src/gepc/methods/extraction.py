@@ -20,8 +20,7 @@ from gepc.core.errors import InputError
 from gepc.core.files import StrPath, digest, write_arrays
 from gepc.core.parts import Part
 from gepc.images.batches import Chunk, OnBadImage, chunks, settled
-from gepc.images.mask import Mask
-from gepc.images.preprocessing import Preprocessing, warn_about_range
+from gepc.images.preprocessing import Mask, Preprocessing, warn_about_range
 from gepc.images.sources import Image, Images
 from gepc.methods.base import Batch, Columns, Extractor, Table, extract_table
 from gepc.methods.groups import Group

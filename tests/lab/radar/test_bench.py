@@ -22,8 +22,8 @@ from gepc.lab.radar.bench import (
     gather,
     radar_table,
     score_patches,
+    write_figures,
 )
-from gepc.lab.radar.figures import write_figures
 from gepc.lab.radar.patches import PatchImages
 from gepc.methods.extraction import FeatureCache
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gepc.core.errors import InputError
-from gepc.lab.training.checkpoint import resume_log
+from gepc.lab.training.checkpoint import loss_log
 from gepc.lab.training.evaluate import error_table, evaluate
 from gepc.lab.training.loop import TrainingRun
 from gepc.lab.training.recipe import Recipe
@@ -53,7 +53,7 @@ def test_a_model_card_needs_a_finished_run(tmp_path: Path, model_card_tables: Ca
         model_card_tables(tmp_path)
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "held_out.json").write_text("{}")
-    resume_log(tmp_path / "training", 0)
+    loss_log(tmp_path / "training").recover()
     with pytest.raises(InputError, match="too short for a model card"):
         model_card_tables(tmp_path)
 

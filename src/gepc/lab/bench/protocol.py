@@ -65,9 +65,8 @@ class Protocol:
     datasets: dict[str, BenchmarkDataset]  # short name -> data set
     pairs: dict[str, tuple[str, ...]]  # short name of the ID set -> short names of its OOD sets
     backbone: str = "celeba32-small"  # what `gepc.load_backbone` takes
-    time_scale: float = positive(
-        1.0
-    )  # the network is asked for this multiple of a timestep; 1 is what it was trained on
+    # the network is asked for this multiple of a timestep; 1 is what it was trained on
+    time_scale: float = positive(1.0)
     size: int = at_least(1, 32)  # images are resized to this height and width
     # short name of the ID set -> candidate levels; `default` for the others
     levels: dict[str, tuple[float, ...]] = field(default_factory=lambda: {"default": PAPER_LEVELS})

@@ -190,8 +190,7 @@ def _measure(
 ) -> None:
     """Cut the patches, say how long it takes, measure every protocol, and write tables and figures."""
     from gepc.core.tables import write_tables
-    from gepc.lab.radar.bench import PAPER, fit_and_score, gather, radar_table
-    from gepc.lab.radar.figures import write_figures
+    from gepc.lab.radar.bench import PAPER, fit_and_score, gather, radar_table, write_figures
     from gepc.methods.extraction import FeatureCache
 
     sets, size = gather(runs[0][0], data, ood), runs[0][0].size

@@ -88,9 +88,8 @@ def svhn(root: Path, split: str) -> PixelImages:
     from scipy.io import loadmat
 
     path = first_of(root, f"{split}_32x32.mat")
-    with raising(
-        InputError, f"{path} is not a complete MATLAB 5 file: {{error}}", Exception
-    ):  # scipy raises many kinds
+    # scipy raises many kinds of errors
+    with raising(InputError, f"{path} is not a complete MATLAB 5 file: {{error}}", Exception):
         pixels = loadmat(path, variable_names=["X"]).get("X")
     if pixels is None:
         raise InputError(f"{path} contains no array X")

@@ -19,10 +19,12 @@ from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import fit_detector
 from gepc.detector.registry import create_detector
 from gepc.detector.stream import stream
+from gepc.images.preprocessing import log_magnitude
 from gepc.lab.bench import published
 from gepc.lab.metrics import aupr, auroc, bootstrap_intervals, fpr_at_tpr, localisation
 from gepc.lab.radar.annotations import detect_layout, divide, open_scenes
 from gepc.lab.radar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
+from gepc.lab.report.figures import maps, save
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.methods.pooling import Map, box_filter
 
@@ -243,3 +245,23 @@ def _where(maps: Map, patches: Sequence[Patch]) -> list[Cell]:
         return [None, None, None]
     found = localisation(maps[partly], masks[partly])
     return [float(found.auroc.mean()), float(found.hit.mean()), found.pro]
+
+
+def write_figures(folder: Path, name: str, item: Fitted, sets: PatchSets) -> None:
+    """Write `NAME-main.png` (clutter and a ship) and `NAME-appendix.png` (all sets).
+
+    Each set is shown by the patch with the median score. Residual maps have the scale v_global, the median over
+    in-distribution patches of the 0.99 quantile of their maps, so that colours compare.
+    """
+    images, fields, labels = [], [], []
+    for title, patches in {"clutter": sets.clutter, **sets.ships}.items():
+        order = np.argsort(item.scores[title], kind="stable")
+        chosen = [patches[int(order[len(order) // 2])]]
+        pixels = PatchImages(chosen)[0].pixels
+        assert pixels is not None
+        images.append(np.rint(255.0 * log_magnitude(pixels)).astype(np.uint8))
+        fields.append(score_patches(item.detector, chosen)[1][0])
+        labels.append("ID: sea clutter" if title == "clutter" else f"OOD: {title}")
+    scale = item.detector.map_limit(raw=True)
+    for part, count in (("main", 2), ("appendix", len(images))):
+        save(maps(images[:count], fields[:count], labels[:count], scale), folder / f"{name}-{part}", ("png",))

@@ -9,7 +9,7 @@ from gepc.core.files import read_json
 from gepc.core.options import build
 from gepc.lab.training.checkpoint import RUN_FOLDER
 from gepc.lab.training.data import Survey, open_training_images, survey
-from gepc.lab.training.recipe import EARLIER, ENERGIES, Recipe, init_fields, load_init, load_recipe
+from gepc.lab.training.recipe import ENERGIES, Recipe, init_fields, load_init, load_recipe
 
 SMALL_SIZE, LARGE_SIZE = 32, 64
 LENGTH, FINE_TUNING_LENGTH = (50, 1000, 10_000), (20, 500, 4000)  # epochs, fewest and most steps
@@ -25,13 +25,10 @@ class Choice:
 
 
 def saved_recipe(out: str | Path) -> dict[str, Any] | None:
-    """The recipe of the run in `out`, as plain values without fields of earlier versions; None if there is no run."""
+    """The recipe of the run in `out`, as plain values; None if there is no run."""
     path = Path(out) / RUN_FOLDER / "run.json"
-    if not path.is_file():
-        return None
-    known = Recipe.__dataclass_fields__
-    stored = {**EARLIER, **read_json(path).get("recipe", {})}
-    return {name: value for name, value in stored.items() if name in known}
+    found: dict[str, Any] | None = read_json(path).get("recipe") if path.is_file() else None
+    return found
 
 
 def recipe_for(

@@ -25,7 +25,7 @@ from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays,
 from gepc.images.sources import Image
 from gepc.lab.training import checkpoint
 from gepc.lab.training import recipe as recipes
-from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, LossRow, TrainingState, resume_log
+from gepc.lab.training.checkpoint import LOG_EVERY, RUN_FOLDER, TrainingState, loss_log
 from gepc.lab.training.choices import saved_recipe
 from gepc.lab.training.data import Draw, draw, fingerprint, load_training_images, low_noise_table
 from gepc.lab.training.energy_losses import LOSSES
@@ -100,12 +100,12 @@ class TrainingRun:
         identity: dict[str, Any] = {"recipe": self.recipe.as_dict(), "data": fingerprint(self.images)}
         found = self._find_run(identity)
         self._build(start)
-        self.state = found or TrainingState(**identity)
+        self.state = found or TrainingState(log_size=0)
         if found is not None:
             self._restore()
         self.resumed_from = self.state.step
         write_json(self.folder / "run.json", identity)
-        if found is None or not (self.out / TRAINED_ON).exists():
+        if found is None:
             earlier = None if start is None else start.trained_on
             hashes = self.data.hashes if earlier is None else np.union1d(earlier, self.data.hashes)
             write_arrays(self.out / TRAINED_ON, {"hashes": hashes})
@@ -141,10 +141,11 @@ class TrainingRun:
                 raise InputError(f"{self.out} is not empty and not a training run; give another folder")
             return None
         stored = read_json(self.folder / "run.json")
-        # runs of earlier versions lack newer fields
-        theirs = {**Recipe().as_dict(), **recipes.EARLIER, **stored.get("recipe", {})}
+        theirs = stored.get("recipe", {})
         fixed = {name: value for name, value in identity["recipe"].items() if name not in MAY_CHANGE}
-        changed = [f"{name} ({theirs[name]}, not {value})" for name, value in fixed.items() if theirs[name] != value]
+        changed = [
+            f"{name} ({theirs.get(name)}, not {value})" for name, value in fixed.items() if theirs.get(name) != value
+        ]
         if changed:
             raise InputError(
                 f"{self.out} holds a run with another {', '.join(changed)}; "
@@ -152,8 +153,7 @@ class TrainingRun:
             )
         if stored.get("data") != identity["data"]:
             raise InputError(f"{self.out} holds a run on other images; give another folder")
-        found = checkpoint.read_state(self.folder)
-        return None if found is None else dataclasses.replace(found, recipe=identity["recipe"])
+        return checkpoint.read_state(self.folder)
 
     def _build(self, start: DiffusersBackbone | None) -> None:
         recipe = self.recipe
@@ -174,9 +174,8 @@ class TrainingRun:
     def _restore(self) -> None:
         checkpoint.restore(self.folder, self.net, self.ema, self.adamw, self.state)
         scaler = self.accelerator.scaler
-        if scaler is not None and self.state.grad_scale is not None:
-            scale = {"scale": self.state.grad_scale, "_growth_tracker": self.state.grad_scale_age}
-            scaler.load_state_dict({**scaler.state_dict(), **scale})
+        if scaler is not None and self.state.scaler:
+            scaler.load_state_dict(self.state.scaler)
 
     def loop(self, on_tick: Callable[[Tick], None] | None = None, spent: float = 0.0, passes_after: int = 0) -> bool:
         """Train until the run is finished (True) or a signal stops it (False), and save the state.
@@ -192,7 +191,8 @@ class TrainingRun:
         return finished
 
     def _steps(self, on_tick: Callable[[Tick], None] | None, stopping: list[bool]) -> bool:
-        log = resume_log(self.folder, self.state.step)
+        log = loss_log(self.folder)
+        log.recover(self.state.log_size)
         start, cpu_start = time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds
         begun = time.monotonic()
         self.model.train()
@@ -208,7 +208,7 @@ class TrainingRun:
                 self.state.losses = []
                 rate, state = self.adamw.param_groups[0]["lr"], self.state
                 row = (tick.step, tick.loss, rate, tick.images_per_second, state.seconds, state.cpu_seconds)
-                log.append([LossRow(*row)])
+                state.log_size = log.append([row])
             if on_tick is not None:
                 on_tick(tick)
             if self.state.step % self.recipe.checkpoint_every == 0 and self._fraction() < 1.0:
@@ -279,8 +279,7 @@ class TrainingRun:
         """Write the checkpoint, then the averaged weights; each file is replaced as a whole."""
         scaler = self.accelerator.scaler
         if scaler is not None:
-            self.state.grad_scale = float(scaler.get_scale())
-            self.state.grad_scale_age = int(scaler.state_dict().get("_growth_tracker", 0))
+            self.state.scaler = scaler.state_dict()
         checkpoint.save(self.folder, self.net, self.ema, self.adamw, self.state)
         recipes.save_folder(self.net, self.ema.shadow_params, self.recipe, self.out)
 

@@ -249,9 +249,6 @@ ENERGIES: dict[str, dict[str, Any]] = {
 }
 """The objectives of energy networks, and the fields of a recipe whose defaults are different with them."""
 
-EARLIER = {"scale_shift": False}
-"""What runs of earlier versions had in the place of fields that their recipes lack."""
-
 FINE_TUNING = {"learning_rate": 2e-4, "warmup_steps": 50}
 """Fields of a recipe whose defaults are different in fine-tuning."""
 
