@@ -470,6 +470,8 @@ def _parameters(extractor: Any) -> tuple[dataclasses.Field[Any], ...]:
 class HasMaps(ABC):
     """Mixin, placed before `Extractor`: a method that shows where in the image its features come from."""
 
+    raw_part: ClassVar[str] = "residual"  # the part that is the map before calibration, if there are several
+
     @property
     def has_maps(self) -> bool:
         """Overridden where some options leave the method without maps."""
@@ -480,8 +482,8 @@ class HasMaps(ABC):
         """The table, and the parts of the map from the same passes; NaN at levels left out."""
 
     def raw_map(self, parts: MapParts) -> Maps:
-        """The map per level, (N, levels, H, W), before calibration: by default the only part, or `residual`."""
-        return next(iter(parts.values())) if len(parts) == 1 else parts["residual"]
+        """The map per level, (N, levels, H, W), before calibration: by default the only part, or `raw_part`."""
+        return next(iter(parts.values())) if len(parts) == 1 else parts[self.raw_part]
 
 
 class Derived(Extractor):

@@ -20,20 +20,7 @@ from gepc.backbones.base import Backbone
 from gepc.backbones.encoders import Encoder
 from gepc.core.errors import OptionError
 from gepc.core.options import one_of
-from gepc.methods.base import (
-    Batch,
-    Columns,
-    Cost,
-    Features,
-    HasMaps,
-    MapModel,
-    MapParts,
-    Maps,
-    Table,
-    WholeImage,
-    register,
-    to_numpy,
-)
+from gepc.methods.base import Batch, Columns, Cost, Features, HasMaps, MapModel, MapParts, Table, WholeImage, register
 from gepc.methods.features import logarithm_of_deviations
 from gepc.methods.pooling import activation_distance, channel_statistics, position_vectors
 from gepc.methods.presets import Preset, Presets
@@ -132,12 +119,8 @@ class EncoderMethod(HasMaps, WholeImage):
             "activations": position_vectors(activations, finest, CELLS),
             "contrast": activation_distance(activations, batch.size),
         }
-        table = {"encoder": to_numpy(channel_statistics(activations))[:, None]}
+        table = {"encoder": channel_statistics(activations)[:, None].double().cpu().numpy()}
         return table, {name: values[:, None].cpu().numpy() for name, values in parts.items()}
-
-    def raw_map(self, parts: MapParts) -> Maps:
-        """The distances within each image, which need no calibration."""
-        return parts["contrast"]
 
     def columns(self, table: Table) -> Columns:
         """Means as they are, standard deviations in logarithms."""

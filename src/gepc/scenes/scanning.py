@@ -19,7 +19,7 @@ from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import UNGROUPED, Labels
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import StrPath, read_json, write_json
-from gepc.core.options import build, check_fields
+from gepc.core.options import build, check_fields, checked
 from gepc.core.progress import OnProgress
 from gepc.core.run_folder import storage_errors
 from gepc.core.tables import escape_cell, write_rows
@@ -40,6 +40,10 @@ from gepc.scenes.writing import geojson, write_overview
 
 OVERLAP = 0.5
 TILE_COLUMNS = ("row", "column", "top", "left", "missing", "score", "p_value", "alarm", "error")
+
+
+def _share_of_a_tile(default: float | None) -> Any:
+    return checked(default, lambda share: 0.0 <= share < 1.0, "a share of a tile, at least 0 and less than 1")
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,10 @@ class ScanOptions:
 
     tile: int | tuple[int, int] | None = None
     stride: int | tuple[int, int] | None = None
-    overlap: float | None = None
+    overlap: float | None = _share_of_a_tile(None)
     bands: tuple[int, ...] | None = None
     nodata: float | None = None
-    max_missing: float = 0.1
+    max_missing: float = _share_of_a_tile(0.1)
     control: str = "bh"
     alpha: float = 0.05
     group: str | None = None
@@ -87,9 +91,6 @@ class ScanOptions:
     def __post_init__(self) -> None:
         if self.stride is not None and self.overlap is not None:
             raise OptionError("give either stride or overlap, not both; one follows from the other")
-        for name, value in (("overlap", self.overlap), ("max_missing", self.max_missing)):
-            if value is not None and not 0.0 <= value < 1.0:
-                raise OptionError(f"{name} is a share of a tile, at least 0 and less than 1, got {value}")
         check_fields(self)
 
 

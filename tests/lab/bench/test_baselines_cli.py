@@ -16,7 +16,7 @@ from gepc.core.errors import InputError
 
 @pytest.fixture(autouse=True)
 def timed_once(monkeypatch):
-    monkeypatch.setattr("gepc.lab.bench.cost.REPEATS", 1)
+    monkeypatch.setattr("gepc.lab.bench.baselines.REPEATS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import gepc
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
 from gepc.lab.bench import detector_tables, plots
-from gepc.lab.bench.cost import estimate_cost, runtime_table
+from gepc.lab.bench.baselines import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, Collection, GepcBench, Variant
 from gepc.lab.bench.protocol import BenchmarkDataset, Protocol, builtin_protocols, load_protocol
 from gepc.lab.bench.run import run, write

@@ -14,7 +14,7 @@ from gepc.cli.app import run
 
 @pytest.fixture(autouse=True)
 def timed_once(monkeypatch):
-    monkeypatch.setattr("gepc.lab.bench.cost.REPEATS", 1)
+    monkeypatch.setattr("gepc.lab.bench.baselines.REPEATS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 
 from gepc.core.tables import ResultTable
 from gepc.lab.bench import published
-from gepc.lab.bench.cost import count_passes
+from gepc.lab.bench.baselines import count_passes
 from gepc.lab.bench.detector_tables import Row, published_note, published_rows
 from gepc.lab.bench.evaluate import GepcBench, MethodBench, pair_aurocs, std_over_seeds
 from gepc.lab.bench.protocol import Protocol

@@ -341,7 +341,7 @@ def _inspect(protocol: InspectionProtocol, backbone: Backbone, data: Path, out: 
 
 def _estimate(plan: _Plan, sizes: Sizes | None = None) -> tuple[str, int]:
     """What every method takes with an empty cache, as text, and the number of network passes."""
-    from gepc.lab.bench.cost import estimate_cost
+    from gepc.lab.bench.baselines import estimate_cost
 
     protocol, backbone = plan.protocol, plan.backbone
     size = (protocol.size, protocol.size)
