@@ -21,6 +21,7 @@ from skimage import data
 
 import gepc
 from gepc.conformal.p_values import threshold
+from gepc.detector.plots import histogram
 from gepc.detector.stream import stream
 from gepc.images.noise import image_key, normal
 from gepc.images.sources import open_images
@@ -105,7 +106,7 @@ def how() -> None:
     scores = {name: detector.score(images) for name, images in {INSIDE: inside, **others}.items()}
     outside = np.concatenate([scores[name] for name in others])
     limit = threshold(detector.calibration_scores_, 0.05)
-    figure = figures.histogram(scores[INSIDE], outside, limit, (INSIDE, "other photographs"))
+    figure = histogram(scores[INSIDE], outside, limit, (INSIDE, "other photographs"))
     figure.savefig(OUT / "how-scores.png", dpi=150, facecolor="w")
     for name, values in scores.items():
         print(f"{name}: {(values > limit).sum()} of {len(values)} above the threshold at alpha 0.05")

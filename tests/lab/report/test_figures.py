@@ -11,6 +11,7 @@ import pytest
 
 from gepc.core.errors import InputError
 from gepc.detector import plots
+from gepc.detector.plots import histogram, score_limits
 from gepc.lab.report import figures
 
 RNG = np.random.default_rng(0)
@@ -31,7 +32,7 @@ def _saved(figure, kind: str = "svg") -> bytes:
 
 
 def test_a_histogram_holds_every_score_and_the_threshold():
-    figure = figures.histogram(INSIDE, OUTSIDE, -3.0, ("gravel", "moon"))
+    figure = histogram(INSIDE, OUTSIDE, -3.0, ("gravel", "moon"))
     axes = _axes(figure)
     shares = [patch.get_data().values for patch in axes.patches]
     assert [share.sum() for share in shares] == pytest.approx([1.0] * len(shares))
@@ -40,10 +41,10 @@ def test_a_histogram_holds_every_score_and_the_threshold():
 
 
 def test_histograms_with_the_same_limits_share_their_axis():
-    limits = figures.score_limits([INSIDE, OUTSIDE, [1e6]])
+    limits = score_limits([INSIDE, OUTSIDE, [1e6]])
     assert limits[0] < INSIDE.min()
     assert limits[1] > 1e6
-    first, second = (_axes(figures.histogram(INSIDE, scores, limits=limits)) for scores in (OUTSIDE, [1e6]))
+    first, second = (_axes(histogram(INSIDE, scores, limits=limits)) for scores in (OUTSIDE, [1e6]))
     assert first.get_xlim() == second.get_xlim() == pytest.approx(limits)
     assert first.patches[0].get_data().edges == pytest.approx(second.patches[0].get_data().edges)
 
@@ -51,13 +52,13 @@ def test_histograms_with_the_same_limits_share_their_axis():
 @pytest.mark.parametrize("outside", [[3.0], [-5.0, -5.0], [1e9, -1e9], np.linspace(-6, -4, 500)])
 @pytest.mark.parametrize("inside", [[-5.0], [0.0, 0.0, 0.0], INSIDE])
 def test_any_finite_scores_can_be_drawn(inside, outside):
-    assert _saved(figures.histogram(inside, outside, 0.5)).startswith(b"<?xml")
+    assert _saved(histogram(inside, outside, 0.5)).startswith(b"<?xml")
 
 
 @pytest.mark.parametrize("bad", [[], [1.0, np.nan], [np.inf]])
 def test_scores_that_cannot_be_drawn_are_refused(bad):
     with pytest.raises(InputError, match="OOD scores are empty or not all finite"):
-        figures.histogram(INSIDE, bad)
+        histogram(INSIDE, bad)
 
 
 @pytest.mark.parametrize("limits", [(-6.0, 5000.0), (-0.2, 0.1), (3.0, 4.0), (-1e6, 1e6)])
@@ -106,7 +107,7 @@ def test_grey_and_colour_become_pictures(shape):
 
 @pytest.mark.parametrize("name", ["_hidden", "a $5 and $6", "$\\oops", "<b>&"])
 def test_names_are_shown_as_they_are(name):
-    shown = figures.histogram(INSIDE, OUTSIDE, names=("gravel", name))
+    shown = histogram(INSIDE, OUTSIDE, names=("gravel", name))
     for figure in (shown, figures.maps(PATCHES[:1], [PATCHES[0][..., 0]], [name], 1.0)):
         text = html.unescape(_saved(figure).decode())
         assert name in text
@@ -114,4 +115,4 @@ def test_names_are_shown_as_they_are(name):
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_figures_can_be_saved_as_files(kind):
-    assert len(_saved(figures.histogram(INSIDE, OUTSIDE), kind)) > 1000
+    assert len(_saved(histogram(INSIDE, OUTSIDE), kind)) > 1000

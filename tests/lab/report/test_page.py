@@ -12,6 +12,7 @@ from pages import ReadPage, outside_references
 
 from gepc.core.palette import DARK, LIGHT
 from gepc.core.tables import ResultTable
+from gepc.detector.plots import histogram
 from gepc.lab.report import figures
 from gepc.lab.report.page import Picture, environment, inline, svg_url
 
@@ -19,7 +20,7 @@ NASTY = '"><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'</svg>'
 
 
 def _histogram(name: str = "moon"):
-    return figures.histogram(np.linspace(-6, -4, 20), np.linspace(-5, 90, 20), -4.2, ("gravel", name))
+    return histogram(np.linspace(-6, -4, 20), np.linspace(-5, 90, 20), -4.2, ("gravel", name))
 
 
 TEMPLATE = """

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gepc.core.palette import LIGHT, line_style
-from gepc.detector.plots import PANEL, drawing
+from gepc.detector.plots import PANEL, drawing, histogram
 from gepc.lab.bench.detector_tables import feature_variants, kept_raw
 from gepc.lab.bench.evaluate import Array, GepcBench
-from gepc.lab.report import figures
 from gepc.methods.base import extract_table
 from gepc.methods.features import find_feature
 
@@ -98,11 +97,11 @@ def three_histograms(bench: GepcBench) -> dict[str, Figure]:
         definition.append(np.log10(pixels * averages @ scores.selection.weights))
     names = (bench.protocol.label(name), bench.protocol.label(other))
 
-    def histogram(sets: Sequence[Array], label: str) -> Figure:
-        return figures.histogram(sets[0], sets[1], names=names, label=f"log10 {label}")
+    def pair_of(sets: Sequence[Array], label: str) -> Figure:
+        return histogram(sets[0], sets[1], names=names, label=f"log10 {label}")
 
     return {
-        "histogram-energy": histogram(energies, "|s|^2"),
-        "histogram-residual": histogram(residuals, "R_t"),
-        "histogram-definition": histogram(definition, "sum_t w_t E[R_t]"),
+        "histogram-energy": pair_of(energies, "|s|^2"),
+        "histogram-residual": pair_of(residuals, "R_t"),
+        "histogram-definition": pair_of(definition, "sum_t w_t E[R_t]"),
     }

@@ -17,12 +17,12 @@ from gepc.core.errors import GepcError, raising
 from gepc.core.palette import DARK
 from gepc.core.tables import ResultTable, interval_text
 from gepc.detector.detector import Detector
+from gepc.detector.plots import histogram, score_limits
 from gepc.detector.registry import create_detector
 from gepc.detector.storage import versions
 from gepc.detector.stream import stream
 from gepc.images.sources import open_images
 from gepc.lab.metrics import Detection, detection
-from gepc.lab.report import figures
 from gepc.lab.report.beach import THINGS, Lost, beach, lose
 from gepc.lab.report.page import Picture, render
 from gepc.maps.drawing import overlay, resized
@@ -131,17 +131,11 @@ def search(backbone: Backbone, amounts: Amounts, on_images: OnImages | None = No
     first, *others = (fitted.regions(fields, 0, ALPHA) for fields in maps)
     result, *usual = (chunk.results[0] for chunk in chunks)
     field = maps[0][fitted.map_part][0]
-    return Search(
-        detector,
-        photograph,
-        tuple(lost),
-        tuple(in_image(region, (0, 0, *size), field.shape) for region in first),
-        field,
-        result.p_value,
-        len(usual),
-        _alarms(detector, np.array([result.score for result in usual])),
-        sum(map(len, others)),
-    )
+    found = tuple(in_image(region, (0, 0, *size), field.shape) for region in first)
+    false_alarms = _alarms(detector, np.array([result.score for result in usual]))
+    false_boxes = sum(map(len, others))
+    judged = (result.p_value, len(usual), false_alarms, false_boxes)
+    return Search(detector, photograph, tuple(lost), found, field, *judged)
 
 
 # --- textures --------------------------------------------------------------------------------------------------------
@@ -228,12 +222,9 @@ def render_demo(demo: Demo, command: str) -> str:
         "demo.html",
         demo=demo,
         things=things_table(demo.search),
-        photograph=Image.fromarray(demo.search.photograph),
         table=textures_table(demo.textures),
         scores=_score_figures(demo.textures),
-        inside=INSIDE,
         alpha=ALPHA,
-        side=SIDE,
         full=FULL,
         threads=torch.get_num_threads(),
         command=command,
@@ -274,10 +265,10 @@ def textures_table(textures: Textures) -> ResultTable:
 
 def _score_figures(textures: Textures) -> list[Picture]:
     inside, limit = textures.scores[INSIDE], threshold(textures.detector.calibration_scores_, ALPHA)
-    limits = figures.score_limits([*textures.scores.values()])
+    limits = score_limits([*textures.scores.values()])
     pictures = []
     for other, metrics in textures.detections.items():
-        figure = figures.histogram(inside, textures.scores[other], limit, (INSIDE, other), limits, f"α = {ALPHA:g}")
+        figure = histogram(inside, textures.scores[other], limit, (INSIDE, other), limits, f"α = {ALPHA:g}")
         alt = f"Histogram of the scores of {INSIDE} and {other}, with an AUROC of {metrics.auroc:.3f}."
         pictures.append(Picture(figure, alt))
     return pictures

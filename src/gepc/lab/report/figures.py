@@ -16,8 +16,6 @@ import numpy.typing as npt
 from gepc.core.errors import InputError
 from gepc.core.files import replacing
 from gepc.detector.plots import WIDTH, Array, drawing
-from gepc.detector.plots import histogram as histogram
-from gepc.detector.plots import score_limits as score_limits
 from gepc.maps.drawing import overlay
 
 if TYPE_CHECKING:

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+from PIL.Image import Image, fromarray
+
 from gepc._version import __version__
 from gepc.core.errors import GepcError, raising
 from gepc.core.palette import DARK, LIGHT
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
 FOLDER = Path(__file__).parent
 FOOTER = f"Made by gepc {__version__}. This page is a single file and loads nothing from the network."
@@ -65,10 +68,10 @@ def data_url(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def jpeg_url(picture: Image) -> str:
+def jpeg_url(picture: Image | npt.NDArray[np.uint8]) -> str:
     """A photograph at its full size, as `data_url`."""
     target = io.BytesIO()
-    picture.save(target, "JPEG", quality=90)
+    fromarray(np.asarray(picture)).save(target, "JPEG", quality=90)
     return data_url("jpeg", target.getvalue())
 
 

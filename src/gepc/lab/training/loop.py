@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -316,11 +316,9 @@ def _stop_on_signals() -> Iterator[list[bool]]:
             raise KeyboardInterrupt
         stopping[0] = True
 
-    try:
+    previous = {}
+    with suppress(ValueError):  # outside the main thread, the caller keeps its own handlers
         previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: the caller keeps its own handlers
-        yield stopping
-        return
     try:
         yield stopping
     finally:
