@@ -25,6 +25,7 @@ import yaml
 import gepc
 from gepc.calibration.scorer import Scorer
 from gepc.core.tables import ResultTable, write_tables
+from gepc.detector.plots import save
 from gepc.images.batches import load_all
 from gepc.images.formats import read_npz
 from gepc.images.noise import image_key
@@ -33,7 +34,6 @@ from gepc.images.sources import open_images
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.lab.angles import ANGLES, angle_figure, residual_by_angle
 from gepc.lab.metrics import auroc
-from gepc.lab.report.figures import save
 from gepc.methods.base import Batch
 from gepc.methods.extraction import ExtractionSpec, FeatureTable, extract_all
 from gepc.methods.features import find_feature

@@ -39,8 +39,7 @@ from gepc.core.files import read_json
 from gepc.core.palette import LIGHT
 from gepc.core.rates import holm_adjusted
 from gepc.core.tables import Cell, ResultTable, write_tables
-from gepc.detector.plots import drawing
-from gepc.lab.report.figures import save
+from gepc.detector.plots import drawing, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, markdown_table, show, write_rows
-from gepc.detector.plots import drawing
-from gepc.lab.report.figures import save
+from gepc.detector.plots import drawing, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,13 +21,13 @@ from skimage import data
 
 import gepc
 from gepc.conformal.p_values import threshold
+from gepc.detector import plots
 from gepc.detector.plots import histogram
 from gepc.detector.stream import stream
 from gepc.images.noise import image_key, normal
 from gepc.images.sources import open_images
 from gepc.lab.radar.bench import radar_detector
 from gepc.lab.radar.simulate import Sea, Target, simulate
-from gepc.lab.report import figures
 from gepc.lab.report.demo import FIT_ROWS, FULL, INSIDE, OUTSIDE, TEST_ROWS, Search, patches, search, things_table
 from gepc.methods.groups import find_action
 
@@ -84,7 +84,7 @@ def radar(side: int = 128) -> Figure:
     ]
     maps = detector.score_map([image[..., None] for image in shown])
     pictures = [(255 * np.sqrt(image)).astype(np.uint8)[..., None] for image in shown]
-    return figures.maps(pictures, maps, list(ships), detector.map_limit())
+    return plots.maps(pictures, maps, list(ships), detector.map_limit())
 
 
 def beach() -> Search:

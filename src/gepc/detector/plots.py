@@ -1,4 +1,4 @@
-"""Plots of scores, as matplotlib `Figure` objects: scores, p-values and alarms of images, and histograms.
+"""Plots as matplotlib `Figure` objects: scores, p-values and alarms of images, histograms, and maps beside images.
 
 Each is readable at the width of a phone. The background is transparent, and the colours are those of
 `gepc.core.palette`, for which a page has a dark form.
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gepc.core.errors import GepcError, InputError, raising
+from gepc.core.files import replacing
 from gepc.core.palette import LIGHT
+from gepc.maps.drawing import overlay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
 Array = npt.NDArray[np.float64]
+Images = Sequence[npt.NDArray[Any]]
 Transform = Callable[[Array], Array]
 
 WIDTH, PANEL = 3.6, 2.5  # inches: the width of every figure, the height of a plot
@@ -195,3 +200,53 @@ def _ticks(limits: Array, forward: Transform, inverse: Transform) -> list[float]
 def visible(name: str) -> str:
     """A name for the legend, from which matplotlib leaves out what begins with an underscore."""
     return f"\u200b{name}" if name.startswith("_") else name
+
+
+def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> None:
+    """Write the figure as `path` with each format's ending: PNG on white, for pages of any colour; SVG transparent."""
+    for kind in formats:
+        with replacing(path.with_name(f"{path.name}.{kind}")) as draft:
+            figure.savefig(draft, format=kind, dpi=200, facecolor="white" if kind == "png" else "none")
+
+
+def maps(images: Images, fields: Images, labels: Sequence[str], scale: float) -> Figure:
+    """Each image above its map and its overlay, with the colour bar of the common scale 0 ... `scale`.
+
+    `scale` is a detector's `map_scale_`, the same for every figure, so that colours compare. What lies above it has
+    the colour of the scale's end.
+    """
+    if not images:
+        raise InputError("there are no images to show")
+    heat = _heat()
+    with drawing(3 * WIDTH / max(3, len(images)) + 0.5) as figure:
+        grid = figure.subplots(3, len(images), squeeze=False)
+        for column, image, field, label in zip(grid.T, images, fields, labels, strict=True):
+            shown = picture(image)
+            column[0].imshow(shown, interpolation="none")
+            drawn = column[1].imshow(field, heat, vmin=0.0, vmax=scale, interpolation="none")
+            column[2].imshow(overlay(shown, field, scale).clip(0.0, 1.0), interpolation="none")
+            column[0].set_title(label, fontsize=8)
+        for axes, name in zip(grid[:, 0], ("image", "map", "overlay"), strict=True):
+            axes.set_ylabel(name)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        bar = figure.colorbar(drawn, ax=grid, location="bottom", extend="max", aspect=30)
+        bar.set_ticks([0.0, scale / 2, scale], labels=["0", f"{scale / 2:.2g}", f"≥ {scale:.2g}"])
+    return figure
+
+
+def picture(image: npt.NDArray[Any]) -> Array:
+    """uint8 pixels (H, W) or (H, W, C) as (H, W, 3) in [0, 1]."""
+    pixels = np.asarray(image, dtype=np.float64) / 255.0
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    return pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
+
+
+def _heat() -> Colormap:
+    """The overlay's colours on black, so that a map and its overlay share one colour bar."""
+    from matplotlib.colors import ListedColormap
+
+    ramp = np.linspace(0.0, 1.0, 256, dtype=np.float32)[None]
+    return ListedColormap(overlay(np.zeros((1, 256, 3)), ramp, 1.0, strength=1.0)[0])

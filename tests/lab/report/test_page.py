@@ -12,8 +12,8 @@ from pages import ReadPage, outside_references
 
 from gepc.core.palette import DARK, LIGHT
 from gepc.core.tables import ResultTable
+from gepc.detector import plots
 from gepc.detector.plots import histogram
-from gepc.lab.report import figures
 from gepc.lab.report.page import Picture, environment, inline, svg_url
 
 NASTY = '"><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'</svg>'
@@ -52,7 +52,7 @@ def _render(name: str = "moon") -> str:
             name=name,
             table=ResultTable("t", f"Table of {name}", ("against", "AUROC"), rows, f"Note on {name}."),
             picture=Picture(_histogram(name), f"Scores of {name}"),
-            patch=Picture(figures.maps([blank], [blank[..., 0]], [name], 1.0), f"Patch of {name}"),
+            patch=Picture(plots.maps([blank], [blank[..., 0]], [name], 1.0), f"Patch of {name}"),
         )
     )
 

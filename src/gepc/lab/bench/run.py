@@ -7,11 +7,11 @@ from typing import Any
 
 from gepc.core.files import write_text
 from gepc.core.tables import ResultTable, write_each, write_tables
+from gepc.detector.plots import save
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines, estimate_cost, runtime_table
 from gepc.lab.bench.comparison import comparison_table, methods_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
-from gepc.lab.report.figures import save
 from gepc.lab.report.page import Picture, render
 from gepc.methods.extraction import OnProgress, plain_options
 

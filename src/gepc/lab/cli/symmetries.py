@@ -57,8 +57,8 @@ def symmetries(
         say(f"{MEANING}--set 'group={json.dumps(chosen)}'")
     if out is None:
         return
+    from gepc.detector.plots import save
     from gepc.lab.angles import angle_figure, residual_by_angle
-    from gepc.lab.report.figures import save
 
     out.mkdir(parents=True, exist_ok=True)
     save(angle_figure({"normal images": residual_by_angle(method, detector.backbone, batch)}), out / "angles")

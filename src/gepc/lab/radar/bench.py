@@ -17,6 +17,7 @@ from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.fitting import fit_detector
+from gepc.detector.plots import maps, save
 from gepc.detector.registry import create_detector
 from gepc.detector.stream import stream
 from gepc.images.preprocessing import log_magnitude
@@ -24,7 +25,6 @@ from gepc.lab.bench import published
 from gepc.lab.metrics import aupr, auroc, bootstrap_intervals, fpr_at_tpr, localisation
 from gepc.lab.radar.annotations import detect_layout, divide, open_scenes
 from gepc.lab.radar.patches import Cut, Patch, PatchImages, PatchRules, cut, sample
-from gepc.lab.report.figures import maps, save
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.methods.pooling import Map, box_filter
 

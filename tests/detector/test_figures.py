@@ -12,7 +12,6 @@ import pytest
 from gepc.core.errors import InputError
 from gepc.detector import plots
 from gepc.detector.plots import histogram, score_limits
-from gepc.lab.report import figures
 
 RNG = np.random.default_rng(0)
 INSIDE = RNG.normal(-5.0, 0.4, 64)
@@ -73,22 +72,22 @@ def test_ticks_are_round_inside_the_limits_and_apart(limits):
 
 def test_nothing_to_show_is_refused():
     with pytest.raises(InputError, match="no images"):
-        figures.maps([], [], [], 1.0)
+        plots.maps([], [], [], 1.0)
 
 
 def test_maps_have_one_scale_whatever_else_is_shown():
     weak, strong = np.full((32, 32), 0.01, np.float32), np.full((32, 32), 5.0, np.float32)
-    alone = figures.maps(PATCHES[:1], [weak], ["weak"], 0.04)
-    beside = figures.maps(PATCHES[:2], [weak, strong], ["weak", "strong"], 0.04)
+    alone = plots.maps(PATCHES[:1], [weak], ["weak"], 0.04)
+    beside = plots.maps(PATCHES[:2], [weak, strong], ["weak", "strong"], 0.04)
     heat = [alone.axes[1].images[0], beside.axes[2].images[0], beside.axes[3].images[0]]
     assert {image.get_clim() for image in heat} == {(0.0, 0.04)}
-    assert heat[2].to_rgba(5.0) == pytest.approx(figures._heat()(1.0))
+    assert heat[2].to_rgba(5.0) == pytest.approx(plots._heat()(1.0))
     assert [text.get_text() for text in beside.axes[-1].get_xticklabels()] == ["0", "0.02", "≥ 0.04"]
 
 
 def test_the_three_rows_are_image_map_and_overlay():
     field = RNG.random((32, 32)).astype(np.float32)
-    *rows, _ = figures.maps(PATCHES[:1], [field], ["a"], 1.0).axes
+    *rows, _ = plots.maps(PATCHES[:1], [field], ["a"], 1.0).axes
     assert [axes.get_ylabel() for axes in rows] == ["image", "map", "overlay"]
     assert rows[0].get_title() == "a"
     image, heat, overlay = (axes.images[0].get_array() for axes in rows)
@@ -100,7 +99,7 @@ def test_the_three_rows_are_image_map_and_overlay():
 @pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1), (8, 8, 3), (8, 8, 4)])
 def test_grey_and_colour_become_pictures(shape):
     pixels = RNG.integers(0, 256, shape, dtype=np.uint8)
-    picture = figures.picture(pixels)
+    picture = plots.picture(pixels)
     assert picture.shape == (8, 8, 3)
     assert np.allclose(picture[..., 0] * 255.0, pixels if len(shape) == 2 else pixels[..., 0])
 
@@ -108,7 +107,7 @@ def test_grey_and_colour_become_pictures(shape):
 @pytest.mark.parametrize("name", ["_hidden", "a $5 and $6", "$\\oops", "<b>&"])
 def test_names_are_shown_as_they_are(name):
     shown = histogram(INSIDE, OUTSIDE, names=("gravel", name))
-    for figure in (shown, figures.maps(PATCHES[:1], [PATCHES[0][..., 0]], [name], 1.0)):
+    for figure in (shown, plots.maps(PATCHES[:1], [PATCHES[0][..., 0]], [name], 1.0)):
         text = html.unescape(_saved(figure).decode())
         assert name in text
 
