@@ -51,7 +51,9 @@ def use_as_it_is(backbone: Backbone, options: LoadOptions) -> Backbone:
 def load_path(path: Path, options: LoadOptions) -> Backbone:
     """Load a file or a folder with the loader for its format."""
     if path.suffix == ".onnx":
-        return _load_onnx(path, options)
+        reason = f"{path}: an exported network has its options in it and runs on the CPU"
+        options.check_usable({"device"} if str(options.device) == "cpu" else {}, reason)
+        return OnnxBackbone(path)
     if not path.is_dir():
         return _load_checkpoint(path, options)
     file = path / "config.json"
@@ -60,13 +62,6 @@ def load_path(path: Path, options: LoadOptions) -> Backbone:
     if isinstance(kind, str) and kind not in calling.CLASSES and kind in plugins("gepc.networks"):
         return _load_registered(path, config, options)
     return _load_folder(path, options)
-
-
-def _load_onnx(path: Path, options: LoadOptions) -> Backbone:
-    """Load a network that `gepc export` wrote."""
-    reason = f"{path}: an exported network has its options in it and runs on the CPU"
-    options.check_usable({"device"} if str(options.device) == "cpu" else {}, reason)
-    return OnnxBackbone(path)
 
 
 def _load_registered(folder: Path, config: dict[str, Any], options: LoadOptions) -> Backbone:

@@ -160,10 +160,6 @@ def gamma(x: torch.Tensor, power: Number) -> torch.Tensor:
     return 2.0 * intensity ** torch.as_tensor(power, dtype=torch.float64).to(x) - 1.0
 
 
-def _is_pair(numbers: Sequence[float]) -> bool:
-    return len(numbers) == 2
-
-
 def _is_single(numbers: Sequence[float]) -> bool:
     return len(numbers) == 1
 
@@ -195,7 +191,7 @@ class Family:
 
 
 FAMILIES = {
-    "shift": Family(shift, lambda x, dx, dy: shift(x, -dx, -dy), _is_pair, in_pixels=True),
+    "shift": Family(shift, lambda x, dx, dy: shift(x, -dx, -dy), lambda two: len(two) == 2, in_pixels=True),
     "rotate": Family(rotate, rotate_back, on_layers=True),
     "shear": Family(shear, lambda x, slope: shear(x, -slope), on_layers=True),
     "scale": Family(scale, lambda x, factor: scale(x, 1.0 / factor), _is_positive, "approximate"),

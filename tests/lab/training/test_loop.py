@@ -349,7 +349,8 @@ def test_rows_after_the_checkpoint_are_written_again(whole: Path, data: Path, ti
     train(dataclasses.replace(tiny, steps=4), data, tmp_path / "out")
     log = loss_log(tmp_path / "out" / "training")
     log.append([[5] * len(LOG_COLUMNS)])
-    log.path.write_text(log.path.read_text() + "4")
+    with log.path.open("a") as handle:
+        handle.write("4")
     train(tiny, data, tmp_path / "out")
     assert_same_run(whole, tmp_path / "out")
 

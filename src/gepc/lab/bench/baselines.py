@@ -135,11 +135,6 @@ class BaselineBench(MethodBench):
         return self._score_tests(name, scorer, extractor.timesteps(self.backbone), columns)
 
 
-def extraction_order(baselines: Sequence[Baseline]) -> list[Baseline]:
-    """Methods that build on another method's table come after the others."""
-    return sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on()))
-
-
 def collect_baselines(
     baselines: Sequence[Baseline], benchmark: Benchmark, on_progress: OnProgress | None = None
 ) -> list[BaselineBench]:
@@ -148,7 +143,8 @@ def collect_baselines(
     `on_progress` is called with the number of network passes of every finished chunk.
     """
     found = {}
-    for baseline in extraction_order(baselines):
+    # methods that build on another method's table come after the others
+    for baseline in sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on())):
         limits = {place: baseline.images(place[1]) for place in benchmark.splits}
         found[id(baseline)] = benchmark.collect(baseline.extractor.for_fitting(), limits, on_progress)
     return [BaselineBench(baseline, benchmark, found[id(baseline)]) for baseline in baselines]

@@ -104,7 +104,8 @@ class Protocol:
             raise OptionError(f"protocol: seeds must be different whole numbers from 0, got {list(self.seeds)}")
         for name in (self.calibration, *self.calibrations):
             create_calibrator(name)
-        self._check_methods()
+        if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):
+            raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
         for protocol in self.pooled_alike():
             protocol.extractor()
 
@@ -125,10 +126,6 @@ class Protocol:
         for name in values if isinstance(values, dict) else ():
             if name != "default" and name not in self.datasets:
                 raise OptionError(f"protocol: {name!r} is not a data set; {nearest(name, ['default', *self.datasets])}")
-
-    def _check_methods(self) -> None:
-        if any(split_name(name)[0] == GepcExtractor.name for name in self.methods):
-            raise OptionError("protocol: methods cannot include gepc, whose settings are the protocol's own")
 
     def extractor(self) -> GepcExtractor:
         """The extractor of all features when the first ID set is in-distribution; its levels are not used."""

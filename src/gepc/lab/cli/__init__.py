@@ -2,24 +2,22 @@
 
 import typer
 
-PANELS = {
-    "Get started": ("demo", "selfcheck"),
-    "Backbones": ("train",),
-    "Evaluate": ("bench", "ablate", "reproduce"),
-}
-
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    from gepc.lab.cli import evaluate, train
     from gepc.lab.cli.data import data
+    from gepc.lab.cli.evaluate import ablate, bench, demo, reproduce, selfcheck
     from gepc.lab.cli.radar import sar
     from gepc.lab.cli.symmetries import symmetries
+    from gepc.lab.cli.train import train
 
-    for panel, names in PANELS.items():
-        for name in names:
-            command = getattr(train if name == "train" else evaluate, name)
-            app.command(name=name, rich_help_panel=panel)(command)
-    app.command(rich_help_panel="Evaluate")(symmetries)
+    panels = {
+        "Get started": (demo, selfcheck),
+        "Backbones": (train,),
+        "Evaluate": (bench, ablate, reproduce, symmetries),
+    }
+    for panel, commands in panels.items():
+        for command in commands:
+            app.command(rich_help_panel=panel)(command)
     for group in (data, sar):
         app.add_typer(group, rich_help_panel="Evaluate")

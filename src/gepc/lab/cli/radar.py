@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gepc.lab.radar.bench import SarProtocol
 
 METHODS = "gepc+:radar,ca_cfar,os_cfar,rx"
-PER_PATCH, ENOUGH = 1e-3, 999
 ADDRESSES = {
     "HRSID": "https://github.com/chaozhong2010/HRSID",
     "SSDD": "https://github.com/TianwenZhang0825/Official-SSDD",
@@ -130,7 +129,7 @@ def fit(
     detector.save(out)
     count = len(detector.calibration_scores_)
     say(f"{out}: fitted on {detector.fitted.fit_images} patches, calibrated on {count}")
-    say(f"smallest false-alarm rate: {1 / (count + 1):.2g} per patch; for {PER_PATCH:g}, calibrate on {ENOUGH} patches")
+    say(f"smallest false-alarm rate: {1 / (count + 1):.2g} per patch; for 0.001, calibrate on 999 patches")
 
 
 @sar.command()

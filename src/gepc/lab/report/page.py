@@ -51,8 +51,7 @@ def environment() -> Environment:
 
 def render(template: str, **context: Any) -> str:
     """Render a page: a template that extends `page.html`, with the variables of `context`."""
-    html = environment().get_template(template).render(context)
-    return html if html.endswith("\n") else html + "\n"
+    return environment().get_template(template).render(context) + "\n"
 
 
 def inline(text: str) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -165,7 +165,7 @@ class FullCovariance:
         self.kind = f"full covariance of {len(images)} training images"
         self._mean = images.mean(axis=0, dtype=np.float64)
         self._covariance = torch.zeros(self._mean.size, self._mean.size, dtype=torch.float64)
-        for chunk in _chunks(images):
+        for chunk in np.array_split(images, range(CHUNK, len(images), CHUNK)):
             centred = torch.from_numpy((chunk - self._mean).reshape(len(chunk), -1))
             self._covariance += centred.T @ centred
         self._covariance /= len(images)
@@ -191,7 +191,7 @@ class StationaryCovariance:
         self.kind = f"stationary covariance of {len(images)} training images"
         self._mean = images.mean(axis=0, dtype=np.float64)
         self._spectrum = np.zeros(1, dtype=np.complex128)
-        for chunk in _chunks(images):
+        for chunk in np.array_split(images, range(CHUNK, len(images), CHUNK)):
             waves = np.fft.rfft2(chunk - self._mean, norm="ortho")
             self._spectrum = self._spectrum + np.einsum("nchw,ndhw->hwcd", waves, waves.conj()) / len(images)
 
@@ -206,11 +206,6 @@ class StationaryCovariance:
             return np.asarray(np.fft.irfft2(waves, s=noisy.shape[-2:], norm="ortho"))
 
         return predict
-
-
-def _chunks(images: Image) -> Iterator[Image]:
-    for start in range(0, len(images), CHUNK):
-        yield images[start : start + CHUNK]
 
 
 LinearPredictor = FullCovariance | StationaryCovariance
