@@ -95,7 +95,7 @@ def test_a_family_is_registered_once() -> None:
 
 
 def test_a_new_family_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(registry_module, "_DATASETS", dict(registry_module._known()))
+    monkeypatch.setattr(registry_module, "_DATASETS", dict(registry_module._DATASETS))
 
     @register("checks", layout="nothing")
     def checks(root: Path, split: str) -> Any:
@@ -106,7 +106,7 @@ def test_a_new_family_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_file_that_may_not_be_read_is_an_input_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(registry_module, "_DATASETS", dict(registry_module._known()))
+    monkeypatch.setattr(registry_module, "_DATASETS", dict(registry_module._DATASETS))
 
     @register("locked", layout="a file")
     def locked(root: Path, split: str) -> Any:

@@ -346,7 +346,7 @@ def test_the_scale_of_fp16_gradients_is_resumed(data: Path, tiny: Recipe, tmp_pa
 
 def test_rows_after_the_checkpoint_are_written_again(whole: Path, data: Path, tiny: Recipe, tmp_path: Path) -> None:
     """As after a crash: the log has more rows than the checkpoint knows, and a row that was cut short."""
-    train(dataclasses.replace(tiny, steps=4), data, tmp_path / "out")
+    TrainingRun(tiny, data, tmp_path / "out").loop(at_step(5, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     log = loss_log(tmp_path / "out" / "training")
     log.append([[5] * len(LOG_COLUMNS)])
     with log.path.open("a") as handle:

@@ -355,9 +355,8 @@ def _estimate(plan: _Plan, sizes: Sizes | None = None) -> tuple[str, int]:
         own = one.images * ((cost.forward - cost.jvp) * pass_seconds + cost.jvp * jvp_seconds)
         rows.append((one.label, f"{one.images:,}", cost, f"{one.passes:,}", duration(own)))
         passes, seconds = passes + one.passes, seconds + own
-    memory = (
-        f" and {memory_of(size, protocol.batch_size) / 1e9:.1f} GB of memory" if backbone.device.type == "cpu" else ""
-    )
+    gigabytes = memory_of(size, protocol.batch_size) / 1e9
+    memory = f" and {gigabytes:.1f} GB of memory" if backbone.device.type == "cpu" else ""
     table = text_table(rows, ("method", "images", "per image", "passes", "time"))
     return f"{table}\n{passes:,} network passes with an empty cache, about {duration(seconds)}{memory}", passes
 

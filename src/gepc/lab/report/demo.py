@@ -120,8 +120,8 @@ def search(backbone: Backbone, amounts: Amounts, on_images: OnImages | None = No
     detector = create_detector(backbone, preset="inspect", batch_size=1)
     size = (amounts.height, amounts.width)
     counts = (amounts.fit_photographs, amounts.calibration_photographs, amounts.new_photographs)
-    seeds = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
-    fit, calibration, new = (np.stack([beach(int(seed), *size) for seed in part]) for part in seeds)
+    photographs = np.stack([beach(seed, *size) for seed in range(sum(counts))])
+    fit, calibration, new = np.split(photographs, np.cumsum(counts)[:-1])
     detector.fit(fit, calibration, on_progress=on_images)
     lost = lose(THINGS, sum(counts), *size)
     photograph = beach(sum(counts), *size, lost)
@@ -234,17 +234,15 @@ def render_demo(demo: Demo, command: str) -> str:
 
 def things_table(search: Search) -> ResultTable:
     """One row for every lost thing."""
-    rows = tuple(
-        (item.thing.name, f"box {region.number}", f"{region.score:.1f}", f"{region.p_value:.2f}")
-        if region
-        else (item.thing.name, "missed", "", "")
-        for item, region in search.finds
-    )
+    rows = []
+    for item, region in search.finds:
+        box = region and (f"box {region.number}", f"{region.score:.1f}", f"{region.p_value:.2f}")
+        rows.append((item.thing.name, *(box or ("missed", "", ""))))
     note = (
         f"A box is drawn where the map exceeds {search.detector.map_limit(ALPHA):.1f}. On a usual photograph the map "
         f"exceeds it anywhere with a probability of at most {ALPHA:g}."
     )
-    return ResultTable("things", "What was lost", ("thing", "result", "map", "p-value"), rows, note)
+    return ResultTable("things", "What was lost", ("thing", "result", "map", "p-value"), tuple(rows), note)
 
 
 def textures_table(textures: Textures) -> ResultTable:

@@ -141,11 +141,9 @@ class TrainingRun:
                 raise InputError(f"{self.out} is not empty and not a training run; give another folder")
             return None
         stored = read_json(self.folder / "run.json")
-        theirs = stored.get("recipe", {})
+        old = stored.get("recipe", {})
         fixed = {name: value for name, value in identity["recipe"].items() if name not in MAY_CHANGE}
-        changed = [
-            f"{name} ({theirs.get(name)}, not {value})" for name, value in fixed.items() if theirs.get(name) != value
-        ]
+        changed = [f"{name} ({old.get(name)}, not {value})" for name, value in fixed.items() if old.get(name) != value]
         if changed:
             raise InputError(
                 f"{self.out} holds a run with another {', '.join(changed)}; "
