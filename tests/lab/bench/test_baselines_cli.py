@@ -49,7 +49,7 @@ def bench(place, monkeypatch):
 
 
 def test_a_comparison_with_its_tables_and_its_figure(place, bench, capsys, monkeypatch):
-    monkeypatch.setattr("gepc.lab.bench.plots.three_histograms", lambda *_: {})  # test_bench_cli.py draws all figures
+    monkeypatch.setattr("gepc.lab.bench.run.three_histograms", lambda *_: {})  # test_bench_cli.py draws all figures
     assert bench("--methods", "msma,scoped") == 0
     told = capsys.readouterr()
     assert "msma" in told.err
@@ -96,7 +96,7 @@ def test_a_file_in_the_place_of_the_folder(place, bench, capsys):
 
 def test_reproduce_is_the_benchmark_with_everything(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    monkeypatch.setattr("gepc.lab.bench.run.draw_all", lambda *_: {})
     arguments = ["reproduce", "protocol.yaml", "--data", ".", "--out", "again", "--cache", "cache", "--methods", "msma"]
     arguments += ["--energy-minutes", "0"]
     assert run(arguments) == 0
@@ -111,7 +111,7 @@ def test_reproduce_is_the_benchmark_with_everything(place, monkeypatch, capsys):
 def test_reproduce_runs_both_readings_of_the_paper(place, monkeypatch, capsys):
     """The second one asks the network for another time and takes the first images."""
     monkeypatch.chdir(place)
-    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    monkeypatch.setattr("gepc.lab.bench.run.draw_all", lambda *_: {})
     common = ["protocol.yaml", "--data", ".", "--cache", "cache"]
     assert run(["reproduce", *common, "--out", "both", "--methods", "pixel_stats", "--energy-minutes", "0"]) == 0
     (table,) = json.loads((place / "both" / "readings.json").read_text())["tables"]
@@ -201,7 +201,7 @@ def checkpoint(place) -> str:
 
 def test_an_openai_checkpoint_is_evaluated_in_one_command(place, checkpoint, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    monkeypatch.setattr("gepc.lab.bench.run.draw_all", lambda *_: {})
     command = ["bench", "protocol.yaml", "--data", ".", "--cache", "cache", "--backbone", checkpoint]
     command += ["--methods", "score_norm", "--set", "group=flips", "--set", "batch_size=4"]
     command += ["--set", "train_images=20", "--set", "test_images=20"]
@@ -229,7 +229,7 @@ def test_what_a_checkpoint_does_not_show_must_be_said(place, checkpoint, monkeyp
 def test_features_are_kept_in_the_cache_of_the_user(place, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(place)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    monkeypatch.setattr("gepc.lab.bench.run.draw_all", lambda *_: {})
     assert run(["ablate", "protocol.yaml", "--data", ".", "--out", "ablated"]) == 0
     assert f"from the cache in {tmp_path / 'gepc' / 'features'}\n" in capsys.readouterr().err
     assert any((tmp_path / "gepc" / "features").rglob("*.safetensors"))

@@ -353,7 +353,7 @@ def test_id_sets_may_differ_in_pooling_and_features(data, protocol):
 
 
 def test_histograms_show_the_sums_of_the_definitions(bench):
-    from gepc.lab.bench.plots import three_histograms
+    from gepc.lab.bench.run import three_histograms
 
     drawn = three_histograms(bench)
     assert list(drawn) == ["histogram-energy", "histogram-residual", "histogram-definition"]
@@ -369,7 +369,7 @@ def test_histograms_show_the_sums_of_the_definitions(bench):
 
 
 def test_the_dashed_lines_are_the_mean_over_kept_timesteps(bench):
-    from gepc.lab.bench.plots import timestep_curve
+    from gepc.lab.bench.run import timestep_curve
 
     lines = [line for line in timestep_curve(bench, "set0").axes[0].lines if line.get_linestyle() == "--"]
     expected = detector_tables.kept_raw(bench, None, only="set0").values()

@@ -60,7 +60,7 @@ def test_tables_and_figures_from_one_pass(place, monkeypatch, capsys):
     measured = next(row for row in results["tables"][0]["rows"] if row["method"] == "GEPC")
     assert f"{measured['A:B']:.3f}" in text
 
-    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})  # they are drawn above
+    monkeypatch.setattr("gepc.lab.bench.run.draw_all", lambda *_: {})  # they are drawn above
     assert run(["ablate", "protocol.yaml", "--data", "data", "--out", "ablations", "--cache", "cache"]) == 0
     assert "\n0 passes made" in "\n" + capsys.readouterr().err
 
@@ -89,7 +89,7 @@ def test_a_benchmark_that_ends_while_it_writes_is_completed(place, monkeypatch, 
     from gepc.lab.bench import run as benchmark
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("gepc.lab.bench.plots.draw_all", lambda *_: {})
+    monkeypatch.setattr("gepc.lab.bench.run.draw_all", lambda *_: {})
     words = ["bench", "protocol.yaml", "--data", "data", "--out", "crashed", "--cache", "cache"]
     monkeypatch.setattr("gepc.lab.cli.evaluate.seconds_per_pass", lambda *_: 1e-3)
     results = []

@@ -1,19 +1,32 @@
 """A benchmark from its protocol to files: features, tables, figures and one HTML page."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gepc.core.files import write_text
+from gepc.core.palette import LIGHT, line_style
 from gepc.core.tables import ResultTable, write_each, write_tables
-from gepc.detector.plots import save
+from gepc.detector.plots import PANEL, drawing, histogram, save
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines, estimate_cost, runtime_table
 from gepc.lab.bench.comparison import comparison_table, methods_table
-from gepc.lab.bench.evaluate import Benchmark, GepcBench
+from gepc.lab.bench.evaluate import Array, Benchmark, GepcBench
 from gepc.lab.report.page import Picture, render
+from gepc.methods.base import extract_table
 from gepc.methods.extraction import OnProgress, plain_options
+from gepc.methods.features import find_feature
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HISTOGRAM_IMAGES = 256  # of each set
+DOTTED, DASHED = (0, (1, 2)), (0, (4, 3))
 
 
 @dataclass(frozen=True)
@@ -76,8 +89,6 @@ def run(
 
 def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "svg")) -> None:
     """Write `results.md`, `results.json`, CSV and LaTeX files of the tables, the figures, and all in `report.html`."""
-    from gepc.lab.bench.plots import draw_all
-
     write_tables(out, "results", result.tables, result.about)
     write_each(out / "tables", result.tables)
     figures = draw_all(result.bench)
@@ -86,3 +97,88 @@ def write(result: BenchmarkResult, out: Path, formats: Sequence[str] = ("png", "
     pictures = [Picture(figure, name.replace("-", ": ")) for name, figure in figures.items()]
     page = render("benchmark.html", about=result.about, tables=result.tables, pictures=pictures)
     write_text(out / "report.html", page)
+
+
+def draw_all(bench: GepcBench) -> dict[str, Figure]:
+    """Name of its files -> figure."""
+    pair = bench.pairs[0]
+    variants, first = detector_tables.feature_variants(bench).items(), pair[0]
+    found = {"features": bars({name: bench.variant_aurocs(one, only=first)[pair] for name, one in variants})}
+    elements = [name for name in bench.extractor.group.names if name != "id"]
+    alone = {name: detector_tables.kept_raw(bench, (name,), only=first)[pair] for name in elements}
+    found["transforms"] = bars(alone, detector_tables.kept_raw(bench, None, only=first)[pair])
+    for name in bench.protocol.pairs:
+        found[f"timesteps-{name}"] = timestep_curve(bench, name)
+    return found | three_histograms(bench)
+
+
+def bars(values: Mapping[str, float], mean: float | None = None) -> Figure:
+    """AUROC bars, with a dotted line for chance and a dashed one for the mean over the group."""
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        places = np.arange(len(values))
+        axes.bar(places, list(values.values()), width=0.7, color=LIGHT["inside"])
+        axes.axhline(0.5, color=LIGHT["muted"], linewidth=0.8, linestyle=DOTTED)
+        if mean is not None:
+            axes.axhline(mean, color=LIGHT["outside"], linewidth=1.2, linestyle=DASHED, label="mean over g")
+            figure.legend(loc="outside upper center")
+        axes.set_xticks(places, list(values), rotation=30, ha="right", fontsize=8)
+        axes.set(ylim=(0.0, 1.0), ylabel="AUROC")
+    return figure
+
+
+def timestep_curve(bench: GepcBench, name: str) -> Figure:
+    """AUROC of the raw gap (sign-invariant) against the timestep, one line per OOD set.
+
+    Dashed lines are the AUROC of the gap averaged over the kept timesteps, which have filled markers.
+    """
+    candidates, kept = bench.candidates(name), bench.scores(name, bench.protocol.seeds[0]).kept
+    means = detector_tables.kept_raw(bench, None, only=name)
+    lines: dict[str, list[float]] = {other: [] for other in bench.protocol.pairs[name]}
+    for t in candidates:
+        for (_, other), value in bench.variant_aurocs(bench.raw(None, (t,)), symmetric=True, only=name).items():
+            lines[other].append(value)
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        for position, (other, values) in enumerate(lines.items()):
+            label, style = bench.protocol.label(other), line_style(position)
+            axes.plot(candidates, values, label=label, **style)
+            for t, value in zip(candidates, values, strict=True):
+                face = style["color"] if t in kept else "white"
+                axes.plot(t, value, marker="o", markersize=4, color=style["color"], markerfacecolor=face)
+            axes.axhline(means[name, other], color=style["color"], linewidth=0.9, linestyle=DASHED)
+        axes.set_xscale("log")
+        axes.set_xticks(candidates, [str(t) for t in candidates])
+        axes.set_xticks([], minor=True)
+        axes.set(ylim=(0.4, 1.02), xlabel="timestep (filled: kept; dashed: their mean)", ylabel="AUROC")
+        figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def three_histograms(bench: GepcBench) -> dict[str, Figure]:
+    """Name of its files -> histogram for ID and OOD images of the paper's representative pair.
+
+    They show |s(x_t, t)|^2 and R_t(x_t, g) = |P_g^-1 s(P_g x_t) - s(x_t)|^2, for every element but the identity, at the
+    first kept timestep, and the definition sum_t w_t E_g R_t: sums over all pixels, neither pooled nor calibrated.
+    """
+    name, other = pair = bench.protocol.representative
+    scores = bench.scores(name, bench.protocol.seeds[0])
+    whole = replace(bench.extractor, features=("b", "residual"), pool="mean")
+    energies, residuals, definition = [], [], []
+    for place in pair:
+        batch = bench.read_rows((place, "test"), range(HISTOGRAM_IMAGES))
+        table, pixels = extract_table(whole, bench.backbone, batch, scores.kept), batch.images[0].size
+        energies.append(np.log10(pixels * table["b"][:, 0]))
+        residuals.append(np.log10(pixels * table["residual"][:, 0, 1:].ravel()))
+        averages = find_feature("residual").average(table["residual"])
+        definition.append(np.log10(pixels * averages @ scores.selection.weights))
+    names = (bench.protocol.label(name), bench.protocol.label(other))
+
+    def pair_of(sets: Sequence[Array], label: str) -> Figure:
+        return histogram(sets[0], sets[1], names=names, label=f"log10 {label}")
+
+    return {
+        "histogram-energy": pair_of(energies, "|s|^2"),
+        "histogram-residual": pair_of(residuals, "R_t"),
+        "histogram-definition": pair_of(definition, "sum_t w_t E[R_t]"),
+    }
