@@ -14,7 +14,7 @@ from gepc.core.errors import OptionError
 from gepc.core.options import build
 from gepc.lab.bench import detector_tables, published
 from gepc.lab.bench.baselines import choose_baselines, collect_baselines, estimate_cost, method_names
-from gepc.lab.bench.comparison import HEAD, comparison_table, methods_table
+from gepc.lab.bench.detector_tables import HEAD, comparison_table, methods_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.bench.protocol import MethodChoice, Protocol, load_protocol
 from gepc.lab.datasets import open_dataset

@@ -15,7 +15,6 @@ from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.detector.plots import PANEL, drawing, histogram, save
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines, estimate_cost, runtime_table
-from gepc.lab.bench.comparison import comparison_table, methods_table
 from gepc.lab.bench.evaluate import Array, Benchmark, GepcBench
 from gepc.lab.report.page import Picture, render
 from gepc.methods.base import extract_table
@@ -56,10 +55,10 @@ def run(
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
     found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
-    tables = [comparison_table(bench, found), *detector_tables.ablation_tables(bench)]
+    tables = [detector_tables.comparison_table(bench, found), *detector_tables.ablation_tables(bench)]
     if not only_ablations:
         others = (detector_tables.kept_table, detector_tables.false_alarm_table, runtime_table)
-        tables += [methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]
+        tables += [detector_tables.methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]
     about = {
         "command": command,
         "backbone": backbone.source or backbone.family,

@@ -229,7 +229,7 @@ def reproduce(
     To estimate the time on this machine: `gepc reproduce paper32 --data data --out results --dry-run`
     """
     from gepc.core.tables import write_tables
-    from gepc.lab.bench.comparison import readings_table
+    from gepc.lab.bench.detector_tables import readings_table
     from gepc.lab.bench.energy import ROWS, energy_table
     from gepc.lab.cli.data import fetch_all
     from gepc.lab.cli.radar import reproduce_radar
