@@ -14,7 +14,7 @@ import gepc
 from gepc.images.preprocessing import Mask
 
 MODULES = ("backbones.base", "backbones.devices", "backbones.encoders", "backbones.identity", "backbones.load")
-MODULES += ("backbones.path", "backbones.schedule", "images.formats", "images.mask", "images.preprocessing")
+MODULES += ("backbones.path", "backbones.schedule", "images.formats", "images.preprocessing")
 MODULES += ("core.parts", "core.rates")
 PUBLIC = (gepc.load_backbone, gepc.list_backbones, gepc.deterministic, gepc.Encoder, gepc.Levels, gepc.Preprocessing)
 METHODS = ("eps", "score", "jvp", "eps_and_log_variance", "eps_and_activations")
