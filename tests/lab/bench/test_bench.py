@@ -14,11 +14,11 @@ from toys import as_uint8, pictures, toy_backbone
 import gepc
 from gepc.core.errors import InputError, OptionError, ValueRangeWarning
 from gepc.core.tables import ResultTable
-from gepc.lab.bench import detector_tables, plots
+from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import estimate_cost, runtime_table
 from gepc.lab.bench.evaluate import Benchmark, Collection, GepcBench, Variant
 from gepc.lab.bench.protocol import BenchmarkDataset, Protocol, builtin_protocols, load_protocol
-from gepc.lab.bench.run import run, write
+from gepc.lab.bench.run import run, timestep_curve, write
 from gepc.lab.datasets import open_dataset
 from gepc.methods.base import extract_table
 from gepc.methods.extraction import FeatureCache
@@ -229,7 +229,7 @@ def test_more_sets_than_colours(tmp_path, data, protocol):
     many = replace(protocol, datasets=sets, pairs={"set0": tuple(names)}, levels={"default": (0.99, 0.9)}, seeds=(0,))
     benchmark = opened(many, tmp_path)
     bench = GepcBench(benchmark, benchmark.collect())
-    lines = plots.timestep_curve(bench, "set0").axes[0].lines
+    lines = timestep_curve(bench, "set0").axes[0].lines
     assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in lines}) >= 8
 
 
