@@ -61,6 +61,7 @@ class EncoderMethod(HasMaps, WholeImage):
     needs: ClassVar[str | None] = None
     calibration: ClassVar[str] = "level_pca"
     pixels_only: ClassVar[str | None] = "the encoder sees images, not latents"
+    raw_part: ClassVar[str] = "contrast"  # the distances within each image, which need no calibration
     presets: ClassVar[Presets] = {
         "inspect": Preset(preprocessing={"resize": "native"}, calibration={"score_from": "map"}),
     }

@@ -369,8 +369,6 @@ def test_histograms_show_the_sums_of_the_definitions(bench):
 
 
 def test_the_dashed_lines_are_the_mean_over_kept_timesteps(bench):
-    from gepc.lab.bench.run import timestep_curve
-
     lines = [line for line in timestep_curve(bench, "set0").axes[0].lines if line.get_linestyle() == "--"]
     expected = detector_tables.kept_raw(bench, None, only="set0").values()
     assert [line.get_ydata()[0] for line in lines] == pytest.approx(list(expected))
