@@ -325,7 +325,7 @@ def test_two_processes_cannot_write_one_folder(tmp_path, detector, geotiff):
         (lambda s: s, {"tile": 20, "stride": 21}, "leaves gaps"),
         (lambda s: s, {"stride": 4, "overlap": 0.5}, "not both"),
         (lambda s: s, {"overlap": 1.0}, "less than 1"),
-        (lambda s: s, {"max_missing": 1.0}, "max_missing is a share"),
+        (lambda s: s, {"max_missing": 1.0}, "max_missing must be a share of a tile"),
         (lambda s: s, {"controll": "bh"}, "did you mean 'control'"),
         (lambda s: s, {"group": "day"}, "fitted without groups"),
         (lambda s: s, {"control": "tile", "alpha": 0.001}, "needs at least 999 calibration images"),
