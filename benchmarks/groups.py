@@ -53,16 +53,18 @@ GROUPS = {
     "sub-pixel shifts up to 2": SHIFTS,
     "flips and sub-pixel shifts": Group.of(["flip_x", "flip_y", "rot180", *SHIFTS.names[1:4]]),
 }
-CANDIDATES = Group.of([*Group.of("auto").names, "hue(120)"])
+COLOUR = "hue(120)"  # a further candidate for networks of three channels
 
 
 def plain(name: str) -> str:
     return name.rpartition("*")[2]
 
 
-def union() -> Group:
-    names = [name for group in (*GROUPS.values(), CANDIDATES) for name in group.names]
-    return Group.of(list(dict.fromkeys(names)))
+def union(channels: int) -> Group:
+    """Every element of all groups, and the candidates of `auto`."""
+    candidates = Group.of("auto").names + ((COLOUR,) if channels == 3 else ())
+    names = [name for group in GROUPS.values() for name in group.names]
+    return Group.of(list(dict.fromkeys([*names, *candidates])))
 
 
 def select(table: FeatureTable, group: Group, feature: str) -> FeatureTable:
@@ -116,7 +118,7 @@ class Suite:
 
     @cached_property
     def method(self) -> GepcExtractor:
-        return GepcExtractor(levels=gepc.Levels(LEVELS), features=("s", "inner"), group=union())
+        return GepcExtractor(levels=gepc.Levels(LEVELS), features=("s", "inner"), group=union(self.backbone.channels))
 
     def images(self, name: str, split: str) -> npt.NDArray[np.float32]:
         count = self.train if split == "train" else self.test

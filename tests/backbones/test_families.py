@@ -373,7 +373,7 @@ def test_half_precision_variants(tmp_path: Path) -> None:
     torch.testing.assert_close(half.eps(x, 5), plain.eps(x, 5), rtol=0.05, atol=0.01)
     for name in ("unet", "vae"):
         (tmp_path / name / "diffusion_pytorch_model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"diffusion_pytorch_model.safetensors \(or .bin\), or else set `variant`"):
+    with pytest.raises(InputError, match=r"diffusion_pytorch_model.safetensors \(or .bin\), or set `variant`"):
         gepc.load_backbone(tmp_path, **options)
     with pytest.raises(InputError, match=r"expected diffusion_pytorch_model.bf16.safetensors"):
         gepc.load_backbone(tmp_path, variant="bf16", **options)

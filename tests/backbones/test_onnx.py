@@ -151,7 +151,6 @@ def test_the_command_exports_a_detector(
     monkeypatch.chdir(home)
     told = Path("told.txt").read_text()
     assert "of the scores of 5 images" in told
-    assert "times that of torch" in told
     network = gepc.load_backbone("out/net.onnx")
     assert isinstance(network, OnnxBackbone)
     detector, other = gepc.load_detector("det", "net"), gepc.load_detector("out", network)

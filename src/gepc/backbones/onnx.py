@@ -74,7 +74,8 @@ class OnnxBackbone(Backbone):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """eps(x, t) and the outputs of the exported layers, see `Backbone.eps_and_activations`."""
         if self.layers != (None if layers is None else list(layers)):
-            raise BackboneError(f"the file has the layers {self.layers or 'of the default'}; use these or the original")
+            known = self.layers or "of the default"
+            raise BackboneError(f"the network was exported with the layers {known}; use these, or the original network")
         eps, *maps = self._run(self._answers, x, t)
         return eps, dict(zip([output.name for output in self.net.get_outputs()][1:], maps, strict=True))
 
