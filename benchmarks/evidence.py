@@ -27,7 +27,7 @@ import gepc
 from gepc.calibration import Aggregation, create_calibrator
 from gepc.calibration.calibrators import Calibrator, register
 from gepc.calibration.evidence import WIDE, Evidence
-from gepc.calibration.joint import RIDGE, LevelPCA
+from gepc.calibration.joint import LevelPCA
 from gepc.core.parts import OUTPUT, Part
 from gepc.images.formats import read_npz
 from gepc.images.noise import generator, image_key
@@ -55,7 +55,9 @@ DESIGNS = {
     "cauchy": "evidence:rule=cauchy",
     "positive": "evidence:rule=positive",
     "fisher without views": "evidence:view=0",
-    "fisher, views .25": "evidence:view=0.25",
+    "fisher, views .5": "evidence:view=0.5",
+    "fisher, structure by level_pca": "evidence:wide=level_pca",
+    "fisher, views .5, level_pca": "evidence:view=0.5,wide=level_pca",
     "fisher, output by level_knn": "evidence:narrow=level_knn",
     "fisher, left tail .1": "evidence:left=0.1",
     "fisher, two-sided layers": "evidence:left=0.5",
@@ -64,12 +66,12 @@ METHODS = ("gepc", "scoped", "diffpath", "gepc+")
 TOGETHER = (("gepc", "scoped", "diffpath"), ("gepc+", "scoped"), ("gepc+", "diffpath"), METHODS)
 FEW_FIT, FEW_TEST = 200, 100  # images for combinations of methods, which need many passes
 DENSITIES = {
-    "one Gaussian, `level_pca` (default)": "evidence",
+    "one Gaussian, `level_pca`": "evidence:wide=level_pca",
     "distance to the 5th neighbour": "evidence:wide=candidate:kind=neighbour",
     "four clusters, shared covariance": "evidence:wide=candidate:kind=clusters",
     "ratio of densities": "evidence:wide=candidate:kind=ratio",
     "the same, two-sided": "evidence:wide=candidate:kind=two_sided",
-    "ratio, not whitened: `level_lof`": "evidence:wide=level_lof",
+    "ratio, not whitened: `level_lof` (default)": "evidence",
     "`level_pca` and `level_lof`, half each": "halves",
 }
 SHIFTS = ("blur", "noise", "colour", "grey", "flip", "brighter", "texture")
@@ -194,45 +196,6 @@ class Candidate(LevelPCA):
             return np.asarray(radius)
         ratio = np.log(radius) - np.log(self.radii[order]).mean(axis=1)
         return np.asarray(ratio**2 if self.kind == "two_sided" else np.exp(ratio))
-
-
-@register("level_lof")
-class LevelLOF(LevelPCA):
-    """How much farther an image is from its neighbours than they are from theirs, for one noise level.
-
-    With the components v_i.z of `level_pca`, and two images taken as orthogonal in all other directions,
-
-        d^2(x, y) = |z_x|^2 + |z_y|^2 - 2 sum_{i <= k} (v_i.z_x)(v_i.z_y)
-        score     = r^2(x) / geometric mean of r^2 over the 5 nearest ID images of x
-
-    where r is the distance to the fifth nearest ID image. An image between several clouds, near their common mean but
-    unlike every image, has a high score. This is the local outlier factor (Breunig et al., SIGMOD 2000) with squared
-    distances, and without its lower limit on the distance to a neighbour.
-    """
-
-    NEIGHBOURS = 5
-
-    def _fit(self, columns: Array) -> None:
-        super()._fit(columns)
-        self.samples, self.energies = self.projected(0, columns[:, 0])
-        squares = self.squares(columns[:, 0])
-        np.fill_diagonal(squares, np.inf)  # no image is its own neighbour
-        self.radii, _ = self.nearest(squares)
-
-    def squares(self, vectors: Array) -> Array:
-        """d^2 to every ID image, (N, images)."""
-        components, energies = self.projected(0, vectors)
-        squares = energies[:, None] + self.energies - 2.0 * components @ self.samples.T
-        return np.asarray(np.maximum(squares, RIDGE * self.energies.mean()))
-
-    def nearest(self, squares: Array) -> tuple[Array, npt.NDArray[np.int64]]:
-        """r^2 of each row, and which ID images are its neighbours."""
-        order = np.argsort(squares, axis=1)[:, : self.NEIGHBOURS]
-        return np.take_along_axis(squares, order[:, -1:], axis=1)[:, 0], order
-
-    def distance_at(self, level: int, vectors: Array) -> Array:
-        radii, neighbours = self.nearest(self.squares(vectors))
-        return np.asarray(radii / np.exp(np.log(self.radii[neighbours]).mean(axis=1)))
 
 
 @register("halves")

@@ -62,13 +62,22 @@ def test_a_detector_with_sequential_scoring_says_that_it_must_be_fitted_again(ba
         gepc.load_detector(FOLDER / "sequential", backbone)
 
 
-# the default `gepc+` since 0.3: five parts, combined by Fisher's rule
-DEFAULT_SCORES = (
-    *(1.023029931838, 1.179204091743, 1.737781792721, 2.61241292333),
-    *(1.769909061008, 5.256686613873, 2.281486272457, 5.323624820205),
-)
+# `gepc+` since 0.3: five parts, combined by Fisher's rule
+COMBINATIONS = {
+    "evidence": (
+        *(1.070604094929, 0.807584034161, 1.361057911066, 2.251081776106),
+        *(1.860628314171, 3.780711470107, 1.565534769921, 4.555379339781),
+    ),
+    "evidence:view=0.5,wide=level_pca": (
+        *(1.023029931838, 1.179204091743, 1.737781792721, 2.61241292333),
+        *(1.769909061008, 5.256686613873, 2.281486272457, 5.323624820205),
+    ),
+}
 
 
-def test_the_default_combination_of_parts(backbone: gepc.Backbone, images: Any) -> None:
-    detector = gepc.create_detector(backbone, maps="raw").fit(make.images(30, 0), make.images(20, 1))
-    np.testing.assert_allclose(detector.score(images), DEFAULT_SCORES, rtol=1e-9)
+@pytest.mark.parametrize("calibration", COMBINATIONS)
+def test_the_combination_of_parts(calibration: str, backbone: gepc.Backbone, images: Any) -> None:
+    detector = gepc.create_detector(backbone, maps="raw", calibration=calibration).fit(
+        make.images(30, 0), make.images(20, 1)
+    )
+    np.testing.assert_allclose(detector.score(images), COMBINATIONS[calibration], rtol=1e-9)

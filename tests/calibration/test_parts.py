@@ -9,7 +9,7 @@ from sklearn.covariance import ledoit_wolf_shrinkage
 
 from gepc.calibration import Aggregation, Scorer, create_calibrator
 from gepc.calibration.evidence import FOLDS, Parts
-from gepc.calibration.joint import LevelPCA, _principal
+from gepc.calibration.joint import LevelLOF, LevelPCA, _principal
 from gepc.core.errors import InputError, OptionError
 from gepc.core.parts import Part
 
@@ -72,6 +72,52 @@ def test_few_images_and_silent_columns_are_no_fault() -> None:
     assert (score(model, new) >= before).all()
     with pytest.raises(InputError, match="constant over the in-distribution images"):
         LevelPCA().fit(np.ones((12, 2, 40)))
+
+
+def test_level_lof_is_the_ratio_to_the_radii_of_the_neighbours() -> None:
+    """By hand: with all components, d is the Euclidean distance of standardised columns."""
+    train, new = (np.random.default_rng(seed).standard_normal((count, 1, 3)) for seed, count in ((0, 90), (1, 7)))
+    found = LevelLOF(rank=2).fit(train).per_level(new)[:, 0]
+    z, asked = ((values[:, 0] - train[:, 0].mean(axis=0)) / train[:, 0].std(axis=0) for values in (train, new))
+    _, _, axes = np.linalg.svd(z, full_matrices=False)
+
+    def squares(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """The third direction of two images is orthogonal."""
+        lengths = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)
+        return lengths - 2.0 * (first @ axes[:2].T) @ (second @ axes[:2].T).T
+
+    own, others = squares(z, z), squares(asked, z)
+    np.fill_diagonal(own, np.inf)
+    radii, near = np.sort(own, axis=1)[:, 4], np.argsort(others, axis=1)[:, :5]
+    expected = np.sort(others, axis=1)[:, 4] / np.exp(np.log(radii[near]).mean(axis=1))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_level_lof_finds_what_lies_between_two_clouds() -> None:
+    """The common mean is the most usual point of one Gaussian, and far from every image."""
+    rng = np.random.default_rng(0)
+    train = rng.standard_normal((200, 1, 40))
+    train[:100] += 3.0
+    train[100:] -= 3.0
+    between = train.mean(axis=0, keepdims=True)
+    local, gaussian = LevelLOF().fit(train), LevelPCA().fit(train)
+    assert local.per_level(between) > local.per_level(train).max()
+    assert gaussian.per_level(between) < gaussian.per_level(train).min()
+
+
+def test_level_lof_leaves_out_levels_that_were_not_evaluated_and_bears_copies() -> None:
+    """Images without a level are no neighbours at it, and a cluster of equal images does not make others unusual."""
+    train, new = columns(60)[:, :, 3:], columns(20, seed=1)[:, :, 3:]
+    some = train.copy()
+    some[::2, 1] = np.nan
+    model = LevelLOF().fit(some)
+    np.testing.assert_allclose(model.per_level(new)[:, 1:], LevelLOF().fit(train[1::2, 1:]).per_level(new[:, 1:]))
+    assert np.isnan(model.radii_[1, ::2]).all()
+    train[:7] = train[0]
+    copied = LevelLOF().fit(train)
+    assert (copied.radii_[:, :7] > 0.0).all()
+    assert np.isfinite(copied.per_level(train[:1] + 1e-3)).all()
+    assert np.isfinite(LevelLOF().fit(train[7:10]).per_level(new)).all()  # two neighbours are all there are
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ images that the calibrator was not fitted on follow the tail probability p_p = P
     minimum    max_p (log w_p - log p_p)            the most unusual part decides
     cauchy     arsinh sum_p w_p cot(pi p_p)         after Liu & Xie, JASA 115, 2020; p_p at most 1/2
     positive   sum_p w_p max(0, z_p)^2              z_p the normal score of p_p
-    sum        sum_p (S_p - m_p) / s_p              version 0.2: a part that is very usual cancels another one
 
 All of them are increasing in every S_p. The combination is fixed before the calibration scores are computed, so the
 conformal p-value of the combined score is exactly valid, whatever the rule and however the parts depend on each other.
@@ -26,7 +25,7 @@ from gepc.calibration.scorer import Scorer, Selection
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.parts import Part
 
-RULES = ("fisher", "minimum", "cauchy", "positive", "sum")
+RULES = ("fisher", "minimum", "cauchy", "positive")
 FOLDS = 3
 LEAST_DISTANCE = 0.01
 WIDE = 32
@@ -40,7 +39,7 @@ def combine_parts(evidence: Any, rule: str, weights: Array | None = None) -> Any
 
     Parameters
     ----------
-    evidence : -log p_p of every part; for the rule `sum` standardised scores.
+    evidence : -log p_p of every part.
     rule : one of `RULES`; the formulas are above.
     weights : w_p; all 1 by default.
 
@@ -179,10 +178,10 @@ class Evidence(Calibrator):
         self,
         rule: str = "fisher",
         narrow: str = "level_mahalanobis",
-        wide: str = "level_pca",
+        wide: str = "level_lof",
         left: float = 0.0,
         whole: float = 1.0,
-        view: float = 0.5,
+        view: float = 0.25,
     ) -> None:
         check_choice("rule", rule, RULES)
         self.rule, self.narrow, self.wide = rule, narrow, wide
@@ -325,7 +324,7 @@ class Parts(Evidence):
     uses_fuse: ClassVar[bool] = True
 
     def __init__(self, narrow: str = "level_knn", wide: str = "level_pca") -> None:
-        super().__init__("sum", narrow, wide, view=0.0)
+        super().__init__(narrow=narrow, wide=wide, view=0.0)
 
     def _learn(self, held_out: Array) -> None:
         self.mean_, self.std_ = np.nanmean(held_out, axis=0), np.nanstd(held_out, axis=0)

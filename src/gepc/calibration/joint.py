@@ -205,10 +205,12 @@ class LevelPCA(LevelCalibrator):
         self.rank = rank
 
     def _fit(self, columns: Array) -> None:
-        models = [self._learn(columns[_looked_at(columns[:, level]), level]) for level in range(columns.shape[1])]
+        levels = [values[_looked_at(values)] for values in np.moveaxis(columns, 1, 0)]
+        rank = min(self.rank, min(map(len, levels)) // 2, columns.shape[2] - 1)
+        models = [self._learn(values, rank) for values in levels]
         self.mean_, self.scale_, self.axes_, self.variances_ = (np.stack(part) for part in zip(*models, strict=True))
 
-    def _learn(self, vectors: Array) -> tuple[Array, Array, npt.NDArray[np.float32], Array]:
+    def _learn(self, vectors: Array, rank: int) -> tuple[Array, Array, npt.NDArray[np.float32], Array]:
         """Mean, scale, v (k, F), and the variances l_1 ... l_k, r of one level."""
         from sklearn.covariance import ledoit_wolf_shrinkage
 
@@ -217,7 +219,6 @@ class LevelPCA(LevelCalibrator):
         check_varies(scale[None] * np.array([[-1.0], [1.0]]))
         z = (vectors - mean) / scale
         count, width = z.shape
-        rank = min(self.rank, count // 2, width - 1)
         axes, values = _principal(z, rank)
         shrinkage = float(ledoit_wolf_shrinkage(z, assume_centered=True))
         total = float((z**2).sum()) / count
@@ -235,6 +236,65 @@ class LevelPCA(LevelCalibrator):
         along = components**2
         rest = np.maximum(energies - along.sum(axis=1), 0.0)
         return np.asarray(along @ (1.0 / self.variances_[level, :-1]) + rest / self.variances_[level, -1])
+
+
+@register("level_lof")
+class LevelLOF(LevelPCA):
+    """How much farther an image is from its neighbours than they are from theirs, for each level by itself.
+
+    With the components v_i.z of `level_pca`, and two images taken as orthogonal in all other directions,
+
+        d^2(x, y) = |z_x|^2 + |z_y|^2 - 2 sum_{i <= k} (v_i.z_x)(v_i.z_y)
+        score     = r^2(x) / geometric mean of r^2 over the 5 nearest ID images of x
+
+    where r is the distance to the fifth nearest ID image, which counts as at least a tenth of its median over the ID
+    images. An image between several clouds, near their common mean but unlike every image, has a high score. This is
+    the local outlier factor (Breunig et al., SIGMOD 2000) with squared distances, and with another lower limit.
+
+    Options
+    -------
+    rank : k, the number of components; at most one for every two ID images.
+    """
+
+    NEIGHBOURS = 5
+    LEAST_RADIUS = 0.01  # r^2 of a fitted image, in units of the median: copies of an image must not dominate
+
+    fitted: ClassVar[tuple[str, ...]] = ("mean", "scale", "axes", "samples", "energies", "radii")
+
+    def _fit(self, columns: Array) -> None:
+        super()._fit(columns)
+        levels = range(columns.shape[1])
+        components, energies = zip(*(self.projected(level, columns[:, level]) for level in levels), strict=True)
+        self.samples_, self.energies_ = np.stack(components).astype(np.float32), np.stack(energies)
+        radii = np.full(self.energies_.shape, np.nan)
+        for level in levels:
+            seen = np.flatnonzero(_looked_at(columns[:, level]))
+            radii[level, seen], _ = self._nearest(level, columns[seen, level], seen)
+        self.radii_ = np.maximum(radii, self.LEAST_RADIUS * np.nanmedian(radii, axis=1, keepdims=True))
+
+    def _nearest(
+        self, level: int, vectors: Array, own: npt.NDArray[np.int64] | None = None
+    ) -> tuple[Array, npt.NDArray[np.int64]]:
+        """r^2 of features (N, F), and which ID images are their neighbours; `own` are the numbers of ID images."""
+        samples, energies = self.samples_[level].astype(np.float64), self.energies_[level]
+        # an image is not its own neighbour
+        count = min(self.NEIGHBOURS, int(np.isfinite(energies).sum()) - (own is not None))
+        radii, neighbours = [], []
+        for first in range(0, len(vectors), AT_ONCE):
+            components, own_energies = self.projected(level, vectors[first : first + AT_ONCE])
+            squares = np.maximum(own_energies[:, None] + energies - 2.0 * components @ samples.T, 0.0)
+            squares[:, np.isnan(energies)] = np.inf
+            if own is not None:
+                squares[np.arange(len(squares)), own[first : first + AT_ONCE]] = np.inf
+            nearest = np.argsort(squares, axis=1)[:, :count]
+            radii.append(np.take_along_axis(squares, nearest[:, -1:], axis=1)[:, 0])
+            neighbours.append(nearest)
+        return np.concatenate(radii), np.concatenate(neighbours)
+
+    def distance_at(self, level: int, vectors: Array) -> Array:
+        """r^2(x) in units of its geometric mean over the neighbours."""
+        radii, neighbours = self._nearest(level, vectors)
+        return np.asarray(radii / np.exp(np.log(self.radii_[level][neighbours]).mean(axis=1)))
 
 
 def _principal(z: Array, rank: int) -> tuple[Array, Array]:

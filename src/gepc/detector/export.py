@@ -108,7 +108,7 @@ def why_not_standalone(fitted: FittedDetector, images: Images) -> str | None:
     if not isinstance(method, GepcPlus) or fitted.score_from != "features":
         return "it is written for the method gepc+ that scores by features"
     calibrator, group = fitted.scorer.calibrator_, method.acting(fitted.input_size)
-    usual = ("fisher", 0.0, "level_mahalanobis", "level_pca")
+    usual = ("fisher", 0.0, "level_mahalanobis", "level_lof")
     if (
         not isinstance(calibrator, Evidence)
         or (calibrator.rule, calibrator.left, calibrator.narrow, calibrator.wide) != usual

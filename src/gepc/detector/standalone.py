@@ -28,6 +28,7 @@ from PIL import Image, ImageOps
 Array = npt.NDArray[Any]
 
 TINY = 1e-30
+NEIGHBOURS = 5
 TAIL, GRID = 0.2, np.linspace(0.0, 1.0, 101)  # the share of scores in the tail, and where quantiles are known
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 TURNS = {"rot90": 1, "rot180": 2, "rot270": 3}
@@ -137,7 +138,7 @@ class Detector:
         """-log P(S >= s) of the distance of one part of the columns."""
         fitted = {name: self.arrays[f"{place}/{name}"][level] for name in part["arrays"]}
         own = columns[part["columns"]]
-        squared = mahalanobis(own, **fitted) if "factor" in fitted else principal(own, **fitted)
+        squared = mahalanobis(own, **fitted) if "factor" in fitted else local(own, **fitted)
         value = math.log(max(squared, self.arrays["least"][level, place]))
         quantiles = self.arrays["quantiles"][:, level, place]
         scale, shape = self.arrays["tails"][0, :, level, place]
@@ -195,12 +196,15 @@ def mahalanobis(columns: Array, mean: Array, factor: Array) -> float:
     return float((np.linalg.solve(factor, columns - mean) ** 2).sum())
 
 
-def principal(columns: Array, mean: Array, scale: Array, axes: Array, variances: Array) -> float:
-    """The squared distance in principal components, with one variance for all other directions."""
+def local(
+    columns: Array, mean: Array, scale: Array, axes: Array, samples: Array, energies: Array, radii: Array
+) -> float:
+    """The squared distance to the fifth nearest calibration image, in units of those of the five nearest."""
     z = (columns - mean) / scale
-    along = (axes.astype(np.float64) @ z) ** 2
-    rest = max(float((z**2).sum() - along.sum()), 0.0)
-    return float((along / variances[:-1]).sum() + rest / variances[-1])
+    components = axes.astype(np.float64) @ z
+    squares = np.maximum((z**2).sum() + energies - 2.0 * samples.astype(np.float64) @ components, 0.0)
+    nearest = np.argsort(squares)[:NEIGHBOURS]
+    return float(squares[nearest[-1]] / np.exp(np.log(radii[nearest]).mean()))
 
 
 def read(path: Path) -> Array:
