@@ -369,7 +369,7 @@ def test_an_edited_description_says_what_is_wrong(
         ("calibrator/bounds", lambda array: array[0], r"calibrator/bounds has shape \(2, 1\), not \(2, 2, columns\)"),
         ("calibrator/bounds", lambda array: array[:, :1], r"has shape \(2, 1, 1\), not \(2, 2, columns\)"),
         ("calibrator/bounds", lambda array: array[:, :, :0], r"has shape \(2, 2, 0\), not \(2, 2, columns\)"),
-        ("calibrator/samples", lambda array: array.astype(np.float32), "calibrator/samples is float32 of shape"),
+        ("calibrator/bounds", lambda array: array.astype(np.float32), "calibrator/bounds is float32 of shape"),
         ("calibrator/samples", lambda array: np.zeros((1, 300_000)), r"with more than \d+ columns"),
         ("calibrator/more", lambda array: np.zeros(3), "holds other arrays than its calibrator has"),
         ("reference/0", lambda array: array[::-1].copy(), "fitted: calibration scores must be sorted"),
@@ -385,6 +385,14 @@ def test_edited_arrays_say_what_is_wrong(
     array = load_file(saved / "state.safetensors").get(name)
     with pytest.raises(InputError, match=message):
         loading(saved, tmp_path, state={name: change(array)})
+
+
+def test_neighbours_that_are_stored_in_single_precision_give_the_same_scores(tmp_path: Path) -> None:
+    detector = toy_detector(calibration="level_lof").fit(ID)
+    detector.save(tmp_path / "det")
+    assert load_file(tmp_path / "det" / "state.safetensors")["calibrator/samples"].dtype == np.float32
+    loaded = load_detector(tmp_path / "det", toy_backbone())
+    np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
 
 
 def test_arrays_that_give_no_finite_score_are_refused(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ MAX_BATCH, MAX_PASSES, MAX_PIXELS, MAX_SIDE, MIN_WIDTH = 4096, 1_000_000, 1 << 2
 RETIRED = ("sequential", "background", "checkpoints")
 """Options of earlier versions, which folders name even where they were not used."""
 _PARTS = {"method": str, "options": dict, "preprocessing": dict, "backbone": dict, "fitted": dict}
+_PRECISIONS = {"axes": ("float32",), "samples": ("float32", "float64")}
+"""The largest arrays -> the types in which they are stored; the others are float64."""
 _LOAD_OPTIONS = {"config", "dtype", "class_label", "prompt", "rescale_timesteps", "variant", "use_safetensors"}
 _LOAD_OPTIONS |= {"time_scale", "act_on", "offload"}
 # of a backbone's description: where it lies and runs, and what is compared by itself
@@ -245,9 +247,9 @@ def _read_state(path: Path) -> Facts:
             raise InputError(f"{path} is larger than the {MAX_STATE:,} bytes allowed")
         arrays = load(handle.read())
     for name, array in arrays.items():
-        expected = np.float32 if name.endswith("/axes") else np.float64  # principal axes are by far the largest arrays
-        if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else array.dtype != expected:
-            raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}, not {expected.__name__}")
+        known = array.dtype.name in _PRECISIONS.get(name.rpartition("/")[2], ("float64",))
+        if array.dtype.kind not in "fiub" if name.startswith(CONDITIONING) else not known:
+            raise InputError(f"{path}: {name} is {array.dtype} of shape {array.shape}; fit the detector again")
         if not np.isfinite(array).all():
             raise InputError(f"{path}: {name} holds numbers that are not finite; fit the detector again")
     return arrays
