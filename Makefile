@@ -74,7 +74,7 @@ oldest:
 	$(PYTHON) -m venv build/oldest
 	build/oldest/bin/python tests/oldest.py $(OLDEST) > build/oldest.txt
 	build/oldest/bin/python $(PIP) --constraint build/oldest.txt torch numpy
-	build/oldest/bin/python $(PIP) --constraint build/oldest.txt --editable '.[all]' hypothesis httpx2 pytest pytest-xdist
+	build/oldest/bin/python $(PIP) --constraint build/oldest.txt --editable '.[all,onnx]' hypothesis httpx2 pytest pytest-xdist
 	build/oldest/bin/python $(PYTEST) $(or $(ARGS),$(OLDEST_TESTS))
 
 # damaged files, fuzzed requests and killed processes in large numbers; ARGS="--scale 0.02" for a few minutes

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import tomllib
 
-EXTRAS = ("train", "parquet", "frame", "report", "demo", "scenes", "serve")  # of `all`
+EXTRAS = ("train", "parquet", "frame", "report", "demo", "scenes", "serve", "onnx")  # of `all`, and onnx
 NOT_NEWER = ("click<8.3", "huggingface-hub<1")  # what the oldest versions need of packages that they do not bound
 
 
 def oldest(pyproject: Path) -> dict[str, str]:
-    """Name -> lowest version of every requirement of the package and of the extras in `all`."""
+    """Name -> lowest version of every requirement of the package and of the extras."""
     project = tomllib.loads(pyproject.read_text())["project"]
     requirements = [*project["dependencies"]]
     for extra in EXTRAS:

@@ -45,9 +45,10 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _run_plugins(paths: list[Path] | None) -> None:
-    for path in paths or ():
+def _run_plugins(paths: list[Path] | None) -> list[Path]:
+    for path in paths or []:
         run_file(path)
+    return paths or []  # typer passes on what a callback returns, and its older versions expect a list
 
 
 @app.callback()
