@@ -292,7 +292,7 @@ def markdown(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]],
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--backbone", default="celeba32-small")
     parser.add_argument("--out", type=Path, default=Path("evidence.md"))
     parser.add_argument("--features", type=Path, default=Path("evidence.npz"), help="computed features, kept here")
     parser.add_argument("--densities", action="store_true", help="compare local densities of the inner layers instead")
