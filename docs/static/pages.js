@@ -17,4 +17,28 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const word of document.querySelectorAll("code.literal span.pre")) {
     word.classList.toggle("option", word.textContent.startsWith("-") && word.textContent.length < 30);
   }
+  // a long name in a table breaks after a separator; otherwise it would widen its column and cut the table
+  for (const cell of document.querySelectorAll("article td")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    const long = [];
+    while (texts.nextNode()) {
+      const node = texts.currentNode;
+      if (/\S{14}/.test(node.data) && !node.parentElement.closest(".katex")) long.push(node);
+    }
+    for (const node of long) {
+      const pieces = node.data.split(/(?<=[./:_=+,\]])(?=[\w[])/);
+      node.replaceWith(...pieces.flatMap((piece, place) => (place ? [document.createElement("wbr"), piece] : [piece])));
+    }
+  }
+  // a figure that is shown smaller than it is opens at its own size
+  for (const image of document.querySelectorAll("article img")) {
+    image.decode().then(() => {
+      if (image.naturalWidth < 1.2 * image.clientWidth || image.closest("a")) return;
+      const link = document.createElement("a");
+      link.href = image.src;
+      link.title = "open at full size";
+      image.replaceWith(link);
+      link.append(image);
+    }, () => {});
+  }
 });
