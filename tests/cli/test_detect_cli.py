@@ -349,4 +349,4 @@ def test_help_names_the_presets_of_the_default_method():
 def test_help_shows_an_example(gepc, command):
     run = gepc(command, "--help")
     assert run.returncode == 0
-    assert f"gepc {command}" in run.stdout.split("Example", 1)[1]
+    assert f"gepc {command}" in " ".join(run.stdout.split("Example", 1)[1].split())

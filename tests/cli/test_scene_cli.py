@@ -160,4 +160,4 @@ def test_a_folder_of_another_run_is_refused(place, gepc):
 def test_help_shows_an_example(gepc):
     run = gepc("scene", "--help")
     assert run.returncode == 0
-    assert "gepc scene det harbour.tif" in run.stdout
+    assert "gepc scene det harbour.tif" in " ".join(run.stdout.split())

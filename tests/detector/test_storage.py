@@ -388,7 +388,7 @@ def test_edited_arrays_say_what_is_wrong(
 
 
 def test_neighbours_that_are_stored_in_single_precision_give_the_same_scores(tmp_path: Path) -> None:
-    detector = toy_detector(calibration="level_lof", features=("s", "b", "d", "ax")).fit(ID)
+    detector = toy_detector(calibration="level_lof", features=("s", "cos", "b")).fit(ID)
     detector.save(tmp_path / "det")
     assert load_file(tmp_path / "det" / "state.safetensors")["calibrator/samples"].dtype == np.float32
     loaded = load_detector(tmp_path / "det", toy_backbone())

@@ -85,7 +85,7 @@ def _anisotropy() -> Check:
     abar, images = _abar(backbone), _images()
     noise = np.random.default_rng(1).standard_normal((1, len(images), *SHAPE))
     turns = Group.of([Action(f"R{k}", partial(_turn, quarters=k), partial(_turn, quarters=-k)) for k in (1, 2, 3)])
-    x_t = np.sqrt(abar) * images + np.sqrt(1 - abar) * noise[0]
+    x_t = np.sqrt(abar) * images.astype(np.float64) + np.sqrt(1 - abar) * noise[0]
     v1, v2, _ = abar * variances + 1 - abar
     expected = anisotropy_residual(v1, v2) / (v1 + v2) * float(np.square(x_t[:, :2]).sum((1, 2, 3)).mean())
     found = _residual(backbone, turns, images, noise)
