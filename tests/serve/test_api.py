@@ -109,6 +109,16 @@ def test_maps_are_the_library_s_on_the_common_scale(client, detector, images, fi
         assert np.asarray(_picture(result["seen"])).shape == (16, 16, 3)
 
 
+def test_the_map_of_an_image_that_is_unusual_as_a_whole_keeps_its_structure(client, files, monkeypatch):
+    from gepc.serve import service
+
+    monkeypatch.setattr(service, "readable_range", lambda field, limit: (float(np.median(field)), limit))
+    (result,) = client.post("/v1/score", files=as_form(files[:1]), data={"map": "true"}).json()["results"]
+    opacity = np.asarray(_picture(result["map"]))[..., 3]
+    assert (opacity == 0).mean() == pytest.approx(0.5, abs=0.05)
+    assert opacity.max() > 0
+
+
 def test_heat_laid_over_the_image_is_the_library_s_overlay(client, detector, images, files):
     from gepc.maps.drawing import overlay
 

@@ -92,6 +92,7 @@ class ImageResult(BaseModel):
     alarm: bool | None = Field(default=None, description="Whether the image is out of distribution at rate `alpha`.")
     error: str | None = None
     map: str | None = None
+    map_start: float = Field(default=0.0, description="Map value drawn transparent: above 0 if all of it is unusual.")
     regions: list[MapRegion] | None = Field(default=None, description="With `map`: what stands out, largest first.")
     seen: str | None = None
 
@@ -109,7 +110,7 @@ class ScoreAnswer(BaseModel):
     detector: str = Field(description="Identity of the detector; changes when its files change.")
     alpha: float
     guarantee: str
-    map_scale: float | None = Field(description="Map value drawn at full strength, the same for all images.")
+    map_scale: float | None = Field(description="Map value above `map_start` that is drawn at full strength.")
     results: list[ExplainedResult | ImageResult]
 
 

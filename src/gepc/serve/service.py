@@ -32,7 +32,7 @@ from gepc.images.decoder import DecoderProcess
 from gepc.images.formats import FORMATS, NPY_START
 from gepc.images.preprocessing import Preprocessing, rgb_picture
 from gepc.images.sources import Image, Record
-from gepc.maps.drawing import overlay
+from gepc.maps.drawing import overlay, readable_range
 from gepc.maps.statistics import Fields
 from gepc.methods.pooling import Map
 from gepc.serve import messages
@@ -262,22 +262,22 @@ class Service:
         results = []
         for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
             result = messages.ImageResult(index=index, name=upload.name)
+            results.append(result)
             if isinstance(finding, str):
                 result.error = finding
-                results.append(result)
                 continue
             if options.explain:
                 reason, evidence = finding.result.reason, dict(finding.result.evidence)
                 result = messages.ExplainedResult(index=index, name=upload.name, reason=reason, evidence=evidence)
+                results[-1] = result
             result.score = finding.result.score
             result.p_value, result.alarm = next(decided)
             if options.map and finding.maps is not None:
-                field, limit = finding.maps[fitted.map_part][0], fitted.map_limit()
-                result.map = data_uri(heat(field, limit))
+                result.map_start, _ = readable_range(field := finding.maps[fitted.map_part][0], fitted.map_limit())
+                result.map = data_uri(heat(field - result.map_start, fitted.map_limit()))
                 result.regions = [messages.MapRegion.of(one) for one in fitted.regions(finding.maps, 0, alpha)]
             if options.seen:
                 result.seen = data_uri(png(rgb_picture(finding.image, self.settings.bands)))
-            results.append(result)
         return results
 
 
@@ -320,8 +320,8 @@ def heat(field: Map, scale: float) -> bytes:
     """The map alone as an RGBA PNG, one pixel per map pixel; drawn over the image it gives `detector.maps.overlay`."""
     level = np.clip(field / scale, 0.0, 1.0)[..., None]
     colour = overlay(np.zeros((*field.shape, 3)), np.maximum(field, 1e-3 * scale), scale, 1.0)
-    colour = colour / np.maximum(level, 1e-3)  # overlay multiplies by the opacity, PNG keeps them apart
-    return png(np.concatenate([colour, STRENGTH * level], axis=2))
+    # overlay multiplies by the opacity, PNG keeps them apart
+    return png(np.concatenate([colour / np.maximum(level, 1e-3), STRENGTH * level], axis=2))
 
 
 def data_uri(content: bytes) -> str:

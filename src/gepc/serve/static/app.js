@@ -167,6 +167,7 @@ function show(item, again = false) {
       heat.src = result.map;
       heat.alt = `Map of ${item.file.name || "the pasted image"}: where it stands out from the calibration images`;
       heat.hidden = false;
+      card.querySelector(".whole").hidden = result.map_start === 0;
       heat.decode().then(() => drawRegions(card, heat, result.regions ?? []), () => {});
     }
     decide(item);
