@@ -5,10 +5,8 @@ import typer
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    from gepc.lab.cli.data import data
-    from gepc.lab.cli.evaluate import ablate, bench, demo, reproduce, selfcheck
+    from gepc.lab.cli.evaluate import ablate, bench, data, demo, reproduce, selfcheck, symmetries
     from gepc.lab.cli.radar import sar
-    from gepc.lab.cli.symmetries import symmetries
     from gepc.lab.cli.train import train
 
     panels = {

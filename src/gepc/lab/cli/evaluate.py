@@ -1,4 +1,4 @@
-"""`gepc demo`, `selfcheck`, `bench`, `ablate`, `reproduce`: what the detectors achieve."""
+"""`gepc demo`, `selfcheck`, `bench`, `ablate`, `reproduce`, `symmetries` and `data`: what the detectors achieve."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import typer
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import note, progress, say, text_table, typed_command
+from gepc.cli.app import new_app, note, progress, say, text_table, typed_command
 from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import GepcError, InputError
-from gepc.core.files import check_free, replacing, write_text
+from gepc.core.files import check_free, replacing, write_json, write_text
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
 from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
@@ -31,8 +31,18 @@ if TYPE_CHECKING:
     from gepc.lab.bench.run import BenchmarkResult
     from gepc.lab.report.demo import Demo
 
+data = new_app(name="data", help="Download the data sets of the paper from their owners.")
 LIGHT_MINUTES = 6.0  # of training for an energy network
 DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
+
+MEANING = """
+holds: whether the images are compatible with this symmetry. A test that does not reject proves nothing. Where the
+symmetry does not hold, the residual also measures the orientation of the data, not only the errors of the network.
+operator_error: how much the transform and its inverse change the noisy image, without the network.
+power: AUROC of synthetic outliers by the residual alone; 0.5 is chance.
+
+To fit with the chosen transforms and weights, add --set group=auto to `gepc fit`, or
+"""
 
 ProtocolArgument = Annotated[
     str,
@@ -231,7 +241,6 @@ def reproduce(
     from gepc.core.tables import write_tables
     from gepc.lab.bench.detector_tables import readings_table
     from gepc.lab.bench.energy import ROWS, energy_table
-    from gepc.lab.cli.data import fetch_all
     from gepc.lab.cli.radar import reproduce_radar
     from gepc.lab.datasets.download import FILES, MANUAL, missing_files
 
@@ -261,6 +270,80 @@ def reproduce(
         with progress("energy networks", networks) as advance:
             table = energy_table(protocol, data, out / "energy", minutes, advance)
         say(write_tables(out, "energy", [table], about))
+
+
+@opt.with_groups
+def symmetries(
+    images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
+    out: Annotated[Path | None, Option(help="Folder for symmetries.json and a plot of the residual by angle.")] = None,
+    backbone: opt.NewBackbone = DEFAULT_BACKBONE,
+    count: Annotated[int, Option(min=16, help="Number of images to use, at most.")] = 400,
+    size: Annotated[int | None, Option(help="Side of the images that the network sees; its own by default.")] = None,
+    loading: opt.Loading = opt.DEFAULT_LOADING,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Test which transforms leave the distribution of your normal images unchanged, and which a detector should use.
+
+    A two-sample test compares the images with transformed ones, at a family-wise error rate of 0.05 (Holm's procedure).
+    The residual of the network is measured on at most 64 images. Out-of-distribution images are not needed.
+
+    Example: `gepc symmetries photos/normal --out symmetries`
+    """
+    from gepc.detector.registry import GEPC
+    from gepc.images.sources import open_images
+    from gepc.methods.gepc import GepcExtractor
+    from gepc.methods.symmetries import choose, read_batch
+
+    detector = GEPC(loading.load(backbone), size=size)
+    method = detector.extractor
+    assert isinstance(method, GepcExtractor)
+    batch = read_batch(open_images(images), detector.preprocessing(), detector.seed, detector.batch_size, most=count)
+    group, evidence = choose(method, detector.backbone, batch)
+    chosen, transforms = list(group.names[1:]), [item.as_dict() for item in evidence]
+    facts = {"images": len(batch), "group": chosen, "transforms": transforms}
+    if as_json:
+        say(json.dumps(facts, indent=2))
+    else:
+        say(text_table([tuple(row.values()) for row in transforms], list(transforms[0])))
+        say(f"{MEANING}--set 'group={json.dumps(chosen)}'")
+    if out is None:
+        return
+    from gepc.detector.plots import save
+    from gepc.lab.angles import angle_figure, residual_by_angle
+
+    out.mkdir(parents=True, exist_ok=True)
+    save(angle_figure({"normal images": residual_by_angle(method, detector.backbone, batch)}), out / "angles")
+    write_json(out / "symmetries.json", facts)
+    note(f"wrote {out / 'symmetries.json'} and {out / 'angles.png'}")
+
+
+@data.command()
+def get(
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Data sets: cifar10, cifar100, svhn, celeba.")],
+    to: Annotated[Path, Option(help="Folder for the data sets; `gepc bench --data` takes it.")],
+    mirror: Annotated[str | None, Option(help="Address with the same files, instead of the owners' addresses.")] = None,
+) -> None:
+    """Download data sets, check them, and put them where `gepc bench` looks for them.
+
+    An interrupted download continues when the command is run again. CelebA has to be downloaded by hand; the command
+    says from where.
+
+    Example: `gepc data get cifar10 cifar100 svhn --to data`
+    """
+    for name, counts in fetch_all(names, to, mirror).items():
+        say(f"{name}: {counts['train']:,} training and {counts['test']:,} test images in {to}")
+
+
+def fetch_all(names: Sequence[str], to: Path, mirror: str | None) -> dict[str, dict[str, int]]:
+    """Download what is missing: name -> number of images of each split."""
+    from gepc.lab.datasets.download import fetch, missing_files
+
+    sizes = {name: sum(one.size for one in missing_files(name, to)) for name in names}
+    found = {}
+    for name, size in sizes.items():
+        with progress(f"{name}, bytes", size) as advance:
+            found[name] = fetch(name, to, mirror, advance)
+    return found
 
 
 class _Plan(NamedTuple):
