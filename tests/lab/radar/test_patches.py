@@ -92,7 +92,7 @@ def test_small_scenes_are_counted_and_wrong_sizes_refused(tmp_path: Path) -> Non
     assert (found.left_out, found.clutter) == ({"scene smaller than a patch": 1}, [])
     root = write_hrsid(tmp_path / "wrong", {"test": {"a.jpg": []}})
     Image.fromarray(speckle(0, 64, 48)).save(root / "JPEGImages" / "a.jpg")
-    with pytest.raises(InputError, match="has 48x64 pixels but its annotation says 64x64"):
+    with pytest.raises(InputError, match="has 48x64 pixels, but its annotation says 64x64"):
         cut(open_scenes(root), SMALL)
 
 

@@ -291,7 +291,5 @@ def false_alarm_table(bench: GepcBench) -> ResultTable:
     return ResultTable("false_alarms", "False alarms on in-distribution images", header, tuple(rows), note)
 
 
-def ablation_tables(bench: GepcBench) -> list[ResultTable]:
-    """Every ablation of the paper, in its order."""
-    builders = (sweep_table, transform_table, calibration_table, feature_table, timestep_table)
-    return [build(bench) for build in builders]
+ABLATIONS = (sweep_table, transform_table, calibration_table, feature_table, timestep_table)
+"""What `gepc ablate` measures."""

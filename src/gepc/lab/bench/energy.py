@@ -13,7 +13,6 @@ from gepc.images.batches import load_all
 from gepc.images.preprocessing import Preprocessing
 from gepc.lab.bench import published
 from gepc.lab.bench.detector_tables import Row, published_note, published_rows
-from gepc.lab.bench.evaluate import Array
 from gepc.lab.bench.protocol import Protocol
 from gepc.lab.datasets import open_dataset
 from gepc.lab.energy.method import Energy
@@ -42,8 +41,11 @@ def energy_table(
     for objective, name in ROWS.items():
         values = []
         for inside, others in protocol.pairs.items():
-            network = _trained(objective, protocol, inside, data, out, minutes)
-            scores = {other: _energies(network, protocol, other, data) for other in (inside, *others)}
+            network, scores = _trained(objective, protocol, inside, data, out, minutes), {}
+            spec = ExtractionSpec(Energy(), Energy().timesteps(network), rows=protocol.batch_size)
+            for other in (inside, *others):
+                images, preprocessing = protocol.open(data, (other, "test")), protocol.preprocessing(other, network)
+                scores[other] = extract_all(images, preprocessing, network, spec).columns[:, 0, 0]
             values += [auroc(scores[inside], scores[other]) for other in others]
             if on_network is not None:
                 on_network(1)
@@ -52,13 +54,6 @@ def energy_table(
     header = ("model", "source", *protocol.pair_labels, "average")
     note = f"A small network for each ID set, trained for {minutes:g} minutes. {published_note(protocol)}"
     return ResultTable("energy", "Energy models trained on each ID set", header, tuple(rows), note)
-
-
-def _energies(network: Backbone, protocol: Protocol, name: str, data: Path) -> Array:
-    """E(x) of the test images of a data set."""
-    spec = ExtractionSpec(Energy(), Energy().timesteps(network), rows=protocol.batch_size)
-    images, preprocessing = protocol.open(data, (name, "test")), protocol.preprocessing(name, network)
-    return extract_all(images, preprocessing, network, spec).columns[:, 0, 0]
 
 
 def _trained(objective: str, protocol: Protocol, name: str, data: Path, out: Path, minutes: float) -> Backbone:

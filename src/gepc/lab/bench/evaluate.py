@@ -46,10 +46,8 @@ class Benchmark:
         for name in protocol.pairs:
             distinct = len(protocol.levels_for(name).timesteps(backbone.alphas_cumprod))
             if distinct < protocol.keep:
-                raise OptionError(
-                    f"protocol: keep is {protocol.keep}, but the levels of {name} are {distinct} timesteps of this "
-                    "backbone"
-                )
+                levels = f"{distinct} distinct levels with this backbone"
+                raise OptionError(f"protocol: keep is {protocol.keep}, but {name} has {levels}")
         splits = {place: protocol.open(data, place) for place in protocol.timesteps(backbone)}
         return cls(protocol, backbone, splits, cache)
 
@@ -70,9 +68,8 @@ class Benchmark:
         alike = self.protocol.pooled_alike()
         if extractor is None and len(alike) > 1:
             parts = [replace(self, protocol=part).collect(on_progress=on_progress) for part in alike]
-            return Collection.joined(
-                {name: found for part, found in zip(alike, parts, strict=True) for name in part.pairs}
-            )
+            by_set = {name: found for part, found in zip(alike, parts, strict=True) for name in part.pairs}
+            return Collection.joined(by_set)
         protocol, backbone, cache = self.protocol, self.backbone, self.cache
         before, hits = backbone.forward_count + backbone.jvp_count, cache.hits
         method = extractor or protocol.extractor()

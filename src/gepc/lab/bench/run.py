@@ -55,7 +55,7 @@ def run(
     protocol, backbone = benchmark.protocol, benchmark.backbone
     bench = GepcBench(benchmark, benchmark.collect(on_progress=on_progress))
     found, collection = collect_baselines(baselines, benchmark, on_progress), bench.collection
-    tables = [detector_tables.comparison_table(bench, found), *detector_tables.ablation_tables(bench)]
+    tables = [detector_tables.comparison_table(bench, found), *(build(bench) for build in detector_tables.ABLATIONS)]
     if not only_ablations:
         others = (detector_tables.kept_table, detector_tables.false_alarm_table, runtime_table)
         tables += [detector_tables.methods_table(protocol, [bench, *found]), *(build(bench) for build in others)]

@@ -59,7 +59,12 @@ def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes 
     files are at that address, under their names. `on_bytes` is called with the number of bytes of every chunk.
     """
     wanted = missing_files(name, folder)
-    _check_space(folder, sum(one.size * (3 if one.holds else 1) for one in wanted))
+    needed = sum(one.size * (3 if one.holds else 1) for one in wanted)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise StorageError(f"{folder} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are needed")
     for one in wanted:
         _download(one, folder, one.url if mirror is None else f"{mirror.rstrip('/')}/{one.name}", on_bytes)
     for one in FILES.get(name, ()):
@@ -68,14 +73,6 @@ def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes 
     if name in MANUAL:
         _unpack_given(name, folder)
     return {split: len(open_dataset(name, folder, split)) for split in ("train", "test")}
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise StorageError(f"{folder} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are needed")
 
 
 def _download(one: RemoteFile, folder: Path, url: str, on_bytes: OnBytes | None) -> None:

@@ -209,7 +209,9 @@ def celeba(root: Path, split: str) -> NamedFiles:
     images = first_of(root, "img_align_celeba/img_align_celeba", "img_align_celeba", "Img/img_align_celeba")
     lists = ("list_eval_partition.txt", "list_eval_partition.csv", "Eval/list_eval_partition.txt")
     path, members = first_of(root, *lists), []
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+    with raising(InputError, f"{path} is not a text file that can be read: {{error}}", OSError, UnicodeDecodeError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
         words = line.replace(",", " ").split()
         if not words or words == ["image_id", "partition"]:
             continue
@@ -229,11 +231,6 @@ def _read_centre(path: StrPath) -> Pixels:
         raise InputError(f"{path}: the image is {height}x{width}, too small for the centre crop of {_CROP}x{_CROP}")
     top, left = (height - _CROP) // 2, (width - _CROP) // 2
     return pixels[top : top + _CROP, left : left + _CROP]
-
-
-def _read_text(path: Path) -> str:
-    with raising(InputError, f"{path} is not a text file that can be read: {{error}}", OSError, UnicodeDecodeError):
-        return path.read_text(encoding="utf-8")
 
 
 @register(

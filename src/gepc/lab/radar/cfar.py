@@ -168,7 +168,8 @@ class OrderStatisticCFAR(CFAR):
         rank = max(1, round(0.75 * count))
         level = rank_filter(intensity, rank - 1, footprint=footprint, mode="reflect")
         ratio = intensity / np.maximum(level, DARKEST)
-        return _from_table(ratio, os_log_pfa(count, rank, self.looks))
+        table = os_log_pfa(count, rank, self.looks)
+        return np.asarray(np.interp(np.log(np.maximum(ratio, RATIOS[0])), np.log(RATIOS), table))
 
 
 @register("rx")
@@ -215,10 +216,6 @@ def neighbourhood_feature(level: LevelAnswers) -> torch.Tensor:
     """log pool(-log Pfa) of RX at the size of a target, which compares 3x3 pixels with those of the whole image."""
     test = RX(level.pooling.topk, level.pooling.window)
     return test.pooled(-test.log_pfa(level.images))
-
-
-def _from_table(ratio: Array, table: Array) -> Array:
-    return np.asarray(np.interp(np.log(np.maximum(ratio, RATIOS[0])), np.log(RATIOS), table))
 
 
 @lru_cache(maxsize=64)

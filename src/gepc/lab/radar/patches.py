@@ -111,10 +111,8 @@ def read_grey(scene: AnnotatedScene) -> Pixels:
     pixels = read_pixels(scene.path)
     if pixels.shape[:2] != (scene.height, scene.width):
         rows, columns = pixels.shape[:2]
-        raise InputError(
-            f"{scene.path} has {columns}x{rows} pixels but its annotation says {scene.width}x{scene.height}; "
-            "correct one of them"
-        )
+        stated = f"{scene.width}x{scene.height}"
+        raise InputError(f"{scene.path} has {columns}x{rows} pixels, but its annotation says {stated}")
     if pixels.ndim == 2:
         return pixels
     if pixels.shape[2] not in accepted_channels(1):
@@ -142,43 +140,32 @@ def cut(
     if shared:
         raise InputError(f"{len(shared)} images are in both splits, first {sorted(shared)[0].name}")
     for scene in scenes.scenes:
+        on_progress(1)
         if min(scene.width, scene.height) < rules.size:
             found.left_out["scene smaller than a patch"] += 1
-        else:
-            _cut_scene(scene, rules, apart, value_range, duplicates, found)
-        on_progress(1)
-    return found
-
-
-def _cut_scene(
-    scene: AnnotatedScene,
-    rules: PatchRules,
-    apart: Sequence[AnnotatedScene],
-    value_range: tuple[float, float] | None,
-    duplicates: NearDuplicates,
-    found: Cut,
-) -> None:
-    pixels = read_grey(scene)
-    magnitude = np.abs(pixels)
-    white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, float(np.nanmax(magnitude)))))[1]
-    nearby = [other for other in apart if other.source == scene.source]
-    for top, left in windows(scene.height, scene.width, rules.size, rules.stride or rules.size):
-        window = (slice(top, top + rules.size), slice(left, left + rules.size))
-        patch = Patch(scene, top, left, rules.size)
-        if 0.0 < patch.ship_share < rules.ship_share:
-            reason = "a smaller share of a ship"
-        elif not np.isfinite(magnitude[window]).all():
-            reason = "no-data pixels"
-        elif has_black_border(magnitude[window], white):
-            reason = "black border"
-        elif any(patch.overlaps(other) for other in nearby):
-            reason = "ground of another split"
-        elif not duplicates.is_new(magnitude[window]):
-            reason = "near-duplicate"
-        else:
-            (found.ships if patch.ship_share > 0.0 else found.clutter).append(patch)
             continue
-        found.left_out[reason] += 1
+        pixels = read_grey(scene)
+        magnitude = np.abs(pixels)
+        white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, float(np.nanmax(magnitude)))))[1]
+        nearby = [other for other in apart if other.source == scene.source]
+        for top, left in windows(scene.height, scene.width, rules.size, rules.stride or rules.size):
+            window = (slice(top, top + rules.size), slice(left, left + rules.size))
+            patch = Patch(scene, top, left, rules.size)
+            if 0.0 < patch.ship_share < rules.ship_share:
+                reason = "a smaller share of a ship"
+            elif not np.isfinite(magnitude[window]).all():
+                reason = "no-data pixels"
+            elif has_black_border(magnitude[window], white):
+                reason = "black border"
+            elif any(patch.overlaps(other) for other in nearby):
+                reason = "ground of another split"
+            elif not duplicates.is_new(magnitude[window]):
+                reason = "near-duplicate"
+            else:
+                (found.ships if patch.ship_share > 0.0 else found.clutter).append(patch)
+                continue
+            found.left_out[reason] += 1
+    return found
 
 
 def windows(rows: int, columns: int, size: int, stride: int) -> list[tuple[int, int]]:

@@ -22,7 +22,6 @@ from gepc.core.errors import GepcError, raising
 from gepc.core.palette import DARK, LIGHT
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -38,20 +37,15 @@ class Picture:
     alt: str
 
 
-def environment() -> Environment:
-    """The jinja2 environment, with the templates of this package."""
+def render(template: str, **context: Any) -> str:
+    """Render a page: a template that extends `page.html`, with the variables of `context`."""
     with raising(GepcError, "a report needs jinja2; install it with: pip install 'gepc[report]'", ImportError):
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     loader = FileSystemLoader(FOLDER)
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.filters |= {"inline": inline, "jpeg_url": jpeg_url, "svg_url": svg_url}
     found.globals |= {"light": LIGHT, "dark": DARK, "footer": FOOTER}
-    return found
-
-
-def render(template: str, **context: Any) -> str:
-    """Render a page: a template that extends `page.html`, with the variables of `context`."""
-    return environment().get_template(template).render(context) + "\n"
+    return found.get_template(template).render(context) + "\n"
 
 
 def inline(text: str) -> Markup:

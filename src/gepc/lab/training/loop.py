@@ -19,6 +19,7 @@ from diffusers import UNet2DModel
 from diffusers.training_utils import EMAModel
 
 from gepc.backbones.diffusers import DiffusersBackbone
+from gepc.backbones.load import list_backbones
 from gepc.backbones.weights import TRAINED_ON, Patches
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 from gepc.core.files import only_writer, read_json, remove_drafts, write_arrays, write_json
@@ -102,7 +103,10 @@ class TrainingRun:
         self._build(start)
         self.state = found or TrainingState(log_size=0)
         if found is not None:
-            self._restore()
+            checkpoint.restore(self.folder, self.net, self.ema, self.adamw, self.state)
+            scaler = self.accelerator.scaler
+            if scaler is not None and self.state.scaler:
+                scaler.load_state_dict(self.state.scaler)
         self.resumed_from = self.state.step
         write_json(self.folder / "run.json", identity)
         if found is None:
@@ -116,7 +120,8 @@ class TrainingRun:
         name = recipe.init or saved.get("init")
         if name is None:
             return recipe, None
-        recipe = dataclasses.replace(recipe, init=recipes.init_name(name))
+        is_path = name not in list_backbones() and Path(name).exists()
+        recipe = dataclasses.replace(recipe, init=str(Path(name).resolve()) if is_path else name)
         if (self.folder / checkpoint.NAME).exists():
             channels = recipe.image_channels or saved.get("image_channels")
             return dataclasses.replace(recipe, image_channels=channels), None
@@ -124,10 +129,7 @@ class TrainingRun:
         wanted = recipes.init_fields(start)
         for field, value in wanted.items():
             if getattr(recipe, field) not in (None, value):
-                raise OptionError(
-                    f"recipe: {field} is {getattr(recipe, field)}, but {name} has {value}; leave {field} out, "
-                    "or train without init"
-                )
+                raise OptionError(f"recipe: {field} is {getattr(recipe, field)}, but {name} has {value}; leave it out")
         missing = {field: value for field, value in wanted.items() if getattr(recipe, field) is None}
         return dataclasses.replace(recipe, **missing), start
 
@@ -145,10 +147,7 @@ class TrainingRun:
         fixed = {name: value for name, value in identity["recipe"].items() if name not in MAY_CHANGE}
         changed = [f"{name} ({old.get(name)}, not {value})" for name, value in fixed.items() if old.get(name) != value]
         if changed:
-            raise InputError(
-                f"{self.out} holds a run with another {', '.join(changed)}; "
-                "give another folder, or the recipe of that run to resume it"
-            )
+            raise InputError(f"{self.out} holds a run with another {', '.join(changed)}; give another folder")
         if stored.get("data") != identity["data"]:
             raise InputError(f"{self.out} holds a run on other images; give another folder")
         return checkpoint.read_state(self.folder)
@@ -168,12 +167,6 @@ class TrainingRun:
         self.adamw = torch.optim.AdamW(self.net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         self.model, self.optimizer = self.accelerator.prepare(self.net, self.adamw)
         self.ema = EMAModel(self.net.parameters(), decay=recipe.ema_decay, foreach=True)
-
-    def _restore(self) -> None:
-        checkpoint.restore(self.folder, self.net, self.ema, self.adamw, self.state)
-        scaler = self.accelerator.scaler
-        if scaler is not None and self.state.scaler:
-            scaler.load_state_dict(self.state.scaler)
 
     def loop(self, on_tick: Callable[[Tick], None] | None = None, spent: float = 0.0, passes_after: int = 0) -> bool:
         """Train until the run is finished (True) or a signal stops it (False), and save the state.

@@ -171,7 +171,15 @@ def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel | EnergyNe
     """A UNet2DModel for images of height x width, without attention fully convolutional; or an energy network."""
     assert recipe.image_channels is not None
     if recipe.objective != "noise":
-        return _build_energy_net(recipe, (recipe.image_channels, height, width))
+        import torch
+
+        from gepc.lab.energy.network import EnergyNet
+
+        energy_net = EnergyNet(recipe.image_channels, (height, width), recipe.channels, recipe.latent)
+        if recipe.objective != "vaebm":  # checkpoints keep the replay buffer, and the saved network does not
+            replay = torch.rand((recipe.replay, recipe.image_channels, height, width)) * 2.0 - 1.0
+            energy_net.register_buffer("replay", replay, persistent=False)
+        return energy_net
     from diffusers import UNet2DModel
 
     deep = len(recipe.channels) - 1
@@ -190,18 +198,6 @@ def build_net(recipe: Recipe, height: int, width: int) -> UNet2DModel | EnergyNe
         add_attention=recipe.attention,
         attention_head_dim=min(32, recipe.channels[-1]),
     )
-
-
-def _build_energy_net(recipe: Recipe, shape: tuple[int, int, int]) -> EnergyNet:
-    """The network with its replay buffer, which checkpoints keep and the saved network does not."""
-    import torch
-
-    from gepc.lab.energy.network import EnergyNet
-
-    net = EnergyNet(shape[0], shape[1:], recipe.channels, recipe.latent)
-    if recipe.objective != "vaebm":
-        net.register_buffer("replay", torch.rand((recipe.replay, *shape)) * 2.0 - 1.0, persistent=False)
-    return net
 
 
 def build_scheduler(recipe: Recipe) -> DDPMScheduler:
@@ -251,11 +247,6 @@ ENERGIES: dict[str, dict[str, Any]] = {
 
 FINE_TUNING = {"learning_rate": 2e-4, "warmup_steps": 50}
 """Fields of a recipe whose defaults are different in fine-tuning."""
-
-
-def init_name(init: str) -> str:
-    """How a run stores `init`: the name of an embedded backbone, or an absolute path."""
-    return init if init in list_backbones() or not Path(init).exists() else str(Path(init).resolve())
 
 
 def load_init(init: str) -> DiffusersBackbone:
