@@ -70,7 +70,10 @@ def fit_detector(
     else:
         calibration_source = open_images(calibration_images)
         separate = extract(calibration_source, table.preprocessing, replace(spec, timesteps=kept), calibrating=True)
-        calibration = _distinct(separate, table, parameters.seed)
+        _warn_about_copies(separate.keys)
+        rows, _ = split(separate.keys, parameters.seed, 0.0)  # each image counts once
+        calibration = separate.rows(rows)
+        _warn_about_shared(table.keys, calibration.keys)
     labels = group_labels(groups, calibration_source, calibration.indices)
     scores = np.zeros(len(calibration))
     if not by_maps:
@@ -119,15 +122,6 @@ def _settled_method(parameters: Parameters, source: Images, share: float) -> tup
     batch = read_batch(source, parameters.preprocessing(), parameters.seed, parameters.batch_size, to_fit_on)
     group, evidence = choose(method, parameters.backbone, batch)
     return replace(method, group=group), evidence
-
-
-def _distinct(table: FeatureTable, fitted_on: FeatureTable, seed: int) -> FeatureTable:
-    """The features of calibration images that are given apart from those to fit on, each counted once."""
-    _warn_about_copies(table.keys)
-    rows, _ = split(table.keys, seed, 0.0)
-    table = table.rows(rows)
-    _warn_about_shared(fitted_on.keys, table.keys)
-    return table
 
 
 def _extract(
@@ -210,9 +204,7 @@ def _with_maps(
     If nothing but maps is learnt, the scorer takes the features of the same passes.
     """
     if not calibrating or (parameters.maps != "raw" and len(fitting) < 2):
-        raise InputError(
-            "the images of this stream are too large to keep for maps; give a folder, or set `size`", options=("size",)
-        )
+        raise InputError("the stream's images are too large for maps; give a folder, or set `size`", options=("size",))
     raw: list[Map] = []
     tables: list[Table] = []
 

@@ -105,24 +105,19 @@ def _prepared(index: int, record: Record, preprocessing: Preprocessing, keep_pix
     """Preprocess a record; an image that cannot be used gives the reason."""
     try:
         image = preprocessing.prepare(record)
-        _check_pixels(image, record.label)
+        height, width = image.shape[1:]
+        if height * width > MAX_IMAGE_PIXELS:
+            seen = f"{record.label} would have {size_text((height, width))} in the network"
+            advice = "a pass takes three to five kilobytes for each. Set `size`, or scan large images as scenes"
+            raise InputError(
+                f"{seen}, where at most {MAX_IMAGE_PIXELS:,} pixels are allowed: {advice}", options=("size",)
+            )
     except InputError as error:
         unreadable = record.pixels is None
         return ReadImage(index, record.name, error=str(error), unreadable=unreadable, options=error.options)
     pixels = record.pixels_for(preprocessing.channels)
     shape = (pixels.shape[0], pixels.shape[1])
     return ReadImage(index, record.name, image, shape=shape, pixels=pixels if keep_pixels else None)
-
-
-def _check_pixels(image: Image, name: str) -> None:
-    """Raise `InputError` for an image that would take too much memory in one network pass."""
-    height, width = image.shape[1:]
-    if height * width > MAX_IMAGE_PIXELS:
-        raise InputError(
-            f"{name} would have {size_text((height, width))} in the network, where at most {MAX_IMAGE_PIXELS:,} pixels "
-            "are allowed: a pass takes three to five kilobytes for each. Set `size`, or scan large images as scenes",
-            options=("size",),
-        )
 
 
 def chunks(

@@ -209,8 +209,8 @@ class FeatureCache:
 
     def _read_or_extract(self, backbone: Backbone, spec: ExtractionSpec, batch: Batch) -> Table:
         path = self._path(backbone, spec, batch)
-        known = _read(path)
-        if known is not None:
+        with contextlib.suppress(OSError, SafetensorError, ValueError):  # there is no such file, or it is damaged
+            known = dict(load_file(path))
             self.hits += 1
             return known
         self.misses += 1
@@ -228,13 +228,6 @@ class FeatureCache:
         facts += [spec.seed, list(spec.timesteps), list(batch.size), backbone.fingerprint]
         name = digest(facts, keys=batch.keys)
         return self.folder / name[:2] / f"{name}.safetensors"
-
-
-def _read(path: Path) -> Table | None:
-    """The features in `path`, or None where there is no such file or it is damaged."""
-    with contextlib.suppress(OSError, SafetensorError, ValueError):
-        return dict(load_file(path))
-    return None
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:

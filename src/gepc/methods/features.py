@@ -196,7 +196,7 @@ class MapPart:
 
 
 _FEATURES: dict[str, Feature] = {}
-_MAP_PARTS: dict[str, MapPart] = {}
+MAP_PARTS: dict[str, MapPart] = {}
 
 
 def feature(name: str, per: Per = "image", **declared: Any) -> Callable[[F_], F_]:
@@ -245,7 +245,7 @@ def map_part(name: str, per: Per = "image", layers: bool = False) -> Callable[[F
     """Function decorator: register a part of a map. The parameters are those of `MapPart`."""
 
     def add(compute: F_) -> F_:
-        _MAP_PARTS[name] = MapPart(name, per, compute, layers)
+        MAP_PARTS[name] = MapPart(name, per, compute, layers)
         return compute
 
     return add
@@ -266,11 +266,6 @@ def find_feature(name: str) -> Feature:
     if name not in _FEATURES:
         check_choice("feature", name, features())
     return _FEATURES[name]
-
-
-def find_map_part(name: str) -> MapPart:
-    """The part of a map of that name."""
-    return _MAP_PARTS[name]
 
 
 # --- one number per image --------------------------------------------------------------------------------------------
@@ -487,8 +482,11 @@ def compute_row(
             if kind.per == "element":
                 _add_values(row, kind, group, level, g)
         for part in map_parts:
-            if part.per == "element":
-                _add_field(sums, part, level, g)
+            field = part.compute(level, g) if part.per == "element" else None
+            if field is not None:
+                if part.name not in sums:
+                    sums[part.name] = field.new_zeros((len(level.eps), *level.size))
+                sums[part.name][g.rows] += field
         if scores is not None:
             scores[group.names.index(g.action.name), g.rows] = g.eps
     if scores is not None:
@@ -517,16 +515,6 @@ def _add_values(row: Tensors, kind: Feature, group: Group, level: LevelAnswers, 
         if names[0] == "id":
             row[kind.name][:, 0] = 0.0
     row[kind.name][g.rows, names.index(g.action.name)] = values.to(kind.dtype)
-
-
-def _add_field(sums: Tensors, part: MapPart, level: LevelAnswers, g: ElementAnswers) -> None:
-    """Add the field of a map under g to the sum over elements."""
-    field = part.compute(level, g)
-    if field is None:
-        return
-    if part.name not in sums:
-        sums[part.name] = field.new_zeros((len(level.eps), *level.size))
-    sums[part.name][g.rows] += field
 
 
 # --- correlations of the denoising error -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from gepc.core.options import at_least
 from gepc.core.parts import OUTPUT, Part
 from gepc.images import noise
 from gepc.methods.base import Batch, Columns, Cost, Extractor, HasMaps, MapParts, Table, register
-from gepc.methods.features import Feature, MapPart, compute_row, find_feature, find_map_part, nanmean
+from gepc.methods.features import MAP_PARTS, Feature, MapPart, compute_row, find_feature, nanmean
 from gepc.methods.groups import Group
 from gepc.methods.passes import Passes
 from gepc.methods.pooling import Pooling
@@ -97,9 +97,7 @@ class GepcExtractor(HasMaps, Extractor):
         layers = [kind.name for kind in kinds if kind.layers]
         for kind in kinds:
             if kind.log_variance and layers:
-                raise OptionError(
-                    f"the feature {kind.name!r} cannot be combined with {layers[0]}; leave one of them out"
-                )
+                raise OptionError(f"the feature {kind.name!r} cannot be combined with {layers[0]}; leave one out")
             if kind.per == "element" and not set(kind.elements(self.group)) - {"id"}:
                 raise OptionError(f"the feature {kind.name!r} needs a group with a flip or a rotation")
         if self.group_samples is not None:
@@ -251,14 +249,12 @@ class GepcExtractor(HasMaps, Extractor):
         self, backbone: Backbone, batch: Batch, timesteps: Sequence[int], with_maps: bool = False
     ) -> tuple[Table, MapParts]:
         if self.group.auto:
-            raise OptionError(
-                "group='auto' is chosen by fit; take the group of a fitted detector's method, or name one"
-            )
+            raise OptionError("group='auto' is chosen by fit; take the group of a fitted detector's method")
         group = self.acting(batch.size)
         if len(group) < len(self.group):
             dropped = sorted(set(self.group.names) - set(group.names))
             log.info("images of %dx%d are not square: %s left out", *batch.size, ", ".join(dropped))
-        parts = [find_map_part(name) for name in self.shown_parts] if with_maps else []
+        parts = [MAP_PARTS[name] for name in self.shown_parts] if with_maps else []
         passes = self._passes(backbone, batch, group, parts)
         used = self._level_masks(batch.keys, batch.seed, len(timesteps))
         rows: list[Table] = []
