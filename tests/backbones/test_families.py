@@ -291,7 +291,7 @@ def test_code_in_a_pipeline_folder_is_not_run(pipeline: Any, tmp_path: Path) -> 
     index = json.loads((tmp_path / "model_index.json").read_text())
     (tmp_path / "own.py").write_text("raise AssertionError('this code was run')")
     (tmp_path / "text_encoder" / "own.py").write_text("raise AssertionError('this code was run')")
-    for name, message in (("_class_name", "which gepc does not know"), ("text_encoder", "code of its own.*not run")):
+    for name, message in (("_class_name", "which gepc does not know"), ("text_encoder", "code, which is not run")):
         (tmp_path / "model_index.json").write_text(json.dumps({**index, name: ["own", "Own"]}))
         with pytest.raises(BackboneError, match=message):
             gepc.load_backbone(tmp_path)

@@ -122,7 +122,7 @@ def test_an_option_of_the_library_is_named_as_the_command_line_spells_it(
 @pytest.mark.parametrize(
     ("message", "options", "arguments", "added"),
     [
-        ("give the `groups`", ("groups",), ["score", "det", "x"], " (on the command line: --groups)"),
+        ("give `groups`", ("groups",), ["score", "det", "x"], " (on the command line: --groups)"),
         ("set `size`", ("size",), ["fit", "x"], " (on the command line: --set size=...)"),
         ("set `size`", ("size", "resize"), ["symmetries", "x"], " (on the command line: --size)"),
         ("choose a class with `class_label`", ("class_label",), ["score", "x"], ""),

@@ -111,7 +111,7 @@ def test_groups_by_folder(place, gepc):
     assert scored.returncode == 0, scored.stderr
     refused = gepc("score", "grouped", "new")
     assert refused.returncode == 2
-    assert "give the `groups` of the images (on the command line: --groups)" in refused.stderr
+    assert "give `groups` (on the command line: --groups)" in refused.stderr
 
 
 def test_map_writes_pictures_arrays_and_metadata(place, gepc):

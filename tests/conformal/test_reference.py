@@ -42,7 +42,7 @@ def test_false_alarms_are_held_within_every_group():
 
 def test_labels_must_fit_the_reference():
     grouped = CalibrationScores.of(np.arange(4.0), np.array(["day", "day", "night", "night"]))
-    with pytest.raises(OptionError, match="give the `groups`"):
+    with pytest.raises(OptionError, match="give `groups`"):
         grouped.check(None)
     with pytest.raises(OptionError, match="did you mean 'night'"):
         grouped.check(np.array(["nigth"]))

@@ -190,7 +190,7 @@ def test_a_method_that_holds_activations_evaluates_fewer_pixels_at_once(
 
 def test_a_stream_of_images_that_are_too_large_to_keep_for_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageSample.__init__, "__defaults__", (100,))
-    with pytest.raises(InputError, match="too large to keep for maps; give a folder, or set `size`"):
+    with pytest.raises(InputError, match="too large for maps; give a folder, or set `size`"):
         toy_detector().fit(iter(ID))
 
 

@@ -152,9 +152,7 @@ def encode_in_folder(folder: Path, kind: str, prompt: str, variant: str | None) 
         reason = f"a {kind} is conditioned on text, and {folder} has no text encoder with its tokenizer"
         raise InputError(f"{reason}; download them too, or give `embeddings`", options=("embeddings",))
     if any(listed[name][0] != "transformers" for name in texts):
-        raise BackboneError(
-            f"{index} names code of its own, which is not run; give `embeddings`", options=("embeddings",)
-        )
+        raise BackboneError(f"{index} names code, which is not run; give `embeddings`", options=("embeddings",))
     needed = "a prompt needs transformers: pip install 'gepc[text]'; or give `embeddings`"
     with raising(OptionError, needed, ImportError):
         import transformers
@@ -179,24 +177,16 @@ def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tens
     options: dict[str, Any] = {name: None for name, value in parameters.items() if value.default is value.empty}
     options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}
     options |= {"prompt": prompt, "prompt_2": prompt, "prompt_3": prompt}
-    _limit_tokenizers(pipeline)
+    for name, tokenizer in pipeline.components.items():  # a prompt is padded to the length of the tokenizer
+        encoder = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
+        length = getattr(getattr(encoder, "config", None), "max_position_embeddings", None)
+        if name.startswith("tokenizer") and length is not None and tokenizer.model_max_length > length:
+            tokenizer.model_max_length = length
     unlimited = "a tokenizer of this pipeline has no `model_max_length`; set it, or give `embeddings`"
     with torch.no_grad(), raising(BackboneError, unlimited, OverflowError):
         answer: Sequence[Any] = encode(**{name: value for name, value in options.items() if name in parameters})
     embeddings = {name: answer[position] for name, position in positions.items() if position < len(answer)}
     return {name: values for name, values in embeddings.items() if values is not None}
-
-
-def _limit_tokenizers(pipeline: Any) -> None:
-    """Give tokenizers without a usable length that of their text encoders.
-
-    Pipelines pad a prompt to the length of the tokenizer, and one that does not know it asks for 10^30 tokens.
-    """
-    for name, tokenizer in pipeline.components.items():
-        encoder = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
-        length = getattr(getattr(encoder, "config", None), "max_position_embeddings", None)
-        if name.startswith("tokenizer") and length is not None and tokenizer.model_max_length > length:
-            tokenizer.model_max_length = length
 
 
 @contextmanager

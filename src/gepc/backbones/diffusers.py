@@ -96,10 +96,8 @@ class DiffusersBackbone(Backbone):
         self.path = GaussianPath.of_scheduler(scheduler) if isinstance(scheduler, Scheduler) else scheduler.path()
         super().__init__(self.path.alphas_cumprod, channels, _fixed_size(net), _multiple(net))
         if answers not in (channels, 2 * channels):
-            raise BackboneError(
-                f"conv_out answers {answers} channels to {channels}; a noise prediction has {channels}, "
-                f"or {2 * channels} with a learned variance"
-            )
+            possible = f"{channels}, or {2 * channels} with a learned variance"
+            raise BackboneError(f"conv_out answers {answers} channels; a noise prediction has {possible}")
         check_embeddings(net, network.embeddings)
         self.scheduler, self.patches = scheduler, network.patches
         self.family, self.sha256, self.load_options = network.family, network.sha256, options.stored()
@@ -217,9 +215,7 @@ def _time_table(net: Any, path_times: FloatArray | None, scale: float) -> torch.
     if net.config.get("time_embedding_type") != "learned":
         return torch.from_numpy(times).to(torch.float32)
     if (times != np.round(times)).any() or scale != 1.0:
-        raise OptionError(
-            "this net has a learned embedding per timestep: rescale_timesteps does not apply to it, nor time_scale"
-        )
+        raise OptionError("this net has learned time embeddings; leave out rescale_timesteps and time_scale")
     return torch.from_numpy(times).to(torch.int64)
 
 

@@ -358,14 +358,10 @@ class CalibrationScores:
     def check(self, labels: Labels | None) -> None:
         """Refuse labels that this reference cannot serve."""
         if self.grouped and labels is None:
-            raise OptionError(
-                f"this detector was fitted with groups ({', '.join(self.by_group)}); give the `groups` of the images",
-                options=("groups",),
-            )
+            known = ", ".join(self.by_group)
+            raise OptionError(f"this detector was fitted with groups ({known}); give `groups`", options=("groups",))
         if not self.grouped and labels is not None:
-            raise OptionError(
-                "this detector was fitted without groups; leave `groups` out, or fit with them", options=("groups",)
-            )
+            raise OptionError("this detector was fitted without groups; leave `groups` out", options=("groups",))
         for label in () if labels is None else np.unique(labels):
             if str(label) not in self.by_group:
                 hint = nearest(label, self.by_group)

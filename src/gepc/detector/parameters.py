@@ -74,9 +74,7 @@ class Parameters:
         if self.backbone.encoder is not None and method.pixels_only:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
         if self.resize in OWN_SIZE and any(action.square_only for action in getattr(method, "group", ())):
-            raise OptionError(
-                "images that keep their size need not be square; leave rot90 out of `group`", options=("group",)
-            )
+            raise OptionError("images may not be square; leave rot90 out of `group`", options=("group",))
         check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
             raise OptionError("score_from='map' needs a method with maps, such as gepc+, and maps='calibrated'")

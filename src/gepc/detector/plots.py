@@ -95,9 +95,7 @@ def plot_results(scores: npt.ArrayLike, p_values: npt.ArrayLike, alarms: npt.Arr
     score, p = (np.asarray(values, dtype=np.float64) for values in (scores, p_values))
     alarm = np.asarray(alarms, dtype=bool)
     if not len(score) == len(p) == len(alarm):
-        raise InputError(
-            f"there are {len(score)} scores, {len(p)} p-values and {len(alarm)} alarms; give one of each per image"
-        )
+        raise InputError(f"{len(score)} scores, {len(p)} p-values and {len(alarm)} alarms; give one of each per image")
     position = np.arange(1, len(score) + 1)
     scored = np.isfinite(score)
     finite_scores(score[scored], "given")

@@ -183,13 +183,9 @@ class Preprocessing:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.magnitude == "linear" and self.normalise != "fixed":
-            raise OptionError(
-                "`normalise` can be 'patch' only if `magnitude` is 'log'", options=("normalise", "magnitude")
-            )
+            raise OptionError("`normalise` needs `magnitude` to be 'log'", options=("normalise", "magnitude"))
         if self.ignore is not None and self.normalise == "patch":
-            raise OptionError(
-                "`ignore` needs `normalise` to be 'fixed': 'patch' looks at all pixels", options=("ignore", "normalise")
-            )
+            raise OptionError("`ignore` needs `normalise` to be 'fixed'", options=("ignore", "normalise"))
         if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
             raise OptionError(f"channels must be a positive whole number, got {self.channels!r}")
         if self.value_range is not None:
@@ -198,10 +194,7 @@ class Preprocessing:
                 raise OptionError(f"value_range must be (low, high) with low < high, got {self.value_range}")
             object.__setattr__(self, "value_range", (low, high))
         if self.resize in OWN_SIZE and (self.size is not None or self.multiple < 1):
-            raise OptionError(
-                f"resize={self.resize!r} keeps the size of every image; leave `size` out, and use such a network",
-                options=("size",),
-            )
+            raise OptionError(f"resize={self.resize!r} keeps every size; leave `size` out", options=("size",))
         if self.size is not None:
             object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
             if min(self.size) < 1:
@@ -261,9 +254,7 @@ class Preprocessing:
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
         _check_numbers(pixels, name)
         if np.iscomplexobj(pixels):
-            raise InputError(
-                f"{name} is complex; give its magnitude, or set `magnitude` to 'log' for radar", options=("magnitude",)
-            )
+            raise InputError(f"{name} is complex; set `magnitude` to 'log' for radar", options=("magnitude",))
         if self.value_range is None and pixels.dtype.kind == "f":
             low, high = -1.0, 1.0
         else:

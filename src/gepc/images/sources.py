@@ -356,9 +356,7 @@ def _paths_below(place: Path) -> list[Path]:
         warnings.warn(f"{place}: {_skipped_text(skipped)}", stacklevel=2)
     masks = masks_among(paths)
     if masks:
-        warnings.warn(
-            f"{place}: {len(masks)} masks beside their images are skipped, such as {min(masks).name}", stacklevel=2
-        )
+        warnings.warn(f"{place}: {len(masks)} masks beside images are skipped, such as {min(masks).name}", stacklevel=2)
     return [path for path in paths if path not in masks]
 
 

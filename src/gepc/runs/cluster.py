@@ -161,9 +161,7 @@ def score_shards_on_cluster(
             except (ray.exceptions.RayError, ray.data.exceptions.ExecutionTimeoutError) as error:
                 # if only nodes were lost, what is missing is submitted again
                 if isinstance(error, ray.exceptions.UserCodeException) or len(run.pending()) == len(pending):
-                    raise GepcError(
-                        f"the cluster gave up: {reason_of(error)}. Finished shards are kept; run it again to continue"
-                    ) from error
+                    raise GepcError(f"the cluster gave up: {reason_of(error)}. Run it again to continue") from error
 
 
 def _scored(ray: Any, work: list[dict[str, Any]], actor: tuple[Any, ...], cluster: Cluster) -> Iterator[dict[str, Any]]:

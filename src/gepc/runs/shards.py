@@ -116,9 +116,7 @@ class ScoreRun:
             write_bytes(self.path(shard), shard_text(results).encode("utf-8"))
         except StorageError as error:
             done = len(self.shards) - len(self.pending())
-            raise StorageError(
-                f"{error}. {done} of {len(self.shards)} shards are finished; free some space and run it again"
-            ) from error
+            raise StorageError(f"{error}. {done} of {len(self.shards)} shards are finished; run it again") from error
 
     def results(self) -> Iterator[list[Result]]:
         """The rows of every shard, in order."""

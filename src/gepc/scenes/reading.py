@@ -226,10 +226,8 @@ def _choose(scene: Scene, bands: tuple[int, ...] | None, channels: int) -> tuple
     if bands is None:
         if len(scene.bands) not in allowed:
             example = ",".join(map(str, range(1, channels + 1)))
-            raise InputError(
-                f"{scene.path} has {len(scene.bands)} bands and the detector's backbone takes {channels}; "
-                f"choose with bands, such as {example}"
-            )
+            taken = f"the detector's backbone takes {channels}; choose with bands, such as {example}"
+            raise InputError(f"{scene.path} has {len(scene.bands)} bands and {taken}")
         return scene.bands
     if any(band - 1 not in scene.bands for band in bands):
         known = ", ".join(str(band + 1) for band in scene.bands)

@@ -153,9 +153,7 @@ def make_plan(fitted: FittedDetector, scene: Scene, settings: ScanOptions) -> Sc
 def _tile(fitted: FittedDetector, settings: ScanOptions) -> Size:
     size, resize = fitted.input_size, fitted.preprocessing.resize
     if fitted.preprocessing.ignore is not None:
-        raise OptionError(
-            "this detector ignores regions of whole images, which tiles do not have; fit one for scenes without ignore"
-        )
+        raise OptionError("this detector ignores regions of whole images; fit one for scenes without `ignore`")
     reduced = OWN_SIZE.get(resize, 1)
     tile = _pair(settings.tile) or (size[0] * reduced, size[1] * reduced)
     if tile != size and resize in ("exact", "cut"):

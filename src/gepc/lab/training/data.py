@@ -74,9 +74,7 @@ def open_training_images(data: str | Path) -> Images:
     except InputError:
         collection = open_images(data)
     if len(collection) < MINIMUM_IMAGES:
-        raise InputError(
-            f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed, preferably thousands"
-        )
+        raise InputError(f"too few images in {data}: {len(collection)}; at least {MINIMUM_IMAGES} are needed")
     return collection
 
 
@@ -88,10 +86,8 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
         found = survey(collection)
         channels = found.channels if channels is None else channels
         if recipe.image_size is None and len(found.sizes) > 1:
-            raise InputError(
-                f"the images in {data} have {len(found.sizes)} different sizes; set image_size to resize them, for "
-                "instance image_size=32"
-            )
+            advice = "set image_size to resize them, for instance image_size=32"
+            raise InputError(f"the images in {data} have {len(found.sizes)} different sizes; {advice}")
     observed = ObservedImages(collection, _hash_and_colour)
     size = None if recipe.image_size is None else (recipe.image_size, recipe.image_size)
     preprocessing = Preprocessing(recipe.value_range, size, "cut" if recipe.crop else "stretch", channels)
