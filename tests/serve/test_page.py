@@ -384,7 +384,7 @@ def test_a_picture_of_the_page(open_page, live, tmp_path):
         patches = new if name == demo.INSIDE else demo.patches(name)
         for index, patch in enumerate(patches[:count]):
             Image.fromarray(patch.squeeze()).save(tmp_path / f"{name}-{index + 1}.png")
-    page = ready(open_page(live(tmp_path / "det"), viewport={"width": 1280, "height": 1780}))
+    page = ready(open_page(live(tmp_path / "det"), viewport={"width": 1280, "height": 1850}))
     upload(page, *sorted(tmp_path.glob("*.png")))
     page.select_option("#sort", "unusual")
     out = Path(os.environ["GEPC_SCREENSHOTS"])
