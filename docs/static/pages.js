@@ -17,8 +17,8 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const word of document.querySelectorAll("code.literal span.pre")) {
     word.classList.toggle("option", word.textContent.startsWith("-") && word.textContent.length < 30);
   }
-  // a long name in a table breaks after a separator; otherwise it would widen its column and cut the table
-  for (const cell of document.querySelectorAll("article td")) {
+  // a long name breaks after a separator; otherwise it would widen its column and cut the table
+  for (const cell of document.querySelectorAll("article td, article code.literal")) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     const long = [];
     while (texts.nextNode()) {
