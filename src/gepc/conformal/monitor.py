@@ -69,8 +69,10 @@ class AdaptiveRate:
     ----------
     rate : float
         a_t, the largest p-value of the next image that raises an alarm.
-    seen, alarms : int
-        How many images there were, and how many of them raised an alarm.
+    seen : int
+        How many images there were.
+    alarms : int
+        How many of them raised an alarm.
 
     See Also
     --------

@@ -33,8 +33,10 @@ class Settings:
         Whether `/metrics`, which counts requests and images, is answered without the token.
     hosts : tuple of str, optional
         Names in the `Host` header, against DNS rebinding; None allows any.
-    max_bytes, max_images : int
-        Largest size of one request, and the largest number of images in it.
+    max_bytes : int
+        Largest size of one request.
+    max_images : int
+        Largest number of images in one request.
     max_pixels : int
         Largest number of pixels in one image, checked before the image is decoded.
     max_network_pixels : int
