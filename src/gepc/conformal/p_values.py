@@ -155,8 +155,10 @@ class Guarantee:
         The false-alarm rate.
     n : int
         How many calibration images there are.
-    low, high : float
-        The 5 % and 95 % quantiles of the rate of a calibration set.
+    low : float
+        The 5 % quantile of the rate of a calibration set.
+    high : float
+        The 95 % quantile of this rate.
     trimmed : int
         How many of the largest calibration scores were left out.
 

@@ -476,11 +476,21 @@ class Detector(Answers):
         How many noise levels to keep; None keeps all.
     weights : {"inv_cv", "uniform"}
         Weights of the kept levels.
-    aggregate, fuse : str
-        How levels and features are combined; see `gepc.calibration.Aggregation`.
-    value_range, size, resize, magnitude, normalise
-        How images are prepared; see `gepc.Preprocessing`. `size` defaults to that of a backbone with a fixed size,
-        otherwise to that of the first image.
+    aggregate : {"wmean", "mean", "max", "min", "trimmed"}
+        How the scores of the kept levels become one; see `gepc.calibration.Aggregation`.
+    fuse : {"sum", "mean", "max"}
+        How the scores of several features become one.
+    value_range : tuple of float, optional
+        The numbers that mean black and white; see `gepc.Preprocessing`.
+    size : int or (int, int), optional
+        The height and width that images are resized to. By default it is the size of a backbone with a fixed size, and
+        otherwise the size of the first image.
+    resize : {"stretch", "crop", "cut", "exact", "native", "half"}
+        How images of another size are treated; see `gepc.Preprocessing`.
+    magnitude : {"linear", "log"}
+        Whether the network sees the pixels as they are, or the log-magnitude of radar pixels.
+    normalise : {"fixed", "patch"}
+        Whether the log-magnitude has one scale for all images, or a scale for each.
     ignore : bool array (H, W) or path of a picture, optional
         Pixels that count neither for scores nor for maps nor for calibration; see `gepc.Preprocessing`.
     maps : {"calibrated", "raw"}
@@ -503,9 +513,14 @@ class Detector(Answers):
     ----------
     fitted_ : FittedDetector
         The fitted state; None before `fit`.
-    levels_, kept_, weights_, cv_ : ndarray
-        Candidate timesteps, those that selection kept, their weights, and the coefficient of variation of each
-        candidate.
+    levels_ : ndarray
+        The candidate timesteps.
+    kept_ : ndarray
+        The timesteps that selection kept.
+    weights_ : ndarray
+        The weights of the kept timesteps.
+    cv_ : ndarray
+        The coefficient of variation at every candidate timestep.
     calibration_scores_ : ndarray
         The scores of all calibration images, sorted.
 
