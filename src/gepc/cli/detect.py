@@ -65,7 +65,7 @@ def fit(
 ) -> None:
     """Fit a detector on in-distribution images and save it.
 
-    Example: `gepc fit photos/normal --out det --set size=32 --set keep=2`
+    Example: `gepc fit photos/normal --out det --set size=128`
     """
     import gepc
     from gepc.images.sources import open_images
