@@ -53,8 +53,8 @@ def score(
 ) -> None:
     """Score images: one row each with score, p-value and alarm, or the reason why the file could not be scored.
 
-    An image raises an alarm if its p-value is at most alpha. With `--fdr`, the alarms are chosen among all images of the
-    run. To resume an interrupted run, give the same command again.
+    An image raises an alarm if its p-value is at most alpha. With `--fdr`, the alarms are chosen among all images of
+    the run. To resume an interrupted run, give the same command again.
 
     Example: `gepc score det photos/new --out scores.csv --alpha 0.01`
 
