@@ -36,7 +36,7 @@ OtherBackbone = Annotated[str | None, Option(help="Backbone to use instead of th
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of images per network call.")]
 Groups = Annotated[
-    str | None, Option(help="Group of each image, with its own guarantee: `folder` (its name), or a file with a label per line.")
+    str | None, Option(help="Groups, each with its own guarantee: `folder` (its name), or a text file of labels.")
 ]
 Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may raise an alarm.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
