@@ -188,7 +188,7 @@ def test_any_missing_or_misshapen_tensor_is_refused(kind: str) -> None:
             continue
         for text in (without, longer, flat):
             own = name.rpartition(".")[0] in text
-            assert own or "one damaged tensor" in text or "a multiple of 32" in text or "of equal depth" in text
+            assert own or "one damaged tensor" in text or "a multiple of 32" in text or "equal levels" in text
     assert "tensor extra of shape (2,) has no place" in complaint({**shapes, "extra": (2,)})
 
 
@@ -234,7 +234,7 @@ def test_a_classifier_is_refused(tmp_path: Path) -> None:
 
 def test_an_upsampler_is_refused(tmp_path: Path) -> None:
     """It takes the small image too; one with a learned variance has as many outputs, and takes six channels."""
-    with pytest.raises(BackboneError, match=r"answers 3 channels to 6; a noise prediction has 6"):
+    with pytest.raises(BackboneError, match=r"answers 3 channels; a noise prediction has 6"):
         load_backbone(checkpoint(tmp_path, small(channels=6, out_channels=3)), config=SAID)
 
 
@@ -242,7 +242,7 @@ def test_levels_of_unequal_depth(tmp_path: Path) -> None:
     tensors = tensors_of(small(widths=(32, 32, 32), attention=(False, False, False)))
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("output_blocks.5.")}
     torch.save(kept, tmp_path / "net.pt")
-    with pytest.raises(BackboneError, match=r"its 5 output_blocks do not fall into 3 levels of equal depth"):
+    with pytest.raises(BackboneError, match=r"its 5 output_blocks do not fall into 3 equal levels"):
         load_backbone(tmp_path / "net.pt", config=SAID)
 
 

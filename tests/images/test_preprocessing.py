@@ -293,7 +293,7 @@ def test_three_channels_are_three_times_the_same_and_a_cut_resamples_nothing() -
     ("pixels", "sentence"),
     [
         (np.full((4, 4), np.nan), "NaN or infinite pixels"),
-        (np.full((4, 4), -3.0), "magnitudes are not negative"),
+        (np.full((4, 4), -3.0), "has magnitudes down to -3, below 0"),
         (np.full((4, 4), complex(np.nan, 1)), "NaN or infinite pixels"),
     ],
 )

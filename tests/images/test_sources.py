@@ -349,14 +349,14 @@ def test_masks_beside_their_images_are_skipped_and_counted(tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     for name in ("a.png", "a_mask.png", "b/c.jpg", "b/c-GT.png", "d_mask.png", "_mask.png"):
         PILImage.new("RGB", (4, 4)).save(tmp_path / name)
-    with pytest.warns(UserWarning, match=r"2 masks beside their images are skipped, such as a_mask\.png"):
+    with pytest.warns(UserWarning, match=r"2 masks beside images are skipped, such as a_mask\.png"):
         assert _names(tmp_path) == ["_mask.png", "a.png", "b/c.jpg", "d_mask.png"]  # two are nobody's masks
 
 
 def test_a_png_beside_a_photograph_of_the_same_name_is_its_mask(tmp_path: Path) -> None:
     for name in ("a.jpg", "a.png", "b.png", "c.JPEG", "c.PNG", "d.bmp", "d.png"):
         PILImage.new("RGB", (4, 4)).save(tmp_path / name)
-    with pytest.warns(UserWarning, match=r"2 masks beside their images are skipped, such as a\.png"):
+    with pytest.warns(UserWarning, match=r"2 masks beside images are skipped, such as a\.png"):
         assert _names(tmp_path) == ["a.jpg", "b.png", "c.JPEG", "d.bmp", "d.png"]
 
 

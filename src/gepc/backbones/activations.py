@@ -39,11 +39,8 @@ def find_layers(net: torch.nn.Module, names: Sequence[str] | None = None) -> Lay
             return {name: modules[name] for name in blocks if not name.startswith(inside)}
     convolutions = {name: module for name, module in modules.items() if isinstance(module, torch.nn.Conv2d)}
     if not convolutions:
-        raise BackboneError(
-            f"no residual block, transformer block or convolution is found in {type(net).__name__}; name the modules "
-            "to record with `layers`",
-            options=("layers",),
-        )
+        missing = f"no residual block, transformer block or convolution is found in {type(net).__name__}"
+        raise BackboneError(f"{missing}; name the modules to record with `layers`", options=("layers",))
     return convolutions
 
 

@@ -602,12 +602,7 @@ class LatentBackbone(Backbone):
     """
 
     def __init__(
-        self,
-        inner: Backbone,
-        encoder: LatentEncoder,
-        factor: int,
-        channels: int = 3,
-        act_on: str = "latents",
+        self, inner: Backbone, encoder: LatentEncoder, factor: int, channels: int = 3, act_on: str = "latents"
     ) -> None:
         check_choice("act_on", act_on, ACT_ON)
         if inner.encoder is not None:

@@ -114,11 +114,8 @@ def check_embeddings(net: Any, embeddings: Mapping[str, Any]) -> None:
         raise OptionError(f"embeddings or a prompt were given, but a {type(net).__name__} is not conditioned on text")
     missing = [name for name in needs if name not in embeddings]
     if missing:
-        raise OptionError(
-            f"this {type(net).__name__} is conditioned on text: load a whole pipeline with its text encoder, or give "
-            f"`embeddings` with {', '.join(missing)}",
-            options=("embeddings",),
-        )
+        needed = f"load a whole pipeline with its text encoder, or give `embeddings` with {', '.join(missing)}"
+        raise OptionError(f"this {type(net).__name__} is conditioned on text: {needed}", options=("embeddings",))
     for name, values in embeddings.items():
         if len(values) != 1 or values.ndim != {PROMPT: 3}.get(name, 2):
             wanted = "(1, tokens, width)" if name == PROMPT else "(1, length)"

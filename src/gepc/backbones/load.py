@@ -149,18 +149,14 @@ def load_again(
     backbone = load_backbone(source, **kept)
     digest = backbone.sha256
     if None not in (expected, digest) and expected != digest:
-        raise BackboneError(
-            f"{where} was fitted with other weights than {backbone.source or 'this backbone'}: sha256 "
-            f"{str(expected)[:12]}... expected, found {str(digest)[:12]}...; fit again or pass the right backbone"
-        )
+        known = f"sha256 {str(expected)[:12]}... expected, found {str(digest)[:12]}..."
+        other = f"other weights than {backbone.source or 'this backbone'}: {known}"
+        raise BackboneError(f"{where} was fitted with {other}; fit again or pass the right backbone")
     if expected is None or backbone.unchecked:
         parts = " and ".join(backbone.unchecked or ["network"])
         reason = "no torch module was found in it" if backbone.unchecked else "the folder has no digest of them"
-        warnings.warn(
-            f"the weights of the {parts} cannot be compared with those that {where} was fitted with, because {reason}; "
-            "scores are wrong if they differ",
-            stacklevel=4,
-        )
+        lost = f"the weights of the {parts} cannot be compared with those that {where} was fitted with"
+        warnings.warn(f"{lost}, because {reason}; scores are wrong if they differ", stacklevel=4)
     return backbone
 
 

@@ -132,10 +132,8 @@ def _backbone_of(network: Network, options: LoadOptions) -> Backbone:
         return backbone
     encoder = AutoencoderEncoder(network.autoencoder, backbone.device, backbone.precision)
     if encoder.latent_channels != backbone.channels:
-        raise BackboneError(
-            f"the {type(network.autoencoder).__name__} has {encoder.latent_channels} latent channels and the network "
-            f"takes {backbone.channels}; they do not belong together"
-        )
+        kind, latents = type(network.autoencoder).__name__, encoder.latent_channels
+        raise BackboneError(f"the {kind} has {latents} latent channels and the network takes {backbone.channels}")
     latent = LatentBackbone(backbone, encoder, encoder.factor, encoder.channels, options.act_on)
     latent.sha256, latent.load_options = network.sha256, options.stored()
     return latent
@@ -148,10 +146,7 @@ def read_folder(folder: Path, options: LoadOptions) -> Network:
     _check_components(str(pipeline), components)
     model = next((folder / name for name in NETWORKS if (folder / name / "config.json").is_file()), folder)
     if not (model / "config.json").is_file():
-        raise InputError(
-            f"{folder} has no config.json (nor unet/config.json or transformer/config.json): it is not a diffusers "
-            "model or pipeline"
-        )
+        raise InputError(f"{folder} has no config.json (nor has unet/ or transformer/): it is not a diffusers model")
     values = read_json(model / "config.json")
     check_config(values, str(model / "config.json"))
     kind = values.get("_class_name", "UNet2DModel") if isinstance(values, dict) else "something else"

@@ -164,9 +164,9 @@ class Calibrator(ABC):
     def _checked(self, columns: Array) -> Array:
         """The columns, which must be as many as in fitting, with bounds instead of infinite values."""
         if columns.shape[2] != self.bounds_.shape[2]:
+            given, fitted = columns.shape[2], self.bounds_.shape[2]
             raise InputError(
-                f"the images have {columns.shape[2]} feature columns, but the calibrator was fitted on "
-                f"{self.bounds_.shape[2]}; fit the detector again on this backbone"
+                f"the images have {given} feature columns, but the calibrator was fitted on {fitted}; fit again"
             )
         broken = np.isinf(columns)
         if not broken.any():
@@ -237,7 +237,5 @@ def check_varies(columns: Array) -> None:
     spread = np.nanstd(columns, axis=0)
     scale = np.nanmean(np.abs(columns), axis=0)
     if (spread <= 1e-12 * scale).any():
-        raise InputError(
-            "a feature is constant over the in-distribution images, so there is nothing to calibrate: "
-            "the images are all alike, or the backbone is exactly equivariant under this group"
-        )
+        reason = "the images are all alike, or the backbone is exactly equivariant under this group"
+        raise InputError(f"a feature is constant over the in-distribution images: {reason}")

@@ -176,11 +176,9 @@ def select(base: Array, keep: int | None, weighting: str) -> Selection:
     if keep is None and weighting == "uniform":
         return Selection(tuple(range(count)), np.full(count, 1.0 / count), cv)
     if not (np.isfinite(cv) & (cv > 1e-12)).all():  # a constant leaves a rounding error of some 1e-16
-        raise InputError(
-            "the feature that chooses levels is constant over the in-distribution images at some level: "
-            "the images are all alike, or the backbone is exactly equivariant under this group; "
-            "choose other images or other elements"
-        )
+        constant = "the feature that chooses levels is constant over the in-distribution images at some level"
+        reason = "the images are all alike, or the backbone is exactly equivariant under this group"
+        raise InputError(f"{constant}: {reason}; choose other images or other elements")
     kept = tuple(sorted(int(position) for position in np.argsort(cv, kind="stable")[:keep]))
     raw = 1.0 / cv[list(kept)] if weighting == "inv_cv" else np.ones(len(kept))
     return Selection(kept, raw / raw.sum(), cv)

@@ -12,10 +12,7 @@ from gepc.core.plugins import plugins
 
 __all__ = ["main"]
 
-PANELS = {
-    "Detect": (fit, score, report, map_, scene, watch, serve),
-    "Backbones": (info, convert, export),
-}
+PANELS = {"Detect": (fit, score, report, map_, scene, watch, serve), "Backbones": (info, convert, export)}
 PANEL_ORDER = ("Get started", "Detect", "Backbones", "Evaluate")
 for panel, commands in PANELS.items():
     for command in commands:

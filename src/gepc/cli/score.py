@@ -206,9 +206,7 @@ def report(
     check_choice("suffix of --out", kind, ("png", "svg", "pdf"))
     rows = read_table(table)
     figure = plot_results(
-        [result.score for result, _ in rows],
-        [result.p_value for result, _ in rows],
-        [bool(alarm) for _, alarm in rows],
+        [result.score for result, _ in rows], [result.p_value for result, _ in rows], [bool(alarm) for _, alarm in rows]
     )
     with replacing(out) as draft:
         figure.savefig(draft, format=kind, dpi=150)

@@ -131,11 +131,9 @@ def check_alpha(alpha: float, n_calibration: int) -> None:
     check_rates(alpha=alpha)
     if alpha * (n_calibration + 1) * SLACK < 1.0:
         needed = images_needed(alpha)
-        raise TooFewImagesError(
-            f"alpha={alpha:g} needs at least {needed} calibration images, there are {n_calibration}; "
-            f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}",
-            needed,
-        )
+        message = f"alpha={alpha:g} needs at least {needed} calibration images, there are {n_calibration}"
+        smallest = f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}"
+        raise TooFewImagesError(f"{message}; {smallest}", needed)
 
 
 @dataclass(frozen=True)
@@ -233,10 +231,10 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
     if n == 0 or not safe[0]:
         needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
-        raise TooFewImagesError(
-            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}",
-            needed,
+        message = (
+            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}"
         )
+        raise TooFewImagesError(message, needed)
     return int(ranks[safe][-1])
 
 
@@ -311,10 +309,8 @@ class CalibrationScores:
     def of(cls, scores: Array, labels: Labels | None) -> CalibrationScores:
         """Scores of calibration images, with a label each for group-conditional (Mondrian) p-values."""
         if len(scores) == 0:
-            raise InputError(
-                "there are no calibration images; give more images, or separate `calibration_images`",
-                options=("calibration_images",),
-            )
+            advice = "give more images, or separate `calibration_images`"
+            raise InputError(f"there are no calibration images; {advice}", options=("calibration_images",))
         if not np.isfinite(scores).all():
             raise InputError("a calibration score is NaN or infinite; check the calibration images and the backbone")
         if labels is None:

@@ -539,11 +539,7 @@ class Detector(Answers):
     """
 
     def fit(
-        self,
-        images: Any,
-        calibration_images: Any = None,
-        groups: Groups = None,
-        on_progress: Progress = None,
+        self, images: Any, calibration_images: Any = None, groups: Groups = None, on_progress: Progress = None
     ) -> Detector:
         """Select levels, fit the calibrator and compute calibration scores from in-distribution images alone.
 

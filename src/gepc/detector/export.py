@@ -51,10 +51,8 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
     """
     final, size, original = Path(folder), fitted.input_size, fitted.backbone
     if fitted.preprocessing.resize in OWN_SIZE:
-        raise OptionError(
-            f"an exported network takes images of one size, and resize={fitted.preprocessing.resize!r} keeps the size "
-            "of every image; fit the detector with `size` instead"
-        )
+        kept = f"resize={fitted.preprocessing.resize!r} keeps the size of every image"
+        raise OptionError(f"an exported network takes images of one size, and {kept}; fit with `size` instead")
     if images is None:
         images = np.random.default_rng(0).integers(0, 256, (8, *size, original.channels), dtype=np.uint8)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +70,8 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
         eps = original.eps(x, t)
         predictions = float((exported.eps(x, t) - eps).abs().max() / eps.abs().max())
         if not max(scores, predictions) <= AGREEMENT:
-            raise BackboneError(
-                f"the exported network differs from torch's by {predictions:.1e} in its predictions and {scores:.1e} "
-                f"in the scores, more than {AGREEMENT:g}; nothing was written"
-            )
+            wrong = f"by {predictions:.1e} in its predictions and {scores:.1e} in the scores"
+            raise BackboneError(f"the exported network differs from torch's {wrong}; nothing was written")
         reason, script = why_not_standalone(fitted, sample), None
         if reason is None:
             write_standalone(fitted, Path(draft))

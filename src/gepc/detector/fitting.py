@@ -251,10 +251,8 @@ def _check_enough(count: int, keys: Sequence[bytes]) -> None:
     if len(keys) > 1 and len(set(keys)) == 1:
         raise InputError("the in-distribution images are all the same image; there is nothing to calibrate on")
     if count < MINIMUM_FIT:
-        raise InputError(
-            f"{len(keys)} in-distribution images leave {count} to fit on; at least {MINIMUM_FIT} are needed "
-            "(some hundreds for a useful false-alarm rate)"
-        )
+        left = f"{len(keys)} in-distribution images leave {count} to fit on"
+        raise InputError(f"{left}; at least {MINIMUM_FIT} are needed (some hundreds for a useful false-alarm rate)")
 
 
 def _warn_about_copies(keys: Sequence[bytes]) -> None:
@@ -277,14 +275,9 @@ def _warn_about_trained_on(hashes: Sequence[int], trained_on: npt.NDArray[np.uin
     """A network denoises the images of its training better than new ones, so they are not exchangeable."""
     count = int(np.isin(np.asarray(hashes, dtype=np.uint64), trained_on).sum())
     if count:
-        warnings.warn(
-            AdviceWarning(
-                f"{count} of {len(hashes)} images were used to train the backbone; the false-alarm guarantee does not "
-                "hold for them; calibrate with unseen images (`calibration_images`)",
-                options=("calibration_images",),
-            ),
-            stacklevel=5,
-        )
+        lost = "the false-alarm guarantee does not hold for them; calibrate with unseen images (`calibration_images`)"
+        message = f"{count} of {len(hashes)} images were used to train the backbone; {lost}"
+        warnings.warn(AdviceWarning(message, options=("calibration_images",)), stacklevel=5)
 
 
 def feature_table(

@@ -64,11 +64,8 @@ class Parameters:
         """Refuse parameters that do not fit the method, the backbone or each other."""
         method = self.extractor
         if method.needs not in (None, self.backbone.gives):
-            raise OptionError(
-                f"the method {method.name!r} needs a network that gives {method.needs}, and the backbone "
-                f"{self.backbone.source or self.backbone.family} gives {self.backbone.gives}; energies go with the "
-                "method 'energy', noise predictions with the others"
-            )
+            here = f"the backbone {self.backbone.source or self.backbone.family} gives {self.backbone.gives}"
+            raise OptionError(f"the method {method.name!r} needs a network that gives {method.needs}, and {here}")
         self.scorer()
         self.preprocessing()
         if self.backbone.encoder is not None and method.pixels_only:

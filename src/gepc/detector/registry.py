@@ -77,10 +77,7 @@ def list_detectors() -> list[str]:
 
 
 def create_detector(
-    backbone: Backbone,
-    method: str | Sequence[str] | None = DEFAULT_METHOD,
-    preset: str | None = None,
-    **options: Any,
+    backbone: Backbone, method: str | Sequence[str] | None = DEFAULT_METHOD, preset: str | None = None, **options: Any
 ) -> Detector:
     """Create a detector that is not fitted yet.
 
@@ -135,11 +132,8 @@ def create_detector(
 
 def _in_old_order(method: Any, backbone: Backbone) -> tuple[Backbone, str | Sequence[str] | None]:
     """The arguments of version 0.2, which had the method first, in their present order."""
-    warnings.warn(
-        "create_detector(method, backbone) is deprecated; call create_detector(backbone, method)",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+    message = "create_detector(method, backbone) is deprecated; call create_detector(backbone, method)"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
     return backbone, method
 
 

@@ -259,10 +259,8 @@ def _named_network(stored: Facts, folder: Path, trust: bool) -> str:
     """The network that a folder names: an embedded one, a path that is trusted, or this user's own with its weights."""
     source: str | None = stored["source"]
     if source is None:
-        raise BackboneError(
-            f"{folder} was fitted with a backbone made in Python ({stored['family']}); "
-            "pass it: load_detector(folder, backbone)"
-        )
+        made = f"{folder} was fitted with a backbone made in Python ({stored['family']})"
+        raise BackboneError(f"{made}; pass it: load_detector(folder, backbone)")
     if trust or source in list_backbones():
         return source
     known = find_network(stored["sha256"])
@@ -280,10 +278,8 @@ def _find_backbone(stored: Facts, source: Backbone | str, options: Facts, folder
     found = json.loads(json.dumps(backbone.describe()))
     for name, value in {"time_scale": 1.0, **stored}.items():
         if name not in _MAY_DIFFER and name in found and found[name] != value:
-            raise BackboneError(
-                f"{folder} was fitted with a backbone whose {name} is {value!r}, this one has {found[name]!r}; "
-                "fit again or pass the right backbone: load_detector(folder, backbone)"
-            )
+            differs = f"whose {name} is {value!r}, this one has {found[name]!r}"
+            raise BackboneError(f"{folder} was fitted with a backbone {differs}; pass the right backbone")
     return backbone
 
 

@@ -241,14 +241,9 @@ class Preprocessing:
         height, width = shape[-2:]
         if max(height, width) <= LARGE_SIDE:
             return replace(self, size=(height, width), resize="exact")
-        warnings.warn(
-            AdviceWarning(
-                f"the first image is {size_text((height, width))}; all images are resized to "
-                f"{DEFAULT_SIDE}x{DEFAULT_SIDE} pixels. Set `size` for another size",
-                options=("size",),
-            ),
-            stacklevel=2,
-        )
+        side = f"{DEFAULT_SIDE}x{DEFAULT_SIDE} pixels"
+        message = f"the first image is {size_text((height, width))}; all images are resized to {side}"
+        warnings.warn(AdviceWarning(f"{message}. Set `size` for another size", options=("size",)), stacklevel=2)
         return replace(self, size=(DEFAULT_SIDE, DEFAULT_SIDE), resize="stretch")
 
     def _to_unit(self, pixels: Pixels, name: str) -> Image:
@@ -265,11 +260,8 @@ class Preprocessing:
         unit *= 2.0 / (high - low)
         unit -= 1.0
         if max(float(unit.max()) - 1.0, -1.0 - float(unit.min())) > 1e-3:
-            raise InputError(
-                f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]; "
-                "set `value_range` to the values of black and white",
-                options=("value_range",),
-            )
+            given = f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]"
+            raise InputError(f"{given}; set `value_range` to black and white", options=("value_range",))
         return np.clip(unit, -1.0, 1.0, out=unit).astype(np.float32)
 
     def _to_size(self, image: Image, name: str) -> Image:
@@ -279,11 +271,8 @@ class Preprocessing:
         if self.size is not None and image.shape[:2] != self.size:
             given, wanted = size_text(image.shape), f"{self.size[1]}x{self.size[0]}"
             if self.resize == "exact":
-                raise InputError(
-                    f"{name} has {given} but {wanted} is expected; "
-                    "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size",
-                    options=("size", "resize"),
-                )
+                advice = "set `size` (and `resize` to 'stretch' or 'crop') to bring all images to one size"
+                raise InputError(f"{name} has {given} but {wanted} is expected; {advice}", options=("size", "resize"))
             if self.resize == "cut" and (image.shape[0] < self.size[0] or image.shape[1] < self.size[1]):
                 raise InputError(f"{name} has {given}, too small to cut {wanted} out of it")
         top, left, height, width = self.window((image.shape[0], image.shape[1]))
@@ -348,11 +337,9 @@ def log_magnitude(pixels: Pixels, value_range: tuple[float, float] | None = None
     magnitude = np.abs(pixels).astype(np.float64) if np.iscomplexobj(pixels) else pixels.astype(np.float64)
     share = (magnitude - black) / (white - black)
     if float(share.min()) < -1e-3:
-        raise InputError(
-            f"{name} has magnitudes down to {magnitude.min():g}, below {black:g}; magnitudes are not negative. "
-            "For pixels in decibels set `magnitude` to 'linear' and `value_range` to (low, high)",
-            options=("magnitude", "value_range"),
-        )
+        below = f"{name} has magnitudes down to {magnitude.min():g}, below {black:g}"
+        advice = "for pixels in decibels set `magnitude` to 'linear' and `value_range` to (low, high)"
+        raise InputError(f"{below}; {advice}", options=("magnitude", "value_range"))
     return np.asarray(np.log1p(_LOG_SCALE * share.clip(0.0, 1.0)) / np.log1p(_LOG_SCALE))
 
 
@@ -394,10 +381,8 @@ def _check_numbers(pixels: Pixels, name: str) -> None:
 def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
     known = VALUE_RANGES.get(pixels.dtype.name)
     if known is None:
-        raise InputError(
-            f"{name} has {pixels.dtype} pixels, whose range is not known; set `value_range` to {example}",
-            options=("value_range",),
-        )
+        unknown = f"{name} has {pixels.dtype} pixels, whose range is not known"
+        raise InputError(f"{unknown}; set `value_range` to {example}", options=("value_range",))
     return known
 
 
@@ -416,14 +401,9 @@ def warn_about_range(images: Images, value_range: tuple[float, float] | None) ->
     floats = (pixels for pixels in arrays if pixels.dtype.kind == "f" and pixels.size and np.isfinite(pixels).all())
     lowest = [pixels.min() for pixels in floats]
     if lowest and min(lowest) >= 0.0:
-        warnings.warn(
-            ValueRangeWarning(
-                "float images without a negative value are read as [-1, 1]; "
-                "if they are in [0, 1], set `value_range` to (0, 1)",
-                options=("value_range",),
-            ),
-            stacklevel=3,
-        )
+        message = "float images without a negative value are read as [-1, 1]"
+        advice = "if they are in [0, 1], set `value_range` to (0, 1)"
+        warnings.warn(ValueRangeWarning(f"{message}; {advice}", options=("value_range",)), stacklevel=3)
 
 
 def window_starts(length: int, size: int, stride: int, slack: int = 0) -> list[int]:

@@ -189,10 +189,7 @@ def region_overlap(
 
 
 def bootstrap_intervals(
-    measure: Callable[..., npt.ArrayLike],
-    samples: Sequence[Array],
-    groups: Sequence[Sequence[str]],
-    draws: int = 300,
+    measure: Callable[..., npt.ArrayLike], samples: Sequence[Array], groups: Sequence[Sequence[str]], draws: int = 300
 ) -> list[Interval]:
     """95 % percentile bootstrap intervals of metrics of samples that come in groups, such as patches of images.
 

@@ -152,10 +152,7 @@ class SPR(ErrorMap):
     pool : the map's `max`, or its `mean`.
     """
 
-    presets: ClassVar[Presets] = {
-        "paper": Preset(calibration={"calibration": "raw"}),
-        "light": Preset(),
-    }
+    presets: ClassVar[Presets] = {"paper": Preset(calibration={"calibration": "raw"}), "light": Preset()}
 
     levels: Levels = Levels.rho(0.0633)
     draws: int = at_least(1, 3)

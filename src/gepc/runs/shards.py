@@ -116,7 +116,8 @@ class ScoreRun:
             write_bytes(self.path(shard), shard_text(results).encode("utf-8"))
         except StorageError as error:
             done = len(self.shards) - len(self.pending())
-            raise StorageError(f"{error}. {done} of {len(self.shards)} shards are finished; run it again") from error
+            finished = f"{done} of {len(self.shards)} shards are finished"
+            raise StorageError(f"{error}. {finished}; free some space and run it again") from error
 
     def results(self) -> Iterator[list[Result]]:
         """The rows of every shard, in order."""
@@ -146,11 +147,7 @@ def run_folder(folder: Path) -> RunFolder:
 
 
 def open_run(
-    folder: Path,
-    identity: Identity,
-    shard_size: int = SHARD_SIZE,
-    restart: bool = False,
-    names: Sequence[str] = (),
+    folder: Path, identity: Identity, shard_size: int = SHARD_SIZE, restart: bool = False, names: Sequence[str] = ()
 ) -> ScoreRun:
     """Start a run in `folder`, or resume the one that is there, which must have the same identity; or discard it.
 

@@ -238,12 +238,7 @@ def plan_scan(detector: Detector, path: StrPath, out: StrPath | None = None, **o
 
 
 def scan(
-    detector: Detector,
-    path: StrPath,
-    out: StrPath,
-    *,
-    on_progress: OnProgress | None = None,
-    **options: Any,
+    detector: Detector, path: StrPath, out: StrPath, *, on_progress: OnProgress | None = None, **options: Any
 ) -> SceneReport:
     """Score every tile of a scene and write the results to a folder.
 
@@ -457,9 +452,9 @@ class SceneWriter:
             return
         self.folder.run.clear()
         if first is None:
+            missing = f"more than {self.plan.options.max_missing:.0%} no-data (max_missing)"
             raise InputError(
-                f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has more than "
-                f"{self.plan.options.max_missing:.0%} no-data (max_missing)"
+                f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has {missing}"
             )
         raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
 

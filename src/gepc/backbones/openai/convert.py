@@ -108,10 +108,9 @@ def read_architecture(shapes: Mapping[str, Shape], path: Path) -> Architecture:
     levels = len(ends) + 1
     res_blocks = count // levels - 1
     if count % levels or res_blocks < 1 or ends != [(i + 1) * (res_blocks + 1) - 1 for i in range(levels - 1)]:
-        raise BackboneError(
-            f"{path} is not an OpenAI UNet: its {count} output_blocks do not fall into {levels} levels of equal depth "
-            f"(sizes change after output_blocks {', '.join(map(str, ends)) or 'none'})"
-        )
+        ends_text = ", ".join(map(str, ends)) or "none"
+        reason = f"its {count} output_blocks do not fall into {levels} equal levels (sizes change after {ends_text})"
+        raise BackboneError(f"{path} is not an OpenAI UNet: {reason}")
     finest_first = [count - 1, *reversed(ends)]
     widths = tuple(size_of(f"output_blocks.{index}.0.out_layers.0.bias") for index in finest_first)
     for width in widths:
@@ -311,10 +310,8 @@ def save_folder(converted: Converted, out: Path) -> None:
 def check_options(net: Architecture, options: Options) -> None:
     """Raise `OptionError` for an option that is missing or that the tensors contradict."""
     if options.missing:
-        raise OptionError(
-            f"the tensors do not show {', '.join(options.missing)}; give them in config, or name a preset "
-            f"({', '.join(PRESETS)})"
-        )
+        missing, presets = ", ".join(options.missing), ", ".join(PRESETS)
+        raise OptionError(f"the tensors do not show {missing}; give them in config, or name a preset ({presets})")
     shown = {
         "num_channels": net.model_channels,
         "num_res_blocks": net.res_blocks,

@@ -24,12 +24,7 @@ HIGHEST_RHO = 80.0
 STARTS = tuple(range(10, 1000, 160))  # of DDPM-OOD
 
 # Adams-Bashforth weights of the newest prediction, the one before, ...; the order grows while the history does
-ADAMS_BASHFORTH = (
-    (1.0,),
-    (3 / 2, -1 / 2),
-    (23 / 12, -16 / 12, 5 / 12),
-    (55 / 24, -59 / 24, 37 / 24, -9 / 24),
-)
+ADAMS_BASHFORTH = ((1.0,), (3 / 2, -1 / 2), (23 / 12, -16 / 12, 5 / 12), (55 / 24, -59 / 24, 37 / 24, -9 / 24))
 
 
 def even_in(axis: FloatArray, count: int) -> list[int]:
@@ -48,13 +43,7 @@ def even_in(axis: FloatArray, count: int) -> list[int]:
     return edges
 
 
-def reconstruct(
-    backbone: Backbone,
-    x: Tensor,
-    timesteps: Sequence[int],
-    order: int = 4,
-    clip: bool = False,
-) -> Tensor:
+def reconstruct(backbone: Backbone, x: Tensor, timesteps: Sequence[int], order: int = 4, clip: bool = False) -> Tensor:
     """x_0 from x_t = x at the last of the ascending `timesteps`, down through all of them to rho = 0.
 
     Order 1 is DDIM. Higher orders mix the latest predictions by Adams-Bashforth weights as PLMS does, starting from

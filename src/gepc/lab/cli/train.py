@@ -41,8 +41,7 @@ def train(
         str | None, Option(help="Backbone to start from (fine-tuning): an embedded name, or a folder.")
     ] = None,
     objective: Annotated[
-        str | None,
-        Option(help=f"Train an energy network instead, for the method energy: {', '.join(ENERGIES)}."),
+        str | None, Option(help=f"Train an energy network instead, for the method energy: {', '.join(ENERGIES)}.")
     ] = None,
     steps: Annotated[int | None, Option(help="Total number of steps; by default the number in the recipe.")] = None,
     minutes: Annotated[

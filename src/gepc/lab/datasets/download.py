@@ -87,11 +87,8 @@ def _download(one: RemoteFile, folder: Path, url: str, on_bytes: OnBytes | None)
         _resume(part, url, on_bytes or (lambda _: None))
         if pooch.file_hash(str(part), alg="md5") != one.md5:
             part.unlink()
-            raise InputError(
-                f"{url} is not the expected file, its MD5 is not {one.md5}; it was removed: try again or give another "
-                "`mirror`",
-                options=("mirror",),
-            )
+            wrong = f"{url} is not the expected file, its MD5 is not {one.md5}; it was removed"
+            raise InputError(f"{wrong}: try again or give another `mirror`", options=("mirror",))
         os.replace(part, folder / one.name)
 
 
@@ -137,7 +134,6 @@ def _unpack_given(name: str, folder: Path) -> None:
         _unpack(folder / archive, folder, holds)
     missing = [one for one in (holds, *others) if not (folder / one).exists()]
     if missing:
-        raise InputError(
-            f"{name} can be downloaded only after accepting its owners' terms: visit {find_dataset(name).home}, put "
-            f"{' and '.join(MANUAL[name])} into {folder}, and run the command again"
-        )
+        terms = f"after accepting its owners' terms: visit {find_dataset(name).home}"
+        files = f"put {' and '.join(MANUAL[name])} into {folder}"
+        raise InputError(f"{name} can be downloaded only {terms}, {files}, and run the command again")

@@ -32,10 +32,7 @@ def saved_recipe(out: str | Path) -> dict[str, Any] | None:
 
 
 def recipe_for(
-    data: str | Path,
-    out: str | Path,
-    config: str | Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    data: str | Path, out: str | Path, config: str | Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> tuple[Recipe, list[Choice]]:
     """The recipe of a run, and what was chosen for the images if there is no recipe.
 

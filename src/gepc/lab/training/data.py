@@ -98,16 +98,13 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
         images = load_all(observed, preprocessing)
     height, width = images.shape[2:]
     if height % recipe.stride or width % recipe.stride:
-        raise InputError(
-            f"images of {width}x{height} do not fit this network: the sides must be multiples of {recipe.stride}; "
-            f"set image_size, for instance image_size={max(1, width // recipe.stride) * recipe.stride}"
-        )
+        side = max(1, width // recipe.stride) * recipe.stride
+        wanted = f"the sides must be multiples of {recipe.stride}; set image_size, for instance image_size={side}"
+        raise InputError(f"images of {width}x{height} do not fit this network: {wanted}")
     in_colour = sum(is_colour for _, is_colour in observed.seen.values())
     if channels == 1 and in_colour:
-        warnings.warn(
-            f"{in_colour} of {len(images)} images are in colour; they are converted to grey, since image_channels is 1",
-            stacklevel=3,
-        )
+        message = f"{in_colour} of {len(images)} images are in colour and converted to grey, since image_channels is 1"
+        warnings.warn(message, stacklevel=3)
     order = np.random.default_rng(recipe.seed).permutation(len(images))
     trained, held = np.split(order, [len(images) - min(recipe.held_out, len(images) // 4)])
     hashes = np.unique(np.asarray([observed.seen[index][0] for index in trained.tolist()], dtype=np.uint64))
@@ -129,10 +126,8 @@ def _load_crops(collection: Images, cut: Preprocessing) -> tuple[Image, Crops]:
     for record in collection:
         found = record.pixels_for(cut.channels)
         if min(found.shape[:2]) < side:
-            raise InputError(
-                f"{record.label} is {found.shape[0]}x{found.shape[1]}, smaller than the crops of {side}x{side}; leave "
-                "it out, set a smaller image_size, or set crop to false to resize all images"
-            )
+            size = f"{found.shape[0]}x{found.shape[1]}, smaller than the crops of {side}x{side}"
+            raise InputError(f"{record.label} is {size}; leave it out, or set a smaller image_size")
         whole(found, record.label)  # an invalid pixel is found now, not in the step that crops it
         centres.append(cut(found, record.label))
         pixels.append(found)

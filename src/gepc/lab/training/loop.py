@@ -229,10 +229,8 @@ class TrainingRun:
         loss = self._noise_loss() if self.recipe.objective == "noise" else self._energy_loss()
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise OptionError(
-                f"the loss became {value} at step {self.state.step}; start a new run in another folder with a "
-                "lower learning_rate. The last good checkpoint is kept"
-            )
+            advice = "start a new run in another folder with a lower learning_rate. The last good checkpoint is kept"
+            raise OptionError(f"the loss became {value} at step {self.state.step}; {advice}")
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.net.parameters(), self.recipe.gradient_clip)
         self.optimizer.step()
