@@ -92,7 +92,13 @@ def _read_torch(path: Path) -> Any:
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        raise BackboneError(_refusal(path, str(error))) from error
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is None:
+            advice = "load it with its own code, and pass the network to Backbone.from_denoiser or from_callable"
+            raise BackboneError(f"{path} is a pickle, but not one that torch.save wrote; {advice}") from error
+        carried = f"it is a pickle that carries code ({code[1].rstrip('.')}), not only tensors"
+        advice = "Ask its author for torch.save(model.state_dict(), ...) or a safetensors file"
+        raise BackboneError(f"{path} was refused before anything ran: {carried}. {advice}") from error
     except Exception as error:  # a pickle may be wrong in any way
         reason = first_line(error)
         raise BackboneError(f"{path} is cut short or damaged: {reason}; copy or download it again") from error
@@ -108,19 +114,6 @@ def _check_archive(path: Path) -> None:
         raise BackboneError(f"{path} unpacks to much more than it holds; torch.save does not write such files")
     if any(name.endswith("/constants.pkl") for name in names):
         raise BackboneError(f"{path} is a TorchScript program, which carries code; gepc takes only a state dict")
-
-
-def _refusal(path: Path, message: str) -> str:
-    code = re.search(r"GLOBAL (\S+)", message)
-    if code is None:
-        return (
-            f"{path} is a pickle, but not one that torch.save wrote. Load it with its own code, as EDM's networks are, "
-            "and pass the network to Backbone.from_denoiser or from_callable"
-        )
-    return (
-        f"{path} was refused before anything ran: it is a pickle that carries code ({code[1].rstrip('.')}), not only "
-        "tensors. Ask its author for torch.save(model.state_dict(), ...) or a safetensors file"
-    )
 
 
 def unwrap(content: Mapping[str, Any], landmarks: Sequence[str], path: Path) -> dict[str, torch.Tensor]:

@@ -79,9 +79,10 @@ def save_detector(fitted: FittedDetector, folder: StrPath, files: Iterable[Path]
         for file in files:
             os.replace(file, draft / file.name)
         write_arrays(draft / STATE, state_of(fitted))
-        # with an absolute path of the network, since a detector may be loaded from another folder
-        write_json(draft / DESCRIPTION, {**describe(fitted), "backbone": _network_facts(fitted.backbone)})
-    source, sha256 = fitted.backbone.source, fitted.backbone.sha256
+        facts, source, sha256 = describe(fitted), fitted.backbone.source, fitted.backbone.sha256
+        if source is not None and source not in list_backbones() and Path(source).exists():
+            facts["backbone"]["source"] = str(Path(source).resolve())  # a detector may be loaded from another folder
+        write_json(draft / DESCRIPTION, facts)
     if source is not None and sha256 is not None and Path(source).exists():
         remember_network(sha256, Path(source))
     for digest_of_weights, path in fitted.method.network_files().items():
@@ -118,15 +119,6 @@ def describe(fitted: FittedDetector) -> Facts:
         "guarantee": guarantee,
         "versions": versions(),
     }
-
-
-def _network_facts(backbone: Backbone) -> Facts:
-    """The description of a backbone, with an absolute path."""
-    facts = backbone.describe()
-    source = facts.get("source")
-    if source is not None and source not in list_backbones() and Path(source).exists():
-        facts["source"] = str(Path(source).resolve())
-    return facts
 
 
 def versions(*more: str) -> dict[str, str]:

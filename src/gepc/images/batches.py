@@ -96,10 +96,6 @@ class OnBadImage(Enum):
     UNREADABLE = "unreadable"
     ALL = "all"
 
-    def accepts(self, item: ReadImage) -> bool:
-        """Whether an image that cannot be used becomes a failure."""
-        return self is OnBadImage.ALL or (self is OnBadImage.UNREADABLE and item.unreadable)
-
 
 def _prepared(index: int, record: Record, preprocessing: Preprocessing, keep_pixels: bool) -> ReadImage:
     """Preprocess a record; an image that cannot be used gives the reason."""
@@ -172,7 +168,8 @@ def prepared_chunks(images: Iterable[Image], size: int, most_pixels: int = MAX_C
 def _accepted(read: Iterable[ReadImage], on_bad_image: OnBadImage) -> Iterator[ReadImage]:
     """Every image that was read; one that cannot be used and may not become a failure is an `InputError`."""
     for item in read:
-        if item.image is None and not on_bad_image.accepts(item):
+        accepted = on_bad_image is OnBadImage.ALL or (on_bad_image is OnBadImage.UNREADABLE and item.unreadable)
+        if item.image is None and not accepted:
             raise InputError(item.error, options=item.options)
         yield item
 

@@ -32,7 +32,7 @@ from scipy.stats import multivariate_normal
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError
-from gepc.lab.analytic import Component, MixtureBackbone
+from gepc.lab.analytic import MixtureBackbone
 from gepc.methods.groups import Group
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -136,13 +136,12 @@ def components_of(backbone: MixtureBackbone) -> list[tuple[float, Gaussian]]:
     >>> [share for share, _ in components_of(MixtureBackbone([1, 3], [0.2, -0.2], [0.1, 0.1], (1, 2, 2)))]
     [0.25, 0.75]
     """
-    return [(float(w), _gaussian(part)) for w, part in zip(backbone.shares, backbone.components, strict=True)]
-
-
-def _gaussian(part: Component) -> Gaussian:
-    values = part.values.numpy()
-    vectors = np.eye(len(values)) if part.vectors is None else part.vectors.numpy()
-    return Gaussian(part.mu.numpy().ravel(), (vectors * values) @ vectors.T)
+    found = []
+    for weight, part in zip(backbone.shares, backbone.components, strict=True):
+        values = part.values.numpy()
+        vectors = np.eye(len(values)) if part.vectors is None else part.vectors.numpy()
+        found.append((float(weight), Gaussian(part.mu.numpy().ravel(), (vectors * values) @ vectors.T)))
+    return found
 
 
 def image_shape(backbone: Backbone) -> tuple[int, int, int]:

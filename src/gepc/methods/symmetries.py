@@ -77,9 +77,8 @@ class Evidence:
 
     def as_dict(self) -> dict[str, Any]:
         """The evidence as JSON values, numbers to four digits."""
-        return {
-            name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in asdict(self).items()
-        }
+        facts = asdict(self).items()
+        return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in facts}
 
 
 def read_batch(
@@ -154,11 +153,8 @@ def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Gr
     for i, action in enumerate(actions.moving):
         values = inside[:, i]
         power = _power(values, outside[:, i])
-        evidence.append(
-            Evidence(
-                action.name, p_values[i], not rejected[i], float(values.mean()), float(values.std()), errors[i], power
-            )
-        )
+        moments = (float(values.mean()), float(values.std()))
+        evidence.append(Evidence(action.name, p_values[i], not rejected[i], *moments, errors[i], power))
     return evidence, inside
 
 

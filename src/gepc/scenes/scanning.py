@@ -391,10 +391,8 @@ class SceneWriter:
             self.files["map"] = "map.npy"
             detections = find_detections(fitted, field, plan.grid, flags, count, alpha)
             self._write_layer("detections", Detection.COLUMNS, detections)
-        caption = (
-            f"{len(detections)} detections (circles); {len(regions)} regions, {int(flags.sum())} of {count} tiles "
-        )
-        caption += f"flagged ({plan.rule.control}, {alpha:g})"
+        found = f"{len(detections)} detections (circles); {len(regions)} regions"
+        caption = f"{found}, {int(flags.sum())} of {count} tiles flagged ({plan.rule.control}, {alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
         if field is not None:
             os.replace(field.path, path / "map.npy")

@@ -52,10 +52,6 @@ class Baseline:
         """The largest number of images of a split."""
         return self.train_images if split == "train" else self.test_images
 
-    def all_images(self, sizes: Sizes, seeds: int) -> int:
-        """The number of images over all splits and noise seeds."""
-        return seeds * sum(min(count, self.images(split)) for (_, split), count in sizes.items())
-
 
 def method_names(text: str) -> list[str]:
     """Names of methods to compare with GEPC, which is always included and not returned.
@@ -184,7 +180,7 @@ def estimate_cost(
     per_level = protocol.extractor().cost(backbone, size, levels=1)
     estimates = [CostEstimate("GEPC, each level", per_level, levels * len(protocol.seeds))]
     for baseline in baselines:
-        images = baseline.all_images(sizes, len(protocol.seeds))
+        images = len(protocol.seeds) * sum(min(count, baseline.images(split)) for (_, split), count in sizes.items())
         estimates.append(CostEstimate(baseline.label, baseline.extractor.for_fitting().cost(backbone, size), images))
     return estimates
 

@@ -401,7 +401,13 @@ def _run(plan: _Plan, out: Path, data: Path | None, setup: Setup, only_ablations
     with progress("features", passes) as advance:
         result = run(benchmark, typed_command(), plan.baselines, only_ablations, advance)
     write(result, out)
-    _report(result, out)
+    place = "" if cache.folder is None else f" in {cache.folder}"
+    note(f"{result.passes:,} passes made, {result.cached} tables from the cache{place}")
+    if result.skipped:
+        image, reason = next(iter(result.skipped.items()))
+        note(f"{len(result.skipped)} images could not be read and are left out; the first: {image}: {reason}")
+    say(result.tables[0].markdown())
+    say(f"tables: {out / 'results.md'}; figures: {out / 'figures'}")
     return result
 
 
@@ -442,15 +448,3 @@ def _estimate(plan: _Plan, sizes: Sizes | None = None) -> tuple[str, int]:
     memory = f" and {gigabytes:.1f} GB of memory" if backbone.device.type == "cpu" else ""
     table = text_table(rows, ("method", "images", "per image", "passes", "time"))
     return f"{table}\n{passes:,} network passes with an empty cache, about {duration(seconds)}{memory}", passes
-
-
-def _report(result: BenchmarkResult, out: Path) -> None:
-    cache = result.bench.benchmark.cache.folder
-    note(
-        f"{result.passes:,} passes made, {result.cached} tables from the cache{'' if cache is None else f' in {cache}'}"
-    )
-    if result.skipped:
-        image, reason = next(iter(result.skipped.items()))
-        note(f"{len(result.skipped)} images could not be read and are left out; the first: {image}: {reason}")
-    say(result.tables[0].markdown())
-    say(f"tables: {out / 'results.md'}; figures: {out / 'figures'}")

@@ -138,14 +138,9 @@ def _finish(run: TrainingRun) -> None:
         say(f"noise MSE on {len(run.held_out)} held-out images after {run.state.step} steps:")
         say(error_table(errors))
         if (worse := worse_than_linear(errors)) is not None:
-            note(f"{worse} {_advice(run)}")
+            other = f"start from a trained network in a new folder (--init {DEFAULT_BACKBONE})"
+            if run.recipe.init is not None:
+                lower = f"--set learning_rate={run.recipe.learning_rate / 4:g}"
+                other = f"start again in a new folder with a lower learning rate ({lower})"
+            note(f"{worse} Give the same command with more --steps or --minutes, use more images, or {other}.")
     say(f"backbone: {run.out}   loss, samples, held-out error: {run.folder}")
-
-
-def _advice(run: TrainingRun) -> str:
-    """What to do about a network that has learnt too little."""
-    other = f"start from a trained network in a new folder (--init {DEFAULT_BACKBONE})"
-    if run.recipe.init is not None:
-        lower = f"--set learning_rate={run.recipe.learning_rate / 4:g}"
-        other = f"start again in a new folder with a lower learning rate ({lower})"
-    return f"Give the same command with more --steps or --minutes to train longer, use more images, or {other}."

@@ -71,7 +71,14 @@ def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes 
         if one.holds and not (folder / one.holds).is_dir():
             _unpack(folder / one.name, folder, one.holds)
     if name in MANUAL:
-        _unpack_given(name, folder)
+        archive, *others = MANUAL[name]
+        holds = Path(archive).stem
+        if not (folder / holds).is_dir() and (folder / archive).is_file():
+            _unpack(folder / archive, folder, holds)
+        if not all((folder / one).exists() for one in (holds, *others)):
+            terms = f"after accepting its owners' terms: visit {find_dataset(name).home}"
+            files = f"put {' and '.join(MANUAL[name])} into {folder}"
+            raise InputError(f"{name} can be downloaded only {terms}, {files}, and run the command again")
     return {split: len(open_dataset(name, folder, split)) for split in ("train", "test")}
 
 
@@ -125,15 +132,3 @@ def _unpack(archive: Path, folder: Path, holds: str) -> None:
         raise InputError(f"{archive} is damaged: {error}; remove it and run the command again") from error
     except OSError as error:
         raise StorageError(f"cannot unpack {archive}: {error.strerror or error}") from error
-
-
-def _unpack_given(name: str, folder: Path) -> None:
-    archive, *others = MANUAL[name]
-    holds = Path(archive).stem
-    if not (folder / holds).is_dir() and (folder / archive).is_file():
-        _unpack(folder / archive, folder, holds)
-    missing = [one for one in (holds, *others) if not (folder / one).exists()]
-    if missing:
-        terms = f"after accepting its owners' terms: visit {find_dataset(name).home}"
-        files = f"put {' and '.join(MANUAL[name])} into {folder}"
-        raise InputError(f"{name} can be downloaded only {terms}, {files}, and run the command again")
