@@ -39,7 +39,8 @@ def score(name: str, fitted_on: np.ndarray = ID, asked: np.ndarray = OTHERS) -> 
 def test_names() -> None:
     assert set(list_calibrators()) == {
         "raw", "z", "abs_z", "zscore", "kde", "kde1d", "mvn", "mahalanobis", "level_mahalanobis", "level_knn", "knn",
-        "gmm", "level_pca", "level_lof", "level_memory", "evidence", "parts", "tail", "softplus", "soft_minimum",
+        "gmm", "level_pca", "level_lof", "level_memory", "level_local_memory", "evidence", "parts", "tail", "softplus",
+        "soft_minimum",
     }  # fmt: skip
     np.testing.assert_array_equal(score("kde1d"), score("kde"))
 

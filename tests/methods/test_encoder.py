@@ -11,6 +11,7 @@ from toys import pictures, toy_backbone, toy_encoder
 
 import gepc
 from gepc.calibration.joint import LevelMemory, farthest_first
+from gepc.calibration.memory import LevelLocalMemory
 from gepc.core.errors import BackboneError, OptionError
 
 
@@ -87,6 +88,25 @@ def test_the_distance_is_that_to_the_nearest_whitened_vector() -> None:
         squares = ((((new[:, level, None] - columns[None, :, level]) @ white) ** 2).sum(2)).min(1)
         np.testing.assert_allclose(memory.per_level(new)[:, level], squares, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(memory.per_level(columns), 0.0, atol=1e-3)
+
+
+def test_a_distance_counts_less_where_the_memory_is_sparse() -> None:
+    """The same distance from a cluster of spread 0.1 is more unusual than from one of spread 1."""
+    rng = np.random.default_rng(0)
+    columns = np.concatenate([rng.normal(-20.0, 0.1, (50, 1, 3)), rng.normal(20.0, 1.0, (50, 1, 3))])
+    new = np.array([[[-25.0] * 3], [[25.0] * 3]])
+    plain, local = (kind(size=100).fit(columns).per_level(new)[:, 0] for kind in (LevelMemory, LevelLocalMemory))
+    assert plain[0] == pytest.approx(plain[1], rel=0.6)
+    assert local[0] > 3.0 * local[1]
+
+
+def test_copies_in_a_memory_have_a_finite_scale() -> None:
+    columns = np.repeat(np.random.default_rng(0).standard_normal((9, 1, 3)), 8, axis=0)
+    for size in (1, 3, 72):
+        memory = LevelLocalMemory(size=size).fit(columns)
+        assert np.isfinite(memory.per_level(columns + 1.0)).all()
+        restored = LevelLocalMemory(size=size).restore(memory.state())
+        np.testing.assert_array_equal(restored.per_level(columns + 1.0), memory.per_level(columns + 1.0))
 
 
 def test_padding_does_not_raise_the_map_near_the_border() -> None:

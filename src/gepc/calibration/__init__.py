@@ -6,6 +6,7 @@ A vector calibrator models all of them together. The calibrator `evidence` combi
 
 # importing these modules registers their calibrators
 from gepc.calibration import joint as joint
+from gepc.calibration import memory as memory
 from gepc.calibration import per_column as per_column
 from gepc.calibration.calibrators import Aggregation as Aggregation
 from gepc.calibration.calibrators import create_calibrator as create_calibrator

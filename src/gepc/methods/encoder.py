@@ -26,7 +26,7 @@ from gepc.methods.pooling import activation_distance, channel_statistics, positi
 from gepc.methods.presets import Preset, Presets
 
 CELLS = 256  # the largest side of the grid of positions; it is that of the finest layer on images that are not larger
-POSITION_MODELS = {"memory": "level_memory", "gaussian": "level_pca:rank=64"}
+POSITION_MODELS = {"memory": "level_local_memory", "gaussian": "level_pca:rank=64"}
 
 
 @register("encoder")
@@ -97,7 +97,7 @@ class EncoderMethod(HasMaps, WholeImage):
         with 16 pixels per cell. Without them, the border decides the largest values of many good tiles. A pass costs
         little, so more images are learnt from than with a diffusion network.
         """
-        return MapModel(POSITION_MODELS[self.positions], centred=False, share=0.03, band=4, images=160, learnt=0.8)
+        return MapModel(POSITION_MODELS[self.positions], centred=False, share=0.01, band=4, images=160, learnt=0.8)
 
     def network_files(self) -> dict[str, Path]:
         """The file that the encoder was loaded from, if there is one."""
