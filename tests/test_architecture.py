@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -32,3 +33,13 @@ def test_every_module_is_named(package: str) -> None:
     expected = {name.removesuffix("/__init__") for name in found} - {"__init__"}
     (named,) = (set(re.findall(r"`([\w/]+)`", modules)) for _, name, modules, _ in ROWS if name == package)
     assert named == expected
+
+
+def test_no_class_is_longer_than_300_lines() -> None:
+    classes = [
+        (node.end_lineno - node.lineno + 1, node.name)
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.end_lineno is not None
+    ]
+    assert max(classes) < (301, "")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import re
 import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
@@ -109,3 +112,36 @@ def test_a_page_that_states_another_figure_is_found(figures: ModuleType) -> None
     entry = {"claim": "a rank", "values": {"fast": rank}, "pages": {"README.md": ["an average rank of {fast}5"]}}
     value = figures.values(entry)["fast"]
     assert figures.problems([entry]) == [f"README.md does not say 'an average rank of {value}5' (a rank)"]
+
+
+def public(name: str) -> Any:
+    """The object of a dotted name."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(name)
+
+
+CALLABLES = [
+    name
+    for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+    for name in re.findall(r"^\.\. auto(?:function|class|method):: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_public_callables_say_what_they_take_and_give_and_show_it(name: str) -> None:
+    """Examples run as doctests in `make docs`."""
+    described = public(name)
+    text, is_class = inspect.getdoc(described) or "", inspect.isclass(described)
+    sections = re.findall(r"^(\w[\w ]*)\n-{3,}$", text, re.MULTILINE)
+    assert ">>>" in text
+    assert is_class or "Returns" in sections or "Yields" in sections
+    taken = [parameter for parameter in inspect.signature(described).parameters if parameter != "self"]
+    assert not taken or {"Parameters", "Attributes", "Options"} & set(sections)

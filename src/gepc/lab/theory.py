@@ -253,6 +253,15 @@ class Posterior:
     See Also
     --------
     posterior : computes it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from gepc.lab.analytic import GaussianBackbone
+    >>> from gepc.lab.theory import posterior
+    >>> moments = posterior(GaussianBackbone(0.0, 0.1, (1, 2, 2)), np.zeros((3, 4)), t=5)
+    >>> moments.mean.shape, moments.cov.shape
+    ((3, 4), (3, 4, 4))
     """
 
     mean: Array
