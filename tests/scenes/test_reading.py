@@ -8,8 +8,8 @@ from rasterio.enums import ColorInterp
 from rasterio.transform import Affine
 
 from gepc.core.errors import InputError
-from gepc.images.formats import read_pixels
-from gepc.scenes.reading import PIXELS, open_scene
+from gepc.images.formats import channels_last, read_pixels
+from gepc.scenes.reading import PIXELS, ArrayScene, open_scene
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 rng = np.random.default_rng(3)
@@ -77,6 +77,15 @@ def test_array_files_take_channels_first_or_last(tmp_path):
     np.save(tmp_path / "first.npy", array.transpose(2, 0, 1))
     for name in ("last.npy", "first.npy"):
         assert np.array_equal(window(tmp_path / name, 1, 2, 5, 6)[0], array[1:6, 2:8])
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 3), (3, 12, 2), (12, 10, 5), (5, 10, 12)])
+def test_the_axes_of_array_files_are_those_that_single_images_have(tmp_path, shape):
+    array = rng.integers(0, 255, shape, dtype=np.uint8)
+    np.save(tmp_path / "scene.npy", array)
+    expected = channels_last(array, "scene.npy")
+    scene = ArrayScene(tmp_path / "scene.npy")
+    assert (scene.height, scene.width, len(scene.bands)) == expected.shape
 
 
 def test_what_is_missing(tmp_path):

@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 
 from gepc.core.errors import InputError, raising
 from gepc.core.files import StrPath, open_regular
-from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, read_pixels, upright
+from gepc.images.formats import DAMAGED_ARRAY, FORMATS, GDAL_OPTIONS, Pixels, channels_last, read_pixels, upright
 from gepc.images.preprocessing import accepted_channels
 
 Valid = npt.NDArray[np.bool_]
@@ -105,9 +105,7 @@ class ArrayScene(Scene):
         if array.ndim not in (2, 3):
             shape = array.shape
             raise InputError(f"{self.path} holds an array of shape {shape}; a scene is (H,W), (H,W,C) or (C,H,W)")
-        if array.ndim == 2:
-            return np.asarray(array[..., None])
-        return np.asarray(array.transpose(1, 2, 0) if array.shape[0] < array.shape[2] else array)
+        return np.asarray(array[..., None] if array.ndim == 2 else channels_last(array, str(self.path)))
 
     def _window(self, top: int, left: int, height: int, width: int) -> tuple[Pixels, Valid]:
         window = self._mapped()[top : top + height, left : left + width]
