@@ -181,7 +181,17 @@ class Monitor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the stream: capital 1, no image seen."""
+        """Forget the stream: capital 1, no image seen.
+
+        Examples
+        --------
+        >>> import gepc
+        >>> monitor = gepc.Monitor(range(99), alpha=0.05)
+        >>> verdict = monitor.update(140.0)
+        >>> monitor.reset()
+        >>> monitor.scores
+        []
+        """
         self.scores: list[float] = []
         self.log_capital = 0.0
         self.drifted_at: int | None = None
@@ -204,6 +214,13 @@ class Monitor:
         Returns
         -------
         Verdict
+
+        Examples
+        --------
+        >>> import gepc
+        >>> verdict = gepc.Monitor(range(99), alpha=0.05).update(140.0)
+        >>> verdict.p_value, verdict.alarm
+        (0.01, True)
         """
         score = float(score)
         if not np.isfinite(score):
@@ -220,7 +237,23 @@ class Monitor:
         return Verdict(len(self.scores), p, alarm, float(np.mean(self._recent)), log10_capital, self.drifted)
 
     def update_all(self, scores: Iterable[float]) -> list[Verdict]:
-        """Several scores, in order."""
+        """Take several scores of the stream, in order.
+
+        Parameters
+        ----------
+        scores : floats
+            The scores of the next images.
+
+        Returns
+        -------
+        list of Verdict
+
+        Examples
+        --------
+        >>> import gepc
+        >>> [verdict.seen for verdict in gepc.Monitor(range(99)).update_all([12.5, 140.0])]
+        [1, 2]
+        """
         return [self.update(score) for score in scores]
 
     def _online_p_value(self, score: float, key: str = "") -> float:

@@ -67,15 +67,67 @@ class Affine:
         return Affine(self.A - other.A, self.c - other.c)
 
     def after(self, P: Array) -> Affine:
-        """x -> f(P x)."""
+        """x -> f(P x).
+
+        Parameters
+        ----------
+        P : float array (D, D)
+
+        Returns
+        -------
+        Affine
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Affine
+        >>> field = Affine(np.diag([2.0, 1.0]), np.zeros(2))
+        >>> swap = np.array([[0.0, 1.0], [1.0, 0.0]])
+        >>> field.after(swap)(np.array([[1.0, 0.0]])).tolist()
+        [[0.0, 1.0]]
+        """
         return Affine(self.A @ P, self.c)
 
     def residual(self, P: Array) -> Affine:
-        """Delta_g f: x -> P^-1 f(P x) - f(x), with P^-1 = P^T."""
+        """Delta_g f: x -> P^-1 f(P x) - f(x), with P^-1 = P^T.
+
+        Parameters
+        ----------
+        P : orthogonal float array (D, D)
+
+        Returns
+        -------
+        Affine
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Affine
+        >>> field = Affine(np.diag([2.0, 1.0]), np.zeros(2))
+        >>> swap = np.array([[0.0, 1.0], [1.0, 0.0]])
+        >>> field.residual(swap)(np.array([[1.0, 0.0]])).tolist()
+        [[-1.0, 0.0]]
+        """
         return Affine(P.T @ self.A @ P, P.T @ self.c) - self
 
     def energy(self, p: Gaussian) -> float:
-        """E_p |f(x)|^2 = tr(A Sigma A^T) + |A mu + c|^2."""
+        """E_p |f(x)|^2 = tr(A Sigma A^T) + |A mu + c|^2.
+
+        Parameters
+        ----------
+        p : Gaussian
+
+        Returns
+        -------
+        float
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Affine, Gaussian
+        >>> Affine(2.0 * np.eye(3), np.zeros(3)).energy(Gaussian(np.zeros(3), np.eye(3)))
+        12.0
+        """
         return float(np.einsum("ij,jk,ik->", self.A, p.cov, self.A) + np.square(self.A @ p.mean + self.c).sum())
 
 
@@ -109,11 +161,45 @@ class Gaussian:
         return Affine(-precision, precision @ self.mean)
 
     def noised(self, abar: float) -> Gaussian:
-        """The law of x_t = sqrt(abar) x_0 + sqrt(1 - abar) noise: N(sqrt(abar) mu, abar Sigma + (1 - abar) I)."""
+        """The law of x_t = sqrt(abar) x_0 + sqrt(1 - abar) noise: N(sqrt(abar) mu, abar Sigma + (1 - abar) I).
+
+        Parameters
+        ----------
+        abar : float
+
+        Returns
+        -------
+        Gaussian
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Gaussian
+        >>> law = Gaussian(np.ones(1), np.eye(1))
+        >>> law.noised(0.25).mean
+        array([0.5])
+        """
         return Gaussian(np.sqrt(abar) * self.mean, abar * self.cov + (1.0 - abar) * np.eye(len(self.mean)))
 
     def log_density(self, x: Array) -> Array:
-        """log p at the rows of x."""
+        """log p at the rows of x.
+
+        Parameters
+        ----------
+        x : float array (N, D)
+
+        Returns
+        -------
+        float array (N,)
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Gaussian
+        >>> law = Gaussian(np.ones(1), np.eye(1))
+        >>> law.log_density(np.ones((1, 1))).round(3)
+        array([-0.919])
+        """
         return np.asarray(multivariate_normal(self.mean, self.cov).logpdf(x), dtype=np.float64).reshape(len(x))
 
 
@@ -712,22 +798,91 @@ class Subspace:
 
     @classmethod
     def spanned_by(cls, vectors: Array, origin: Array | None = None) -> Subspace:
-        """The span of the columns of `vectors` (D, k), through `origin` (default: 0)."""
+        """The span of the columns of `vectors` (D, k), through `origin` (default: 0).
+
+        Parameters
+        ----------
+        vectors : float array (D, k)
+        origin : float array (D,), optional
+
+        Returns
+        -------
+        Subspace
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Subspace
+        >>> line = Subspace.spanned_by(np.array([[1.0], [0.0]]))
+        >>> np.abs(line.basis).tolist()
+        [[1.0], [0.0]]
+        """
         basis, triangle = np.linalg.qr(vectors)
         if np.abs(np.diag(triangle)).min(initial=np.inf) < 1e-10:
             raise InputError("the vectors that span a subspace must be linearly independent")
         return cls(np.zeros(len(vectors)) if origin is None else origin, basis)
 
     def project(self, x: Array) -> Array:
-        """pi(x), the nearest point of the set."""
+        """pi(x), the nearest point of the set.
+
+        Parameters
+        ----------
+        x : float array (N, D)
+
+        Returns
+        -------
+        float array (N, D)
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Subspace
+        >>> line = Subspace.spanned_by(np.array([[1.0], [0.0]]))
+        >>> line.project(np.array([[3.0, 4.0]])).tolist()
+        [[3.0, 0.0]]
+        """
         return self.origin + (x - self.origin) @ self.basis @ self.basis.T
 
     def distance(self, x: Array) -> Array:
-        """d(x) = |x - pi(x)|."""
+        """d(x) = |x - pi(x)|.
+
+        Parameters
+        ----------
+        x : float array (N, D)
+
+        Returns
+        -------
+        float array (N,)
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Subspace
+        >>> line = Subspace.spanned_by(np.array([[1.0], [0.0]]))
+        >>> line.distance(np.array([[3.0, 4.0]]))
+        array([4.])
+        """
         return np.asarray(np.linalg.norm(x - self.project(x), axis=1), dtype=np.float64)
 
     def invariant_under(self, matrices: Sequence[Array]) -> bool:
-        """Whether every P_g maps the set to itself; then pi(P_g x) = P_g pi(x), since P_g keeps distances."""
+        """Whether every P_g maps the set to itself; then pi(P_g x) = P_g pi(x), since P_g keeps distances.
+
+        Parameters
+        ----------
+        matrices : orthogonal float arrays (D, D)
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from gepc.lab.theory import Subspace
+        >>> line = Subspace.spanned_by(np.array([[1.0], [0.0]]))
+        >>> line.invariant_under([-np.eye(2)])
+        True
+        """
         corners = np.vstack([self.origin, self.origin + self.basis.T])
         return all(bool(np.allclose(self.distance(corners @ P.T), 0.0, atol=1e-10)) for P in matrices)
 
