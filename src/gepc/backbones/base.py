@@ -580,9 +580,8 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
         self.forward_count += len(x)
         if answers[0].shape != (x.shape if shape is None else shape):
             meant = "a noise prediction has the shape of its input" if shape is None else f"expected {shape}"
-            raise BackboneError(
-                f"the backbone answered shape {tuple(answers[0].shape)} to an input of shape {tuple(x.shape)}; {meant}"
-            )
+            given, found = tuple(x.shape), tuple(answers[0].shape)
+            raise BackboneError(f"the backbone answered shape {found} to an input of shape {given}; {meant}")
         # one reduction instead of an elementwise isfinite: a NaN or an infinity survives the sum
         if not answers[0].is_meta and not torch.isfinite(answers[0].detach().sum()):
             raise BackboneError("the backbone returned NaN or infinite values; check weights, precision and the input")

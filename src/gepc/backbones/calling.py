@@ -167,9 +167,8 @@ def encode_prompt(pipeline: Any, prompt: str, kind: str) -> dict[str, torch.Tens
     encode = getattr(pipeline, "encode_prompt", None)
     positions = CLASSES[kind].prompt
     if encode is None or positions is None:
-        raise OptionError(
-            f"the {type(pipeline).__name__} encodes no prompt for a {kind}; give `embeddings`", options=("embeddings",)
-        )
+        given = f"the {type(pipeline).__name__} encodes no prompt for a {kind}"
+        raise OptionError(f"{given}; give `embeddings`", options=("embeddings",))
     parameters = inspect.signature(encode).parameters
     options: dict[str, Any] = {name: None for name, value in parameters.items() if value.default is value.empty}
     options |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False, "device": torch.device("cpu")}

@@ -165,9 +165,7 @@ class Calibrator(ABC):
         """The columns, which must be as many as in fitting, with bounds instead of infinite values."""
         if columns.shape[2] != self.bounds_.shape[2]:
             given, fitted = columns.shape[2], self.bounds_.shape[2]
-            raise InputError(
-                f"the images have {given} feature columns, but the calibrator was fitted on {fitted}; fit again"
-            )
+            raise InputError(f"the images have {given} feature columns, but the calibrator was fitted on {fitted}")
         broken = np.isinf(columns)
         if not broken.any():
             return columns

@@ -231,10 +231,8 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
     if n == 0 or not safe[0]:
         needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
-        message = (
-            f"alpha={alpha:g} with confidence {confidence:g} needs at least {needed} calibration images, there are {n}"
-        )
-        raise TooFewImagesError(message, needed)
+        few = f"needs at least {needed} calibration images, there are {n}"
+        raise TooFewImagesError(f"alpha={alpha:g} with confidence {confidence:g} {few}", needed)
     return int(ranks[safe][-1])
 
 

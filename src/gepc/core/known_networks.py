@@ -42,8 +42,7 @@ def find_network(sha256: str) -> Path | None:
 
 
 def _read(file: Path) -> dict[str, str]:
-    try:
+    with contextlib.suppress(OSError, GepcError):
         known = read_json(file)
-    except (OSError, GepcError):
-        return {}
-    return known if isinstance(known, dict) else {}
+        return known if isinstance(known, dict) else {}
+    return {}

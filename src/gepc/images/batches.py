@@ -105,9 +105,8 @@ def _prepared(index: int, record: Record, preprocessing: Preprocessing, keep_pix
         if height * width > MAX_IMAGE_PIXELS:
             seen = f"{record.label} would have {size_text((height, width))} in the network"
             advice = "a pass takes three to five kilobytes for each. Set `size`, or scan large images as scenes"
-            raise InputError(
-                f"{seen}, where at most {MAX_IMAGE_PIXELS:,} pixels are allowed: {advice}", options=("size",)
-            )
+            most = f"at most {MAX_IMAGE_PIXELS:,} pixels are allowed"
+            raise InputError(f"{seen}, where {most}: {advice}", options=("size",))
     except InputError as error:
         unreadable = record.pixels is None
         return ReadImage(index, record.name, error=str(error), unreadable=unreadable, options=error.options)

@@ -333,9 +333,8 @@ class Group:
             if name in _CONTINUOUS:
                 return _CONTINUOUS[name](**_read_options(name, options))
             if group not in _GROUPS and _known(group) is None:
-                raise OptionError(
-                    f"unknown group {group!r}; {nearest(group, ['auto', *_GROUPS, *_CONTINUOUS, *_ACTIONS])}"
-                )
+                known = ["auto", *_GROUPS, *_CONTINUOUS, *_ACTIONS]
+                raise OptionError(f"unknown group {group!r}; {nearest(group, known)}")
             group = _GROUPS.get(group, (group,))
         actions = [item if isinstance(item, Action) else find_action(item) for item in group]
         for item in actions:

@@ -451,9 +451,8 @@ class SceneWriter:
         self.folder.run.clear()
         if first is None:
             missing = f"more than {self.plan.options.max_missing:.0%} no-data (max_missing)"
-            raise InputError(
-                f"{self.scene.path} has no tile to score: each of its {len(self.plan.grid)} tiles has {missing}"
-            )
+            every = f"each of its {len(self.plan.grid)} tiles has {missing}"
+            raise InputError(f"{self.scene.path} has no tile to score: {every}")
         raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
 
     def _rows(self) -> Iterator[tuple[str, ...]]:

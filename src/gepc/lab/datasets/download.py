@@ -44,11 +44,8 @@ MANUAL = {"celeba": ("img_align_celeba.zip", "list_eval_partition.txt")}
 def missing_files(name: str, folder: Path) -> list[RemoteFile]:
     """The files of a data set that `fetch` would download."""
     check_choice("data set", name, [*FILES, *MANUAL])
-    return [
-        one
-        for one in FILES.get(name, ())
-        if not (folder / one.name).is_file() and not (one.holds and (folder / one.holds).is_dir())
-    ]
+    files = (one for one in FILES.get(name, ()) if not (folder / one.name).is_file())
+    return [one for one in files if not (one.holds and (folder / one.holds).is_dir())]
 
 
 def fetch(name: str, folder: Path, mirror: str | None = None, on_bytes: OnBytes | None = None) -> dict[str, int]:
