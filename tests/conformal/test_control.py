@@ -74,8 +74,8 @@ def test_statements_name_their_assumptions_and_numbers():
     assert "positively dependent (PRDS)" in DecisionRule(0.1, control="bh").scene_statement(50, 99)
     assert "however the overlapping tiles depend" in DecisionRule(0.1, control="by").scene_statement(50, 99)
     any_flag = DecisionRule(0.1, control="holm").scene_statement(50, 99)
-    assert "even one false flag among the 50 tiles of this scene is at most 0.1" in any_flag
-    assert "of 50 such tiles 5 are" in DecisionRule(0.1, control="tile").scene_statement(50, 99)
+    assert "any false flag among the 50 tiles of this scene is at most 0.1" in any_flag
+    assert "Of 50 such tiles, 5 are" in DecisionRule(0.1, control="tile").scene_statement(50, 99)
     for name in CONTROLS:
         assert "exchangeable with the 99 calibration images" in DecisionRule(0.1, control=name).scene_statement(50, 99)
     assert "at least 999 calibration images" in str(DecisionRule(0.05, control="holm").shortfall(50, 99))

@@ -251,36 +251,34 @@ class DecisionRule:
         return str(Guarantee.at(self.alpha, reference.smallest, reference.trimmed))
 
     def scene_statement(self, m: int, n: int) -> str:
-        """What is promised of a scene of `m` tiles with `n` calibration images, and what that rests on."""
+        """The guarantee for a scene of `m` tiles with `n` calibration images, and its assumption."""
         return (
-            f"{self._promise(m)} It rests on one assumption: every in-distribution tile is exchangeable with the {n} "
-            "calibration images (same sensor, size and processing, images that neither fitting nor the backbone has "
-            "seen); it holds on average over calibration sets. Tiles with filled no-data pixels meet it only "
-            "approximately."
+            f"{self._promise(m)} The guarantee assumes that every in-distribution tile is exchangeable with the {n} "
+            "calibration images: same sensor, size and processing, and images that neither fitting nor the network has "
+            "seen. It holds on average over calibration sets, and approximately for tiles with replaced no-data pixels."
         )
 
     def _promise(self, m: int) -> str:
         if self.control == "tile":
             return (
-                f"Each in-distribution tile is flagged with probability at most {self.alpha:g}; of {m} such tiles "
-                f"{self.alpha * m:.3g} are to be expected. Nothing is promised of the scene as a whole."
+                f"Each in-distribution tile is flagged with probability at most {self.alpha:g}. Of {m} such tiles, "
+                f"{self.alpha * m:.3g} are expected to be flagged. No rate is guaranteed for the scene as a whole."
             )
         if self.control == "holm":
             return (
-                f"The probability of even one false flag among the {m} tiles of this scene is at most {self.alpha:g} "
-                f"({self.control}), however the overlapping tiles depend on each other; so the probability of even one "
-                "region without any out-of-distribution tile is at most that, too."
+                f"The probability of any false flag among the {m} tiles of this scene is at most {self.alpha:g} "
+                f"({self.control}), however the overlapping tiles depend on each other. The same bound holds for any "
+                "region without an out-of-distribution tile."
             )
         if self.control == "bh":
             return (
                 f"On average at most {self.alpha:g} of the flagged tiles are false (Benjamini-Hochberg over {m} "
-                "tiles), if the p-values are positively dependent (PRDS). Conformal p-values of separate images are; "
-                "for overlapping tiles it is an assumption, which control 'by' does without. The share is one of "
-                "tiles, not of regions."
+                "tiles), if the p-values are positively dependent (PRDS). This holds for separate images and is an "
+                "assumption for overlapping tiles; control 'by' does not need it. It is a rate of tiles, not regions."
             )
         return (
             f"On average at most {self.alpha:g} of the flagged tiles are false (Benjamini-Yekutieli over {m} tiles), "
-            "however the overlapping tiles depend on each other. The share is one of tiles, not of regions."
+            "however the overlapping tiles depend on each other. It is a rate of tiles, not of regions."
         )
 
 

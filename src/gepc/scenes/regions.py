@@ -142,7 +142,7 @@ def find_detections(
 
 
 def statement(fitted: FittedDetector, tiles: int, alpha: float) -> str:
-    """What the detections of a scene of so many tiles promise, in words."""
+    """The guarantee for the detections of a scene of so many tiles, in words."""
     if fitted.maps is None:
         return "No detections: the detector has no statistics of maps; fit it again with maps='calibrated'."
     n = fitted.maps.maxima.shape[1]
@@ -152,8 +152,8 @@ def statement(fitted: FittedDetector, tiles: int, alpha: float) -> str:
         f"The map of an in-distribution tile exceeds {fitted.map_limit(alpha):.4g} anywhere with probability at most "
         f"{alpha:g} ({n} calibration maps). The maps of at most {alpha * tiles:.3g} of {tiles} such tiles are expected "
         "to exceed it by chance, and each of these can give several detections. p_value refers to the map of one tile. "
-        f"p_scene = min(1, {tiles} p_value) bounds the probability that a scene of in-distribution tiles holds such a "
-        "detection anywhere."
+        f"p_scene = min(1, {tiles} p_value) bounds the probability that a scene of in-distribution tiles has such a "
+        "detection."
     )
 
 
