@@ -18,6 +18,7 @@ from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionEr
 from gepc.images.sources import open_images
 from gepc.lab.analytic import GaussianBackbone
 from gepc.lab.metrics import auroc
+from gepc.methods.gepc import PAPER_LEVELS
 
 ID = pictures(30)
 NEW = pictures(5, seed=1)
@@ -427,6 +428,8 @@ def test_unknown_methods_presets_and_ties(fitted: gepc.GEPC) -> None:
         gepc.create_detector(toy_backbone(), "gepc", preset="fast")
     with pytest.raises(OptionError, match="unknown ties"):
         fitted.p_value(NEW, ties="even")
+    with pytest.raises(OptionError, match="unknown ties"):
+        fitted.results(NEW, ties="even")  # before a result is asked for
     with pytest.raises(OptionError, match=r"lmd: steps must be int, got 2\.5"):
         gepc.create_detector(toy_backbone(), "lmd", steps=2.5)
 
@@ -566,6 +569,11 @@ def test_a_detector_is_created_from_a_backbone_and_the_name_of_a_method() -> Non
         gepc.create_detector("gepc")  # type: ignore[arg-type]
     assert gepc.create_detector(toy_backbone()).extractor.name == "gepc+"
     assert gepc.create_detector(toy_backbone(), None).extractor.name == "gepc+"
+
+
+def test_the_class_of_the_papers_method_takes_its_presets() -> None:
+    detector = gepc.GEPC(toy_backbone(), preset="paper", keep=1)
+    assert (detector.extractor.levels, detector.keep) == (gepc.Levels(PAPER_LEVELS), 1)
 
 
 def test_the_old_order_of_the_arguments_still_works_with_a_warning() -> None:
