@@ -34,8 +34,8 @@ OUTPUT = ("s", "d", *CORRELATIONS)
 TERMS = ("s", "cos", "b", "d", *CORRELATIONS, "inner", "h")
 WIDE = GepcPlus(levels=Levels(FULL_LEVELS), features=TERMS, group=Group.of("paper"))
 LEAN = replace(WIDE, group=GepcPlus.presets["full"].method["group"])
-OUTPUT_CALIBRATIONS = (GepcPlus.calibration, "level_mahalanobis", "mahalanobis", "gmm", "knn", "kde")
-LEVEL_CALIBRATIONS = (GepcPlus.calibration, "level_mahalanobis", "kde")
+OUTPUT_CALIBRATIONS = ("level_knn", "level_mahalanobis", "mahalanobis", "gmm", "knn", "kde")
+LEVEL_CALIBRATIONS = ("level_mahalanobis", "level_knn")
 RANKS = (16, 64, 96, 256)
 ELEMENTS = tuple(action.name for action in WIDE.group.moving)
 NOTE = (
@@ -177,8 +177,10 @@ def designs() -> dict[str, list[Design]]:
         ],
         "Calibrations of the preset full": [
             *(full(f"output: {name}", calibration=name, features=OUTPUT) for name in OUTPUT_CALIBRATIONS),
-            *(full(f"parts, output: {name}", calibration=f"parts:narrow={name}") for name in LEVEL_CALIBRATIONS),
-            *(fast(f"fast, {rank} components", calibration=f"parts:wide=level_pca:rank={rank}") for rank in RANKS),
+            *(full(f"evidence, output: {name}", calibration=f"evidence:narrow={name}") for name in LEVEL_CALIBRATIONS),
+            full("evidence, structure: level_pca", calibration="evidence:wide=level_pca"),
+            full("sum of standardised scores, version 0.2", calibration="parts"),
+            *(fast(f"fast, {rank} components", calibration=f"evidence:wide=level_lof:rank={rank}") for rank in RANKS),
         ],
     }
 
