@@ -1,6 +1,6 @@
 """The effect of keeping freed memory between passes (`gepc.core.allocator`), as a ratio measured in one run.
 
-    python benchmarks/allocator.py [--backbone celeba32-tiny] [--repeats 5]
+    python benchmarks/allocator.py [--backbone celeba32-small] [--repeats 5]
 
 Processes with and without it alternate; each does the same bare passes with one thread and counts its processor time.
 """
@@ -53,7 +53,7 @@ def measured(backbone: str, keep: bool) -> tuple[float, int]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--backbone", default="celeba32-small")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     runs = [[measured(options.backbone, keep) for keep in (False, True)] for _ in range(options.repeats)]

@@ -21,7 +21,7 @@ from gepc.cli.app import run as command_line
 from gepc.core.tables import ResultTable, write_tables
 
 SUITES = ("nine", "fresh", "tiles")
-BACKBONES = ("photos-tiny", "celeba32-tiny", "sar-tiny")
+BACKBONES = ("photos-small", "celeba32-small", "sar-small")
 METHODS = "gepc+:fast,cfs,msma:knn,spr"
 TILE = 64
 

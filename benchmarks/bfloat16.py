@@ -1,6 +1,6 @@
 """bfloat16 on a processor: AUROC, validity of p-values and time against float32, on the same images in one run.
 
-    GEPC_DATA=FOLDER python benchmarks/bfloat16.py [--images 400] [--backbone celeba32-tiny]
+    GEPC_DATA=FOLDER python benchmarks/bfloat16.py [--images 400] [--backbone celeba32-small]
 
 The folder holds celeba32.npz, cifar10.npz and svhn32.npz. For each precision a detector `gepc+`, preset `fast`, is
 fitted on 2 x `--images` training images of an ID set and scores `--images` test images of it and of each OOD set. The
@@ -33,7 +33,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=400)
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--backbone", default="celeba32-small")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     options = parser.parse_args()
     data, count = Path(os.environ["GEPC_DATA"]), options.images

@@ -225,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("GEPC_DATA", ".")))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--backbone", default="celeba32-small")
     parser.add_argument("--methods", help="baselines to compare with, as for gepc bench")
     parser.add_argument("--lean", action="store_true", help="only the transforms of the presets, without GEPC's others")
     parser.add_argument("--cache", type=Path, default=Path(".gepc-cache"))

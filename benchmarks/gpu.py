@@ -1,6 +1,6 @@
 """Speed of a detector on your GPU, in every precision: one table to paste into docs/performance.md.
 
-    python benchmarks/gpu.py [--backbone celeba32-tiny] [--images 2048] [--device cuda]
+    python benchmarks/gpu.py [--backbone celeba32-small] [--images 2048] [--device cuda]
 
 For each precision the table gives bare network passes and images scored by the default detector, both per second, the
 share of the time that the passes take, and how scores differ from those in float32: the largest difference in units of
@@ -51,7 +51,7 @@ def row(backbone: Backbone, images: np.ndarray, batch: int) -> tuple[float, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--backbone", default="celeba32-small")
     parser.add_argument("--images", type=int, default=2048)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--batch", type=int, default=256)

@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("GEPC_DATA", ".")) / "celeba32.npz")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--sweep-images", type=int, default=256, help="images of each sweep's points")
-    parser.add_argument("--backbone", default="celeba32-tiny")
+    parser.add_argument("--backbone", default="celeba32-small")
     parser.add_argument("--detector", default="gepc", help="gepc (14 passes), or METHOD:PRESET such as gepc+:fast")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=0)

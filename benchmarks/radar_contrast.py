@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hrsid", type=Path, default=None)
-    parser.add_argument("--backbone", default="sar-tiny")
+    parser.add_argument("--backbone", default="sar-small")
     parser.add_argument("--alpha", type=float, default=1e-3, help="false-alarm rate per patch")
     parser.add_argument("--decibels", type=float, nargs="+", default=DECIBELS, help="contrasts of the targets")
     parser.add_argument("--size", type=int, default=64)

@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="HRSID in its original layout")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--backbone", default="sar-tiny")
+    parser.add_argument("--backbone", default="sar-small")
     parser.add_argument("--scenes", type=int, default=None, help="number of test scenes, selected by a hash of names")
     parser.add_argument("--size", type=int, default=256, help="side of a tile in pixels")
     parser.add_argument("--target-pixels", type=float, default=200)

@@ -15,9 +15,9 @@ For targets that are small in their image (the preset `radar`), d is pooled loca
 the features `os_cfar` and `pixel_rx` of `gepc.lab.radar.cfar`, which need no network. All other features are taken in
 logarithms on request. Each part is calibrated by itself, and Fisher's rule combines their tail probabilities
 (`gepc.calibration.evidence`). Three views of the output have a quarter of the weight: orientation, texture and noise,
-and colour. The output is scored by the Mahalanobis distance with a shrunk covariance. The layers are scored by the local
-outlier factor: the distance to the nearest ID images, in units of the distances between those. Every residual costs a
-pass; all other features cost none.
+and colour. The output is scored by the Mahalanobis distance with a shrunk covariance. The layers are scored by the
+local outlier factor: the distance to the nearest ID images, in units of the distances between those. Every residual
+costs a pass; all other features cost none.
 
 Why rot90: under an element that is its own inverse (flips, rot180) an image and its transform have the same |r_g|, so
 an image upside down scores the same as the upright one.
