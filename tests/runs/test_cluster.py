@@ -272,6 +272,6 @@ def test_a_cluster_that_stands_still_is_asked_again_while_it_gets_on(
         assert asked == [3, 2, 1]
         assert [result.index for result in rows(run)] == list(range(24))
     else:
-        with pytest.raises(gepc.core.errors.GepcError, match=r"gave up: no progress.*run it again"):
+        with pytest.raises(gepc.core.errors.GepcError, match=r"gave up: no progress.*Run it again"):
             score_shards_on_cluster(run, payload, open_images(source), source, NoCluster())
         assert asked == [3]

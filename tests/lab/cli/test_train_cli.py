@@ -51,7 +51,7 @@ def test_train_from_start_to_end(
     assert "noise MSE on 8 held-out images after 40 steps" in told.out
     assert "best linear" in told.out
     assert "no better than the best linear predictor" in told.err
-    assert "more --steps or --minutes to train longer, use more images, or start from a trained network" in told.err
+    assert "more --steps or --minutes, use more images, or start from a trained network" in told.err
     assert "--init photos-small" in told.err
     assert f"backbone: {out}" in told.out
     assert list(UNet2DModel.from_pretrained(out).config.block_out_channels) == [8, 16]

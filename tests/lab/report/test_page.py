@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
+import tempfile
 from itertools import pairwise
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +18,8 @@ from gepc.core.palette import DARK, LIGHT
 from gepc.core.tables import ResultTable
 from gepc.detector import plots
 from gepc.detector.plots import histogram
-from gepc.lab.report.page import Picture, environment, inline, svg_url
+from gepc.lab.report import page as report_page
+from gepc.lab.report.page import Picture, inline, render, svg_url
 
 NASTY = '"><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'</svg>'
 
@@ -44,17 +49,20 @@ TEMPLATE = """
 
 
 def _render(name: str = "moon") -> str:
+    """The template above beside those of the package."""
     rows, blank = ((name, "0.987"), ("brick", "0.654")), np.zeros((8, 8, 3), np.uint8)
-    return (
-        environment()
-        .from_string(TEMPLATE)
-        .render(
-            name=name,
-            table=ResultTable("t", f"Table of {name}", ("against", "AUROC"), rows, f"Note on {name}."),
-            picture=Picture(_histogram(name), f"Scores of {name}"),
-            patch=Picture(plots.maps([blank], [blank[..., 0]], [name], 1.0), f"Patch of {name}"),
-        )
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        for template in report_page.FOLDER.glob("*.html"):
+            shutil.copy(template, folder)
+        (Path(folder) / "test.html").write_text(TEMPLATE)
+        with mock.patch.object(report_page, "FOLDER", Path(folder)):
+            return render(
+                "test.html",
+                name=name,
+                table=ResultTable("t", f"Table of {name}", ("against", "AUROC"), rows, f"Note on {name}."),
+                picture=Picture(_histogram(name), f"Scores of {name}"),
+                patch=Picture(plots.maps([blank], [blank[..., 0]], [name], 1.0), f"Patch of {name}"),
+            )
 
 
 @pytest.fixture(scope="module")

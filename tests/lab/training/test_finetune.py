@@ -84,7 +84,7 @@ def test_a_network_with_attention_keeps_its_size(data: Path, tiny: Recipe, tmp_p
 
 
 def test_contradictions_are_refused(trained: Path, others: Path, tiny: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"channels is \(16, 16\), but .*net has \(8, 8\); leave channels out"):
+    with pytest.raises(OptionError, match=r"channels is \(16, 16\), but .*net has \(8, 8\); leave it out"):
         TrainingRun(load_recipe(None, {"init": str(trained), "channels": [16, 16]}), others, tmp_path / "out")
     with pytest.raises(OptionError, match=r"diffusion_steps is 16, but .* has 100"):
         train(dataclasses.replace(tiny, init=str(trained)), others, tmp_path / "out")

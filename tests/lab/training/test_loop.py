@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from diffusers import DDPMScheduler, UNet2DModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -332,15 +333,19 @@ def test_precision_that_this_machine_has_not(whole: Path, data: Path, tiny: Reci
     assert_same_run(whole, tmp_path / "auto")
 
 
-def test_the_scale_of_fp16_gradients_is_resumed(data: Path, tiny: Recipe, tmp_path: Path) -> None:
+def test_the_scale_of_fp16_gradients_is_resumed(
+    data: Path, tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_scaler(_: Recipe) -> Accelerator:
+        accelerator = Accelerator(cpu=True)
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+        return accelerator
+
+    monkeypatch.setattr(loop, "_accelerator", with_scaler)
     run = TrainingRun(tiny, data, tmp_path / "out")
-    run.accelerator.scaler = torch.amp.GradScaler("cpu")
     run.accelerator.scaler.load_state_dict({**run.accelerator.scaler.state_dict(), "scale": 8.0, "_growth_tracker": 5})
     run._save()
-    resumed = TrainingRun(tiny, data, tmp_path / "out")
-    resumed.accelerator.scaler = torch.amp.GradScaler("cpu")
-    resumed._restore()
-    state = resumed.accelerator.scaler.state_dict()
+    state = TrainingRun(tiny, data, tmp_path / "out").accelerator.scaler.state_dict()
     assert (state["scale"], state["_growth_tracker"]) == (8.0, 5)
 
 
