@@ -8,6 +8,8 @@ from html import escape
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
+from sphinx.domains.python import PyObject
 
 from gepc import __version__
 
@@ -41,7 +43,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "Array": "Array", "FloatArray": "Array"}
-napoleon_custom_sections = [("Fitted state", "params_style")]
+napoleon_custom_sections = [("Fitted state", "params_style"), ("Options", "params_style")]
 napoleon_use_ivar = True
 strip_signature_backslash = True  # napoleon then keeps the underscore of `levels_`
 python_maximum_signature_line_length = 100
@@ -55,13 +57,17 @@ nitpick_ignore_regex = [("py:(class|data|obj)", ".*")]
 doctest_global_setup = "import warnings; warnings.simplefilter('ignore'); from gepc import Group"
 
 
-ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \w+)*) : (.*)")
-# what follows the colon is a type, and the description stands below it, as in numpy's docstrings
+ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \*{0,2}\w+)*) : (.*)")
+# what follows the colon is a type, and the description stands below it or is left out, as in numpy's docstrings
 TYPE = re.compile(
-    r"(?:\{.*\}|\(height, width\)|\(int, int, int\)|functions? from .*"
-    r"|(?:\w+ of |bool |float )?(?:str|int|float|bool|ndarray|arrays?|[A-Z]\w+)\b(?: or .*| \(.*)?)"
+    r"(?:\{.*\}|\(height, width\)|\(int, int(?:, int)?\)|functions? from .*|mapping\b.*|sequence of \w+"
+    r"|(?:\w+ of |bool |float(?:32|64)? )?(?:str|ints?|floats?|bool|ndarray|arrays?|[A-Z]\w+)\b(?: or .*| \(.*)?)"
     r"(?:, optional)?"
 )
+SYMBOLS = "abar|beta|btilde|eps|float32|mu|pi|rho|sigma|uint8|[b-z]"  # words that keep their small letter
+# numpy's types, written out
+ARRAY = r"~?(?:numpy\.ndarray|npt\.NDArray)\[(?:[^][]|\[[^][]*\])*\]"
+ARRAY_LIKE = r"~?numpy\._typing\._array_like\._Buffer \|.*?_NestedSequence\[complex \| bytes \| str\]"
 
 
 def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
@@ -106,9 +112,14 @@ def _entry(name: str, text: str, following: str, headed: bool) -> list[str]:
     """`name : text` as reStructuredText; `following` is the next line."""
     if not headed:
         return ["", f"* **{_escaped(name)}**: {_escaped(text)}"]
-    if following.startswith("    ") and TYPE.fullmatch(text):
+    if TYPE.fullmatch(text) and (following.startswith("    ") or not text.endswith(".")):
         return [f"{name} : {text}"]
-    return [name, f"    {_escaped(text)}"]
+    return [name, f"    {_escaped(_capital(text))}"]
+
+
+def _capital(text: str) -> str:
+    """The text with a capital letter, unless it begins with a symbol, a name in code or a formula."""
+    return text[0].upper() + text[1:] if re.match(rf"(?!(?:{SYMBOLS})\b)[a-z]+(?:-[a-z]+)*[ ,;:.]", text) else text
 
 
 def _sentence_returned(lines: list[str]) -> list[str]:
@@ -152,13 +163,60 @@ def _formula(writer: Any, node: Any) -> None:
     raise nodes.SkipNode
 
 
-def _aliases(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, *shown: str | None) -> tuple[str | None, ...]:
-    """Aliases of types in signatures by their names, which autodoc does not do inside of a union."""
-    return tuple(part and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part) for part in shown)
+def _short(types: str) -> str:
+    """Types of numpy by the names that people write."""
+    return re.sub(ARRAY, "ndarray", re.sub(ARRAY_LIKE, "ArrayLike", types)).replace("npt.ArrayLike", "ArrayLike")
+
+
+def _aliases(_app: Any, what: str, _name: str, _obj: Any, _options: Any, *shown: str | None) -> tuple[str | None, ...]:
+    """Signatures with short types and without private parameters; all errors have the same one, which is left out."""
+    if what == "exception":
+        return "", None
+    parts = [part and _short(re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", part)) for part in shown]
+    parts = [part and part.replace("<factory>", "...").replace("0.3333333333333333", "1 / 3") for part in parts]
+    return tuple(part and re.sub(r", _[a-z]\w*: .*\)$", ")", part) for part in parts)
+
+
+def _short_types(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+    """The types that napoleon takes from annotations, without the names of their modules."""
+    for row, line in enumerate(lines):
+        if found := re.match(r"( *:(?:var)?type [^:]+: )(.*)", line):
+            lines[row] = found[1] + re.sub(r"(?<![\w.~])(?=(?:[a-z_]\w*\.)+\w)", "~", _short(found[2]))
+
+
+def _merge(_app: Any, doctree: nodes.document) -> None:
+    """Parameters with the same description become one entry, as they are in the docstring."""
+    for entries in list(doctree.findall(nodes.bullet_list)):
+        if not isinstance(entries.parent.parent, nodes.field):
+            continue
+        kept, text, place = None, "", 1
+        for entry in list(entries):
+            paragraph = entry[0]
+            description = "".join(part.astext() for part in paragraph[1:])
+            if kept is not None and len(entry) == 1 and description == text != "":
+                kept[place:place] = [nodes.Text(", "), paragraph[0]]
+                place += 2
+                entries.remove(entry)
+            else:
+                kept, text, place = paragraph, description, 1
+
+
+def _names_in_index(_app: Any, doctree: nodes.document) -> None:
+    """The index lists a formula of the glossary by its name in the code, not as TeX."""
+    for node in doctree.findall(addnodes.index):
+        node["entries"] = [
+            (kind, re.sub(r".*\\.* \((.*)\)$", r"\1", entry), *others) for kind, entry, *others in node["entries"]
+        ]
 
 
 def setup(app: Any) -> None:
-    """Draw formulas, and read docstrings as plain text, before napoleon reads their sections."""
+    """Draw formulas, and read docstrings as plain text, before napoleon reads their sections; tidy what it makes."""
     app.add_html_math_renderer("katex", (_formula, None), (_formula, None))
     app.connect("autodoc-process-signature", _aliases)
     app.connect("autodoc-process-docstring", _plain_text, priority=100)
+    app.connect("autodoc-process-docstring", _short_types, priority=900)
+    app.connect("doctree-read", _merge)
+    app.connect("doctree-read", _names_in_index)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"

@@ -1,9 +1,8 @@
 """Detect ships in sea clutter with the embedded radar model, which was trained without ships.
 
 Run it with `python examples/radar_ships.py`. The sea is simulated (K-distributed clutter, see
-`gepc.lab.radar.simulate`), so
-the ground truth is known and nothing is downloaded. The detector is fitted on empty sea. Patches with a ship should
-raise alarms, and the maximum of the map should lie on the ship.
+`gepc.lab.radar.simulate`), so the ground truth is known and nothing is downloaded. The detector is fitted on empty sea.
+Patches with a ship should raise alarms, and the maximum of the map should lie on the ship.
 """
 
 import os

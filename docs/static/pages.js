@@ -17,7 +17,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const word of document.querySelectorAll("code.literal span.pre")) {
     word.classList.toggle("option", word.textContent.startsWith("-") && word.textContent.length < 30);
   }
-  // a long name breaks after a separator; otherwise it would widen its column and cut the table
+  // a long name breaks after a separator, but not inside a number; otherwise it would widen its column and cut the table
   for (const cell of document.querySelectorAll("article td, article code.literal")) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     const long = [];
@@ -26,7 +26,7 @@ document.addEventListener("DOMContentLoaded", () => {
       if (/\S{14}/.test(node.data) && !node.parentElement.closest(".katex")) long.push(node);
     }
     for (const node of long) {
-      const pieces = node.data.split(/(?<=[./:_=+,\]])(?=[\w[])/);
+      const pieces = node.data.split(/(?<=[./:_=+,\]])(?<!\d[.,])(?=[\w[])/);
       node.replaceWith(...pieces.flatMap((piece, place) => (place ? [document.createElement("wbr"), piece] : [piece])));
     }
   }

@@ -178,7 +178,7 @@ def with_encoder(
 
     Parameters
     ----------
-    backbone : the backbone that predicts the noise in latents.
+    backbone : the backbone that predicts the noise in latents; as a method, the object itself.
     encoder : images (N, `channels`, H, W) in [-1, 1] -> latents (N, c, H/`factor`, W/`factor`), c the channels of
         this backbone. It must be deterministic: the mode of a variational encoder, without quantisation.
     factor : pixels per side of a latent's cell.
@@ -217,8 +217,8 @@ def check_size(backbone: Backbone, height: int, width: int, what: str = "images"
 
     Parameters
     ----------
-    backbone : the backbone that takes the images.
-    height, width : of the images, in pixels.
+    backbone : the backbone that takes the images; as a method, the object itself.
+    height, width : the size of the images in pixels.
     what : names the images in the message.
 
     Raises

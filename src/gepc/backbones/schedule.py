@@ -205,7 +205,7 @@ class Levels:
 
         Parameters
         ----------
-        levels : Levels, float, iterable of float, or str
+        levels : Levels or str or numbers
             Plain numbers are sqrt(abar). A text such as `rho:0.05,0.17` names its scale.
 
         Returns

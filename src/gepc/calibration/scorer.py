@@ -106,7 +106,7 @@ class Scorer:
 
         Returns
         -------
-        Scores (N,), higher = more out of distribution.
+        One score for each image, an array (N,). Higher = more out of distribution.
 
         Examples
         --------

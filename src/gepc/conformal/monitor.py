@@ -30,7 +30,23 @@ BETS = np.array([-1.0, 0.0, 1.0])
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a monitor says after one more image."""
+    """What a monitor says after one more image.
+
+    Attributes
+    ----------
+    seen : how many images there were.
+    p_value : the p-value of the image.
+    alarm : whether the image raises an alarm.
+    alarm_rate : the share of alarms among the last images, as many as `window` says.
+    log10_capital : the evidence for a drift, as the logarithm of a betting capital that starts at 1.
+    drifted : whether the capital has ever reached 1/`delta`.
+
+    Examples
+    --------
+    >>> import gepc
+    >>> gepc.Monitor(range(99)).update(140.0).seen
+    1
+    """
 
     seen: int
     p_value: float

@@ -329,8 +329,8 @@ class Answers(FittedAttributes):
 
         Parameters
         ----------
-        images, groups, on_error, on_progress : as in `results`; with `row`, an image that cannot be scored raises no
-            alarm.
+        images, groups, on_progress : as in `results`.
+        on_error : as in `results`; with `row`, an image that cannot be scored raises no alarm.
         alpha : the largest probability that an in-distribution image raises an alarm, on average over calibration sets.
         confidence : if given, the rate holds for the calibration set at hand with this probability.
         fdr : if given, control the false-discovery rate instead of `alpha`: on average at most this share of the
@@ -397,7 +397,8 @@ class Answers(FittedAttributes):
 
         Parameters
         ----------
-        images, groups, on_progress : as in `results`; images that cannot be scored are left out.
+        images : as in `results`; images that cannot be scored are left out.
+        groups, on_progress : as in `results`.
         alpha : the false-alarm rate of the alarms.
 
         Returns

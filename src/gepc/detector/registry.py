@@ -86,8 +86,8 @@ def create_detector(
     backbone : Backbone
         The network that predicts noise; see `gepc.load_backbone`.
     method : str or sequence of str
-        Name of the method; see `gepc.list_detectors`. Several names, in a sequence or separated by commas, are combined
-        into one detector; see `gepc.methods.combined`.
+        Name of the method, `gepc+` by default; see `gepc.list_detectors`. Several names, in a sequence or separated
+        by commas, are combined into one detector; see `gepc.methods.combined`.
     preset : str, optional
         A named set of options of the method.
     **options

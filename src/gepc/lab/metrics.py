@@ -103,7 +103,22 @@ def auroc_interval(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confiden
 
 @dataclass(frozen=True)
 class Detection:
-    """How well scores separate two sets."""
+    """How well scores separate two sets.
+
+    Attributes
+    ----------
+    auroc : the area under the ROC curve.
+    auroc_low, auroc_high : the ends of its 95 % interval, by DeLong's method.
+    aupr : the average precision, with out-of-distribution images as the positive class.
+    fpr95 : the share of in-distribution images above the score that 95 % of the other images reach.
+    n_id, n_ood : the numbers of images.
+
+    Examples
+    --------
+    >>> from gepc.lab.metrics import detection
+    >>> detection([0.1, 0.2, 0.3, 0.4], [0.35, 0.9]).n_ood
+    2
+    """
 
     auroc: float
     auroc_low: float

@@ -1,8 +1,8 @@
 """The paper's statements as functions: each term of each formula, computed where scores are known exactly.
 
-Images are row vectors here, (N, D), D = C H W in C order, and everything is float64. A *field* is any function from
+Images are row vectors here, (N, D), D = C H W in C order, and everything is float64. A field is any function from
 such vectors to such vectors; `field_of` makes one from a backbone at one timestep. Group elements are matrices; see
-`matrices_of`. docs/theory.md derives the bounds.
+`matrices_of`. The page Theory derives the bounds.
 
 The expected residual (proposition "Expected GEPC residual bounds"), with e = s_theta - s_p and
 Delta_E = E|P_g^-1 e(P_g x) - e(x)|^2:
@@ -954,7 +954,7 @@ def cross_bounds(
     matrices : sequence of arrays (D, D)
         P_g of every element; see `matrices_of`.
     lipschitz : float, optional
-        L. By default it is measured on the points.
+        The constant L. By default it is measured on the points.
 
     Returns
     -------

@@ -234,7 +234,7 @@ class Batch:
 
         Returns
         -------
-        x_t, noise : torch.Tensor (N, C, H, W)
+        The noisy images x_t and the noise, torch.Tensor (N, C, H, W) each.
 
         Raises
         ------
