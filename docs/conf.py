@@ -89,6 +89,9 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
         elif headed and re.fullmatch(r"\w+(, \w+)*:", line):
             shown.append(line[:-1])
             continue
+        elif headed and (found := re.fullmatch(r"((?:\w+\.)+\w+ : )(.*)", line)):  # in See Also
+            shown.append(found[1] + _escaped(_capital(found[2])))
+            continue
         elif found := ENTRY.fullmatch(line):
             entry, formula = True, False
             shown += _entry(found[1], found[2], following, headed)

@@ -17,8 +17,22 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const word of document.querySelectorAll("code.literal span.pre")) {
     word.classList.toggle("option", word.textContent.startsWith("-") && word.textContent.length < 30);
   }
+  for (const block of document.querySelectorAll(".highlight-console pre")) {
+    const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const nodes = [];
+    while (texts.nextNode()) nodes.push(texts.currentNode);
+    for (const node of nodes) {
+      node.replaceWith(...node.data.split(/((?<=^|\s)--?\w[\w-]*)/).map((piece, place) => {
+        if (place % 2 === 0) return piece;
+        const option = document.createElement("span");
+        option.className = "option";
+        option.textContent = piece;
+        return option;
+      }));
+    }
+  }
   // a long name breaks after a separator, but not inside a number; otherwise it would widen its column and cut the table
-  for (const cell of document.querySelectorAll("article td, article code.literal")) {
+  for (const cell of document.querySelectorAll("article td, article code.literal, .sig-prename")) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     const long = [];
     while (texts.nextNode()) {
@@ -26,10 +40,11 @@ document.addEventListener("DOMContentLoaded", () => {
       if (/\S{14}/.test(node.data) && !node.parentElement.closest(".katex")) long.push(node);
     }
     for (const node of long) {
-      const pieces = node.data.split(/(?<=[./:_=+,\]])(?<!\d[.,])(?=[\w[])/);
+      const pieces = node.data.split(/(?<=[./:_=+,\]])(?<!\d[.,]|^\/)(?=[\w[])/);
       node.replaceWith(...pieces.flatMap((piece, place) => (place ? [document.createElement("wbr"), piece] : [piece])));
     }
   }
+  for (const bracket of document.querySelectorAll(".sig-name + .sig-paren")) bracket.after(document.createElement("wbr"));
   // a figure that is shown smaller than it is opens at its own size
   for (const image of document.querySelectorAll("article img")) {
     image.decode().then(() => {

@@ -254,10 +254,10 @@ def textures_table(textures: Textures) -> ResultTable:
         rows.append((other, str(metrics.n_ood), *numbers, f"{textures.alarms[other]} of {metrics.n_ood}"))
     note = (
         f"Out-of-distribution is the positive class. FPR95 is the share of {INSIDE} patches flagged at the threshold "
-        f"that flags 95% of the other patches. The intervals are DeLong's. Alarms are patches with p ≤ {ALPHA:g}."
+        f"that flags 95 % of the other patches. The intervals are DeLong's. Alarms are patches with p ≤ {ALPHA:g}."
     )
     title = f"{len(textures.scores[INSIDE])} held-out patches of {INSIDE} against each other photograph"
-    header = ("against", "patches", "AUROC", "95% interval", "AUPR", "FPR95", "alarms")
+    header = ("against", "patches", "AUROC", "95 % interval", "AUPR", "FPR95", "alarms")
     return ResultTable("textures", title, header, tuple(rows), note)
 
 
