@@ -10,6 +10,7 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.domains.python import PyObject
+from sphinx.transforms import SphinxTransform
 
 from gepc import __version__
 
@@ -57,7 +58,7 @@ nitpick_ignore_regex = [("py:(class|data|obj)", ".*")]
 doctest_global_setup = "import warnings; warnings.simplefilter('ignore'); from gepc import Group"
 
 
-ENTRY = re.compile(r"(\*{0,2}[a-zA-Z]\w*(?:, \*{0,2}\w+)*) : (.*)")
+ENTRY = re.compile(r"(\*{0,2}[a-zA-Z][\w.]*(?:, \*{0,2}\w+)*) : (.*)")
 # what follows the colon is a type, and the description stands below it or is left out, as in numpy's docstrings
 TYPE = re.compile(
     r"(?:\{.*\}|\(height, width\)|\(int, int(?:, int)?\)|functions? from .*|mapping\b.*|sequence of \w+"
@@ -88,9 +89,6 @@ def _plain_text(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lin
             headed = True
         elif headed and re.fullmatch(r"\w+(, \w+)*:", line):
             shown.append(line[:-1])
-            continue
-        elif headed and (found := re.fullmatch(r"((?:\w+\.)+\w+ : )(.*)", line)):  # in See Also
-            shown.append(found[1] + _escaped(_capital(found[2])))
             continue
         elif found := ENTRY.fullmatch(line):
             entry, formula = True, False
@@ -204,12 +202,17 @@ def _merge(_app: Any, doctree: nodes.document) -> None:
                 kept, text, place = paragraph, description, 1
 
 
-def _names_in_index(_app: Any, doctree: nodes.document) -> None:
+class NamesInIndex(SphinxTransform):
     """The index lists a formula of the glossary by its name in the code, not as TeX."""
-    for node in doctree.findall(addnodes.index):
-        node["entries"] = [
-            (kind, re.sub(r".*\\.* \((.*)\)$", r"\1", entry), *others) for kind, entry, *others in node["entries"]
-        ]
+
+    default_priority = 100
+
+    def apply(self, **_: Any) -> None:
+        """Change the entries before they are collected."""
+        for node in self.document.findall(addnodes.index):
+            node["entries"] = [
+                (kind, re.sub(r".*\\.* \((.*)\)$", r"\1", entry), *others) for kind, entry, *others in node["entries"]
+            ]
 
 
 def setup(app: Any) -> None:
@@ -219,7 +222,7 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _plain_text, priority=100)
     app.connect("autodoc-process-docstring", _short_types, priority=900)
     app.connect("doctree-read", _merge)
-    app.connect("doctree-read", _names_in_index)
+    app.add_transform(NamesInIndex)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
