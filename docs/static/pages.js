@@ -22,9 +22,9 @@ document.addEventListener("DOMContentLoaded", () => {
     const nodes = [];
     while (texts.nextNode()) nodes.push(texts.currentNode);
     for (const node of nodes) {
-      node.replaceWith(...node.data.split(/((?<=^|\s)--?\w[\w-]*)/).map((piece, place) => {
+      node.replaceWith(...node.data.split(/((?<=^|\s)--?\w[\w-]*|(?<=,)(?=\w))/).map((piece, place) => {
         if (place % 2 === 0) return piece;
-        const option = document.createElement("span");
+        const option = document.createElement(piece ? "span" : "wbr");
         option.className = "option";
         option.textContent = piece;
         return option;
