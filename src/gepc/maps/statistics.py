@@ -16,9 +16,9 @@ i-th of n ID images that fitted nothing,
     p(h, w) = (1 + #{M_i >= z(h, w)}) / (n + 1)
 
 controls the family-wise error: with probability at least 1 - alpha no pixel of a new ID image has p <= alpha. The score
-of an image by its map is the mean of the highest 0.3 % of z. A method may declare another share, another model of the
-activations, wider bands at the border, and maps that are not compared with the median of their image (c_p = 0): see
-`MapModel`.
+of an image by its map is the mean of the highest 0.3 % of z. A method may declare another share, other parts for the
+maximum, another model of the activations, wider bands at the border, and maps that are not compared with the median of
+their image (c_p = 0): see `MapModel`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ Ignored = Callable[[Size], npt.NDArray[np.bool_] | None]  # the pixels of maps o
 TOGETHER = "sum"  # the name of all parts together
 CALIBRATION_IMAGES = 99
 TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
-LEADING = ("error", "activations")
 USUAL_OFFSET = 2.0
 DEFAULT_MODEL = MapModel()
 ALPHA = 0.05
@@ -133,7 +132,7 @@ class MapStatistics:
         """The parts that make up the whole."""
         if "target" in self.parts:
             return ("target",)
-        return tuple(name for name in self.parts if name in LEADING) or self.parts
+        return tuple(name for name in self.parts if name in self.model.leading) or self.parts
 
     def z(self, parts: MapParts, size: Size, ignored: npt.NDArray[np.bool_] | None = None) -> Fields:
         """z of all parts together and of each part, (N, H, W) with (H, W) = `size`; 0 where pixels are ignored."""

@@ -49,6 +49,7 @@ class MapModel:
     images : the largest number of images that maps are learnt from.
     learnt : the share of these that the model of positions is learnt from; the others are for means and standard
         deviations.
+    leading : the parts that make up the whole, for maps that have one of them; for others, all parts do.
     """
 
     positions: str = "level_pca:rank=64"
@@ -58,6 +59,7 @@ class MapModel:
     band: int = 1
     images: int = 64
     learnt: float = 0.5
+    leading: tuple[str, ...] = ("error", "activations")
 
 
 @dataclass(frozen=True)

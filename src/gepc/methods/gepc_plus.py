@@ -23,7 +23,7 @@ Why rot90: under an element that is its own inverse (flips, rot180) an image and
 an image upside down scores the same as the upright one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -31,7 +31,7 @@ import numpy as np
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
 from gepc.core.options import one_of
-from gepc.methods.base import MapParts, Maps, register
+from gepc.methods.base import MapModel, MapParts, Maps, register
 from gepc.methods.features import Feature, find_feature
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group
@@ -39,8 +39,8 @@ from gepc.methods.presets import Preset, Presets
 
 CORRELATIONS = ("ax", "ay", "ad", "ax2", "ay2", "ac")
 FAST_LEVELS = (0.99,)
-INSPECT_LEVELS = (0.998,)
-"""Less noise, because noise hides small defects; chosen on synthetic defects in good magnetic tiles."""
+INSPECT_LEVELS = (0.9999,)
+"""Hardly any noise, because noise hides defects; chosen on synthetic defects in good magnetic tiles."""
 FULL_LEVELS = (0.998, 0.99, 0.97, 0.9)
 ALONE = ("d", *CORRELATIONS, "h")  # features of a single pass
 MAP_PARTS = ("sum", "residual", "inner", "error", "activations", "target")
@@ -62,11 +62,15 @@ class GepcPlus(GepcExtractor):
         `activations` (where the inner layers are unlike those of in-distribution images). A raw `sum` is residual +
         error, both in units of b. `target` is the square of `gepc.methods.pooling.log_contrast` + d^2/C, d the
         distance of the activations at a position from those of the whole image.
+    positions : how maps compare the activations at a position with those of ID images: `gaussian`, the Mahalanobis
+        distance from all of them, or `memory`, the distance to the nearest of a coreset of them. With `memory`, the
+        calibrated map `sum` is that of the activations alone, and bands of 4 pixels along the border have statistics of
+        their own.
 
     The others are those of `gepc.methods.gepc.GepcExtractor`. The preset `fast`, one level and one transform, costs 2
     passes and is the default; `full`, four levels and two transforms, costs 12; `single`, without a transform, costs 1;
-    `radar`, for targets that are small in their image, costs 1; `inspect`, for small defects, takes images of any size
-    at half resolution and scores them by their maps, with one pass. On images that are not square, where rot90
+    `radar`, for targets that are small in their image, costs 1; `inspect`, for defects of parts, takes images of any
+    size at half resolution and scores them by their maps, with one pass. On images that are not square, where rot90
     does not act, rot180 replaces it if no other element is left.
     """
 
@@ -90,7 +94,12 @@ class GepcPlus(GepcExtractor):
             calibration={"calibration": "evidence:rule=minimum,narrow=z,whole=0,view=1"},
         ),
         "inspect": Preset(
-            {"levels": Levels(INSPECT_LEVELS), "features": ALONE, "group": Group.of("rot180")},
+            {
+                "levels": Levels(INSPECT_LEVELS),
+                "features": ALONE,
+                "group": Group.of("rot180"),
+                "positions": "memory",
+            },
             preprocessing={"resize": "half"},
             calibration={"score_from": "map"},
         ),
@@ -101,6 +110,7 @@ class GepcPlus(GepcExtractor):
     group: Group = Group.of("rot90")
     elements: str = one_of("each", "mean")
     map_part: str = one_of(*MAP_PARTS)
+    positions: str = one_of("gaussian", "memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,6 +121,15 @@ class GepcPlus(GepcExtractor):
                 "`group_samples` leaves elements out at random, so `elements` must be 'mean'",
                 options=("group_samples", "elements"),
             )
+
+    @property
+    def map_model(self) -> MapModel:
+        """With a memory, other numbers, which were chosen on good tiles with synthetic defects: `benchmarks/maps.py`."""
+        model = super().map_model
+        if self.positions == "gaussian":
+            return model
+        memory = "level_local_memory:size=1000"
+        return replace(model, positions=memory, band=4, images=128, learnt=0.6, leading=("activations",))
 
     @property
     def each_element(self) -> bool:
