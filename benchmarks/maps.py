@@ -180,11 +180,12 @@ def measure(fit: Images, test: Images, bad: Images, masks: np.ndarray, read: Any
     return [found.auroc.mean(), found.hit.mean(), image, excess[:, border].mean() / excess[:, ~border].mean()]
 
 
-def whole_images(name: str, fit: Images, test: Images, backbone: gepc.Backbone) -> ResultTable:
+def whole_images(name: str, fit: Images, calibrate: Images, test: Images, backbone: gepc.Backbone) -> ResultTable:
     """Each of `SETTINGS`, changed one after the other, on good images with and without each kind of defect."""
-    own, each_kind = ("native",) if name == "gravel" else ("half", "native"), []
+    own = ("native",) if name == "gravel" else ("half", "native")
     made = [[with_defect(image, kind, seed) for seed, image in enumerate(test)] for kind in KINDS]
-    everything = [*fit, *test, *(image for kind in made for image, _ in kind)]
+    everything = [*fit, *calibrate, *test, *(image for kind in made for image, _ in kind)]
+    tested = len(fit) + len(calibrate)
     rows, known, first = [], {}, None
     for label, level, resize, model in SETTINGS:
         resize = resize if resize in own else own[0]
@@ -193,11 +194,10 @@ def whole_images(name: str, fit: Images, test: Images, backbone: gepc.Backbone) 
         if (level, resize) not in known:
             known = {(level, resize): parts_of(backbone, detector.extractor, seen)}
         read = reader(known[level, resize])
-        learnt = len(fit) - CALIBRATE
-        fitting, calibrating = seen[: min(learnt, model.images)], seen[learnt : len(fit)]
+        fitting, calibrating = seen[: min(len(fit), model.images)], seen[len(fit) : tested]
         statistics = MapStatistics.fit(read, fitting, calibrating, np.ones(1), model=model)
         each_kind = np.empty((2, 1 + len(KINDS), len(test)))  # scores of good images and of each kind, pixel AUROC
-        for place, image in enumerate(seen[len(fit) :]):
+        for place, image in enumerate(seen[tested:]):
             kind, number = divmod(place, len(test))
             z = statistics.z(read([image]), image.shape[1:])
             each_kind[0, kind, number] = statistics.map_scores(z)[0]
@@ -230,16 +230,17 @@ def with_error(values: np.ndarray) -> tuple[list[float], Estimate, Estimate]:
     return images, (both[0], drawn[:, 0]), (both[1], drawn[:, 1])
 
 
-def whole_sets(data: Path | None, tiles: int) -> Iterator[tuple[str, Images, Images]]:
-    """Name, good images to fit and calibrate on, and others to test with, all grey (H, W)."""
-    count = FIT + CALIBRATE
-    yield "gravel", *(list(found[..., 0]) for found in (patches(INSIDE, FIT_ROWS)[:count], patches(INSIDE, TEST_ROWS)[:TEST]))
+def whole_sets(data: Path | None, tiles: int) -> Iterator[tuple[str, Images, Images, Images]]:
+    """Name, good images to fit on, to calibrate on and to test with, all grey (H, W)."""
+    known, new = (patches(INSIDE, rows)[..., 0] for rows in (FIT_ROWS, TEST_ROWS))
+    yield "gravel", known[:FIT], known[FIT : FIT + CALIBRATE], new[:TEST]
     if data is not None:
         protocol = load_inspection("tiles")
         _, (part,) = protocol.parts(data)
         used = {*part.fit, *part.good}
         free = [path for path in sorted((data / protocol.good).glob("*.jpg")) if path not in used]
-        yield "tiles", [read_file(path) for path in part.fit], [read_file(path) for path in free[:tiles]]
+        good, third = [read_file(path) for path in part.fit], len(part.fit) // 3
+        yield "tiles", good[:-third], good[-third:], [read_file(path) for path in free[:tiles]]
 
 
 def main() -> None:
@@ -251,8 +252,8 @@ def main() -> None:
     options = parser.parse_args()
     backbone = gepc.load_backbone(options.backbone)
     if options.whole:
-        for name, fit, test in whole_sets(options.data, options.tiles):
-            print(whole_images(name, fit, test, backbone).markdown(), flush=True)
+        for name, *images in whole_sets(options.data, options.tiles):
+            print(whole_images(name, *images, backbone).markdown(), flush=True)
         return
     for name, fit_pixels, test_pixels in image_sets(options.data):
         bad_pixels, masks = with_defects(test_pixels)

@@ -237,14 +237,15 @@ def service(place: Path) -> Any:
     return answer
 
 
-# the network and the combination that version 0.2 takes by default
+# the network, the combination and the settings of `inspect` that version 0.2 takes by default
 RULE = ("--backbone", "photos-tiny", "--set", "calibration=parts:narrow=level_knn")
+EARLIER = ("--set", "levels=[0.998]", "--set", "positions=gaussian")
 
 
 def inspect(place: Path) -> Any:
     """`gepc fit` and `gepc score` with the preset `inspect` on images of one size."""
     description = json.loads(
-        command(place, "fit", "parts", "--out", "inspector", "--preset", "inspect", *RULE, "--json")
+        command(place, "fit", "parts", "--out", "inspector", "--preset", "inspect", *RULE, *EARLIER, "--json")
     )
     facts = {name: description[name] for name in ("method", "fitted", "cost", "guarantee")}
     return {"detector": facts, "rows": table(command(place, "score", "inspector", "inspected", "--alpha", "0.1"))}

@@ -124,7 +124,7 @@ class GepcPlus(GepcExtractor):
 
     @property
     def map_model(self) -> MapModel:
-        """With a memory, other numbers, which were chosen on good tiles with synthetic defects: `benchmarks/maps.py`."""
+        """With a memory, numbers that were chosen with synthetic defects in good tiles: `benchmarks/maps.py`."""
         model = super().map_model
         if self.positions == "gaussian":
             return model
