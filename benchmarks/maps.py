@@ -209,9 +209,11 @@ def whole_images(name: str, fit: Images, calibrate: Images, test: Images, backbo
                 each_kind[1, kind, number] = auroc(field[~mask], field[mask]) if 0.0 < mask.mean() < 1.0 else np.nan
         found = with_error(each_kind)
         first = found if first is None else first
-        image, pixel = (f"{value:.3f} ± {spread.std():.3f}" for value, spread in found[1:])
-        gain = [f"{now[0] - then[0]:+.3f} ± {(now[1] - then[1]).std():.3f}" for now, then in zip(found[1:], first[1:])]
-        rows.append((label, *found[0], image, gain[0], pixel, gain[1]))
+        measured = []
+        for (value, spread), (value_before, spread_before) in zip(found[1:], first[1:], strict=True):
+            measured.append(f"{value:.3f} ± {spread.std():.3f}")
+            measured.append(f"{value - value_before:+.3f} ± {(spread - spread_before).std():.3f}")
+        rows.append((label, *found[0], *measured))
     header = ("setting", *KINDS, "image AUROC", "gain", "pixel AUROC", "gain")
     return ResultTable(name, f"{name}, whole images with synthetic defects", header, tuple(rows))
 
