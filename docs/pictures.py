@@ -139,11 +139,11 @@ def plate(seed: int, defect: str | None = None, side: int = 128) -> tuple[np.nda
 def parts(count: int = 20) -> Figure:
     """Plates with boxes around what the preset `inspect` finds, above their maps; prints what is found."""
     detector = gepc.create_detector(gepc.load_backbone("photos-small"), preset="inspect")
-    detector.fit(np.stack([plate(seed)[0] for seed in range(120)]))
+    detector.fit(np.stack([plate(seed)[0] for seed in range(300)]))
     kinds = ("good", "scratch", "dent", "hole missing", "faint stain")
     figure = Figure(figsize=(9, 3.9), layout="constrained")
     for column, kind in zip(figure.subplots(2, len(kinds)).T, kinds, strict=True):
-        made = [plate(1000 + seed, kind) for seed in range(count)]
+        made = [plate(2000 + seed, kind) for seed in range(count)]
         images = open_images(np.stack([image for image, _ in made]))
         (chunk,) = stream(detector.fitted, images, maps=True, batch_size=count)
         fields = chunk.fields or {}
