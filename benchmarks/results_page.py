@@ -85,7 +85,13 @@ def section(table: dict[str, Any], command: str) -> str:
     return "\n".join([*lines, table["note"], "", f"`{command}`, {download}", ""])
 
 
-def methods_page(main: dict[str, Any], command: str) -> str:
+def sentences(note: str) -> list[str]:
+    """The sentences of a note as the items of a list; an example belongs to the sentence before it."""
+    parts = note.replace(". For example", ".\n  For example").split(". ")
+    return [f"- {part.removesuffix('.')}." for part in parts]
+
+
+def methods_page(main: dict[str, Any], backbone: str, command: str) -> str:
     """Every method: AUROC and cost, and its settings."""
     rows = [row for row in main["rows"] if row["source"] == "measured"]
     about = [[show(row[name]) for name in ABOUT] for row in rows]
@@ -94,7 +100,9 @@ def methods_page(main: dict[str, Any], command: str) -> str:
         "",
         METHODS_OPENING,
         "",
-        main["note"],
+        f"The backbone is `{backbone}`, a small network that was trained on a CPU.",
+        "",
+        *sentences(main["note"]),
         "",
         f"`{command}`",
         "",
@@ -135,7 +143,7 @@ def write_pages(results: Path, out: Path) -> None:
     (out / "csv").mkdir(parents=True, exist_ok=True)
     texts = {
         "measured.md": auroc_rows(first_rows(measured), pairs_of(rows)),
-        "methods.md": methods_page(tables["main"], with_methods),
+        "methods.md": methods_page(tables["main"], found["about"]["backbone"], with_methods),
         "ablations.md": f"# Ablations of GEPC\n\n{ABLATIONS_OPENING}\n\n"
         + "\n".join(section(tables[name], command) for name in ABLATIONS),
     }
