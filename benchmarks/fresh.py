@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -240,7 +240,7 @@ def main() -> None:
     lines = own_lines(bench)
     if options.methods:
         lines += baseline_lines(options.methods, benchmark)
-    print(write_tables(options.out, "fresh", tables(lines), {"protocol": settings.as_dict()}))
+    print(write_tables(options.out, "fresh", tables(lines), {"protocol": asdict(settings)}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ the protocol small32, with what an image costs. Nothing of it is embedded in the
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import time
@@ -181,7 +182,11 @@ def main() -> None:
         f"{latent.parameters:,} weights, {second:g} minutes; pixel network: {pixel.parameters:,} weights."
     )
     table = table_of(pixel, latent, protocol, options.data, note)
-    print(write_tables(options.out, "latent", [table], {"protocol": protocol.as_dict(), "scale": latent.describe()}))
+    print(
+        write_tables(
+            options.out, "latent", [table], {"protocol": dataclasses.asdict(protocol), "scale": latent.describe()}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The features are kept in the cache: an interrupted run resumes, and a second one
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from plus_designs import collect_plus, passes_needed, tables
@@ -49,7 +50,7 @@ def main() -> None:
 
     bench = collect_plus(benchmark, report, options.lean)
     print()
-    print(write_tables(options.out, "plus", tables(bench), {"protocol": protocol.as_dict()}))
+    print(write_tables(options.out, "plus", tables(bench), {"protocol": dataclasses.asdict(protocol)}))
 
 
 if __name__ == "__main__":

@@ -139,6 +139,16 @@ def test_a_part_that_is_too_usual_counts_if_asked() -> None:
     assert both > 2.0
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_single_part_is_scored_whatever_the_weights_of_its_kind(rule: str) -> None:
+    """As with the preset `radar` and one of its columns: its parts are views, and a single column has no views."""
+    columns = np.random.default_rng(0).standard_normal((90, 1, 1))
+    model = Evidence(rule=rule, narrow="z", whole=0.0, view=1.0).fit(columns)
+    scores = score(model, np.array([[[0.0]], [[2.0]], [[4.0]]]))
+    assert np.isfinite(scores).all()
+    assert scores[0] < scores[1] < scores[2]
+
+
 def test_views_and_wholes_have_weights_of_their_own() -> None:
     train, new = columns(90), columns(6, seed=1)
     names = {options: [part.name for part in create_calibrator(f"evidence:{options}").fit(train, PARTS).used]

@@ -199,8 +199,15 @@ class Evidence(Calibrator):
     @property
     def used(self) -> list[Part]:
         """The parts with a positive weight; all columns are one part where none is named or has a weight."""
-        used = [part for part in self.parts if (self.view if part.view else self.whole) > 0.0]
+        used = [part for part in self.parts if self._of_kind(part) > 0.0]
         return used or [Part.of("all", range(self.bounds_.shape[2]))]
+
+    def _of_kind(self, part: Part) -> float:
+        return self.view if part.view else self.whole
+
+    def weight_of(self, part: Part) -> float:
+        """w_p of a part in `used`. The part of all columns counts fully, even if `whole` is 0."""
+        return part.weight * (self._of_kind(part) or 1.0)
 
     def _fit(self, columns: Array) -> None:
         if max(int(part.columns.max()) for part in self.used) >= columns.shape[2]:
@@ -251,7 +258,7 @@ class Evidence(Calibrator):
 
     def _combined(self, standing: Array, weights: Array, aggregation: Aggregation) -> Array:
         """The score of a `standing`."""
-        of_parts = np.array([part.weight * (self.view if part.view else self.whole) for part in self.used])
+        of_parts = np.array([self.weight_of(part) for part in self.used])
         return aggregation(combine_parts(standing, self.rule, of_parts)[:, :, None], weights)
 
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:

@@ -136,7 +136,7 @@ def write_standalone(fitted: FittedDetector, folder: Path) -> None:
     parts = [
         {
             "name": part.name,
-            "weight": part.weight * (calibrator.view if part.view else calibrator.whole),
+            "weight": calibrator.weight_of(part),
             "columns": part.columns.tolist(),
             "arrays": list(model.fitted),
         }
