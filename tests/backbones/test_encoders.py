@@ -169,6 +169,25 @@ def test_an_onnx_file(onnx_file: Path) -> None:
     torch.testing.assert_close(inner, {"inner": pooled, "map": pooled.relu()})
     with pytest.raises(InputError, match="is no ONNX network"):
         gepc.Encoder.load(onnx_file, ("nowhere",))
+    with pytest.raises(InputError, match=r"nowhere\.onnx does not exist"):
+        gepc.Encoder.load(onnx_file.with_name("nowhere.onnx"))
+
+
+def test_an_onnx_file_for_one_image_of_one_size(onnx_file: Path) -> None:
+    """What torch.onnx.export writes by default: its images go through one by one, and others are refused."""
+    import onnx
+
+    model, x = onnx.load(onnx_file), images(2, 3, 8, 12)
+    for place, side in ((0, 1), (2, 8), (3, 12)):
+        model.graph.input[0].type.tensor_type.shape.dim[place].dim_value = side
+    onnx.save(model, onnx_file)
+    encoder = gepc.Encoder.load(onnx_file, mean=HALF, std=HALF)
+    torch.testing.assert_close(encoder.activations(x)["map"], torch.nn.functional.avg_pool2d(x, 2).relu())
+    with pytest.raises(InputError, match=r"takes images of 12x8 pixels .* only, got 8x8; export it") as refused:
+        encoder.activations(images(2, 3, 8, 8))
+    assert refused.value.options == ("size", "resize")
+    with pytest.raises(InputError, match="cannot process images of 12x8 pixels"):
+        gepc.Encoder.load(onnx_file, mean=(0.5,), std=(0.5,)).activations(images(1, 1, 8, 12))
 
 
 def test_a_description_rebuilds_what_the_user_knows_or_trusts(

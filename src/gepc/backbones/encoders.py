@@ -13,6 +13,7 @@ from pathlib import Path
 from pickle import PicklingError
 from typing import Any
 
+import numpy as np
 import torch
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
@@ -353,10 +354,23 @@ def _onnx_maps(path: Path, layers: Sequence[str] | None) -> tuple[Maps, tuple[st
     (entry, *others) = session.get_inputs()
     if others:
         raise InputError(f"{path} has {len(others) + 1} inputs; an encoder takes images only")
+    fixed = [side if isinstance(side, int) else None for side in entry.shape]
+    rows = fixed[0] if fixed else None
 
     def maps(images: torch.Tensor) -> dict[str, torch.Tensor]:
         size = (images.shape[-2], images.shape[-1])
-        answers = session.run(list(names), {entry.name: images.contiguous().numpy()})
+        takes = tuple(side or own for side, own in zip(fixed[2:], size, strict=False))
+        message = f"{path} cannot process images of {size[1]}x{size[0]} pixels: {{line}}"
+        if takes not in ((), size):
+            message = (
+                f"{path} takes images of {takes[1]}x{takes[0]} pixels (width x height) only, got {size[1]}x{size[0]}; "
+                "export it for images of any size, or give `size` and set `resize` to stretch"
+            )
+        # onnxruntime has a dozen errors of its own
+        with raising(InputError, message, Exception, options=("size", "resize")):
+            chunks = torch.split(images, rows or len(images))
+            parts = [session.run(list(names), {entry.name: chunk.numpy()}) for chunk in chunks]
+        answers = map(np.concatenate, zip(*parts, strict=True))
         return {name: feature_map(torch.from_numpy(value), size) for name, value in zip(names, answers, strict=True)}
 
     return maps, names

@@ -22,6 +22,8 @@ def open_session(path: Path, tensors: Sequence[str] = ()) -> Any:
     """Open an ONNX file with onnxruntime on the CPU; `tensors` inside the network become outputs too."""
     with raising(OptionError, f"{path} needs onnx and onnxruntime: pip install 'gepc[onnx]'", ImportError):
         import onnxruntime
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # onnxruntime has a dozen errors of its own
