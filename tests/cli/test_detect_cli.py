@@ -112,6 +112,9 @@ def test_groups_by_folder(place, gepc):
     refused = gepc("score", "grouped", "new")
     assert refused.returncode == 2
     assert "give `groups` (on the command line: --groups)" in refused.stderr
+    unread = gepc("fit", "groups", "--out", "unread", *options[:-1], "nowhere.txt")
+    assert unread.returncode == 2
+    assert unread.stderr.endswith("; nowhere.txt cannot be read as text: No such file or directory\n")
 
 
 def test_map_writes_pictures_arrays_and_metadata(place, gepc):
@@ -175,6 +178,11 @@ def test_score_without_enough_calibration_images_leaves_the_alarms_empty(gepc):
     assert all(float(row["score"]) and float(row["p_value"]) > 0.0 and row["alarm"] == "" for row in rows)
     assert "needs at least 9999 calibration images" in run.stderr
     assert "Fit on at least 29997 images, or give --alpha 0.05" in run.stderr
+    run = gepc("score", "det", "new", "--confidence", "0.9999")
+    alpha = re.search(r"or give --alpha (\S+);", run.stderr)
+    assert alpha, run.stderr
+    run = gepc("score", "det", "new", "--confidence", "0.9999", "--alpha", alpha[1])
+    assert "no alarms were decided" not in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -299,7 +307,7 @@ def test_a_picture_of_ones_own_scores(place, gepc):
     for words, sentence in (
         (["scores.csv", "--out", "scores.xlsx"], "unknown suffix of --out 'xlsx'"),
         (["new/00.png", "--out", "a.png"], "is not a table of scores"),
-        (["nowhere.csv", "--out", "a.png"], "is not a table of scores"),
+        (["nowhere.csv", "--out", "a.png"], "is not a table of scores (No such file or directory)"),
     ):
         refused = gepc("report", *words)
         assert refused.returncode == 2

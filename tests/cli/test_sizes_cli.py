@@ -52,6 +52,12 @@ def test_fit_states_the_size_that_the_network_sees(detector):
     assert set(timed) == {(20, 32)}
 
 
+def test_info_states_the_size_as_fit_does(gepc, detector):
+    described = gepc("info", "det").stdout
+    assert "images at half their size, the first of them 32x20 pixels" in described
+    assert "?" not in described
+
+
 @pytest.mark.parametrize("options", [[], ["--shard-size", "2"], ["--workers", "1"], ["--batch-size", "3"]], ids=str)
 def test_score_takes_images_of_several_sizes(place, gepc, detector, options):
     import gepc as library

@@ -124,16 +124,19 @@ def detector_text(facts: dict[str, Any]) -> str:
     from gepc.methods.base import Cost
 
     fitted, backbone = facts["fitted"], facts["backbone"]
+    size = fitted.get("input_size") or facts["preprocessing"]["size"]
+    encoder = facts["options"].get("encoder") or {}
     kept = zip(fitted["kept"], fitted["weights"], strict=True)
     candidates = zip(fitted["timesteps"], fitted["cv"], strict=True)
     named = {
         "method": facts["method"],
         "backbone": f"{backbone['source'] or backbone['family']}, sha256 {str(backbone['sha256'])[:12]}",
-        "input": shape_text(facts["preprocessing"]["size"] or ["?"]),
+        "encoder": encoder.get("source"),
+        "input": size and opt.size_text(facts["preprocessing"]["resize"], size),
         "fitted on": f"{fitted['fit_images']} images, calibrated on {fitted['calibration_images']}",
         "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates),
         "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept),
-        "map scale": fitted["map_scale"],
+        "map scale": fitted["map_scale"] and f"{fitted['map_scale']:.4g}",
         "cost": opt.cost_per_image(Cost(**facts["cost"])),
         "groups": ", ".join(filter(None, fitted["groups"])) or None,
         "guarantee": "none at alpha 0.05: too few calibration images",

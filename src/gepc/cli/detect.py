@@ -79,9 +79,9 @@ def fit(
     collection = open_images(images)
     calibration = None if calibration_images is None else open_images(calibration_images)
     total = len(collection) + (0 if calibration is None else len(calibration))
+    labels = opt.read_groups(groups, collection if calibration is None else calibration)
     estimate_fit(detector, collection, total - len(collection))
     with progress("fitting", total) as advance:
-        labels = opt.read_groups(groups, collection if calibration is None else calibration)
         detector.fit(collection, calibration, labels, advance)
     detector.save(out)
     if as_json:
@@ -89,7 +89,8 @@ def fit(
         return
     name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
     fitted = detector.fitted
-    say(f"{out}: {name} fitted on {fitted.fit_images} images, calibrated on {calibrated}, {_size_text(fitted)}")
+    seen = opt.size_text(fitted.preprocessing.resize, fitted.input_size)
+    say(f"{out}: {name} fitted on {fitted.fit_images} images, calibrated on {calibrated}, {seen}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
     say(f"cost: {opt.cost_per_image(detector.cost())}")
@@ -120,17 +121,6 @@ def estimate_fit(detector: Detector, images: Images, separate: int = 0) -> None:
     calibrating = separate or round(detector.calibration_share * total)
     again = detector.map_images(total - calibrating, calibrating)
     estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images", memory)
-
-
-def _size_text(fitted: FittedDetector) -> str:
-    """What the network sees, in words."""
-    from gepc.images.preprocessing import OWN_SIZE
-
-    height, width = fitted.input_size
-    if fitted.preprocessing.resize in OWN_SIZE:
-        scale = "at half their size" if fitted.preprocessing.resize == "half" else "in their own size"
-        return f"images {scale}, the first of them {width}x{height} pixels"
-    return f"at {width}x{height} pixels (width x height)"
 
 
 def map_(

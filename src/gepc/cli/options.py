@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,7 +92,9 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     """`folder`, or the labels in a text file with one line per image, in the order of the images."""
     if groups is None or groups == "folder":
         return groups
-    reason = f"--groups takes 'folder' or a text file with a label per line; {groups}: {{error}}"
+    reason = (
+        f"--groups takes 'folder' or a text file with a label per line; {groups} cannot be read as text: {{reason}}"
+    )
     with raising(InputError, reason, OSError, UnicodeDecodeError):
         labels = Path(groups).read_text(encoding="utf-8").splitlines()
     if len(labels) != len(images):
@@ -219,6 +221,17 @@ def cost_per_image(cost: Cost) -> str:
     """The cost of an image, and what its letters stand for."""
     encoder = ", E: encoder passes" if cost.encoder else ""
     return f"{cost} per image (F: forward passes, J: Jacobian-vector products{encoder})"
+
+
+def size_text(resize: str, size: Sequence[int]) -> str:
+    """What a detector with this option `resize` sees, in words; `size` (H, W) is that of its first image."""
+    from gepc.images.preprocessing import OWN_SIZE
+
+    height, width = size
+    if resize in OWN_SIZE:
+        scale = "at half their size" if resize == "half" else "in their own size"
+        return f"images {scale}, the first of them {width}x{height} pixels"
+    return f"at {width}x{height} pixels (width x height)"
 
 
 def duration(seconds: float) -> str:

@@ -111,7 +111,7 @@ def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None
         rule.check(fitted.reference, labels)
     except TooFewImagesError as error:
         images = opt.images_for(fitted, error.needed)
-        possible = math.ceil(100.0 / (fitted.reference.smallest + 1)) / 100.0
+        possible = math.ceil(100.0 * error.smallest) / 100.0
         return (
             f"no alarms were decided: {error}. Fit on at least {images} images, or give --alpha {possible:g}; "
             "the scores and p-values are complete"

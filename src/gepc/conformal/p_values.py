@@ -130,10 +130,12 @@ def check_alpha(alpha: float, n_calibration: int) -> None:
     """Refuse a false-alarm rate that cannot be held with so few calibration images, or only by never alarming."""
     check_rates(alpha=alpha)
     if alpha * (n_calibration + 1) * SLACK < 1.0:
-        needed = images_needed(alpha)
-        message = f"alpha={alpha:g} needs at least {needed} calibration images, there are {n_calibration}"
-        smallest = f"the smallest possible alpha is {1 / (n_calibration + 1):.3g}"
-        raise TooFewImagesError(f"{message}; {smallest}", needed)
+        raise _too_few(f"alpha={alpha:g}", images_needed(alpha), n_calibration, 1 / (n_calibration + 1))
+
+
+def _too_few(asked: str, needed: int, n: int, smallest: float) -> TooFewImagesError:
+    message = f"{asked} needs at least {needed} calibration images, there are {n}"
+    return TooFewImagesError(f"{message}; the smallest possible alpha is {smallest:.3g}", needed, smallest)
 
 
 @dataclass(frozen=True)
@@ -231,8 +233,8 @@ def pac_rank(n: int, alpha: float, confidence: float) -> int:
     safe = beta.cdf(alpha, ranks, n + 1 - ranks) >= confidence
     if n == 0 or not safe[0]:
         needed = math.ceil(math.log1p(-confidence) / math.log1p(-alpha))
-        few = f"needs at least {needed} calibration images, there are {n}"
-        raise TooFewImagesError(f"alpha={alpha:g} with confidence {confidence:g} {few}", needed)
+        smallest = -math.expm1(math.log1p(-confidence) / n) if n else 1.0
+        raise _too_few(f"alpha={alpha:g} with confidence {confidence:g}", needed, n, smallest)
     return int(ranks[safe][-1])
 
 

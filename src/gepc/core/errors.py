@@ -28,11 +28,14 @@ class OptionError(GepcError, TypeError):
 
 
 class TooFewImagesError(OptionError):
-    """The calibration images are too few for the rate that was asked for; `needed` says how many it takes."""
+    """The calibration images are too few for the rate that was asked for.
 
-    def __init__(self, message: str, needed: int = 0) -> None:
+    `needed` says how many it takes, and `smallest` is the smallest alpha that the present ones allow.
+    """
+
+    def __init__(self, message: str, needed: int = 0, smallest: float = 1.0) -> None:
         super().__init__(message)
-        self.needed = needed
+        self.needed, self.smallest = needed, smallest
 
 
 class NotFittedError(GepcError, RuntimeError):
