@@ -146,8 +146,14 @@ def test_own_folders_are_divided_by_the_seed(tmp_path: Path) -> None:
             InspectionProtocol("good", OWN, fit_images=count).parts(data)
     _, (apart,) = InspectionProtocol("good", OWN, test_good="beside").parts(data)
     assert (len(apart.fit), len(apart.good)) == (40, 4)
-    with pytest.raises(InputError, match="has a mask"):
+    with pytest.raises(
+        InputError, match=r"has a mask; that of part\.jpg is part\.png or .* ground_truth/good/part_mask"
+    ):
         InspectionProtocol("good", {"none": "good"}, fit_images=28).parts(data)
+    with pytest.raises(InputError, match="nowhere is not a folder"):
+        InspectionProtocol("good", {"none": "nowhere"}, fit_images=28).parts(data)
+    with pytest.raises(InputError, match="no key `good`"):
+        InspectionProtocol(defects=OWN, fit_images=28).parts(data)
 
 
 def test_protocols_are_recognised() -> None:
@@ -228,7 +234,15 @@ def test_the_command_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixt
     plain_net.save_pretrained(tmp_path / "net")
     DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(tmp_path / "net")
     words = ["bench", "mvtec", "--data", str(root), "--out", str(tmp_path / "out"), "--backbone", str(tmp_path / "net")]
-    words += ["--set", "test_images=2", "--set", "test_good_images=2", "--set", "options={size: 16, resize: stretch}"]
+    words += ["--set", "test_images=2", "--set", "test_good_images=2"]
+    sized = ["--set", "size=16", "--set", "options={resize: stretch}"]  # a key of the method is an option of it
+    assert run([*words, *sized, "--dry-run"]) == 0
+    assert not (tmp_path / "out").exists()
+    assert run([*words, "--methods", "msma"]) == 2
+    assert "--methods does not go with a benchmark of inspection" in capsys.readouterr().err
+    assert run([*words, "--set", "sise=16"]) == 2
+    assert "has no option 'sise'; did you mean 'size'?" in capsys.readouterr().err
+    words += sized
     assert run(words) == 0, capsys.readouterr().err
     printed = capsys.readouterr()
     assert "| candle | 25 | 2 | 2 |" in printed.out

@@ -38,6 +38,7 @@ from gepc.core.files import read_json, write_json
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.progress import OnProgress
 from gepc.core.tables import Cell, ResultTable, interval_text
+from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.registry import create_detector
 from gepc.detector.stream import stream
@@ -102,7 +103,13 @@ class InspectionProtocol:
         name, parts = ("Defects", [self._own_part(data)]) if self.defects else read_categories(data)
         return name, [self._some_images(part) for part in parts]
 
+    def detector(self, backbone: Backbone) -> Detector:
+        """The detector that is fitted for every part."""
+        return create_detector(backbone, self.method, self.preset, **self.options)
+
     def _own_part(self, data: Path) -> Part:
+        if not self.good:
+            raise InputError("the protocol has no key `good`, the folder of good images; add it")
         paths = self._shuffled(_images(data / self.good))[self.skip_images :]
         fit, rest = paths[: self.fit_images], [] if self.fit_images is None else paths[self.fit_images :]
         good = rest if self.test_good is None else _images(data / self.test_good)
@@ -124,6 +131,8 @@ class InspectionProtocol:
 
 def _images(folder: Path) -> list[Path]:
     """The images of a folder that are not masks of others."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; correct it in the protocol")
     paths = sorted(image_files(folder))
     masks = {_mask_of(path) for path in paths}
     return [path for path in paths if path not in masks]
@@ -132,7 +141,10 @@ def _images(folder: Path) -> list[Path]:
 def _with_masks(folder: Path) -> list[tuple[Path, Path]]:
     pairs = [(path, mask) for path in _images(folder) if (mask := _mask_of(path)) is not None]
     if not pairs:
-        raise InputError(f"no image in {folder} has a mask; see `gepc.lab.bench.inspection` for their names")
+        raise InputError(
+            f"no image in {folder} has a mask; that of part.jpg is part.png or part_mask.png beside it, or "
+            f"ground_truth/{folder.name}/part_mask.png two folders up"
+        )
     return pairs
 
 
@@ -162,7 +174,7 @@ def read_categories(root: Path) -> tuple[str, list[Part]]:
                 raise InputError(f"{root / part.name} needs good images to fit on, good and defective ones to test")
         return name, parts
     raise InputError(
-        f"{root} holds no category of {', '.join(READERS)}; see `gepc.lab.bench.inspection` for their layouts"
+        f"{root} holds no category of {', '.join(READERS)}; give the folder with the categories, as it was distributed"
     )
 
 
@@ -248,8 +260,7 @@ def fit_part(
     protocol: InspectionProtocol, part: Part, backbone: Backbone, on_progress: OnProgress = lambda _: None
 ) -> FittedDetector:
     """Fit the protocol's detector on the good images of a part."""
-    detector = create_detector(backbone, protocol.method, protocol.preset, **protocol.options)
-    return detector.fit(FileImages(part.fit), on_progress=on_progress).fitted
+    return protocol.detector(backbone).fit(FileImages(part.fit), on_progress=on_progress).fitted
 
 
 def measure_part(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,15 @@ def load_protocol(config: str | Path, overrides: dict[str, Any] | None = None, r
 
 
 def load_inspection(config: str | Path, overrides: dict[str, Any] | None = None) -> InspectionProtocol | None:
-    """Read a protocol of a benchmark of inspection, one that has the key `defects`; None for any other."""
-    values = {**read_named(config, builtin_protocols(), "protocol"), **(overrides or {})}
-    return build(InspectionProtocol, values, "protocol") if "defects" in values else None
+    """Read a protocol of a benchmark of inspection, one that has the key `defects`; None for any other.
+
+    `overrides` replace its keys. Those that are not keys of a protocol are options of its method.
+    """
+    values = read_named(config, builtin_protocols(), "protocol")
+    if "defects" not in values:
+        return None
+    keys = {one.name for one in fields(InspectionProtocol)}
+    given = {name: value for name, value in (overrides or {}).items() if name in keys}
+    protocol = build(InspectionProtocol, {**values, **given}, "protocol")
+    others = {name: value for name, value in (overrides or {}).items() if name not in keys}
+    return replace(protocol, options={**protocol.options, **others})

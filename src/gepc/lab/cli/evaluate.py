@@ -14,8 +14,9 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, text_table, typed_command
+from gepc.cli.detect import estimate_fit
 from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
-from gepc.core.errors import GepcError, InputError
+from gepc.core.errors import GepcError, InputError, OptionError
 from gepc.core.files import check_free, replacing, write_json, write_text
 from gepc.core.options import DEFAULT_BACKBONE
 from gepc.core.run_folder import storage_errors
@@ -52,7 +53,11 @@ DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with
 ResultsOut = Annotated[Path, Option(help="Folder for tables and figures.")]
 Reading = Annotated[str, Option(help="Reading of the paper: paper (its text) or released (the authors' code).")]
 DryRun = Annotated[
-    bool, Option("--dry-run", help="Print the estimated passes, time and memory, and exit; no data set is needed.")
+    bool,
+    Option(
+        "--dry-run",
+        help="Print the estimated passes, time and memory, and exit; no data set is needed, except to inspect parts.",
+    ),
 ]
 
 
@@ -181,7 +186,11 @@ def bench(
     from gepc.lab.bench.protocol import load_inspection
 
     if (inspection := load_inspection(config, setup.overrides())) is not None:
-        _inspect(inspection, setup.load(loading, inspection.backbone), _checked(data), out)
+        unused = {"--methods": methods, "--reading": reading != "paper", "--cache": setup.cache}
+        for option, value in {**unused, "--no-cache": setup.no_cache}.items():
+            if value:
+                raise OptionError(f"{option} does not go with a benchmark of inspection; --set changes its protocol")
+        _inspect(inspection, setup.load(loading, inspection.backbone), _checked(data), out, dry_run)
         return
     plan = _plan(config, setup, loading, methods, reading=reading)
     if dry_run:
@@ -411,9 +420,10 @@ def _run(plan: _Plan, out: Path, data: Path | None, setup: Setup, only_ablations
     return result
 
 
-def _inspect(protocol: InspectionProtocol, backbone: Backbone, data: Path, out: Path) -> None:
-    """Run a benchmark of inspection and write its table."""
+def _inspect(protocol: InspectionProtocol, backbone: Backbone, data: Path, out: Path, dry_run: bool) -> None:
+    """Run a benchmark of inspection and write its table, or state its cost alone."""
     from gepc.core.tables import write_each, write_tables
+    from gepc.images.sources import FileImages
     from gepc.lab.bench.inspection import run_inspection
 
     check_free(out, "categories", "benchmark")
@@ -421,6 +431,12 @@ def _inspect(protocol: InspectionProtocol, backbone: Backbone, data: Path, out: 
     fitting, testing = sum(len(part.fit) for part in parts), sum(len(part.good) for part in parts)
     total = sum(part.images for part in parts)
     note(f"{fitting} good images to fit on, {testing} to test with, {total - fitting - testing} with defects")
+    detector, images = protocol.detector(backbone), FileImages([path for part in parts for path in part.fit])
+    estimate_fit(detector, images)
+    size, memory = detector.network_size(images), detector.extractor.memory
+    opt.estimate(backbone, size, total - fitting, detector.cost(), "for tests {:,} images", memory)
+    if dry_run:
+        return
     with progress("images", total) as advance:
         table = run_inspection(protocol, backbone, data, out, advance)
     write_each(out / "tables", [table])
