@@ -54,3 +54,10 @@ def test_a_saved_memory_gives_the_same_maps(tmp_path: Path) -> None:
     images = pictures(3, size=16, seed=1)
     np.testing.assert_array_equal(again.score_map(images), fitted.score_map(images))
     assert again.extractor.map_model == fitted.extractor.map_model
+
+
+def test_a_fitted_image_is_not_unusual() -> None:
+    """A position of the memory has no distance to it, which is no evidence against an image."""
+    images = pictures(60, size=16)
+    fitted = detector().fit(images[:30], images[30:])
+    assert fitted.p_value(images[:30]).min() > 0.1

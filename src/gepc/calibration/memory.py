@@ -13,11 +13,14 @@ from gepc.calibration.joint import AT_ONCE, LevelMemory
 class LevelLocalMemory(LevelMemory):
     """`level_memory` with distances that count less where the vectors of the memory are far from each other.
 
-        d^2 = min_i |z - z_i|^2 / s_i,    s_i^2 = the mean of |z_j - z_i|^2 over the five nearest vectors of the memory
+        d^2 = min_i (|z - z_i|^2 / s_i + c s_i),    c = 0.1,
+        s_i^2 = the mean of |z_j - z_i|^2 over the five nearest vectors of the memory
 
     Vectors of edges and of coarse texture differ more from part to part than those of a smooth surface. Without s_i,
     their distances are the largest of good images. A division by s_i^2 would compare ratios alone, as the local outlier
-    factor does, and finds fewer small holes: with synthetic defects the mean of both was best.
+    factor does, and finds fewer small holes: with synthetic defects the mean of both was best. The term c s_i keeps
+    logarithms of distances finite. Without it, an image that is a copy of a fitted one has distances of rounding errors
+    only, whose logarithms differ as much as those of a defect.
 
     Options
     -------
@@ -39,6 +42,7 @@ class LevelLocalMemory(LevelMemory):
 
     fitted: ClassVar[tuple[str, ...]] = (*LevelMemory.fitted, "scale")
     NEIGHBOURS = 5
+    FLOOR = 0.1  # c
     LEAST = 0.1  # of the mean scale: copies of a vector must not make its surroundings unusual
 
     def _fit(self, columns: Array) -> None:
@@ -52,10 +56,10 @@ class LevelLocalMemory(LevelMemory):
             self.scale_[level] = np.maximum(scale, max(self.LEAST * float(scale.mean()), 1e-12))
 
     def distance_at(self, level: int, vectors: Array) -> Array:
-        """min_i |z - z_i|^2 / s_i, z whitened."""
+        """min_i (|z - z_i|^2 / s_i + c s_i), z whitened."""
         white = (vectors - self.mean_[level]) @ self.whitening_[level]
         scale = self.scale_[level].astype(np.float32)
-        nearest = [(block / scale).min(axis=1) for block in self._squares(level, white)]
+        nearest = [(block / scale + self.FLOOR * scale).min(axis=1) for block in self._squares(level, white)]
         return np.concatenate(nearest).astype(np.float64)
 
     def _squares(self, level: int, white: Array) -> Iterator[Array]:

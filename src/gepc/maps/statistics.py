@@ -5,7 +5,7 @@ A map has parts m_p: the symmetry of the output (`residual`) and of the inner la
 u_p = log box(m_p), c_p its median over the image, and means and standard deviations over ID images,
 
     z_p = (u_p - c_p - mu_p) / sigma_p    how far the pixel stands out in its image, |z_p| for the error,
-    e_p = |c_p - mean c_p| / std c_p      how unusual the image is as a whole,
+    e_p = |c_p - mean c_p| / std c_p      how unusual the image is as a whole; without | | for distances to a memory,
     z   = standardised max_p z_p + max(0, max_p e_p - 2), without the last term for targets in radar images.
 
 The maximum is over the error and the activations if the method has them, otherwise over all parts; this was chosen on
@@ -140,13 +140,19 @@ class MapStatistics:
         found = self._by_part(fields)
         together = self._standardised(self._largest(found), 0)
         if self.model.centred and "target" not in self.parts:
-            pairs = zip(fields.values(), self.offsets, strict=True)
-            offsets = [np.abs(_centre(field) - mean) / std for field, (mean, std) in pairs]
-            together += np.maximum(np.max(offsets, axis=0) - USUAL_OFFSET, 0.0).astype(np.float32)
+            together += np.maximum(self._offset(fields) - USUAL_OFFSET, 0.0).astype(np.float32)
         found = {TOGETHER: together, **found}
         if ignored is None:
             return found
         return {name: np.where(ignored, np.float32(0.0), field) for name, field in found.items()}
+
+    def _offset(self, fields: Fields) -> Map:
+        """max_p e_p, (N, 1, 1)."""
+        found = []
+        for (name, field), (mean, std) in zip(fields.items(), self.offsets, strict=True):
+            e = (_centre(field) - mean) / std
+            found.append(e if name in self.model.one_sided else np.abs(e))
+        return np.asarray(np.max(found, axis=0))
 
     def map_scores(self, z: Fields) -> Array:
         """The scores (N,) of images by their maps: one noisy pixel does not decide, and a small defect counts."""

@@ -50,6 +50,8 @@ class MapModel:
     learnt : the share of these that the model of positions is learnt from; the others are for means and standard
         deviations.
     leading : the parts that make up the whole, for maps that have one of them; for others, all parts do.
+    one_sided : the parts of which only large values make an image unusual as a whole. Such is the distance to a memory:
+        copies of fitted images have none.
     """
 
     positions: str = "level_pca:rank=64"
@@ -60,6 +62,7 @@ class MapModel:
     images: int = 64
     learnt: float = 0.5
     leading: tuple[str, ...] = ("error", "activations")
+    one_sided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ class GepcPlus(GepcExtractor):
         if self.positions == "gaussian":
             return model
         memory = "level_local_memory:size=1000"
-        return replace(model, positions=memory, band=4, images=128, learnt=0.6, leading=("activations",))
+        alone = ("activations",)
+        return replace(model, positions=memory, band=4, images=128, learnt=0.6, leading=alone, one_sided=alone)
 
     @property
     def each_element(self) -> bool:
