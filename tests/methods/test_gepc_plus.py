@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import LEVELS, pictures, toy_backbone
+from toys import LEVELS, pictures, toy_backbone, toy_network
 
 import gepc
 from gepc.backbones.schedule import Levels, cosine_alphas_cumprod
@@ -447,3 +447,12 @@ def test_one_pair_of_pixels_is_enough_for_an_autocorrelation() -> None:
     assert autocorrelation(field, [(0, 1)]).item() == pytest.approx((1 * 2 + 3 * 4) / 2 / 7.5)
     assert autocorrelation(field, [(1, -1)]).item() == pytest.approx(2 * 3 / 7.5)
     assert autocorrelation(field, [(2, 0)]).item() == autocorrelation(field, [(0, 2)]).item() == 0.0
+
+
+def test_a_preset_without_a_transform_takes_images_that_are_not_square() -> None:
+    """The group of `single` is never applied, so a quarter turn in it does not matter."""
+    backbone = toy_network(image_size=None)
+    detector = gepc.create_detector(backbone, "gepc+", "single", levels=LEVELS[:1], resize="native")
+    assert detector.preprocessing().network_size((8, 16)) == (8, 16)
+    with pytest.raises(OptionError, match="leave rot90 out"):
+        gepc.create_detector(backbone, "gepc+", "fast", levels=LEVELS[:1], resize="native")
