@@ -50,7 +50,8 @@ def from_callable(
     Returns
     -------
     Backbone
-        It calls the function. A saved detector does not contain it: give it again to `load_detector`.
+        A backbone that calls the function. A saved detector does not contain the function: give the backbone again to
+        `load_detector`.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def from_denoiser(
     Returns
     -------
     Backbone
-        With abar = 1/(1 + sigma^2) at each level.
+        A backbone whose schedule has abar = 1/(1 + sigma^2) at each level.
 
     Raises
     ------
@@ -146,7 +147,7 @@ def from_flow(
     Returns
     -------
     Backbone
-        With abar = (1-s)^2/((1-s)^2 + s^2) at each level.
+        A backbone whose schedule has abar = (1-s)^2/((1-s)^2 + s^2) at each level.
 
     Raises
     ------
@@ -190,7 +191,7 @@ def with_encoder(
     Returns
     -------
     LatentBackbone
-        It calls this backbone.
+        A backbone that encodes images and passes their latents to the given backbone.
 
     Raises
     ------

@@ -78,14 +78,14 @@ def load_backbone(
         or a file.
     device : "auto" is CUDA if available, otherwise MPS, otherwise the CPU.
     dtype : the precision of the network: float32, bfloat16, float16 or float64.
-    class_label : the class a class-conditional network is asked for; None is the null class of a DiT.
+    class_label : the class on which a class-conditional network is conditioned; None is the null class of a DiT.
     prompt : the text that a text-conditional network is conditioned on; None is the empty text. Its embedding is
         computed once, by the pipeline's text encoders and the package transformers, and stored with a detector.
     embeddings : instead of encoding a prompt, `prompt_embeds` (1, tokens, width) and, where the network needs them,
         `pooled_prompt_embeds` and `prompt_attention_mask`: a mapping or a `.safetensors` file.
     rescale_timesteps : call the network with t*1000/T; None leaves it to the checkpoint's config.
-    time_scale : ask the network for `time_scale` times its time. The paper's released code asked a network that was
-        trained on t/4 for t, which is 4.
+    time_scale : multiply the time that is passed to the network by this number. The paper's released code passes t to a
+        network that was trained on t/4, which corresponds to 4.
     variant : load the weights of that variant of a folder, for example "fp16".
     act_on : what a group acts on with a latent backbone, `latents` or `pixels`; see `Backbone.with_encoder`.
 

@@ -123,7 +123,7 @@ class Levels:
         Returns
         -------
         Levels
-            On the scale `sqrt_abar`.
+            The levels, on the scale `sqrt_abar`.
 
         Examples
         --------
@@ -145,7 +145,7 @@ class Levels:
         Returns
         -------
         Levels
-            On the scale `snr`.
+            The levels, on the scale `snr`.
 
         Examples
         --------
@@ -167,7 +167,7 @@ class Levels:
         Returns
         -------
         Levels
-            On the scale `rho`.
+            The levels, on the scale `rho`.
 
         Examples
         --------
@@ -189,7 +189,7 @@ class Levels:
         Returns
         -------
         Levels
-            On the scale `index`.
+            The levels, on the scale `index`.
 
         Examples
         --------

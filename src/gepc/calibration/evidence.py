@@ -40,7 +40,7 @@ def combine_parts(evidence: Any, rule: str, weights: Array | None = None) -> Any
     Parameters
     ----------
     evidence : -log p_p of every part.
-    rule : one of `RULES`; the formulas are above.
+    rule : `fisher`, `minimum`, `cauchy` or `positive`; see `gepc.calibration.evidence` for the formulas.
     weights : w_p; all 1 by default.
 
     Returns

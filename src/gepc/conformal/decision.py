@@ -34,11 +34,10 @@ class DecisionRule:
     confidence : if given, the false-alarm rate holds for the calibration set at hand with this probability.
     fdr : if given, control the false-discovery rate over all images at this level instead of using `alpha`.
     procedure : `bh` (Benjamini-Hochberg) or `storey`, with `fdr`.
-    control : what `alpha` is the level of.
-        `tile`, the default: p <= alpha for every image or tile by itself; nothing is promised for all of them together.
-        `bh`: Benjamini-Hochberg, the share of false flags, under positive dependence.
-        `by`: Benjamini-Yekutieli, the share of false flags, under any dependence: BH at alpha/(1 + 1/2 + ... + 1/m).
-        `holm`: the probability of any false flag, under any dependence.
+    control : the error rate that `alpha` bounds. `tile`, the default, judges every image or tile by itself by
+        p <= alpha, and nothing is guaranteed for all of them together. `bh` (Benjamini-Hochberg) bounds the expected
+        share of false flags under positive dependence. `by` (Benjamini-Yekutieli) bounds it under any dependence, as
+        BH at alpha/(1 + 1/2 + ... + 1/m). `holm` bounds the probability of any false flag, under any dependence.
 
     Examples
     --------

@@ -293,7 +293,7 @@ class FittedDetector:
         Returns
         -------
         list of MapRegion
-            The highest score first.
+            The regions, the highest score first.
 
         Examples
         --------

@@ -74,7 +74,7 @@ def plot_results(scores: npt.ArrayLike, p_values: npt.ArrayLike, alarms: npt.Arr
     Returns
     -------
     matplotlib.figure.Figure
-        Save it with `figure.savefig("scores.png")`; a notebook shows it by itself.
+        The figure. Save it with `figure.savefig("scores.png")`; a notebook shows it by itself.
 
     Raises
     ------

@@ -413,7 +413,7 @@ class Extractor(ABC):
         Returns
         -------
         array (N, levels)
-            By default the first of the columns.
+            The feature; by default the first of the columns.
         """
         return self.columns(table)[:, :, 0]
 

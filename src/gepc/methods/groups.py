@@ -32,7 +32,7 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Action:
-    """P_g and P_g^-1 on (..., H, W) tensors.
+    """A transform P_g of tensors (..., H, W), with its inverse.
 
     Parameters
     ----------

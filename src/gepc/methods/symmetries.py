@@ -49,13 +49,13 @@ class Evidence:
     Parameters
     ----------
     action : its name.
-    p_value : of the test that P_g x has the law of x.
-    holds : whether Holm's procedure over all actions does not reject this.
+    p_value : the p-value of the test of the hypothesis that P_g x has the same distribution as x.
+    holds : whether Holm's procedure over all actions does not reject the hypothesis.
     residual : the mean of pool(r_g^2) / b over the images.
-    spread : the standard deviation of the same.
+    spread : the standard deviation of this residual over the images.
     operator_error : the mean of |P_g^-1 P_g x_t - x_t|^2 / |x_t|^2, without the network.
     power : the AUROC of synthetic outliers by |log s_g - median|; 0.5 is chance.
-    weight : in the chosen group; 0 if the action was left out.
+    weight : the weight in the chosen group; 0 if the action was left out.
     reason : why it was chosen or left out.
 
     Examples
@@ -107,7 +107,7 @@ def read_batch(
 
 
 def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Group) -> tuple[list[Evidence], Array]:
-    """What the images of a batch say about every action other than the identity.
+    """Test every action other than the identity on the images of a batch.
 
     Parameters
     ----------

@@ -200,7 +200,7 @@ class SceneReport:
 
 
 def plan_scan(detector: Detector, path: StrPath, out: StrPath | None = None, **options: Any) -> ScanPlan:
-    """What `scan` with the same arguments would do.
+    """Compute what `scan` with the same arguments would do, without scoring a tile.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def scan(
     ----------
     detector : a fitted detector.
     path : the scene.
-    out : folder for the results; one that holds a scan with other parameters is an `InputError`.
+    out : folder for the results. A folder that contains a scan with other parameters raises `InputError`.
     on_progress : called with numbers of tiles.
     **options : those of `ScanOptions`.
 
