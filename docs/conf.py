@@ -37,7 +37,7 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#f0935a", "color-brand-content": "#74b3e3"},
 }
 
-myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
