@@ -46,5 +46,5 @@ def test_a_reset_begins_again_and_wrong_steps_are_refused():
     assert monitor.adaptive.rate < 0.05
     monitor.reset()
     assert monitor.adaptive.rate == 0.05
-    with pytest.raises(OptionError, match="gamma must be between 0 and 1"):
+    with pytest.raises(OptionError, match="adapt must be between 0 and 1"):
         Monitor(range(99), adapt=2.0)

@@ -12,7 +12,7 @@ from PIL import Image
 from toys import as_uint8, pictures, toy_detector
 
 from gepc.conformal.monitor import Monitor
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, OptionError
 from gepc.runs.watch import COLUMNS, Watch
 
 
@@ -203,6 +203,12 @@ def test_another_file_is_not_taken_for_a_log(detector, tmp_path):
     with pytest.raises(InputError, match=r"note\.csv is not a log"):
         _watch(detector, tmp_path / "in", tmp_path / "note.csv")
     assert (tmp_path / "note.csv").read_text() == "one line"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="folder cannot be read: Is a directory; give another file"):
+        _watch(detector, tmp_path / "in", tmp_path / "folder")
+    for name in ("log.xlsx", "log.parquet"):
+        with pytest.raises(OptionError if name == "log.xlsx" else InputError, match="give a name that ends in"):
+            _watch(detector, tmp_path / "in", tmp_path / name)
 
 
 def test_the_log_starts_with_its_columns(detector, tmp_path):

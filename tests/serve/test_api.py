@@ -182,7 +182,9 @@ def test_other_bodies_are_refused(client, files):
         answer = client.post("/v1/score", **options)
         assert answer.status_code == 422
         assert "send at least one image file in the field 'images' of a form" in answer.json()["error"]
-    assert client.post("/v1/score", data={"images": "text"}, files={"images": b"x"}).status_code == 422
+    text = client.post("/v1/score", data={"images": "text"}, files={"images": b"x"})
+    assert text.status_code == 422
+    assert text.json()["error"].startswith("send at least one image file in the field 'images'")
     many = client.post("/v1/score", files=as_form(files[:1] * 17))
     assert (many.status_code, many.json()["error"][:9]) == (413, "17 images")
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
@@ -330,6 +332,10 @@ def test_a_latent_backbone_and_five_bands_are_served(serve, tmp_path):
         tiff, npy = io.BytesIO(), io.BytesIO()
         first.save(tiff, format="TIFF", save_all=True, append_images=rest)
         np.save(npy, picture.transpose(2, 0, 1))
+        with pytest.raises(
+            gepc.core.errors.OptionError, match=f"one or three bands to show, from 1 to {channels}; got"
+        ):
+            serve(folder / "det", bands=(7, 2, 1))
         client = serve(folder / "det", bands=(3, 2, 1))
         assert client.get("/v1/detector").json()["passes_per_image"].endswith(cost)
         forms = [("images", (name, data.getvalue(), "image/tiff")) for name, data in (("a.tif", tiff), ("a.npy", npy))]

@@ -127,7 +127,8 @@ class RowLog:
         if not self.path.exists():
             self.append([self.columns])
             return
-        with open(self.path, "rb") as handle:
+        unreadable = raising(InputError, f"{self.path} cannot be read: {{reason}}; give another file", OSError)
+        with unreadable, open(self.path, "rb") as handle:
             start = handle.read(len(header))
             if not header.startswith(start):
                 raise InputError(f"{self.path} is not a log of this kind; give another file")

@@ -19,6 +19,7 @@ from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result, stream
 from gepc.images.decoder import DecoderProcess
 from gepc.images.sources import FileImages, file_stamp, image_files, masks_among
+from gepc.runs.shards import format_of
 
 COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp", "time")
 
@@ -63,6 +64,8 @@ class Watch:
     ) -> None:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder")
+        if format_of(log) != "csv":
+            raise InputError(f"{log}: the log is a CSV file; give a name that ends in .csv")
         self.folder, self.fitted, self.monitors = folder, fitted, monitors
         self.settle, self.patience, self.pause = settle, patience, log.with_name(f"{log.name}.pause")
         self.log = RowLog(log, COLUMNS)

@@ -184,10 +184,10 @@ class Upload:
 
 def explain(errors: Sequence[Any], most: int = 3) -> str:
     """What is wrong with the options, without repeating the values sent."""
-    parts = []
+    parts: list[str] = []
     for error in errors[:most]:
         place = ".".join(str(part) for part in error["loc"] if part not in ("query", "body"))
-        if error["type"] == "missing" and place == FIELD:
+        if place.partition(".")[0] == FIELD:
             parts.append(f"send at least one image file in the field {FIELD!r} of a form (multipart/form-data)")
         else:
             parts.append(f"{place[:60]}: {error['msg']}" if place else str(error["msg"]))

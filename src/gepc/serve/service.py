@@ -138,6 +138,7 @@ class Service:
         grey = np.zeros((self.fitted.backbone.channels, *self.fitted.input_size), dtype=np.float32)
         with raising(GepcError, "the detector cannot score an image: {error}", RuntimeError, passing=GepcError):
             (found,) = self._score_batch([grey], with_maps=False)
+            rgb_picture(grey, self.settings.bands)
         if not math.isfinite(found.result.score):
             raise GepcError("the detector does not give a finite score to a trial image; fit it again")
 
