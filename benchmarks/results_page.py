@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gepc.core.palette import LIGHT
 from gepc.core.tables import Cell, markdown_table, show, write_rows
 from gepc.detector.plots import drawing, save
+from gepc.lab.bench.detector_tables import PUBLISHED_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,12 +34,12 @@ OURS = ("gepc+ full", "gepc+ fast", "gepc+ single", "GEPC")
 ABOUT = ("method", "preset", "calibration", "train / test images", "average", "std over seeds", "worst", "worst pair")
 ABLATIONS = ("kept", "sweep", "transforms", "calibration", "features", "timesteps", "false_alarms", "runtime")
 METHODS_OPENING = (
-    "After this page you know how every method does on the paper's nine pairs, with which settings, and at which "
-    "cost. [Results](../results.md) discusses the tables."
+    "This page shows the AUROC, the cost and the settings of every method on the paper's nine pairs.",
+    "[Results](../results.md) discusses the tables.",
 )
 ABLATIONS_OPENING = (
-    "After this page you know how each choice of GEPC changes its results: timesteps, transforms, calibration and "
-    "features. [Results](../results.md) discusses the main table."
+    "This page shows how the choices of GEPC change its results: timesteps, transforms, calibration and features. It",
+    "also shows the rate of false alarms and the runtime. [Results](../results.md) discusses the main table.",
 )
 
 Row = dict[str, Cell]
@@ -77,12 +78,15 @@ def _average(row: Row) -> float:
 
 
 def section(table: dict[str, Any], command: str) -> str:
-    """A table with its heading, an anchor that stays, its note and its command."""
+    """A table with its heading, a permanent anchor, its command, and its note without the one on published values."""
     rows = table["rows"]
     shown = narrow_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     lines = [f"({table['name'].replace('_', '-')})=", f"## {table['title']}", "", shown, ""]
+    note = table["note"].replace(PUBLISHED_NOTE, "").strip()
+    if note:
+        lines += [note, ""]
     download = f"{{download}}`CSV <csv/{table['name']}.csv>`"
-    return "\n".join([*lines, table["note"], "", f"`{command}`, {download}", ""])
+    return "\n".join([*lines, f"`{command}`, {download}", ""])
 
 
 def sentences(note: str) -> list[str]:
@@ -98,7 +102,7 @@ def methods_page(main: dict[str, Any], backbone: str, command: str) -> str:
     lines = [
         "# Every method",
         "",
-        METHODS_OPENING,
+        *METHODS_OPENING,
         "",
         f"The backbone is `{backbone}`, a small network that was trained on a CPU.",
         "",
@@ -113,6 +117,13 @@ def methods_page(main: dict[str, Any], backbone: str, command: str) -> str:
     lines += [auroc_rows(rows, pairs_of(rows)), "", "(settings)=", "## Settings and spread", ""]
     lines += [markdown_table(ABOUT, about)]
     return "\n".join(lines)
+
+
+def ablations_page(tables: dict[str, dict[str, Any]], backbone: str, command: str) -> str:
+    """The tables of the ablations; the opening says once where published values come from."""
+    source = f"Measured values were obtained with the backbone `{backbone}`, a small network that was trained on a CPU."
+    opening = ["# Ablations of GEPC", "", *ABLATIONS_OPENING, "", source, PUBLISHED_NOTE, ""]
+    return "\n".join([*opening, *(section(tables[name], command) for name in ABLATIONS)])
 
 
 def write_page_tables(files: Sequence[Path], out: Path) -> None:
@@ -144,8 +155,7 @@ def write_pages(results: Path, out: Path) -> None:
     texts = {
         "measured.md": auroc_rows(first_rows(measured), pairs_of(rows)),
         "methods.md": methods_page(tables["main"], found["about"]["backbone"], with_methods),
-        "ablations.md": f"# Ablations of GEPC\n\n{ABLATIONS_OPENING}\n\n"
-        + "\n".join(section(tables[name], command) for name in ABLATIONS),
+        "ablations.md": ablations_page(tables, found["about"]["backbone"], command),
     }
     if published:
         texts["published.md"] = auroc_rows(published, pairs_of(rows))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from results_page import auroc_over_cost, write_page_tables
+from results_page import ABLATIONS, ablations_page, auroc_over_cost, write_page_tables
 
 from gepc.core.tables import ResultTable, write_tables
+from gepc.lab.bench.detector_tables import PUBLISHED_NOTE
 
 
 def test_tables_of_other_benchmarks_become_parts_of_pages(tmp_path: Path) -> None:
@@ -18,6 +19,16 @@ def test_tables_of_other_benchmarks_become_parts_of_pages(tmp_path: Path) -> Non
     assert lines[2:4] == ["| a:b | .500 | 3 | - |", "| c | 1.000 | 12 | -0.250 |"]
     assert lines[-1] == "What it is."
     assert (tmp_path / "docs" / "csv" / "small.csv").read_text().splitlines()[1] == "a:b,0.5,3,"
+
+
+def test_the_page_of_ablations_says_once_where_published_values_come_from() -> None:
+    tables = {name: {"name": name, "title": name, "rows": [{"K": 1}], "note": PUBLISHED_NOTE} for name in ABLATIONS}
+    tables["features"]["note"] = f"Fusion is the mean. {PUBLISHED_NOTE}"
+    page = ablations_page(tables, "a-network", "gepc bench")
+    assert page.count(PUBLISHED_NOTE) == 1
+    assert "\n\nFusion is the mean.\n\n" in page
+    assert "`a-network`" in page
+    assert "\n\n\n" not in page
 
 
 def test_the_figure_of_costs_has_a_row_for_every_method() -> None:
