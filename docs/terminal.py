@@ -58,9 +58,12 @@ def outputs(folder: Path) -> list[tuple[str, list[str]]]:
 
 
 def animated(steps: list[tuple[str, list[str]]]) -> str:
-    """An SVG in which the commands appear one after the other, each followed by its output; it repeats."""
+    """An SVG in which the commands appear one after the other, each followed by its output; it repeats.
+
+    The first command is always visible, so that the picture is never empty.
+    """
     rows: list[tuple[float, str, str]] = []
-    now = 0.5
+    now = 0.0
     for command, lines in steps:
         rows.append((now, "command", f"$ {command}"))
         now += TYPING
@@ -70,11 +73,12 @@ def animated(steps: list[tuple[str, list[str]]]) -> str:
     height = TOP + LINE * len(rows) + 10
     styles, texts = [], []
     for number, (begin, kind, line) in enumerate(rows):
-        share = 100.0 * begin / length
-        styles.append(
-            f"@keyframes r{number}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}"
-            f".r{number}{{animation:r{number} {length:.1f}s infinite}}"
-        )
+        if begin > 0.0:
+            share = 100.0 * begin / length
+            styles.append(
+                f"@keyframes r{number}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}"
+                f".r{number}{{animation:r{number} {length:.1f}s infinite}}"
+            )
         y = TOP + LINE * number
         texts.append(f'<text class="{kind} r{number}" x="{LEFT}" y="{y}" xml:space="preserve">{escape(line)}</text>')
     dots = "".join(f'<circle cx="{22 + 20 * n}" cy="20" r="6" fill="#6b7280"/>' for n in range(3))
