@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
@@ -16,7 +18,7 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit, cross_val_pre
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
-from toys import pictures, toy_backbone
+from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 import gepc.sklearn
@@ -108,12 +110,17 @@ def test_a_grid_of_presets() -> None:
     assert search.best_params_["method"] in ("gepc+", "msma")
 
 
-def test_images_in_other_forms() -> None:
+def test_images_in_other_forms(tmp_path: Path) -> None:
     images = pictures(30)
     estimator = gepc.sklearn.OODDetector(toy_backbone(), alpha=0.2)
     by_array = clone(estimator).fit(images).predict(images)
     np.testing.assert_array_equal(by_array, clone(estimator).fit(list(images)).predict(list(images)))
     np.testing.assert_array_equal(by_array, clone(estimator).fit(images.reshape(30, -1)).predict(images))
+    paths = [tmp_path / f"{place:02}.png" for place in range(len(images))]
+    for path, picture in zip(paths, as_uint8(images), strict=True):
+        Image.fromarray(picture).save(path)
+    named, scores = np.array(list(map(str, paths))), clone(estimator).fit(paths).decision_function(paths)
+    np.testing.assert_allclose(clone(estimator).fit(named).decision_function(named), scores)
     again = pickle.loads(pickle.dumps(clone(estimator).set_params(backbone="celeba32-tiny")))
     assert again.backbone == "celeba32-tiny"
 

@@ -166,7 +166,9 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
     def _images(self, X: Any, backbone: gepc.Backbone, reset: bool) -> Any:
         """X as images: rows of a 2-D array, also of nested lists, in their shape; anything else as it is."""
         first = X[0] if isinstance(X, list) and X else None
-        is_table = hasattr(X, "__array__") and len(getattr(X, "shape", None) or np.asarray(X).shape) <= 2
+        shape = (getattr(X, "shape", None) or np.asarray(X).shape) if hasattr(X, "__array__") else ()
+        is_column = len(shape) == 1 and np.asarray(X).dtype.kind in "OUT"  # of paths
+        is_table = hasattr(X, "__array__") and len(shape) <= 2 and not is_column
         if not (is_table or issparse(X) or isinstance(first, (list, int, float))):
             return X
         return self._reshaped(validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1), backbone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import re
@@ -21,7 +22,7 @@ from toys import pictures
 import gepc
 from gepc.backbones.onnx import OnnxBackbone
 from gepc.conformal.decision import DecisionRule
-from gepc.core.errors import BackboneError
+from gepc.core.errors import BackboneError, StorageError
 from gepc.detector import export, standalone
 from gepc.detector.export import export_detector, why_not_standalone, write_standalone
 from gepc.detector.fitted import FittedDetector
@@ -84,6 +85,20 @@ def exported(fitted: FittedDetector, tmp_path_factory: pytest.TempPathFactory) -
     assert made.script is not None
     assert made.script <= 1e-4
     return folder
+
+
+def test_a_disk_that_cannot_be_written_is_named(
+    fitted: FittedDetector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch writes the network, and its error does not say where."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gepc.detector.export.export_onnx", full)
+    with pytest.raises(StorageError, match=r"cannot write .*out: No space left on device"):
+        export_detector(fitted, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def saved(images: Any, folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from gepc.calibration.evidence import Evidence
 from gepc.conformal.p_values import images_needed, threshold
 from gepc.core.errors import BackboneError, OptionError
 from gepc.core.files import StrPath, write_json
+from gepc.core.run_folder import storage_errors
 from gepc.detector import standalone
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.storage import save_detector
@@ -55,8 +56,10 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
         raise OptionError(f"an exported network takes images of one size, and {kept}; fit with `size` instead")
     if images is None:
         images = np.random.default_rng(0).integers(0, 256, (8, *size, original.channels), dtype=np.uint8)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent) as draft:
+    with storage_errors(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        drafts = tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent)
+    with storage_errors(final), drafts as draft:
         path = Path(draft) / NETWORK
         exported = export_onnx(original, path, size, getattr(fitted.method, "layers", None))
         exported.source = str(final / NETWORK)
