@@ -401,6 +401,7 @@ def test_grey_images_and_one_channel_networks() -> None:
         ({"levels": "rho:x"}, "cannot read levels"),
         ({"levels": ()}, "at least one noise level"),
         ({"group": "c5"}, "unknown group 'c5'"),
+        ({"group": "id,rotate(30)"}, "unknown group 'id,rotate.*give several elements as a list"),
         ({"features": "s,cos"}, "unknown feature 's,cos'"),
     ],
 )

@@ -359,7 +359,7 @@ class CalibrationScores:
             known = ", ".join(self.by_group)
             raise OptionError(f"this detector was fitted with groups ({known}); give `groups`", options=("groups",))
         if not self.grouped and labels is not None:
-            raise OptionError("this detector was fitted without groups; leave `groups` out", options=("groups",))
+            raise OptionError("this detector was fitted without groups; give none", options=("groups",))
         for label in () if labels is None else np.unique(labels):
             if str(label) not in self.by_group:
                 hint = nearest(label, self.by_group)

@@ -29,11 +29,13 @@ class RunFolder:
     """A folder with the pieces of one run.
 
     The regular expression `pieces` matches the names of what belongs to a run, other than `run.json`; `advice`
-    completes the error messages.
+    completes the error messages, which name `options`.
     """
 
-    def __init__(self, path: StrPath, pieces: str, advice: str = "give another folder") -> None:
-        self.path, self.advice = Path(path), advice
+    def __init__(
+        self, path: StrPath, pieces: str, advice: str = "give another folder", options: Sequence[str] = ()
+    ) -> None:
+        self.path, self.advice, self.options = Path(path), advice, options
         self._pieces = re.compile(pieces)
 
     @contextlib.contextmanager
@@ -63,7 +65,9 @@ class RunFolder:
         if restart and (place.exists() or left_over):
             self.clear()
         elif left_over:
-            raise InputError(f"{self.path} holds pieces of a run and no {DESCRIPTION}; {self.advice}")
+            raise InputError(
+                f"{self.path} holds pieces of a run and no {DESCRIPTION}; {self.advice}", options=self.options
+            )
         elif entries and not place.exists():
             raise InputError(f"{self.path} is not empty and contains no run; give another folder")
         if not place.exists():
@@ -74,16 +78,17 @@ class RunFolder:
     def _check_identity(self, stored: Any, identity: Mapping[str, Any], layout: Iterable[str]) -> dict[str, Any]:
         place = self.path / DESCRIPTION
         if not isinstance(stored, dict) or stored.get("schema") != SCHEMA:
-            raise InputError(f"{place} is not a run of this version; {self.advice}")
+            raise InputError(f"{place} is not a run of this version; {self.advice}", options=self.options)
         for name in [*identity, *layout]:
             if name not in stored:
-                raise InputError(f"{place} has no {name!r}; {self.advice}")
+                raise InputError(f"{place} has no {name!r}; {self.advice}", options=self.options)
         found = _flat(stored)
         for name, value in _flat(identity).items():
             if found.get(name) != value:
                 raise InputError(
                     f"{self.path} holds a run with other parameters: {name} was {_short(found.get(name))} and is "
-                    f"{_short(value)} now; {self.advice}"
+                    f"{_short(value)} now; {self.advice}",
+                    options=self.options,
                 )
         return stored
 

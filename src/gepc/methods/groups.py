@@ -334,7 +334,7 @@ class Group:
                 return _CONTINUOUS[name](**_read_options(name, options))
             if group not in _GROUPS and _known(group) is None:
                 known = ["auto", *_GROUPS, *_CONTINUOUS, *_ACTIONS]
-                raise OptionError(f"unknown group {group!r}; {nearest(group, known)}")
+                raise OptionError(f"unknown group {group!r}; {nearest(group, known)}; give several elements as a list")
             group = _GROUPS.get(group, (group,))
         actions = [item if isinstance(item, Action) else find_action(item) for item in group]
         for item in actions:

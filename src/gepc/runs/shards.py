@@ -143,7 +143,7 @@ def _check_rows(shard: Shard, results: Sequence[Result]) -> None:
 
 def run_folder(folder: Path) -> RunFolder:
     """The folder of a scoring run, to hold while writing."""
-    return RunFolder(folder, PIECES, "restart to discard its shards, or give another folder")
+    return RunFolder(folder, PIECES, "restart to discard its shards, or give another folder", ("restart",))
 
 
 def open_run(
