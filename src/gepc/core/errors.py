@@ -68,8 +68,9 @@ def raising(
 ) -> Iterator[None]:
     """Turn the errors `causes` of the block, except `passing`, into one of that kind.
 
-    In the message, `{error}` is the text of the cause, `{line}` its first line, `{kind}` the name of its class, and
-    `{reason}` what the operating system says. The new error names the options that its cause names, or else `options`.
+    In the message, `{error}` is the text of the cause in one line, `{line}` its first line, `{kind}` the name of its
+    class, and `{reason}` what the operating system says. The new error names the options that its cause names, or else
+    `options`.
     """
     try:
         yield
@@ -77,7 +78,8 @@ def raising(
         raise
     except causes as error:
         reason = getattr(error, "strerror", None) or str(error)
-        texts = {"error": str(error), "line": first_line(error), "kind": type(error).__name__, "reason": reason}
+        text = " ".join(line.strip() for line in str(error).splitlines())
+        texts = {"error": text, "line": first_line(error), "kind": type(error).__name__, "reason": reason}
         for name, text in texts.items():
             message = message.replace(f"{{{name}}}", text)
         raise kind(message, options=getattr(error, "options", options)) from error

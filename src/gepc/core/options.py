@@ -155,7 +155,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping; a missing or invalid file is an `InputError`."""
     import yaml
 
-    broken = raising(InputError, f"{path} is not a readable YAML file: {{line}}", yaml.YAMLError, UnicodeDecodeError)
+    broken = raising(InputError, f"{path} is not a readable YAML file: {{error}}", yaml.YAMLError, UnicodeDecodeError)
     with broken, raising(InputError, f"{path} does not exist", FileNotFoundError):
         values = parse_yaml(Path(path).read_text(encoding="utf-8"))
     if not isinstance(values, dict):
