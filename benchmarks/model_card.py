@@ -75,7 +75,8 @@ def comparison(run: Path, other: str, data: Path) -> str:
     recipe = load_recipe(None, None, saved_recipe(run))
     held_out = load_training_images(data, recipe).held_out
     test = read_npz(data, "test_x").transpose(0, 3, 1, 2)
-    sets = {"held-out images": held_out, "test_x": np.float32(test / 127.5 - 1.0)}
+    white = np.iinfo(test.dtype).max
+    sets = {"held-out images": held_out, "test_x": np.float32(test / (white / 2.0) - 1.0)}
     errors = {(name, images): level_errors(name, sets[images]) for images in sets for name in (other, str(run))}
     columns = [f"{images}: {Path(name).name}" for name, images in errors]
     levels = [f"{error.asked:g}" for error in next(iter(errors.values()))]
