@@ -74,7 +74,7 @@ def first_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _average(row: Row) -> float:
-    return float(row["average"] or 0.0)  # type: ignore[arg-type]
+    return float(row["average"] or 0.0)
 
 
 def section(table: dict[str, Any], command: str) -> str:
