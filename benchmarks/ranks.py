@@ -2,10 +2,11 @@
 
     gepc bench small32 --data data --out results/nine --methods all
     gepc bench my-protocol.yaml --data data --out results/mine --methods all
-    python benchmarks/ranks.py results
+    python benchmarks/ranks.py results [--name ranks]
 
 Every folder in `results` that `gepc bench` has written is one benchmark. The table is written to `ranks.md` and
-`ranks.json`, and the diagram to `ranks.png` and `ranks.svg`. Methods that were not run on all pairs are left out.
+`ranks.json`, and the diagram to `ranks.png` and `ranks.svg`; `--name` gives them another name. Methods that were not
+run on all pairs are left out.
 
 On every pair the method with the highest AUROC has rank 1; ties share their mean rank. With k methods and N pairs,
 Friedman's test asks whether all average ranks are equal, and two of them differ at level alpha (Nemenyi) if they are
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,13 +166,16 @@ def diagram(ranking: Ranking) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="folder with a folder of results for each benchmark")
-    folder = parser.parse_args().results
+    parser.add_argument("--name", default="ranks", help="of the table and of the files")
+    options = parser.parse_args()
+    folder = options.results
     names = sorted(path.parent.name for path in folder.glob("*/results.json"))
     if not names:
         parser.error(f"{folder} has no folder with a results.json")
     ranking = Ranking.of({name: read_aurocs(folder / name) for name in names})
-    print(write_tables(folder, "ranks", [ranking.table()], {"benchmarks": names}))
-    save(diagram(ranking), folder / "ranks")
+    table = replace(ranking.table(), name=options.name)
+    print(write_tables(folder, options.name, [table], {"benchmarks": names}))
+    save(diagram(ranking), folder / options.name)
 
 
 if __name__ == "__main__":
