@@ -186,7 +186,9 @@ class Monitor:
         group: str | None = None,
         adapt: float | None = None,
     ) -> None:
-        check_rates(delta=delta, jump=jump, **({} if adapt is None else {"adapt": adapt}))
+        check_rates(delta=delta, jump=jump)
+        if adapt is not None:
+            check_rates(adapt=adapt)
         check_least(1, window=window)
         self.calibration = _scores_of(calibration, group)
         self.alpha, self.delta, self.window, self.jump, self.adapt = alpha, delta, window, jump, adapt

@@ -78,8 +78,8 @@ def raising(
         raise
     except causes as error:
         reason = getattr(error, "strerror", None) or str(error)
-        text = " ".join(line.strip() for line in str(error).splitlines())
-        texts = {"error": text, "line": first_line(error), "kind": type(error).__name__, "reason": reason}
+        whole = " ".join(line.strip() for line in str(error).splitlines())
+        texts = {"error": whole, "line": first_line(error), "kind": type(error).__name__, "reason": reason}
         for name, text in texts.items():
             message = message.replace(f"{{{name}}}", text)
         raise kind(message, options=getattr(error, "options", options)) from error

@@ -70,8 +70,7 @@ class Parameters:
         self.preprocessing()
         if self.backbone.encoder is not None and method.pixels_only:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
-        transforms = getattr(method, "group", ()) if getattr(method, "compares", True) else ()
-        if self.resize in OWN_SIZE and any(action.square_only for action in transforms):
+        if self.resize in OWN_SIZE and method.square_only:
             raise OptionError("images may not be square; leave rot90 out of `group`", options=("group",))
         check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):

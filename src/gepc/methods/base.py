@@ -369,6 +369,11 @@ class Extractor(ABC):
         return int(backbone.encoder is not None)
 
     @property
+    def square_only(self) -> bool:
+        """Whether images must be square, because a transform of the method's `group` swaps height and width."""
+        return any(action.square_only for action in getattr(self, "group", ()))
+
+    @property
     def column_names(self) -> tuple[str, ...]:
         """The names of the last axis of `columns`, as a tuple of str; by default the name of the method."""
         return (self.name,)

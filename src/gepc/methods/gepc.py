@@ -195,6 +195,10 @@ class GepcExtractor(HasMaps, Extractor):
         return self.compares  # otherwise there is no residual
 
     @property
+    def square_only(self) -> bool:
+        return self.compares and super().square_only
+
+    @property
     def compares(self) -> bool:
         """Whether any feature compares group elements."""
         return any(kind.per != "image" for kind in self.kinds)

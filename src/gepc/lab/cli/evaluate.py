@@ -186,8 +186,9 @@ def bench(
     from gepc.lab.bench.protocol import load_inspection
 
     if (inspection := load_inspection(config, setup.overrides())) is not None:
-        unused = {"--methods": methods, "--reading": reading != "paper", "--cache": setup.cache}
-        for option, value in {**unused, "--no-cache": setup.no_cache}.items():
+        released = reading != "paper"
+        given = {"--methods": methods, "--reading": released, "--cache": setup.cache, "--no-cache": setup.no_cache}
+        for option, value in given.items():
             if value:
                 raise OptionError(f"{option} does not go with a benchmark of inspection; --set changes its protocol")
         _inspect(inspection, setup.load(loading, inspection.backbone), _checked(data), out, dry_run)
