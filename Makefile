@@ -28,6 +28,7 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini
 
 check: lint types test
 

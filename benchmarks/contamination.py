@@ -92,7 +92,7 @@ def main() -> None:
     arguments = parser.parse_args()
     detector = gepc.create_detector(gepc.load_backbone(arguments.backbone), "msma", size=32)
     counts = {arguments.inside: FIT + CALIBRATION + TEST, arguments.outside: 2 * round(max(SHARES) * FIT) + OTHERS}
-    first, second = (features(detector, open_images(source).between(0, count)) for source, count in counts.items())
+    first, second = (features(detector, open_images(source).take(range(count))) for source, count in counts.items())
     found = {}
     for share in SHARES:
         rng = np.random.default_rng(0)
@@ -102,8 +102,8 @@ def main() -> None:
     for share, values in found.items():
         means = [*values[:, :4].mean(axis=0), *(values[:, 4:] > limits).mean(axis=0)]
         rows.append((f"{share:.0%}", *(f"{value:.3f}" for value in means)))
-    header = ("outliers", "false alarms", "power", "false alarms, trimmed", "power, trimmed")
-    header += ("noticed by the gap", "by the tail", "by the gap after refitting")
+    rates = ("false alarms", "power", "false alarms, trimmed", "power, trimmed")
+    header = ("outliers", *rates, "noticed by the gap", "by the tail", "by the gap after refitting")
     print(markdown_table(header, rows))
 
 

@@ -89,8 +89,8 @@ class Published:
         distance = distance.reshape(field.shape[1:])
         inset = min(self.inset, (min(distance.shape) - 1) // 2)
         grown = interpolate(distance[None, None], size, mode="bilinear")[0, 0]
-        rows, columns = (slice(inset, side - inset) for side in distance.shape)
-        return float(distance[rows, columns].max()), np.asarray(gaussian_filter(grown.numpy(), SMOOTHING))
+        inside = distance[inset : distance.shape[0] - inset, inset : distance.shape[1] - inset]
+        return float(inside.max()), np.asarray(gaussian_filter(grown.numpy(), SMOOTHING))
 
 
 def published_row(name: str, model: Published, part: Part) -> tuple[Any, ...]:

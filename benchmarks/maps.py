@@ -238,6 +238,7 @@ def whole_sets(data: Path | None, tiles: int) -> Iterator[tuple[str, Images, Ima
     yield "gravel", known[:FIT], known[FIT : FIT + CALIBRATE], new[:TEST]
     if data is not None:
         protocol = load_inspection("tiles")
+        assert protocol is not None
         _, (part,) = protocol.parts(data)
         used = {*part.fit, *part.good}
         free = [path for path in sorted((data / protocol.good).glob("*.jpg")) if path not in used]
@@ -254,15 +255,16 @@ def main() -> None:
     options = parser.parse_args()
     backbone = gepc.load_backbone(options.backbone)
     if options.whole:
-        for name, *images in whole_sets(options.data, options.tiles):
-            print(whole_images(name, *images, backbone).markdown(), flush=True)
+        for name, fitted, calibrating, tested in whole_sets(options.data, options.tiles):
+            print(whole_images(name, fitted, calibrating, tested, backbone).markdown(), flush=True)
         return
     for name, fit_pixels, test_pixels in image_sets(options.data):
         bad_pixels, masks = with_defects(test_pixels)
         fit, test, bad = ([Preprocessing()(pixels) for pixels in p] for p in (fit_pixels, test_pixels, bad_pixels))
         read = reader(parts_of(backbone, gepc.create_detector(backbone).extractor, [*fit, *test, *bad]))
         rows = []
-        for label, (leading, map_statistics.TWO_SIDED) in CHOICES.items():
+        for label, (leading, two_sided) in CHOICES.items():
+            map_statistics.TWO_SIDED = two_sided
             measured = measure(fit, test, bad, masks, read, MapModel(leading=leading))
             rows.append((label, *map(float, measured)))
         header = ("parts", "pixel AUROC", "pointing game", "image AUROC", "border / inside")

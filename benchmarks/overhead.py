@@ -26,6 +26,7 @@ import torch
 import gepc
 from gepc.core.allocator import keep_freed_memory
 from gepc.lab.metrics import auroc
+from gepc.methods.gepc import GepcExtractor
 
 TRAIN, TEST = 300, 200
 SETS = {"C10": "cifar10", "SVHN": "svhn32", "CelebA": "celeba32", "C100": "cifar100"}
@@ -40,7 +41,8 @@ def bare_passes(backbone: gepc.Backbone, passes: int, rows: int, size: int = 32)
 
 def literal_score(detector: gepc.Detector, images: np.ndarray, rows: int) -> None:
     """The same feature as the paper writes it: a reference pass and one pass for each of the |G| elements."""
-    backbone, group = detector.backbone, detector.extractor.group
+    backbone, method = detector.backbone, detector.extractor
+    assert isinstance(method, GepcExtractor)
     x0 = torch.from_numpy(images.astype(np.float32) / 127.5 - 1.0).permute(0, 3, 1, 2)
     for chunk in x0.split(rows):
         for t in detector.kept_:
@@ -48,11 +50,9 @@ def literal_score(detector: gepc.Detector, images: np.ndarray, rows: int) -> Non
             x_t = abar**0.5 * chunk + (1 - abar) ** 0.5 * torch.randn(chunk.shape)
             score = backbone.score(x_t, int(t))
             residuals = []
-            for element in group:
+            for element in method.group:
                 residual = element.inverse(backbone.score(element.apply(x_t), int(t))) - score
-                residuals.append(
-                    detector.extractor.pooling(residual.square()) / detector.extractor.pooling(score.square())
-                )
+                residuals.append(method.pooling(residual.square()) / method.pooling(score.square()))
             torch.stack(residuals).mean(0)
 
 

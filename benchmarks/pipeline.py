@@ -101,7 +101,7 @@ def main_detector(options: Any, reference: np.ndarray) -> gepc.Detector:
     return gepc.create_detector(gepc.load_backbone(options.backbone), method, preset, size=32).fit(reference)
 
 
-def fitted(options: Any, reference: np.ndarray, **changes: Any) -> gepc.GEPC:
+def fitted(options: Any, reference: np.ndarray, **changes: Any) -> gepc.Detector:
     """GEPC with two levels and the paper's group, except for the changes; fitting is not timed."""
     backbone = gepc.load_backbone(options.backbone)
     settings = {"levels": LEVELS, "keep": len(changes.get("levels", LEVELS)), "size": 32, **changes}
@@ -155,7 +155,7 @@ def sweep_tables(options: Any, reference: np.ndarray, paths: list[Path], place: 
         for name, changes, size in rows:
             try:
                 detector = fitted(options, reference, **changes)
-            except gepc.core.errors.GepcError as error:
+            except gepc.GepcError as error:
                 print(f"| {name} | - | {error} | - |")
                 continue
             ratios = over_bare(detector, few, place, options, size)

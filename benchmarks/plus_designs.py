@@ -193,7 +193,9 @@ class PlusBench:
 
     def group(self, seed: int) -> Group:
         """The transforms of the tables of a seed."""
-        return next(table.spec.extractor.group for place, table in self.found.items() if place[2] == seed)
+        method = next(table.spec.extractor for place, table in self.found.items() if place[2] == seed)
+        assert isinstance(method, GepcExtractor)
+        return method.group
 
     def timesteps(self, design: Design) -> tuple[int, ...]:
         """The design's candidate levels on this backbone."""

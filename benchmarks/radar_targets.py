@@ -89,7 +89,7 @@ def texture(clutter: Array, r: float, rng: np.random.Generator) -> Array:
     """A disc of radius 20 under a spiky texture."""
     along, across = axes(clutter.shape, rng)
     inside = along**2 + across**2 <= 20.0**2
-    spikes = gamma_quantile(correlated_normal(*clutter.shape, 1.5, rng), 0.5)
+    spikes = gamma_quantile(correlated_normal(clutter.shape[0], clutter.shape[1], 1.5, rng), 0.5)
     return np.where(inside, r * clutter * spikes / spikes[inside].mean(), clutter)
 
 

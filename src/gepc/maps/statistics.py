@@ -49,7 +49,7 @@ Ignored = Callable[[Size], npt.NDArray[np.bool_] | None]  # the pixels of maps o
 
 TOGETHER = "sum"  # the name of all parts together
 CALIBRATION_IMAGES = 99
-TWO_SIDED = ("error",)  # what is blurred is easier to denoise than usual
+TWO_SIDED: tuple[str, ...] = ("error",)  # what is blurred is easier to denoise than usual
 USUAL_OFFSET = 2.0
 DEFAULT_MODEL = MapModel()
 ALPHA = 0.05
