@@ -134,6 +134,28 @@ def test_map_writes_pictures_arrays_and_metadata(place, gepc):
     assert gepc("map", "det", "new", "--out", "new").returncode == 2
 
 
+def test_map_refuses_an_unknown_scale_before_it_looks_at_images(place, gepc):
+    run = gepc("map", "det", "new", "--out", "no-maps", "--scale", "bright")
+    assert run.returncode == 2
+    assert "unknown scale 'bright'" in run.stderr
+    assert not (place / "no-maps").exists()
+
+
+def test_a_method_without_network_passes_has_no_timesteps(place, gepc):
+    run = gepc("fit", "normal", "--out", "pixels", "--backbone", "net", "--method", "pixel_stats")
+    assert run.returncode == 0, run.stderr
+    assert "timesteps" not in run.stdout
+    described = gepc("info", "pixels").stdout
+    assert "fitted on" in described
+    assert "candidates" not in described
+    assert "kept" not in described
+
+
+def test_one_image_is_counted_in_the_singular(place, gepc):
+    run = gepc("score", "det", "new/00.png", "--out", "one.csv")
+    assert "1 image, 0 alarms, 0 could not be scored; one.csv" in run.stderr
+
+
 def test_map_shows_the_parts_of_a_fitted_detector(place, gepc):
     fitting = ["--backbone", "net", "--method", "gepc+", "--preset", "fast"]
     assert gepc("fit", "normal", "--out", "plus", *fitting).returncode == 0

@@ -134,6 +134,8 @@ def test_the_script_scores_as_the_detector_does(
     assert [float(row["p_value"]) for row in rows] == p_values.tolist()
     alarms = DecisionRule(0.1).alarms(p_values, detector.fitted.reference)
     assert [row["alarm"] == "True" for row in rows] == alarms.tolist()
+    run = subprocess.run([*command[:4], str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, f"{tmp_path}: Is a directory\n")
 
 
 def test_thresholds_are_written_down(exported: Path) -> None:

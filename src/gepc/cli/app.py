@@ -196,6 +196,11 @@ def typed_command() -> str:
     return shlex.join(["gepc", *sys.argv[1:]])
 
 
+def several(count: int, noun: str) -> str:
+    """A number with its noun: 1 image, 2 images."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def text_table(rows: Iterable[Sequence[object]], headers: Sequence[str] = ()) -> str:
     """Rows in aligned columns. With headers, all columns but the first are aligned to the right."""
     from rich.console import Console

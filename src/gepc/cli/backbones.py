@@ -126,6 +126,7 @@ def detector_text(facts: dict[str, Any]) -> str:
     fitted, backbone = facts["fitted"], facts["backbone"]
     size = fitted.get("input_size") or facts["preprocessing"]["size"]
     encoder = facts["options"].get("encoder") or {}
+    has_levels = facts["cost"]["forward"] > 0
     kept = zip(fitted["kept"], fitted["weights"], strict=True)
     candidates = zip(fitted["timesteps"], fitted["cv"], strict=True)
     named = {
@@ -134,8 +135,8 @@ def detector_text(facts: dict[str, Any]) -> str:
         "encoder": encoder.get("source"),
         "input": size and opt.size_text(facts["preprocessing"]["resize"], size),
         "fitted on": f"{fitted['fit_images']} images, calibrated on {fitted['calibration_images']}",
-        "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates),
-        "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept),
+        "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates) if has_levels else None,
+        "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept) if has_levels else None,
         "map scale": fitted["map_scale"] and f"{fitted['map_scale']:.4g}",
         "cost": opt.cost_per_image(Cost(**facts["cost"])),
         "groups": ", ".join(filter(None, fitted["groups"])) or None,

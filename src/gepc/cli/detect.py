@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import note, progress, say, text_table
+from gepc.cli.app import note, progress, say, several, text_table
 from gepc.cli.options import estimate
 from gepc.core.errors import GepcError, OptionError, raising
 from gepc.core.files import check_free, write_json
@@ -92,7 +92,8 @@ def fit(
     seen = opt.size_text(fitted.preprocessing.resize, fitted.input_size)
     say(f"{out}: {name} fitted on {fitted.fit_images} images, calibrated on {calibrated}, {seen}")
     kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
-    say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
+    if detector.cost().forward:  # otherwise no noise level is chosen
+        say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
     say(f"cost: {opt.cost_per_image(detector.cost())}")
     try:
         say(f"guarantee: {detector.guarantee()}")
@@ -158,8 +159,8 @@ def map_(
     if part is not None:
         fitted = fitted.showing(part)
     check_free(out, "metadata.json", "maps")
-    estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost(), memory=fitted.method.memory)
     options = MapOptions(scale, raw, alpha, _bands("--show-bands", show_bands))
+    estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost(), memory=fitted.method.memory)
     # an interrupted run leaves this mark, so that the same command may write over what it left
     write_json(out / "metadata.json", {"finished": False, "images": []})
     with progress("mapping", len(collection)) as advance:
@@ -170,7 +171,8 @@ def map_(
     write_json(out / "metadata.json", {**shown, "detector": str(detector), "images": entries})
     failures = sum(entry["error"] is not None for entry in entries)
     found = sum(entry.get("regions", 0) for entry in entries)
-    say(f"{len(entries) - failures} maps in {out}, {failures} failures, {found} regions; common scale {limit:.4g}")
+    counts = (several(len(entries) - failures, "map"), several(failures, "failure"), several(found, "region"))
+    say(f"{counts[0]} in {out}, {counts[1]}, {counts[2]}; common scale {limit:.4g}")
     if fitted.maps is not None and not raw and not fitted.maps.allows(alpha):
         count = fitted.maps.maxima.shape[1]
         note(f"no regions: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {count}")

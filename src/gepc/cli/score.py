@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import note, printing, progress, say, text_table
+from gepc.cli.app import note, printing, progress, say, several, text_table
 from gepc.core.errors import InputError, OptionError, StorageError, check_choice
 from gepc.core.run_folder import storage_errors
 
@@ -184,8 +184,8 @@ def _merge(run: ScoreRun, decide: Decide | None, out: Path | None, explain: bool
             f"or give --shards {run.folder} and another --out"
         ) from error
     place = "" if out is None else f"; {out}"
-    decided = "" if decide is None else f" {alarms} alarms,"
-    note(f"{run.count} images,{decided} {failures} could not be scored{place}")
+    decided = "" if decide is None else f" {several(alarms, 'alarm')},"
+    note(f"{several(run.count, 'image')},{decided} {failures} could not be scored{place}")
     return failures
 
 

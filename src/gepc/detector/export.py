@@ -50,41 +50,47 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
     difference is relative to the score, or to the range of the calibration scores where that is larger. `score.py` is
     written for the detectors that `why_not_standalone` accepts.
     """
-    final, size, original = Path(folder), fitted.input_size, fitted.backbone
+    final = Path(folder)
     if fitted.preprocessing.resize in OWN_SIZE:
         kept = f"resize={fitted.preprocessing.resize!r} keeps the size of every image"
         raise OptionError(f"an exported network takes images of one size, and {kept}; fit with `size` instead")
     if images is None:
-        images = np.random.default_rng(0).integers(0, 256, (8, *size, original.channels), dtype=np.uint8)
+        shape = (8, *fitted.input_size, fitted.backbone.channels)
+        images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    sample = open_images(images)
     with storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        drafts = tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent)
-    with storage_errors(final), drafts as draft:
-        path = Path(draft) / NETWORK
-        exported = export_onnx(original, path, size, getattr(fitted.method, "layers", None))
-        exported.source = str(final / NETWORK)
-        options = {**fitted.options, "size": list(size), "resize": fitted.preprocessing.resize}
-        other = replace(fitted, backbone=exported, options=options)
-        sample = open_images(images)
-        expected = scores_of(fitted, sample)
-        scores = _difference(fitted, scores_of(other, sample), expected)
-        x = torch.randn((8, original.channels, *size), generator=torch.Generator().manual_seed(0))
-        t = torch.linspace(0, original.n_steps - 1, 8).long()
-        eps = original.eps(x, t)
-        predictions = float((exported.eps(x, t) - eps).abs().max() / eps.abs().max())
-        if not max(scores, predictions) <= AGREEMENT:
-            wrong = f"by {predictions:.1e} in its predictions and {scores:.1e} in the scores"
-            raise BackboneError(f"the exported network differs from torch's {wrong}; nothing was written")
-        reason, script = why_not_standalone(fitted, sample), None
-        if reason is None:
-            write_standalone(fitted, Path(draft))
-            alone = standalone.Detector(Path(draft))
-            found = [alone.score(record.pixels_for(original.channels)) for record in sample]
-            script = _difference(fitted, np.array(found), expected)
-            if not script <= AGREEMENT:
-                raise BackboneError(f"the scores of {SCRIPT} differ by {script:.1e}; nothing was written")
-        save_detector(other, final, list(Path(draft).iterdir()))
-    return Export(predictions, scores, len(expected), script, reason)
+        with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent) as draft:
+            other, export = _exported(fitted, Path(draft), final, sample)
+            save_detector(other, final, list(Path(draft).iterdir()))
+    return export
+
+
+def _exported(fitted: FittedDetector, draft: Path, final: Path, sample: Images) -> tuple[FittedDetector, Export]:
+    """Write network and script to `draft`, and compare them with torch; the detector runs the network in `final`."""
+    size, original, path = fitted.input_size, fitted.backbone, draft / NETWORK
+    exported = export_onnx(original, path, size, getattr(fitted.method, "layers", None))
+    exported.source = str(final / NETWORK)
+    options = {**fitted.options, "size": list(size), "resize": fitted.preprocessing.resize}
+    other = replace(fitted, backbone=exported, options=options)
+    expected = scores_of(fitted, sample)
+    scores = _difference(fitted, scores_of(other, sample), expected)
+    x = torch.randn((8, original.channels, *size), generator=torch.Generator().manual_seed(0))
+    t = torch.linspace(0, original.n_steps - 1, 8).long()
+    eps = original.eps(x, t)
+    predictions = float((exported.eps(x, t) - eps).abs().max() / eps.abs().max())
+    if not max(scores, predictions) <= AGREEMENT:
+        wrong = f"by {predictions:.1e} in its predictions and {scores:.1e} in the scores"
+        raise BackboneError(f"the exported network differs from torch's {wrong}; nothing was written")
+    reason, script = why_not_standalone(fitted, sample), None
+    if reason is None:
+        write_standalone(fitted, draft)
+        alone = standalone.Detector(draft)
+        found = [alone.score(record.pixels_for(original.channels)) for record in sample]
+        script = _difference(fitted, np.array(found), expected)
+        if not script <= AGREEMENT:
+            raise BackboneError(f"the scores of {SCRIPT} differ by {script:.1e}; nothing was written")
+    return other, Export(predictions, scores, len(expected), script, reason)
 
 
 def _difference(fitted: FittedDetector, found: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) -> float:

@@ -232,7 +232,7 @@ def main() -> int:
             score = detector.score(read(path))
         except (OSError, ValueError) as error:
             failures += 1
-            sys.stderr.write(f"{path}: {error}\n")
+            sys.stderr.write(f"{path}: {getattr(error, 'strerror', None) or error}\n")
             continue
         p_value = detector.p_value(score)
         table.writerow((path, repr(score), repr(p_value), p_value <= given.alpha))

@@ -101,7 +101,9 @@ class ExplainedResult(ImageResult):
     """Result for one image with the reason for it, which `explain` asks for."""
 
     reason: str | None = Field(description="The part of the score that speaks most for an alarm.")
-    evidence: dict[str, float] = Field(description="Tail probability of each part; empty for a method without parts.")
+    evidence: dict[str, float] = Field(
+        description="Tail probability of each part; empty if the score has no parts or is that of the map."
+    )
 
 
 class ScoreAnswer(BaseModel):

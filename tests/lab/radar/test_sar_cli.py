@@ -180,6 +180,9 @@ def test_complex_chips_are_fitted_on_scored_mapped_and_scanned_by_their_magnitud
     code, _, error = call(*fit, "--out", "unknown")
     assert code != 0
     assert "complex64 pixels, whose range is not known" in error
+    code, _, error = call(*fit, "--out", "negative", "--white", -1)
+    assert code != 0
+    assert "--white must be a positive magnitude, got -1" in error
     code, _, error = call(*fit, "--out", "complex", "--white", 60)
     assert code == 0, error
     assert run(["score", "complex", "chips.npz:targets", "--out", "complex.csv"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,6 +41,15 @@ Normalise = Annotated[str, Option(help="Brightness scale: fixed (one for all pat
 TargetPixels = Annotated[float, Option(help="Number of pixels that a target covers.")]
 
 
+def _value_range(white: float | None) -> tuple[float, float] | None:
+    """The magnitudes of black and white; None takes white from the pixels."""
+    if white is None:
+        return None
+    if not 0.0 < white < math.inf:
+        raise OptionError(f"--white must be a positive magnitude, got {white:g}")
+    return (0.0, white)
+
+
 @sar.command()
 def patches(
     data: DataArgument,
@@ -68,7 +78,7 @@ def patches(
     from gepc.lab.radar.patches import ARRAYS, PatchRules, cut, sample, stack, write_npz
 
     how = PatchRules(size, stride, ship_share)
-    value_range = None if white is None else (0.0, white)
+    value_range = _value_range(white)
     if out.suffix != ".npz":
         raise OptionError(f"--out must be a file that ends in .npz, got {out}")
     names = list(SPLITS) if detect_layout(data) == "hrsid" else ["test"]
@@ -120,7 +130,7 @@ def fit(
     first = next((record.pixels for record in collection if record.pixels is not None), None)
     if first is None:
         raise InputError(f"{patches} contains no readable image")
-    options = {"value_range": None if white is None else (0.0, white), **opt.parse_settings(settings)}
+    options = {"value_range": _value_range(white), **opt.parse_settings(settings)}
     size = min(first.shape[:2])
     detector = radar_detector(loading.load(backbone), method, target_pixels, size, normalise, **options)
     estimate_fit(detector, collection)
