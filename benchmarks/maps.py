@@ -153,7 +153,7 @@ def parts_of(backbone: gepc.Backbone, method: Extractor, seen: Images) -> dict[b
     found: dict[bytes, MapParts] = {}
     for image in seen:
         batch = Batch(image[None], [image_key(image)])
-        _, found[batch.keys[0]], _ = extract_map_parts(method, backbone, batch, method.timesteps(backbone))
+        _, found[batch.keys[0]] = extract_map_parts(method, backbone, batch, method.timesteps(backbone))
     return found
 
 

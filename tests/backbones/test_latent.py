@@ -33,10 +33,10 @@ def decode(z: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pixel_shuffle(blocks.flatten(1, 2), 2)
 
 
-def in_latents(pixel: gepc.Backbone, act_on: str = "latents") -> gepc.Backbone:
+def in_latents(pixel: gepc.Backbone, act_on: str = "latents", image_size: int | None = 4) -> gepc.Backbone:
     """eps_z(z, t) = E eps(D z, t), behind the encoder E."""
     inner = gepc.Backbone.from_callable(
-        lambda z, t: encode(pixel.eps(decode(z), t)), pixel.alphas_cumprod, channels=12, image_size=4
+        lambda z, t: encode(pixel.eps(decode(z), t)), pixel.alphas_cumprod, channels=12, image_size=image_size
     )
     return inner.with_encoder(encode, factor=2, channels=3, act_on=act_on)
 
@@ -177,3 +177,26 @@ def test_a_batch_that_does_not_fit_is_halved() -> None:
     limit = 0
     with pytest.raises(torch.OutOfMemoryError):
         backbone.eps(x, 3)
+
+
+def test_elements_on_pixels_are_counted_on_images_that_are_not_square() -> None:
+    """The quarter turns of the default do not act there; rot180 stands in for them."""
+    backbone = in_latents(toy_backbone(3, None), "pixels", image_size=None)
+    detector = gepc.create_detector(backbone, "gepc+", levels=LEVELS[:1], size=(8, 12)).fit(pictures(24, (8, 12)))
+    backbone.reset_counts()
+    detector.score(pictures(4, (8, 12), seed=1))
+    cost = detector.cost()
+    assert backbone.counts == (4 * cost.forward, 0, 4 * cost.encoder)
+
+
+def test_gain_on_pixels_acts_before_the_encoder() -> None:
+    images, cost = pictures(24), {}
+    for act_on in ("latents", "pixels"):
+        backbone = in_latents(toy_backbone(), act_on)
+        options = {"group": ("flip_x", "gain(0.5)"), "features": ("s", "d"), "levels": LEVELS[:1]}
+        detector = gepc.create_detector(backbone, "gepc+", **options).fit(images)
+        backbone.reset_counts()
+        detector.score(IMAGES)
+        cost[act_on] = backbone.counts[2] / len(IMAGES)
+        assert cost[act_on] == detector.cost().encoder
+    assert cost == {"latents": 1, "pixels": 3}

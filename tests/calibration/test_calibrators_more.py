@@ -172,3 +172,32 @@ def test_neighbours_of_no_image_are_an_error_and_not_a_crash(name: str) -> None:
     state["samples"] = state["samples"][:0]
     with pytest.raises(InputError, match="no in-distribution image to compare with"):
         create_calibrator(name).restore(state).score(columns, np.ones(2), Aggregation())
+
+
+@pytest.mark.parametrize("name", ["level_lof", "level_memory:size=20", "level_pca", "level_knn"])
+def test_levels_that_no_image_was_evaluated_at_are_left_out(name: str) -> None:
+    """Levels are drawn for each image, so that a single image has none at some levels."""
+    seen = ID.copy()
+    seen[::2, 0], seen[1::2, 2] = np.nan, np.nan
+    calibrator = create_calibrator(name).fit(seen)
+    asked = OTHERS[:3].copy()
+    asked[:, 1] = np.nan
+    together = calibrator.score(asked, EVEN, PLAIN)
+    assert np.isfinite(together).all()
+    for row in range(3):
+        np.testing.assert_allclose(calibrator.score(asked[row : row + 1], EVEN, PLAIN), together[row])
+
+
+def test_the_tail_probability_of_a_level_without_a_value_is_missing() -> None:
+    calibrator = create_calibrator("tail").fit(ID)
+    asked = OTHERS.copy()
+    asked[:, 0] = np.nan
+    assert np.isnan(calibrator.surprise(asked)[:, 0]).all()
+    np.testing.assert_array_equal(calibrator.surprise(asked)[:, 1:], calibrator.surprise(OTHERS)[:, 1:])
+
+
+@pytest.mark.parametrize("name", ["level_lof", "level_pca", "level_memory:size=20"])
+def test_a_single_column_is_enough(name: str) -> None:
+    usual, far = score(name, ID[:, :, :1], ID[:40, :, :1]), score(name, ID[:, :, :1], ID[:40, :, :1] + 500.0)
+    assert np.isfinite(usual).all()
+    assert far.min() > usual.max()

@@ -188,3 +188,22 @@ def test_scores_of_calibration_and_test_images_are_exchangeable() -> None:
     order = np.random.default_rng(0).permutation(40)
     np.testing.assert_array_equal(score(model, drawn)[order], score(model, drawn[order]))
     np.testing.assert_allclose(score(model, drawn[:1]), score(model, drawn)[:1], rtol=1e-12)
+
+
+def test_more_evidence_of_a_part_never_lowers_the_combination() -> None:
+    """Also where one part is so small that its probability is handled as a logarithm, and with weights."""
+    rng = np.random.default_rng(3)
+    grid = np.concatenate([np.linspace(0.0, 45.0, 181), np.linspace(29.9, 30.1, 41)])
+    grid.sort()
+    for rule in RULES:
+        for others in rng.uniform(0.0, 40.0, (20, 2)):
+            evidence = np.column_stack([grid, np.broadcast_to(others, (len(grid), 2))])
+            found = combine_parts(evidence, rule, np.array([0.2, 0.5, 0.3]))
+            assert (np.diff(found) >= -1e-9).all()
+
+
+def test_the_combination_of_version_0_2_keeps_the_names_of_its_parts() -> None:
+    model = create_calibrator("parts")
+    assert isinstance(model, Evidence)
+    model.fit(columns(90), PARTS[:2])
+    assert model.stored_parts == PARTS[:2]

@@ -1,10 +1,14 @@
 """Calibration sets that are not clean: trimming keeps its bound."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from toys import pictures, toy_detector
 
 import gepc
+from gepc.conformal.decision import DecisionRule
+from gepc.conformal.monitor import Monitor
 from gepc.conformal.p_values import CalibrationScores, Guarantee
 from gepc.core.errors import OptionError
 
@@ -50,3 +54,15 @@ def test_trimming_is_stored_and_stated(tmp_path):
 def test_the_share_of_outliers_is_checked():
     with pytest.raises(OptionError, match=r"contamination must be at least 0 and below 0\.5, got 0\.7"):
         toy_detector(contamination=0.7)
+
+
+def test_every_promise_after_trimming_says_what_it_takes() -> None:
+    """Without outliers among the calibration images, trimming raises every rate."""
+    trimmed = CalibrationScores.of(np.arange(400.0), None).trim(0.1)
+    condition = "if the 40 calibration images that were left out are outliers"
+    for rule in (DecisionRule(0.1), DecisionRule(fdr=0.1), DecisionRule(0.1, confidence=0.9)):
+        assert condition in rule.statement(trimmed)
+        assert "left out" not in rule.statement(CalibrationScores.of(np.arange(400.0), None))
+    assert condition in DecisionRule(0.1).scene_statement(50, 360, trimmed.trimmed)
+    with pytest.warns(UserWarning, match="40 calibration images were left out"):
+        Monitor(SimpleNamespace(reference=trimmed))

@@ -193,3 +193,13 @@ def test_equal_images_of_several_streams_are_ordered_by_their_keys():
     ]
     assert verdicts[0] == verdicts[1]
     assert verdicts[0] != verdicts[2]
+
+
+def test_every_stream_breaks_ties_anew_unless_a_seed_is_given():
+    monitor = Monitor(np.zeros(99))
+    first = monitor.seed
+    monitor.reset()
+    assert monitor.seed != first
+    fixed = Monitor(np.zeros(99), seed=7)
+    fixed.reset()
+    assert fixed.seed == 7

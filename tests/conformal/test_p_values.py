@@ -166,3 +166,10 @@ def test_rates_may_be_numbers_of_numpy() -> None:
     check_rates(half=np.float32(0.5), small=np.float64(1e-9), large=1.0 - 1e-9)
     with pytest.raises(OptionError, match="needs at least 3 calibration images, there are 2"):
         check_alpha(np.float32(0.25), 2)
+
+
+def test_a_score_that_is_missing_has_no_p_value() -> None:
+    for uniform in (None, np.array([0.3, 0.3])):
+        found = p_values(np.array([np.nan, 4.5]), np.arange(9.0), uniform)
+        assert np.isnan(found[0])
+        assert 0.0 < found[1] < 1.0

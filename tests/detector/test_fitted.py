@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector
+import torch
+from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector, toy_network
 
 import gepc
 from gepc.cli.options import BASE_BYTES, BYTES_PER_PIXEL, memory_of
@@ -205,3 +206,39 @@ def test_the_size_of_the_input_is_that_of_the_first_image_where_images_keep_thei
     assert detector.fit(images).input_size == (12, 20)
     detector.save(tmp_path / "det")
     assert gepc.load_detector(tmp_path / "det", backbone).input_size == (12, 20)
+
+
+def test_every_part_of_a_calibrated_map_can_be_shown() -> None:
+    """The activations are vectors: they have a calibrated map, and no raw one."""
+    backbone = toy_network()
+    detector = gepc.create_detector(backbone, "gepc+", levels=LEVELS[:1]).fit(pictures(45))
+    for part in detector.fitted.maps.names:
+        _, maps, _ = detector.fitted.showing(part).evaluate(NEW, maps=True)
+        assert maps[part].shape == (5, 8, 8)
+    shown = gepc.create_detector(backbone, "gepc+", levels=LEVELS[:1], map_part="activations").fit(pictures(45))
+    np.testing.assert_array_equal(shown.score_map(NEW), detector.fitted.evaluate(NEW, maps=True)[1]["activations"])
+    assert shown.fitted.map_scale == detector.fitted.map_scale
+    with pytest.raises(OptionError, match="no raw map of 'activations'"):
+        shown.score_map(NEW, raw=True)
+
+
+def test_an_image_without_an_answer_does_not_cost_the_others_theirs() -> None:
+    """All five are in one batch, and the network answers to the third with infinity."""
+    toy = toy_backbone()
+
+    def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        found = torch.cat([toy.eps(one[None], int(step)) for one, step in zip(x, t, strict=True)])
+        return torch.where(x.mean((1, 2, 3), keepdim=True) > 0.8, torch.inf, found)
+
+    backbone = gepc.Backbone.from_callable(eps, toy.alphas_cumprod, 3, 8)
+    detector = toy_detector(backbone, keep=1).fit(ID)
+    new = NEW.copy()
+    new[2] = 0.99
+    images = open_images(new)
+    (scored,) = stream(detector.fitted, images, maps=True, on_error="row")
+    assert [result.error is not None for result in scored.results] == [False, False, True, False, False]
+    others = [0, 1, 3, 4]
+    np.testing.assert_allclose([scored.results[place].score for place in others], detector.score(NEW[others]))
+    field = scored.fields[detector.fitted.map_part]
+    np.testing.assert_allclose(field[others], detector.score_map(NEW[others]), rtol=1e-5, atol=1e-6)
+    assert np.isnan(field[2]).all()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from toys import pictures, toy_backbone, toy_detector
+from toys import pictures, toy_backbone, toy_detector, toy_network
 
 import gepc
 from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError, StorageError
@@ -430,3 +430,13 @@ def test_a_saved_detector_finds_its_network_from_any_folder(
     monkeypatch.setenv("GEPC_STATE", str(tmp_path / "another"))
     with pytest.raises(BackboneError, match="paths and hub ids in it are not followed"):
         load_detector(tmp_path / "det")
+
+
+def test_more_images_than_columns_can_be_learnt_from(tmp_path: Path) -> None:
+    """Neighbours and memories are arrays with one entry for every fitted image."""
+    backbone, images = toy_network(), pictures(420)
+    for calibration in ("level_lof", "level_memory"):
+        detector = gepc.create_detector(backbone, "cfs", calibration=calibration, maps="raw").fit(images)
+        detector.save(tmp_path / calibration)
+        loaded = load_detector(tmp_path / calibration, backbone)
+        np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))

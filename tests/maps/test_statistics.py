@@ -11,7 +11,7 @@ import pytest
 from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector, toy_network
 
 import gepc
-from gepc.conformal.p_values import images_needed
+from gepc.conformal.p_values import CalibrationScores, images_needed
 from gepc.core.errors import InputError, OptionError
 from gepc.maps.statistics import BANDS, TOGETHER, MapStatistics
 from gepc.methods.base import MapModel, MapParts
@@ -183,3 +183,10 @@ def test_images_at_half_their_resolution() -> None:
     np.testing.assert_array_equal(detector.fitted.preprocessing(images[3]), resized)
     with pytest.raises(InputError, match="smaller than 4 pixels"):
         detector.fitted.preprocessing(images[0][:3])
+
+
+def test_maps_and_scores_lose_the_same_number_of_images_by_trimming() -> None:
+    """0.29 of 100 images are 29, whatever the rounding of the product."""
+    scores = np.arange(100.0)
+    statistics = MapStatistics((), ONE, *(np.empty(0),) * 3, np.stack([scores]), scores)
+    assert len(statistics.trim(0.29).scores) == len(CalibrationScores.of(scores, None).trim(0.29).scores) == 71

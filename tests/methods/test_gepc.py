@@ -467,3 +467,11 @@ def test_levels_that_an_image_is_not_scored_at_have_a_map_of_nan() -> None:
     assert seen.sum() == 1
     assert np.isnan(maps["residual"][0, ~seen]).all()
     assert (maps["residual"][0, seen] > 0).all()
+
+
+def test_inner_layers_need_a_draw_that_has_a_flip_or_a_turn() -> None:
+    """The paper's group has shifts, which inner layers are not compared under."""
+    shifts = sum(not action.on_layers for action in GepcExtractor(group="paper").group.moving)
+    with pytest.raises(OptionError, match=f"'inner' needs group_samples of at least {shifts + 1}"):
+        GepcExtractor(group="paper", features=("s", "inner"), group_samples=shifts)
+    assert GepcExtractor(group="paper", features=("s", "inner"), group_samples=shifts + 1).group_samples == shifts + 1

@@ -16,7 +16,7 @@ from gepc.core.errors import OptionError
 from gepc.core.parts import Part
 from gepc.images.noise import image_key
 from gepc.lab.radar.cfar import RX, OrderStatisticCFAR
-from gepc.methods.base import Batch, extract_map_parts
+from gepc.methods.base import Batch, extract_map_parts, raw_maps
 from gepc.methods.features import target_map
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.gepc_plus import GepcPlus
@@ -299,7 +299,8 @@ def test_local_features_are_pooled_from_the_literal_maps() -> None:
 
 def test_the_map_of_a_target_is_contrast_and_distance() -> None:
     backbone, method = network(), local()
-    table, _, maps = extract_map_parts(method, backbone, batch(), method.timesteps(backbone))
+    table, parts = extract_map_parts(method, backbone, batch(), method.timesteps(backbone))
+    maps = raw_maps(method, backbone, parts)
     (t,) = method.timesteps(backbone)
     x_t, _ = batch().noised(backbone, t)
     _, here = backbone.eps_and_activations(x_t, t, LAYERS)

@@ -216,3 +216,12 @@ def test_the_contrast_of_every_pixel_is_to_the_ring_that_lies_within_the_image()
         far = np.maximum.outer(np.abs(np.arange(12) - y), np.abs(np.arange(11) - x))
         ring = field[(far > 2) & (far <= 3)]
         assert found[y, x] == pytest.approx((field[y, x] - ring.mean()) / ring.std(), rel=1e-9)
+
+
+def test_the_contrast_of_an_image_does_not_depend_on_the_others() -> None:
+    """Flat clutter beside an image with much contrast: the least spread is that of each image."""
+    rng = np.random.default_rng(0)
+    flat, rough = torch.zeros(1, 48, 48), torch.from_numpy(rng.normal(size=(1, 48, 48)) * 50.0).float()
+    flat[0, 20:23, 20:23] = 1.0
+    alone = log_contrast(flat, 3)
+    torch.testing.assert_close(log_contrast(torch.cat([flat, rough]), 3)[:1], alone)

@@ -14,11 +14,12 @@ from toys import toy_backbone, toy_network
 import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.core.rates import holm
+from gepc.images.batches import MAX_IMAGE_PIXELS
 from gepc.images.noise import image_key
 from gepc.lab.analytic import GaussianBackbone
 from gepc.methods.base import Batch
 from gepc.methods.groups import Group, find_action
-from gepc.methods.symmetries import LEVEL, choose, examine, invariance_p
+from gepc.methods.symmetries import LEAST_IMAGES, LEVEL, MOST_BYTES, choose, examine, invariance_p
 
 Images = npt.NDArray[np.float32]
 
@@ -146,3 +147,8 @@ def test_faces_and_digits_are_upright() -> None:
         rejected = holm(p, LEVEL)
         held = [name for name, no in zip(("flip_x", "flip_y", "rot90", "rot180"), rejected, strict=True) if not no]
         assert held == upright
+
+
+def test_enough_of_the_largest_images_are_kept() -> None:
+    largest = 3 * 4 * MAX_IMAGE_PIXELS  # bytes
+    assert LEAST_IMAGES * largest <= MOST_BYTES * 2 / 3  # a third may be held out

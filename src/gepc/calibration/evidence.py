@@ -32,6 +32,7 @@ WIDE = 32
 GRID = np.linspace(0.0, 1.0, 101)
 TAIL = 0.2  # the share of ID scores in the tail, beyond which probabilities are extrapolated
 LARGEST_SHAPE = 0.5
+FAR = 30.0  # -log p from which cot(pi p) is 1/(pi p)
 
 
 def combine_parts(evidence: Any, rule: str, weights: Array | None = None) -> Any:
@@ -70,11 +71,11 @@ def combine_parts(evidence: Any, rule: str, weights: Array | None = None) -> Any
 
 def _cauchy(evidence: Array, weights: Array) -> Array:
     """arsinh sum_p w_p cot(pi p_p), where cot(pi p) is 1/(pi p) for tiny p, in logarithms for the smallest."""
-    far = evidence > 30.0
-    near = 1.0 / np.tan(np.pi * np.exp(-np.clip(evidence, np.log(2.0), 30.0)))
-    together = (weights * np.where(far, 0.0, near)).sum(axis=-1)
-    log_far = logsumexp(np.where(far, evidence, -np.inf), b=weights / np.pi, axis=-1)
-    return np.asarray(np.where(far.any(axis=-1), np.log(2.0) + log_far, np.arcsinh(together)))
+    near = 1.0 / np.tan(np.pi * np.exp(-np.clip(evidence, np.log(2.0), FAR)))
+    with np.errstate(divide="ignore"):  # log 0 where p is a half or more
+        logarithms = np.where(evidence > FAR, evidence - np.log(np.pi), np.log(np.maximum(near, 0.0)))
+    total = logsumexp(logarithms, b=weights, axis=-1)
+    return np.asarray(np.where(total > FAR, np.log(2.0) + total, np.arcsinh(np.exp(np.minimum(total, FAR)))))
 
 
 class Tails:
@@ -323,8 +324,8 @@ class Parts(Evidence):
 
         score = aggregate_t sum_p (S_p(t) - m_p(t)) / s_p(t)
 
-    with m_p(t), s_p(t) the mean and the standard deviation over held-out ID images. The options are those of
-    `Evidence`.
+    with m_p(t), s_p(t) the mean and the standard deviation over held-out ID images. The options `narrow` and
+    `wide` are those of `Evidence`.
     """
 
     fitted: ClassVar[tuple[str, ...]] = ("least", "mean", "std")
@@ -335,10 +336,6 @@ class Parts(Evidence):
 
     def _learn(self, held_out: Array) -> None:
         self.mean_, self.std_ = np.nanmean(held_out, axis=0), np.nanstd(held_out, axis=0)
-
-    @property
-    def stored_parts(self) -> tuple[Part, ...]:
-        return ()  # the widths say it
 
     def standing(self, columns: Array) -> Array:
         """What the score combines, (N, levels, parts): here (S_p(t) - m_p(t))/s_p(t)."""

@@ -110,7 +110,8 @@ class LevelCalibrator(Calibrator):
         found = np.full(columns.shape[:2], np.nan)
         for level in range(columns.shape[1]):
             seen = _looked_at(columns[:, level])
-            found[seen, level] = self.distance_at(level, columns[seen, level])
+            if seen.any():
+                found[seen, level] = self.distance_at(level, columns[seen, level])
         return found
 
     def _score(self, columns: Array, weights: Array, aggregation: Aggregation) -> Array:
@@ -300,6 +301,8 @@ class LevelLOF(LevelPCA):
 def _principal(z: Array, rank: int) -> tuple[Array, Array]:
     """The first `rank` principal axes (rank, F) of centred rows, and their variances, largest first."""
     count, width = z.shape
+    if rank == 0:
+        return np.empty((0, width)), np.empty(0)
     if count < width:  # the Gram matrix is the smaller one; v = z^T u / |z^T u|
         values, vectors = eigh(z @ z.T / count, subset_by_index=[count - rank, count - 1])
         vectors = z.T @ vectors
@@ -343,17 +346,19 @@ class LevelMemory(LevelCalibrator):
         self.size = size
 
     def _fit(self, columns: Array) -> None:
-        models = [self._learn(columns[:, level]) for level in range(columns.shape[1])]
+        levels = [values[_looked_at(values)] for values in np.moveaxis(columns, 1, 0)]
+        size = min(self.size, *map(len, levels))
+        models = [self._learn(values, size) for values in levels]
         self.mean_, self.whitening_, self.memory_ = (np.stack(part) for part in zip(*models, strict=True))
 
-    def _learn(self, vectors: Array) -> tuple[Array, Array, Array]:
+    def _learn(self, vectors: Array, size: int) -> tuple[Array, Array, Array]:
         """Mean (D,), whitening matrix (D, D) and memory (size, D) of one level."""
         mean = vectors.mean(axis=0)
         values, axes = np.linalg.eigh(np.atleast_2d(np.cov(vectors, rowvar=False)))
         values = np.maximum(values, 0.0)
         whitening = axes / np.sqrt(values + max(self.RIDGE * float(values.mean()), 1e-12))
         white = (vectors - mean) @ whitening
-        return mean, whitening, white[farthest_first(white, self.size)]
+        return mean, whitening, white[farthest_first(white, size)]
 
     def distance_at(self, level: int, vectors: Array) -> Array:
         """min_i |z - z_i|^2, z whitened."""

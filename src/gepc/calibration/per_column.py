@@ -105,7 +105,8 @@ def log_tail(values: Array, samples: Array, share: float = 0.2) -> Array:
     excess = float(above.mean() - limit) if len(above) else float(samples.std())
     counted = (1.0 + len(samples) - np.searchsorted(samples, values)) / (1.0 + len(samples))
     beyond = np.log(share) - (values - limit) / excess
-    return np.asarray(np.where(values > limit, beyond, np.log(np.maximum(counted, share))))
+    known = np.where(values > limit, beyond, np.log(np.maximum(counted, share)))
+    return np.where(np.isnan(values), np.nan, known)
 
 
 @register("kde", "kde1d")

@@ -241,20 +241,26 @@ class DecisionRule:
         'on average at most 0.1 of the flagged images are false alarms (bh)'
         """
         if self.fdr is not None:
-            return f"on average at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
+            promise = f"on average at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
+            return promise + _after_trimming(reference.trimmed)
         if self.confidence is not None:
-            return (
+            promise = (
                 f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
                 "of in-distribution images raise an alarm"
             )
+            return promise + _after_trimming(reference.trimmed)
         return str(Guarantee.at(self.alpha, reference.smallest, reference.trimmed))
 
-    def scene_statement(self, m: int, n: int) -> str:
-        """The guarantee for a scene of `m` tiles with `n` calibration images, and its assumption."""
+    def scene_statement(self, m: int, n: int, trimmed: int = 0) -> str:
+        """The guarantee for a scene of `m` tiles with `n` calibration images, and its assumptions.
+
+        `trimmed` is how many other calibration images were left out as outliers.
+        """
         return (
             f"{self._promise(m)} The guarantee assumes that every in-distribution tile is exchangeable with the {n} "
             "calibration images: same sensor, size and processing, and images that neither fitting nor the network has "
-            "seen. It holds on average over calibration sets, and approximately for tiles with replaced no-data pixels."
+            "seen. It holds on average over calibration sets, and approximately for tiles with replaced no-data "
+            f"pixels{_after_trimming(trimmed)}."
         )
 
     def _promise(self, m: int) -> str:
@@ -279,6 +285,11 @@ class DecisionRule:
             f"On average at most {self.alpha:g} of the flagged tiles are false (Benjamini-Yekutieli over {m} tiles), "
             "however the overlapping tiles depend on each other. It is a rate of tiles, not of regions."
         )
+
+
+def _after_trimming(trimmed: int) -> str:
+    """The condition under which a promise holds if calibration images were left out."""
+    return f", if the {trimmed} calibration images that were left out are outliers" if trimmed else ""
 
 
 def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:

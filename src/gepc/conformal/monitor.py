@@ -12,6 +12,7 @@ inequality it ever reaches 1/delta with probability at most delta: that is the f
 
 import bisect
 import secrets
+import warnings
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -192,7 +193,7 @@ class Monitor:
         check_least(1, window=window)
         self.calibration = _scores_of(calibration, group)
         self.alpha, self.delta, self.window, self.jump, self.adapt = alpha, delta, window, jump, adapt
-        self.seed = secrets.randbits(63) if seed is None else seed
+        self._given_seed = seed
         self._reference = CalibrationScores({UNGROUPED: self.calibration})
         self._rule = DecisionRule(alpha)
         self._rule.check(self._reference)
@@ -210,6 +211,7 @@ class Monitor:
         >>> monitor.scores
         []
         """
+        self.seed = secrets.randbits(63) if self._given_seed is None else self._given_seed
         self.scores: list[float] = []
         self.log_capital = 0.0
         self.drifted_at: int | None = None
@@ -299,6 +301,12 @@ def _scores_of(calibration: Any, group: str | None) -> npt.NDArray[np.float64]:
     reference = getattr(getattr(calibration, "fitted", calibration), "reference", None)
     if isinstance(reference, CalibrationScores):
         reference.check(None if group is None else np.array([group]))
+        if reference.trimmed:
+            warnings.warn(
+                f"{reference.trimmed} calibration images were left out; the rates of alarms and of false drift hold "
+                "only if they are outliers",
+                stacklevel=3,
+            )
         calibration = reference.by_group[UNGROUPED if group is None else group]
     scores = np.sort(np.asarray(calibration, dtype=np.float64).ravel())
     if len(scores) == 0 or not np.isfinite(scores).all():

@@ -32,7 +32,7 @@ def p_values(scores: Array, calibration: Array, uniform: Array | None = None) ->
     Parameters
     ----------
     scores : float array (N,)
-        Scores of new images, higher = more out of distribution.
+        Scores of new images, higher = more out of distribution; the p-value of NaN is NaN.
     calibration : float array (n,)
         Scores of the calibration images.
     uniform : float array (N,), optional
@@ -55,10 +55,11 @@ def p_values(scores: Array, calibration: Array, uniform: Array | None = None) ->
     """
     ordered = np.sort(calibration)
     at_least = len(ordered) - np.searchsorted(ordered, scores, side="left")
-    if uniform is None:
-        return np.asarray((1.0 + at_least) / (len(ordered) + 1.0))
-    above = len(ordered) - np.searchsorted(ordered, scores, side="right")
-    return np.asarray((above + uniform * (1.0 + at_least - above)) / (len(ordered) + 1.0))
+    found = (1.0 + at_least) / (len(ordered) + 1.0)
+    if uniform is not None:
+        above = len(ordered) - np.searchsorted(ordered, scores, side="right")
+        found = (above + uniform * (1.0 + at_least - above)) / (len(ordered) + 1.0)
+    return np.where(np.isnan(scores), np.nan, found)
 
 
 def threshold(calibration: Array, alpha: float) -> float:

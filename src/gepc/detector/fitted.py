@@ -20,7 +20,17 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image
 from gepc.maps.regions import MapRegion, map_regions
 from gepc.maps.statistics import TOGETHER, Fields, MapStatistics
-from gepc.methods.base import Batch, Cost, Extractor, MapParts, Table, cost_of, extract_map_parts, extract_table
+from gepc.methods.base import (
+    Batch,
+    Cost,
+    Extractor,
+    MapParts,
+    Table,
+    cost_of,
+    extract_map_parts,
+    extract_table,
+    raw_maps,
+)
 from gepc.methods.pooling import Map, combine
 
 
@@ -116,7 +126,7 @@ class FittedDetector:
             table = extract_table(self.method, self.backbone, batch, self.kept)
             scores, evidence = self.scorer.explain_kept(self.method.columns(table))
             return scores, None, evidence
-        table, parts, levels = extract_map_parts(self.method, self.backbone, batch, self.kept)
+        table, parts = extract_map_parts(self.method, self.backbone, batch, self.kept)
         calibrated = None
         if self.maps is not None and (self.score_from == "map" or not raw):
             calibrated = self.maps.z(parts, batch.size, self.preprocessing.ignored(batch.size))
@@ -127,17 +137,17 @@ class FittedDetector:
         if not maps:
             return scores, None, evidence
         if raw or calibrated is None:
-            return scores, {self.map_part: self._raw(levels)}, evidence
+            return scores, {self.map_part: self.raw_map(parts)}, evidence
         return scores, calibrated, evidence
 
-    def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Map, Table]:
-        """The parts of the maps of preprocessed images, their raw maps, and their features at the kept levels."""
-        table, parts, levels = extract_map_parts(self.method, self.backbone, self._batch(images), self.kept)
-        return parts, self._raw(levels), table
+    def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Table]:
+        """The parts of the maps of preprocessed images, and their features at the kept levels."""
+        table, parts = extract_map_parts(self.method, self.backbone, self._batch(images), self.kept)
+        return parts, table
 
-    def _raw(self, levels: Map) -> Map:
-        """Raw maps, 0 where pixels are ignored."""
-        maps = combine(levels, self.weights)
+    def raw_map(self, parts: MapParts) -> Map:
+        """The maps of some images before calibration, 0 where pixels are ignored."""
+        maps = combine(raw_maps(self.method, self.backbone, parts), self.weights)
         ignored = self.preprocessing.ignored((maps.shape[1], maps.shape[2]))
         return maps if ignored is None else np.where(ignored, np.float32(0.0), maps)
 

@@ -21,7 +21,7 @@ from gepc.images.batches import OnBadImage
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
-from gepc.maps.statistics import CALIBRATION_IMAGES, MapStatistics, read_parts
+from gepc.maps.statistics import CALIBRATION_IMAGES, TOGETHER, MapStatistics, read_parts
 from gepc.methods.base import Extractor, MapParts, Table
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
 from gepc.methods.gepc import GepcExtractor
@@ -207,12 +207,14 @@ def _with_maps(
         raise InputError("the stream's images are too large for maps; give a folder, or set `size`", options=("size",))
     raw: list[Map] = []
     tables: list[Table] = []
+    # activations are vectors, which have no raw map: its scale is then that of all parts together
+    scaled = draft.showing(TOGETHER) if draft.map_part == "activations" else draft
 
     with reporting(on_progress, "fitting", len(fitting) + len(calibrating)) as advance:
 
         def read(images: Sequence[Image]) -> MapParts:
-            parts, maps, table = draft.map_parts(images)
-            raw.extend(maps)
+            parts, table = draft.map_parts(images)
+            raw.extend(scaled.raw_map(parts))
             tables.append(table)
             advance(len(images))
             return parts

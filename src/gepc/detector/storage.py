@@ -350,7 +350,7 @@ def _assemble(description: Facts, arrays: Facts, backbone: Backbone) -> FittedDe
         backbone=backbone,
         preprocessing=preprocessing,
         levels=tuple(fitted.timesteps),
-        scorer=_restored(parameters, selection, state, fitted.parts),
+        scorer=_restored(parameters, selection, state, fitted),
         reference=CalibrationScores(scores).trim(parameters.contamination),
         maps=maps,
         map_scale=fitted.map_scale,
@@ -380,16 +380,16 @@ def _stored_preprocessing(parameters: Parameters, stored: Facts) -> Preprocessin
     return found
 
 
-def _restored(parameters: Parameters, selection: Selection, state: Facts, parts: tuple[Part, ...]) -> Scorer:
+def _restored(parameters: Parameters, selection: Selection, state: Facts, fitted: Fitted) -> Scorer:
     """The scorer of a state whose arrays fit each other: they come back by name and shape, and give a finite score."""
     bounds = state["calibrator/bounds"].shape
     if len(bounds) != 3 or bounds[:2] != (2, len(selection.kept)) or not 1 <= bounds[2] <= MAX_COLUMNS:
         raise InputError(f"{STATE}: calibrator/bounds has shape {bounds}, not (2, {len(selection.kept)}, columns)")
-    widest = max(MIN_WIDTH, bounds[1] * bounds[2])
+    widest = max(MIN_WIDTH, bounds[1] * bounds[2], fitted.fit_images)
     for name, array in state.items():
         if any(side > widest for side in (array.shape if array.ndim == 1 else array.shape[1:])):
             raise InputError(f"{STATE}: {name} has shape {array.shape}, with more than {widest} columns")
-    scorer = parameters.scorer().restore(selection, state, parts)
+    scorer = parameters.scorer().restore(selection, state, fitted.parts)
     if {name: array.shape for name, array in scorer.state().items()} != {n: a.shape for n, a in state.items()}:
         raise InputError(f"{STATE} holds other arrays than its calibrator has")
     if not scorer.gives_finite_scores():

@@ -246,6 +246,8 @@ def score_chunk(
     except GepcError as error:
         if on_error == "raise":
             raise
+        if len(chunk.indices) > 1:
+            return _one_by_one(fitted, chunk, labels, ties, maps, raw)
         failed += [Result.failed(i, name, str(error)) for i, name in zip(chunk.indices, chunk.names, strict=True)]
         return ScoredChunk(_in_order(failed), chunk)
     uniform = None
@@ -262,6 +264,26 @@ def score_chunk(
         else:
             results.append(Result.failed(index, name, NOT_FINITE))
     return ScoredChunk(_in_order(failed + results), chunk, fields)
+
+
+def _one_by_one(
+    fitted: FittedDetector, chunk: Chunk, labels: Labels | None, ties: str, maps: bool, raw: bool
+) -> ScoredChunk:
+    """Score each image of a chunk by itself, because the network has no answer to one of them."""
+    found = []
+    for row in range(len(chunk.indices)):
+        own = slice(row, row + 1)
+        one = Chunk(chunk.indices[own], chunk.names[own], chunk.keys[own], chunk.images[own], read=chunk.read[own])
+        group = None if labels is None else labels[own]
+        found.append(score_chunk(fitted, one, group, ties, maps=maps, raw=raw))
+    results = [result for scored in found for result in scored.results]
+    results += [Result.failed(*failure) for failure in chunk.failures]
+    known = next((scored.fields for scored in found if scored.fields is not None), None)
+    if known is None:
+        return ScoredChunk(_in_order(results), chunk)
+    missing = {name: np.full_like(field, np.nan) for name, field in known.items()}
+    fields = {name: np.concatenate([(scored.fields or missing)[name] for scored in found]) for name in known}
+    return ScoredChunk(_in_order(results), chunk, fields)
 
 
 def _in_order(results: list[Result]) -> tuple[Result, ...]:

@@ -522,13 +522,21 @@ class Derived(Extractor):
 
 def extract_map_parts(
     extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]
-) -> tuple[Table, MapParts, Maps]:
-    """The table, the parts of the maps, and the maps before calibration; parts have the size of the latents, if any."""
+) -> tuple[Table, MapParts]:
+    """The table and the parts of the maps; parts have the size of the latents, if any."""
+    return _with_maps(extractor).map_parts(backbone, batch.encoded(backbone), timesteps)
+
+
+def raw_maps(extractor: Extractor, backbone: Backbone, parts: MapParts) -> Maps:
+    """The maps before calibration, (N, levels, H, W) in pixels of the image; not every part of a map has one."""
+    raw = _with_maps(extractor).raw_map(parts)
+    return raw.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
+
+
+def _with_maps(extractor: Extractor) -> HasMaps:
     if not isinstance(extractor, HasMaps) or not extractor.has_maps:
         raise OptionError(f"the method {extractor.name!r} has no maps")
-    table, parts = extractor.map_parts(backbone, batch.encoded(backbone), timesteps)
-    raw = extractor.raw_map(parts)
-    return table, parts, raw.repeat(backbone.factor, axis=-2).repeat(backbone.factor, axis=-1)
+    return extractor
 
 
 def extract_table(extractor: Extractor, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:

@@ -112,6 +112,11 @@ class GepcExtractor(HasMaps, Extractor):
                 raise OptionError(f"the feature {kind.name!r} needs the whole group; leave group_samples out")
             if count < kind.least_elements:
                 raise OptionError(f"the feature {kind.name!r} needs group_samples of at least {kind.least_elements}")
+            shifts = moving - len(set(kind.elements(self.group)) - {"id"})
+            if kind.per == "element" and count <= shifts:  # an image may draw elements without this feature alone
+                raise OptionError(
+                    f"the feature {kind.name!r} needs group_samples of at least {shifts + 1} with this group"
+                )
 
     @property
     def pooling(self) -> Pooling:
@@ -175,7 +180,7 @@ class GepcExtractor(HasMaps, Extractor):
         """One, and with `act_on="pixels"` one more for every element other than the identity."""
         passes = super().encoder_passes(backbone, size)
         if backbone.act_on == "pixels" and self.compares:
-            passes *= len(self.group.for_size(*size))
+            passes *= len(self.acting(size))
         return passes
 
     def paper_cost(self, levels: int) -> Cost:

@@ -183,13 +183,15 @@ class Passes:
 
     def _moved(self, level: LevelAnswers, action: Action, rows: torch.Tensor) -> torch.Tensor:
         """P_g x_t; where the action is on pixels, sqrt(abar) encode(P_g x) + sigma P_g noise."""
-        if action.kind == "intensity":
-            return noised(action.apply(level.images[rows]), level.noise[rows], level.abar)
+        intensity = action.kind == "intensity"  # acts on the clean image, and not on the noise
         if self.batch.pixels is None or self.backbone.act_on == "latents":
+            if intensity:
+                return noised(action.apply(level.images[rows]), level.noise[rows], level.abar)
             return action.apply(level.x_t if len(rows) == len(level.x_t) else level.x_t[rows])
         in_batch = torch.from_numpy(level.rows).to(rows.device)[rows]
         drawn = self.group.actions[self.group.names.index(action.name)].drawn(self.batch.seed, self.batch.keys)
-        return noised(self.batch.moved(self.backbone, drawn)[in_batch], action.apply(level.noise[rows]), level.abar)
+        noise = level.noise[rows] if intensity else action.apply(level.noise[rows])
+        return noised(self.batch.moved(self.backbone, drawn)[in_batch], noise, level.abar)
 
     def _network(self, x: torch.Tensor, t: int, record: bool) -> _Answer:
         if record and self.backbone.net is not None:

@@ -148,7 +148,8 @@ def log_contrast(fields: torch.Tensor, window: int) -> torch.Tensor:
     count = ring_sum(torch.ones_like(fields[:1])).round()
     mean = ring_sum(centred) / count
     variance = ring_sum(centred.square()) / count - mean.square()
-    spread = variance.clamp_min(1e-6 * float(centred.square().mean()) + 1e-30).sqrt()
+    least = 1e-6 * centred.square().mean((1, 2), keepdim=True) + 1e-30  # of each image by itself
+    spread = torch.maximum(variance, least).sqrt()
     return (box_filter(centred, window) - mean) / spread
 
 

@@ -38,6 +38,7 @@ PERMUTATIONS = 999
 GRID = 8  # the side of the small images that are compared
 DISC = 0.9  # of half their side: a rotation on the torus puts other parts of the image into the corners
 LEAST_IMAGES, NETWORK_IMAGES, SAMPLE_IMAGES = 16, 64, 600
+MOST_BYTES = 1 << 30  # of the images that are kept: enough of the largest ones, also if a share of them is held out
 MOST_ELEMENTS = 6  # as many as the paper's group, and so as many passes
 REDUNDANT = 0.95
 
@@ -93,7 +94,7 @@ def read_batch(
     if isinstance(images, StreamImages):
         raise InputError("choosing symmetries reads the images twice; give a folder, list or array, not a stream")
     keys: list[bytes] = []
-    sample = ImageSample(most)
+    sample = ImageSample(most, MOST_BYTES)
     for chunk in chunks(images, settled(preprocessing, images), rows, OnBadImage.UNREADABLE):
         keys += chunk.keys
         for key, image in zip(chunk.keys, chunk.images, strict=True):

@@ -416,7 +416,7 @@ class SceneWriter:
             "network_passes": {"forward": state.forward, "jvp": state.jvp},
             "calibration_images": plan.calibration_images,
             "smallest_p_value": 1.0 / (plan.calibration_images + 1),
-            "guarantee": plan.rule.scene_statement(count, plan.calibration_images),
+            "guarantee": plan.rule.scene_statement(count, plan.calibration_images, fitted.reference.trimmed),
             "warning": plan.rule.shortfall(count, plan.calibration_images),
             "map_scale": scale,
             "detection_limit": limit,

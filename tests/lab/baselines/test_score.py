@@ -34,7 +34,7 @@ from gepc.core.errors import OptionError
 from gepc.lab.analytic import GaussianBackbone, MixtureBackbone
 from gepc.lab.baselines.score import EigenScore, eps_and_trace, signs
 from gepc.lab.metrics import auroc
-from gepc.methods.base import extract_map_parts
+from gepc.methods.base import extract_map_parts, raw_maps
 from gepc.methods.pooling import box_filter, odd_eighth
 
 # --- score_norm ------------------------------------------------------------------------------------------------------
@@ -315,7 +315,8 @@ def test_expected_residual(rho: float) -> None:
 def test_the_score_is_read_from_the_map() -> None:
     extractor = method("spr", window=3)
     images, steps = sample(4), method("spr").timesteps(gaussian())
-    table, _, maps = extract_map_parts(extractor, gaussian(), batch_of(images), steps)
+    table, parts = extract_map_parts(extractor, gaussian(), batch_of(images), steps)
+    maps = raw_maps(extractor, gaussian(), parts)
     assert maps.shape == (4, 1, 4, 4)
     np.testing.assert_allclose(table["spr"], maps.max((2, 3)), rtol=1e-6)
     np.testing.assert_array_equal(run(extractor, images)["spr"], table["spr"])
