@@ -260,3 +260,41 @@ def test_a_digest_is_of_facts_arrays_and_keys_whatever_their_order() -> None:
         digest({"x": 1, "y": [2]}),
     ]
     assert len({first, *others}) == 7
+
+
+def test_a_link_keeps_leading_to_what_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "target.csv").write_text("old")
+    for name, target in (("link.csv", "target.csv"), ("current", "v1")):
+        (tmp_path / name).symlink_to(target)
+    write_text(tmp_path / "link.csv", "new")
+    with replacing_folder(tmp_path / "current") as draft:
+        (draft / "a.txt").write_text("new")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "current").is_symlink()
+    assert (tmp_path / "target.csv").read_text() == (tmp_path / "v1" / "a.txt").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root, renaming a file over a device would remove the device."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe is not a regular file"):
+        write_text(tmp_path / "pipe", "text")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_without_a_name_of_its_own_is_not_replaced(name: str) -> None:
+    with pytest.raises(InputError, match="give a folder by its name"), replacing_folder(name):
+        pass
+
+
+def test_a_file_has_one_writer_and_others_are_free(tmp_path: Path) -> None:
+    with only_writer(tmp_path, "log.csv"), only_writer(tmp_path, "other.csv"):
+        with (
+            pytest.raises(InputError, match=r"log\.csv; wait for it or give another file"),
+            only_writer(tmp_path, "log.csv"),
+        ):
+            pass
+    assert not list(tmp_path.iterdir())

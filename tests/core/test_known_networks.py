@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,13 @@ def test_a_state_folder_that_cannot_be_written_is_not_an_error(tmp_path: Path) -
     (tmp_path / "state").write_text("a file")
     remember_network("abc", tmp_path)
     assert find_network("abc") is None
+
+
+def test_a_user_without_a_home_has_a_state_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container that runs under an unknown number."""
+    for name in ("HOME", "XDG_STATE_HOME", "GEPC_STATE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: (_ for _ in ()).throw(KeyError(number)))
+    assert state_file().name == "networks.json"
+    monkeypatch.setenv("GEPC_STATE", str(tmp_path))
+    assert state_file() == tmp_path / "networks.json"

@@ -137,3 +137,9 @@ def test_an_error_that_names_its_file_already_stays_as_it_is(tmp_path: Path) -> 
         raise StorageError("cannot write b: full")
     with pytest.raises(StorageError, match=f"cannot write {tmp_path}: full"), storage_errors(tmp_path):
         raise OSError(28, "full")
+
+
+def test_a_log_that_ends_within_quotes_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text('a,b\n1,"2\n')
+    with pytest.raises(InputError, match=r"is damaged .*remove the row"):
+        list(RowLog(tmp_path / "log.csv", ("a", "b")).rows())

@@ -440,3 +440,29 @@ def test_more_images_than_columns_can_be_learnt_from(tmp_path: Path) -> None:
         detector.save(tmp_path / calibration)
         loaded = load_detector(tmp_path / calibration, backbone)
         np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_not_mixed(
+    fitted: gepc.GEPC, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted.save(tmp_path / "det")
+    other = toy_detector(seed=5).fit(ID)
+    read = storage._read_state
+
+    def exchanged(path: Path) -> Any:
+        other.save(tmp_path / "det")
+        return read(path)
+
+    monkeypatch.setattr(storage, "_read_state", exchanged)
+    with pytest.raises(InputError, match="was replaced while it was read"):
+        load_detector(tmp_path / "det", toy_backbone())
+
+
+def test_absurd_numbers_and_names_are_refused_in_a_sentence(fitted: gepc.GEPC, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "det")
+    path = tmp_path / "det" / "detector.json"
+    facts = json.loads(path.read_text())
+    for part, name, value in (("options", "keep", 10**400), ("backbone", "load_options", {"variant": "v" * 400})):
+        path.write_text(json.dumps({**facts, part: {**facts[part], name: value}}))
+        with pytest.raises(InputError):
+            load_detector(tmp_path / "det", toy_backbone())

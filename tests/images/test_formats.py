@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import sys
 import warnings
 from pathlib import Path
@@ -215,11 +216,6 @@ UNREADABLE = {
     "no npy": (lambda path: None, "npy", "does not exist"),
     "folder named .png": (lambda path: path.mkdir(), "png", "cannot be read: is a directory"),
     "npy of many images": (lambda path: np.save(path, BYTES), "npy", "one image per file"),
-    "32-bit integers": (
-        lambda path: PILImage.fromarray(np.full((4, 4), 70000, dtype=np.int32)).save(path),
-        "tiff",
-        "bad.tiff has 32-bit integer pixels; save it as .npy",
-    ),
 }
 
 
@@ -375,3 +371,30 @@ def test_only_the_first_frame_of_an_animation_is_read_and_python_says_so(animati
         pixels = decode(io.BytesIO(animation), "")
     assert pixels.shape[:2] == (4, 6)
     assert np.unique(pixels).tolist() == [10]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32"])
+def test_signed_pixels_of_a_tiff_are_read_as_they_are(tmp_path: Path, kind: str) -> None:
+    """Their range is not known, whatever the values of an image: the detector asks for it."""
+    for first in (-50, 0):
+        pixels = np.arange(first, first + 100, dtype=kind).reshape(10, 10)
+        tifffile(pixels, tmp_path / "signed.tif")
+        record = FileImages([tmp_path / "signed.tif"])[0]
+        assert record.pixels is not None
+        assert record.pixels.dtype == kind
+        np.testing.assert_array_equal(record.pixels, pixels)
+        with pytest.raises(InputError, match="value_range"):
+            Preprocessing(channels=1, size=(10, 10)).prepare(record)
+        assert Preprocessing((-50.0, 100.0), channels=1, size=(10, 10)).prepare(record).shape == (1, 10, 10)
+
+
+def tifffile(pixels: np.ndarray, path: Path) -> None:
+    """A grey TIFF without compression, as the specification of TIFF 6.0 describes it."""
+    height, width = pixels.shape
+    data, signed = pixels.astype(pixels.dtype.newbyteorder("<")).tobytes(), 2
+    short, long = 3, 4
+    bits = 8 * pixels.dtype.itemsize
+    tags = [(256, long, width), (257, long, height), (258, short, bits), (259, short, 1), (262, short, 1)]
+    tags += [(273, long, 8), (277, short, 1), (278, long, height), (279, long, len(data)), (339, short, signed)]
+    directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, kind, 1, v) for tag, kind, v in tags)
+    path.write_bytes(struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + directory + struct.pack("<I", 0))

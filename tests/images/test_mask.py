@@ -83,3 +83,13 @@ def test_what_would_look_at_ignored_pixels_is_refused():
         toy_detector(ignore=CORNER, magnitude="log", normalise="patch")
     with pytest.raises(OptionError, match=r"ignore must be a picture, or a boolean array \(H, W\)"):
         toy_detector(ignore=np.zeros(4, dtype=bool))
+
+
+def test_a_detector_for_large_images_loads_with_its_mask(tmp_path: Path):
+    """The runs of a mask are counted in pixels, of which there may be more than of anything else."""
+    clock = np.zeros((400, 600), dtype=bool)
+    clock[380:] = True
+    detector = toy_detector(ignore=clock).fit(pictures(24))
+    detector.save(tmp_path / "det")
+    loaded = gepc.load_detector(tmp_path / "det", toy_backbone())
+    np.testing.assert_array_equal(loaded.score(pictures(3, seed=1)), detector.score(pictures(3, seed=1)))

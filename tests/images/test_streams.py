@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image as PILImage
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from toys import as_uint8, pictures, toy_detector
+from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
 from gepc.core.errors import InputError, OptionError
@@ -170,3 +170,22 @@ def test_a_data_set_that_fails_on_an_item_gives_a_row(fitted: gepc.GEPC) -> None
     ]
     with pytest.raises(InputError, match="image 2 cannot be decoded: image file is truncated"):
         fitted.score(Damaged())
+
+
+def test_fitting_on_a_stream_with_a_network_that_lists_its_training_images() -> None:
+    """The images are observed while they are read, and are still a stream."""
+    backbone = toy_backbone()
+    backbone.trained_on = np.array([1, 2, 3], dtype=np.uint64)
+    found = toy_detector(backbone).fit(iter(IMAGES))
+    np.testing.assert_allclose(found.score(NEW), toy_detector().fit(IMAGES).score(NEW), rtol=1e-5)
+
+
+def test_a_picture_that_cannot_be_decoded_is_a_row(fitted: gepc.GEPC, tmp_path: Path) -> None:
+    """Pillow opens a file that was cut short, and fails when it decodes it."""
+    PILImage.fromarray(np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "b.png").write_bytes(whole[: len(whole) // 2])
+    with PILImage.open(tmp_path / "a.png") as whole_picture, PILImage.open(tmp_path / "b.png") as cut:
+        good, bad = fitted.results([whole_picture, cut])
+    assert good.error is None
+    assert "image 1 cannot be decoded" in str(bad.error)

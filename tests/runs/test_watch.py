@@ -229,3 +229,13 @@ def test_every_row_says_when_the_file_was_scored(detector, tmp_path):
         scored = datetime.fromisoformat(row["time"])
         assert scored.utcoffset() == timedelta(0)
         assert abs(datetime.now(timezone.utc) - scored) < timedelta(minutes=5)
+
+
+def test_files_that_vanish_are_forgotten(detector, tmp_path, clock):
+    _drop(tmp_path / "in", 3)
+    watch = Watch(tmp_path / "in", detector.fitted, {"": Monitor(detector, seed=0)}, tmp_path / "log.csv", settle=5.0)
+    assert list(watch.step()) == []
+    for path in (tmp_path / "in").iterdir():
+        path.unlink()
+    assert list(watch.step()) == []
+    assert not watch._arriving

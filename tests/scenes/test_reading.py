@@ -168,3 +168,28 @@ def test_the_file_cache_is_bounded_while_a_scene_is_read(tmp_path):
     found = get_gdal_config("GDAL_CACHEMAX")
     scene.close()
     assert found == 64 * 2**20  # in bytes
+
+
+@pytest.mark.parametrize("name", ["palette.png", "palette.gif", "grey.png", "rgb.png", "rgba.png"])
+def test_transparency_of_any_kind_marks_missing_pixels(tmp_path, name):
+    shades = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    missing, colour = shades < 5, np.stack([shades] * 3, axis=2)
+    colour[missing] = 0
+    grey = Image.fromarray(np.where(missing, 0, shades + 100).astype(np.uint8))
+    if name.startswith("palette"):
+        grey.convert("P").save(tmp_path / name, transparency=0)
+    elif name == "grey.png":
+        grey.save(tmp_path / name, transparency=0)
+    elif name == "rgb.png":
+        Image.fromarray(colour).save(tmp_path / name, transparency=(0, 0, 0))
+    else:
+        Image.fromarray(np.dstack([colour, np.where(missing, 0, 255).astype(np.uint8)])).save(tmp_path / name)
+    _, valid = window(tmp_path / name, 0, 0, 8, 8)
+    assert (~valid).tolist() == missing.tolist()
+
+
+def test_an_archive_named_npy_is_refused_in_a_sentence(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((8, 8), np.uint8))
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(InputError, match="archive of arrays"):
+        open_scene(tmp_path / "a.npy")

@@ -35,6 +35,8 @@ def test_form_fields_and_query_say_the_same_and_form_fields_win(client, files):
     assert by_query == by_form == overruled
     assert by_query["alpha"] == 0.2
     assert by_query["results"][0]["map"] is not None
+    without = client.post("/v1/score?map=true", files=as_form(files[:2]), data={"map": "false"}).json()
+    assert without["results"][0]["map"] is None
 
 
 def test_the_default_alpha_is_0_05_or_the_smallest_possible(client, files):

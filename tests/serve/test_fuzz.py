@@ -66,7 +66,7 @@ def test_unusual_but_honest_images(client, images):
         assert _ask(client, data)["error"] is None, name
     pages = _save(Image.fromarray(images[0]), "TIFF", save_all=True, append_images=[Image.fromarray(images[1])])
     assert "2 pages that are not grey bands" in _ask(client, pages)["error"]
-    assert "32-bit" in _ask(client, png(grey.astype(np.int32) - 300, "TIFF"))["error"]
+    assert "int32 pixels, whose range is not known" in _ask(client, png(grey.astype(np.int32) - 300, "TIFF"))["error"]
     assert "value" in _ask(client, png(grey.astype(np.float32), "TIFF"))["error"]
     assert "NaN" in _ask(client, png(np.full((8, 8), np.nan, dtype=np.float32), "TIFF"))["error"]
 

@@ -14,13 +14,15 @@ from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say, several, text_table
 from gepc.cli.options import estimate
 from gepc.core.errors import GepcError, OptionError, raising
-from gepc.core.files import check_free, write_json
+from gepc.core.files import check_free, check_name, only_writer, write_json
 from gepc.core.options import DEFAULT_BACKBONE
+from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
     from gepc.detector.detector import Detector
     from gepc.detector.fitted import FittedDetector
     from gepc.images.sources import Images
+    from gepc.runs.watch import Watch
     from gepc.scenes import SceneReport
 
 SHOWN = 10  # detections and regions of a scene
@@ -70,6 +72,7 @@ def fit(
     import gepc
     from gepc.images.sources import open_images
 
+    check_name(out)
     check_free(out, "detector.json", "detector")
     parameters = opt.parse_settings(settings)
     if ignore is not None:
@@ -306,35 +309,43 @@ def watch(
     loaded.guarantee(alpha)
     monitor = partial(Monitor, loaded, alpha, delta, window, seed=0, adapt=adapt)
     monitors = {group: monitor(group=group or None) for group in loaded.fitted.reference.by_group}
-    watcher = Watch(folder, loaded.fitted, monitors, out, *((0.0, 0.0) if once else (1.0, 10.0)))
-    resumed = f", resuming after {len(watcher.done)} files" if watcher.done else ""
-    note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")
-    if not once:
-        note(f"looking for new files every {interval:g} s; stop with Ctrl-C, pause while {watcher.pause} exists")
-    drifted, paused = {group for group, monitor in monitors.items() if monitor.drifted}, False
-    try:
-        while True:
-            if paused != watcher.pause.exists():
-                paused = not paused
-                note("paused" if paused else "resumed")
-            for row in watcher.step():
-                if row.verdict is None:
-                    note(f"{row.result.name}: {row.result.error}")
-                    continue
-                if row.verdict.alarm:
-                    say(f"alarm  {row.result.name}  p = {row.verdict.p_value:.4g}")
-                group = watcher.group(row.result.name)
-                if row.verdict.drifted and group not in drifted:
-                    drifted.add(group)
-                    say(
-                        f"drift  after {row.verdict.seen} images the stream{f' of {group}' if group else ''} no longer "
-                        f"looks like the calibration images (false-alarm probability at most {delta:g})"
-                    )
-            if once:
-                break
-            time.sleep(interval)
-    finally:
-        note(f"{len(watcher.done)} files in {out}")
+    with storage_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(out.parent, out.name):
+        watcher = Watch(folder, loaded.fitted, monitors, out, *((0.0, 0.0) if once else (1.0, 10.0)))
+        resumed = f", resuming after {several(len(watcher.done), 'file')}" if watcher.done else ""
+        note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")
+        if not once:
+            note(f"looking for new files every {interval:g} s; stop with Ctrl-C, pause while {watcher.pause} exists")
+        try:
+            _follow(watcher, delta, None if once else interval)
+        finally:
+            note(f"{several(len(watcher.done), 'file')} in {out}")
+
+
+def _follow(watcher: Watch, delta: float, interval: float | None) -> None:
+    """Print the alarms and drifts of a watched folder: until it is interrupted, or once where there is no interval."""
+    drifted, paused = {group for group, monitor in watcher.monitors.items() if monitor.drifted}, False
+    while True:
+        if paused != watcher.pause.exists():
+            paused = not paused
+            note("paused" if paused else "resumed")
+        for row in watcher.step():
+            if row.verdict is None:
+                note(f"{row.result.name}: {row.result.error}")
+                continue
+            if row.verdict.alarm:
+                say(f"alarm  {row.result.name}  p = {row.verdict.p_value:.4g}")
+            group = watcher.group(row.result.name)
+            if row.verdict.drifted and group not in drifted:
+                drifted.add(group)
+                say(
+                    f"drift  after {row.verdict.seen} images the stream{f' of {group}' if group else ''} no longer "
+                    f"looks like the calibration images (false-alarm probability at most {delta:g})"
+                )
+        if interval is None:
+            break
+        time.sleep(interval)
 
 
 def serve(

@@ -17,6 +17,7 @@ from typer import Argument, Option
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress, say, several, text_table
 from gepc.core.errors import InputError, OptionError, StorageError, check_choice
+from gepc.core.files import replaceable
 from gepc.core.run_folder import storage_errors
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def _check_writable(out: Path) -> None:
     with storage_errors(out):
         if out.is_dir():
             raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
+        replaceable(out)
         home = next(parent for parent in out.absolute().parents if parent.exists())
         tempfile.TemporaryFile(dir=home).close()
 

@@ -28,14 +28,22 @@ _WORKING_DIRECTORY, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD in fcntl.h, and a fla
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
+def replaceable(path: StrPath) -> Path:
+    """The file or folder that a link leads to, or the path itself; an `InputError` for a device, a pipe or a socket."""
+    final = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
+    if final.exists() and not (final.is_file() or final.is_dir()):
+        raise InputError(f"{path} is not a regular file; give another name")
+    return final
+
+
 @contextlib.contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
     """Yield a temporary path next to `path`; it replaces `path` atomically on success and is removed on failure.
 
-    A full disk or a missing permission becomes a `StorageError` that names the final file. The file gets the default
-    mode of new files (0666 less the umask).
+    If `path` is a link, the file that it leads to is replaced. A full disk or a missing permission becomes a
+    `StorageError` that names the final file. The file gets the default mode of new files (0666 less the umask).
     """
-    final = Path(path)
+    final = replaceable(path)
     draft = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -59,9 +67,11 @@ def replacing_folder(path: StrPath) -> Iterator[Path]:
     """`replacing` for a folder: yield a new one next to `path`; until it takes its place, the old one stays.
 
     On Linux the two exchange their names in one step. Elsewhere there is a moment without a folder of that name; if the
-    process ends then, `restore_folder` brings the old one back.
+    process ends then, `restore_folder` brings the old one back. If `path` is a link, the folder that it leads to is
+    replaced.
     """
-    final, mark = Path(path), uuid.uuid4().hex[:8]
+    check_name(Path(path))
+    final, mark = replaceable(path), uuid.uuid4().hex[:8]
     draft, old = (final.with_name(f".{final.name}.{mark}.{kind}") for kind in ("part", "old"))
     restore_folder(final)
     try:
@@ -157,6 +167,12 @@ def read_json(path: StrPath) -> Any:
         return json.loads(handle.read().decode("utf-8"))
 
 
+def check_name(folder: Path) -> None:
+    """Refuse `.`, `..` and the root, which cannot be replaced as a whole."""
+    if folder.name in ("", ".."):
+        raise InputError(f"{folder} cannot be replaced as a whole; give a folder by its name")
+
+
 def check_free(folder: Path, mark: str, holds: str) -> None:
     """Require `folder` to be new, empty, or to contain the file `mark`; `holds` names the content in the error.
 
@@ -181,17 +197,21 @@ def sha256(*paths: StrPath) -> str:
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `folder`, its file `.lock`, while writing into it; the process's end releases it.
+def only_writer(folder: Path, name: str = "") -> Iterator[None]:
+    """Hold an exclusive lock on `folder`, or on its file `name`, while writing; the process's end releases it.
 
-    If another process holds it, an `InputError` says so at once. File systems without locks are used without one.
+    The lock is a hidden file whose name ends in `.lock`. If another process holds it, an `InputError` says so at once.
+    File systems without locks are used without one.
     """
-    path = folder / LOCK
+    path = folder / (f".{name}{LOCK}" if name else LOCK)
     lock = FileLock(path, timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
-        raise InputError(f"another process is writing into {folder}; wait for it or give another folder") from error
+        kind = "file" if name else "folder"
+        raise InputError(
+            f"another process is writing into {folder / name}; wait for it or give another {kind}"
+        ) from error
     except NotImplementedError:
         pass
     except OSError as error:

@@ -19,8 +19,9 @@ MOST = 1000  # entries; the oldest are forgotten
 
 def state_file() -> Path:
     """`networks.json` in GEPC_STATE, or in the folder `gepc` of the user's state folder."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(os.environ.get("GEPC_STATE") or Path(home) / "gepc") / "networks.json"
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises an error for a user without a home
+    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state")
+    return Path(os.environ.get("GEPC_STATE") or state / "gepc") / "networks.json"
 
 
 def remember_network(sha256: str, path: Path) -> None:

@@ -160,7 +160,11 @@ class RowLog:
 
     def rows(self) -> Iterator[dict[str, str]]:
         """The rows one by one, by column; a line that is no row, which only damage can leave, is an `InputError`."""
-        with open(self.path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
+        damaged = f"{self.path} is damaged ({{error}}); remove the row, or give another file"
+        with (
+            raising(InputError, damaged, csv.Error),
+            open(self.path, newline="", encoding="utf-8", errors="surrogateescape") as handle,
+        ):
             for number, row in enumerate(csv.reader(handle, strict=True), 1):
                 if len(row) != len(self.columns):
                     raise InputError(f"{self.path}, row {number} is damaged; remove it, or give another file")

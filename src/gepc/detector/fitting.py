@@ -20,7 +20,7 @@ from gepc.detector.stream import known_length, scores_of
 from gepc.images.batches import OnBadImage
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Image, Images, ObservedImages, Record, StreamImages, open_images
+from gepc.images.sources import Image, Images, ObservedImages, Record, open_images
 from gepc.maps.statistics import CALIBRATION_IMAGES, TOGETHER, MapStatistics, read_parts
 from gepc.methods.base import Extractor, MapParts, Table
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, FeatureTable, concatenate, extract_all, plain_options
@@ -143,7 +143,7 @@ def _extract(
     if trained_on is not None:
         observed = ObservedImages(images, Record.content_hash)
         hashes = observed.seen
-    kept = SAMPLE_IMAGES if parameters.extractor.has_maps and isinstance(images, StreamImages) else 0
+    kept = SAMPLE_IMAGES if parameters.extractor.has_maps and images.once else 0
     with reporting(on_progress, "fitting", known_length(images)) as advance:
         table = extract_all(
             observed, preprocessing, parameters.backbone, spec, cache=cache, on_progress=advance, sample_size=kept
@@ -177,7 +177,7 @@ class SomeImages(Sequence[Image]):
     def smallest(cls, images: Images, table: FeatureTable, most: int) -> SomeImages:
         """At most `most` of the images, those with the smallest keys: their order in the collection does not count."""
         keys = sorted(set(table.keys))
-        if isinstance(images, StreamImages):
+        if images.once:
             keys = [key for key in keys if key in table.sample.images]
         return cls(images, table.of(keys[:most]))
 
@@ -187,7 +187,7 @@ class SomeImages(Sequence[Image]):
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
             return SomeImages(self.images, self.table.rows(np.arange(len(self))[item]))
-        if isinstance(self.images, StreamImages):
+        if self.images.once:
             return self.table.sample.images[self.table.keys[item]]
         return self.table.preprocessing.prepare(self.images[int(self.table.indices[item])])
 
@@ -241,7 +241,7 @@ def _map_scores(
     assert draft.maps is not None
     known = dict(zip(calibrating, draft.maps.scores.tolist(), strict=True))
     others = [row for row, key in enumerate(calibration.keys) if key not in known]
-    if others and isinstance(images, StreamImages):
+    if others and images.once:
         raise InputError("score_from='map' reads calibration images twice; give a folder, list or array, not a stream")
     if others:
         scores = scores_of(draft, images, indices=calibration.indices[others].tolist())

@@ -40,7 +40,7 @@ from gepc.core.options import build
 from gepc.core.parts import Part
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.parameters import NOMINAL_SIZE, Parameters, divided, without_unused
-from gepc.images.preprocessing import Preprocessing
+from gepc.images.preprocessing import MOST_PIXELS, Preprocessing
 from gepc.maps.statistics import MapStatistics
 from gepc.methods.base import find_method
 
@@ -163,6 +163,8 @@ def load_fitted(
         stored = description["backbone"]
         source = _named_network(stored, folder, trust) if backbone is None else backbone
         arrays = _read_state(folder / STATE)
+        if read_description(folder) != description:
+            raise InputError(f"{folder} was replaced while it was read; load it again")
         embeddings = under("conditioning", arrays)
         options = {**stored["load_options"], "device": device, **({"embeddings": embeddings} if embeddings else {})}
         return _assemble(description, arrays, _find_backbone(stored, source, options, folder))
@@ -214,7 +216,7 @@ def _check_network(backbone: Facts, where: str) -> None:
     if not isinstance(options, dict) or not set(options) <= _LOAD_OPTIONS:
         raise InputError(f"{where}: load_options may hold {', '.join(sorted(_LOAD_OPTIONS))}")
     paths = [str(options.get(name, "")) for name in ("config", "variant") if not isinstance(options.get(name), dict)]
-    if any("/" in text or "\\" in text or Path(text).is_file() for text in paths):
+    if any("/" in text or "\\" in text or len(text) > 200 or Path(text).is_file() for text in paths):
         raise InputError(f"{where}: load_options must not name a path")
 
 
@@ -224,8 +226,10 @@ def _check_bounds(value: Any, where: str, largest: int, depth: int = 0) -> None:
         raise InputError(f"{where} is nested too deeply or too long")
     if isinstance(value, str) and len(value) > MAX_LENGTH:
         raise InputError(f"{where} is too long")
-    if isinstance(value, int) and abs(value) > (2**63 if where.endswith(": seed") else largest):
-        raise InputError(f"{where} is {value:.3g}, beyond the largest number that makes sense")
+    # the runs of a mask of ignored regions are counted in pixels
+    most = 2**63 if where.endswith(": seed") else MOST_PIXELS if ": ignore: " in where else largest
+    if isinstance(value, int) and abs(value) > most:
+        raise InputError(f"{where} is beyond {most:,}, the largest number that makes sense")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, item in items:
         _check_bounds(item, f"{where}: {str(name)[:40]}", largest, depth + 1)

@@ -15,7 +15,7 @@ from gepc.detector.fitted import FittedDetector
 from gepc.images.batches import Chunk, OnBadImage, chunks
 from gepc.images.noise import generator
 from gepc.images.preprocessing import warn_about_range
-from gepc.images.sources import Images, StreamImages
+from gepc.images.sources import Images
 from gepc.maps.statistics import Fields
 from gepc.methods.pooling import Map
 
@@ -209,7 +209,7 @@ def stream(
 
 def known_length(images: Images) -> int | None:
     """How many images there are; None for a stream, which has no length."""
-    return None if isinstance(images, StreamImages) else len(images)
+    return None if images.once else len(images)
 
 
 def scores_of(

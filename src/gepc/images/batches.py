@@ -18,7 +18,7 @@ from gepc.core.errors import InputError
 from gepc.images.formats import Pixels, size_text
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing, warn_about_range
-from gepc.images.sources import Image, Images, Record, StreamImages
+from gepc.images.sources import Image, Images, Record
 
 MAX_CHUNK_PIXELS = 1 << 19  # of one network call: 512 images of 32x32 pixels, or 8 of 256x256
 MAX_AHEAD_PIXELS = 1 << 21  # of images that are read and wait for the network
@@ -149,7 +149,7 @@ def chunks(
 
     def read() -> Iterator[ReadImage]:
         prepare = partial(_prepared, preprocessing=settled(preprocessing, images), keep_pixels=keep_pixels)
-        if isinstance(images, StreamImages):
+        if images.once:
             yield from itertools.starmap(prepare, enumerate(images))
         else:
             positions = iter(range(len(images)) if indices is None else indices)
@@ -195,7 +195,7 @@ def settled(preprocessing: Preprocessing, images: Images) -> Preprocessing:
     """
     if not preprocessing.is_open:
         return preprocessing
-    for record in images.first(STREAM_HEAD) if isinstance(images, StreamImages) else images:
+    for record in images.first(STREAM_HEAD) if images.once else images:
         try:
             shape = preprocessing.prepare(record).shape
         except InputError:

@@ -37,7 +37,8 @@ DAMAGED_ARRAY = (
 _COMMON_COUNTS = (1, 3)
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 NPY_START = b"\x93NUMPY"
-_SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES = 254, 262, 277, 338  # TIFF tags
+_SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _BITS = 254, 262, 277, 338, 339, 258  # TIFF tags
+_SIGNED = 2  # the sample format of signed integers
 _PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
 _GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -201,7 +202,11 @@ def decode_picture(picture: Any) -> Pixels:
     bands = _data_bands(picture)
     if bands not in _COMMON_COUNTS:
         raise InputError(f"has {bands} bands, which Pillow does not decode; read it from a file or give an array")
+    tags = getattr(picture, "tag_v2", {})
+    signed, bits = _SIGNED in tags.get(_SAMPLE_FORMAT, ()), tags.get(_BITS, (8,))
     picture = upright(picture)
+    if signed:  # the preprocessing asks for their range
+        return np.asarray(picture).astype(f"int{bits[0]}")
     if picture.mode in ("I;16", "I;16B", "I;16L"):
         return np.asarray(picture).astype(np.uint16)
     if picture.mode == "I":  # a 16-bit PNG opens as 32-bit integers in some decoders
@@ -292,8 +297,9 @@ def _read_npy(content: IO[bytes], max_pixels: int) -> Pixels:
 
 def is_stack(path: Path) -> bool:
     """Whether this is an `.npy` file of many images."""
-    with contextlib.suppress(OSError, ValueError, EOFError):
-        return is_npy(path) and path.is_file() and np.load(path, mmap_mode="r", allow_pickle=False).ndim == 4
+    with contextlib.suppress(*DAMAGED_ARRAY):
+        array = np.load(path, mmap_mode="r", allow_pickle=False) if is_npy(path) and path.is_file() else None
+        return isinstance(array, np.ndarray) and array.ndim == 4
     return False
 
 

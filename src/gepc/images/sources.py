@@ -30,6 +30,7 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 _MASK = re.compile("(.+)[_-](mask|gt|label|seg)s?", re.IGNORECASE)  # of the stem of a file
 _NOTES = ("", ".txt", ".csv", ".json", ".xml", ".yaml", ".yml", ".md", ".html", ".db", ".ini")
 """Suffixes of files that lie beside images, such as labels. They are left out without a word; others are counted."""
+DECODING = (OSError, ValueError, RuntimeError, SyntaxError)  # what decoders raise for a damaged image
 IMAGE_NAMES = ("image", "img", "pixel_values", "images")  # names that data sets give their images
 
 
@@ -76,6 +77,7 @@ class Images(ABC):
     """A collection of images that is read one at a time."""
 
     items: Any  # what the images are read from, a sequence with one item for each
+    once = False  # whether they can only be read once, in order
 
     def __len__(self) -> int:
         return len(self.items)
@@ -111,6 +113,7 @@ class ObservedImages(Images):
 
     def __init__(self, images: Images, observe: Callable[[Record], Any]) -> None:
         self.items = self._images = images
+        self.once = images.once
         self._observe = observe
         self.seen: dict[int, Any] = {}
 
@@ -206,7 +209,7 @@ class ItemImages(Images):
         name = str(range(len(self))[index])
         try:
             item = self.items[index]
-        except (OSError, ValueError, RuntimeError, SyntaxError) as error:  # what decoders raise for a damaged image
+        except DECODING as error:
             return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
         return _record_of(name, item)
 
@@ -233,6 +236,8 @@ class StreamImages(Images):
     It yields images, (image, label) pairs, dictionaries with an image, files, or batches of images: a `DataLoader` with
     a batch size yields batches, (images, labels) or dictionaries with images; elsewhere a 4-D array is a batch.
     """
+
+    once = True
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = source
@@ -287,6 +292,8 @@ def _record_of(name: str, item: Any) -> Record:
         return Record.of_array(name, _as_numpy(image), Record(name).label)
     except InputError as error:
         return Record(name, error=str(error))
+    except DECODING as error:  # Pillow decodes a picture when its pixels are asked for
+        return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
 
 
 def read_record(name: str, path: StrPath, read: ReadFile = read_file) -> Record:

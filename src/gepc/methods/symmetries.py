@@ -25,7 +25,7 @@ from gepc.core.rates import holm
 from gepc.images.batches import OnBadImage, chunks, settled
 from gepc.images.noise import generator
 from gepc.images.preprocessing import Preprocessing
-from gepc.images.sources import Images, StreamImages
+from gepc.images.sources import Images
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.methods.base import Batch, extract_table, noised
 from gepc.methods.extraction import ImageSample
@@ -91,7 +91,7 @@ def read_batch(
     most: int = SAMPLE_IMAGES,
 ) -> Batch:
     """At most `most` preprocessed images of one size: those with the smallest keys among `allowed(all keys)`."""
-    if isinstance(images, StreamImages):
+    if images.once:
         raise InputError("choosing symmetries reads the images twice; give a folder, list or array, not a stream")
     keys: list[bytes] = []
     sample = ImageSample(most, MOST_BYTES)

@@ -302,7 +302,7 @@ def result_table(path: Path, explain: bool = False) -> Iterator[Append]:
 def read_table(path: Path) -> list[tuple[Result, Alarm]]:
     """The rows of a table of `result_table`, or of a log of `gepc watch`."""
     reason = f"{path} is not a table of scores ({{reason}}); give one that `gepc score` or `gepc watch` wrote"
-    with raising(InputError, reason, OSError, ValueError, KeyError, csv.Error):
+    with raising(InputError, reason, OSError, ValueError, TypeError, KeyError, csv.Error):
         if format_of(path) == "parquet":
             rows = arrow().parquet.read_table(path).to_pylist()
         else:

@@ -115,6 +115,8 @@ class Watch:
         paths = list(image_files(self.folder))
         images = set(paths) - masks_among(paths)
         fresh = [path for path in images if self.done.get(str(path)) != file_stamp(str(path))]
+        arriving = {str(path) for path in fresh}
+        self._arriving = {name: seen for name, seen in self._arriving.items() if name in arriving}
         settled = [path for path in fresh if self._unchanged_for(path) >= self.settle]
         return sorted(settled, key=lambda path: (_modified(path), path))
 

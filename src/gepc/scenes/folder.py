@@ -65,10 +65,14 @@ class MapFile:
                 np.lib.format.open_memmap(draft, mode="w+", dtype=np.float32, shape=(height, width)).flush()
 
     def write(self, top: int, lines: Map) -> None:
-        """Write finished lines."""
-        field = np.load(self.path, mmap_mode="r+")
-        field[top : top + len(lines)] = lines
-        field.flush()
+        """Write finished lines; not through a memory map, where a full disk ends the process with a signal."""
+        with open(self.path, "rb+") as handle:
+            np.lib.format.read_magic(handle)
+            (_, width), _, dtype = np.lib.format.read_array_header_1_0(handle)
+            handle.seek(top * width * dtype.itemsize, os.SEEK_CUR)
+            handle.write(np.ascontiguousarray(lines, dtype).tobytes())
+            handle.flush()
+            os.fsync(handle.fileno())
 
 
 class ScanFolder:

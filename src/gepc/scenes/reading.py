@@ -102,6 +102,8 @@ class ArrayScene(Scene):
         """The array as (H, W, C), mapped for each window only: what is mapped counts as memory of the process."""
         with raising(InputError, f"{self.path} is not a plain .npy array: {{error}}", *DAMAGED_ARRAY):
             array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"{self.path} is an archive of arrays; save the scene as one array")
         if array.ndim not in (2, 3):
             shape = array.shape
             raise InputError(f"{self.path} holds an array of shape {shape}; a scene is (H,W), (H,W,C) or (C,H,W)")
@@ -129,8 +131,8 @@ class PictureScene(Scene):
             pixels = read_pixels(path)
             failing = raising(InputError, f"{path} is not a picture: {{error}}", OSError)
             with failing, PILImage.open(path, formats=FORMATS) as picture:
-                has_alpha = picture.mode in ("LA", "RGBA")
-                valid = np.asarray(upright(picture).getchannel("A")) > 0 if has_alpha else None
+                has_alpha = picture.has_transparency_data and not picture.mode.startswith("I")
+                valid = np.asarray(upright(picture).convert("RGBA").getchannel("A")) > 0 if has_alpha else None
         self.path, self.dtype = path, pixels.dtype.name
         self._pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         self._valid = np.ones(pixels.shape[:2], dtype=bool) if valid is None else valid

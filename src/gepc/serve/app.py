@@ -126,7 +126,7 @@ async def score(
     count, most = len(form.images), service.settings.max_images
     if count > most:
         raise HTTPException(413, f"{count} images in one request, more than the {most} allowed")
-    options = query.model_copy(update=form.model_dump(exclude={messages.FIELD}, exclude_defaults=True))
+    options = query.model_copy(update=form.model_dump(exclude={messages.FIELD}, exclude_unset=True))
     uploads = [Upload(_plain_name(file, index), await file.read()) for index, file in enumerate(form.images)]
     answer = await service.score(uploads, options)
     if any(result.error is None for result in answer.results):

@@ -24,8 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gepc._version import __version__
 from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import GepcError, InputError, OptionError, raising
-from gepc.core.files import sha256
-from gepc.detector.storage import DESCRIPTION, STATE, load_fitted
+from gepc.detector.storage import detector_digest, load_fitted
 from gepc.detector.stream import Result, score_chunk
 from gepc.images.batches import prepared_chunks
 from gepc.images.decoder import DecoderProcess
@@ -89,7 +88,7 @@ class Service:
 
     def __init__(self, folder: Path, settings: Settings, backbone: str | None = None) -> None:
         self.settings, self.fitted = settings, load_fitted(folder, backbone, settings.device)
-        self.identity = sha256(folder / DESCRIPTION, folder / STATE)[:12]
+        self.identity = detector_digest(self.fitted)[:12]
         self.smallest_alpha = 1.0 / (self.fitted.reference.smallest + 1)
         self.map_scale = self.fitted.map_limit() if self.fitted.method.has_maps else None
         height, width = self.fitted.input_size
