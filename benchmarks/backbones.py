@@ -14,7 +14,6 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-import yaml
 from ranks import read_aurocs
 
 from gepc.cli.app import run as command_line
@@ -23,17 +22,6 @@ from gepc.core.tables import ResultTable, write_tables
 SUITES = ("nine", "fresh", "tiles")
 BACKBONES = ("photos-small", "celeba32-small", "sar-small")
 METHODS = "gepc+:fast,cfs,msma:knn,spr"
-TILE = 64
-
-
-def protocol_of(folder: Path, suite: str) -> Path:
-    """The protocol of a suite; tiles are reduced once more, since GEPC makes 28 passes for each."""
-    path = folder / f"{suite}.yaml"
-    if suite != "tiles":
-        return path
-    small = folder / "small-tiles.yaml"
-    small.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "size": TILE}, sort_keys=False))
-    return small
 
 
 def averages(folder: Path) -> dict[str, list[float]]:
@@ -68,7 +56,7 @@ def main() -> None:
             continue
         places = ["--data", str(options.suites), "--out", str(out), "--cache", str(options.cache)]
         choice = ["--methods", METHODS, "--set", f"backbone={backbone}"]
-        code = command_line(["bench", str(protocol_of(options.suites, suite)), *places, *choice])
+        code = command_line(["bench", str(options.suites / f"{suite}.yaml"), *places, *choice])
         if code:
             raise SystemExit(code)
     print(write_tables(options.out, "backbones", [table(options.out, options.backbones)], {}))

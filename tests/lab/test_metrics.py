@@ -145,3 +145,7 @@ def test_two_scores_of_each_kind_are_enough_for_an_interval() -> None:
 def test_perfect_scores_have_an_average_precision_of_one_and_no_more(count: int) -> None:
     """The sum over 20 or 21 scores is larger by rounding."""
     assert aupr(np.zeros(count), 1.0 + np.arange(count)) == 1.0
+
+
+def test_the_interval_of_tied_scores_is_everything() -> None:
+    assert auroc_interval([1, 1, 1], [1, 1, 1, 1]) == (0.0, 1.0)

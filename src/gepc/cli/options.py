@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from typer import Argument, Exit, Option
 
 from gepc.backbones.openai.options import PRESETS
 from gepc.cli.app import note
-from gepc.core.errors import InputError, OptionError, raising
+from gepc.core.errors import GepcError, InputError, OptionError, raising
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -280,3 +281,10 @@ def _timed(backbone: Backbone, shape: tuple[int, int, int], count: int, call: Ca
     seconds = (time.perf_counter() - begun) / count
     backbone.counts = counted
     return seconds
+
+
+def check_packages(what: str, extra: str, *modules: str) -> None:
+    """Require the packages of an extra before the work that needs them, not after it."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise GepcError(f"{what} needs {' and '.join(missing)}; install with: pip install 'gepc[{extra}]'")

@@ -17,8 +17,7 @@ from typer import Argument, Option
 from gepc.cli import options as opt
 from gepc.cli.app import note, printing, progress, say, several, text_table
 from gepc.core.errors import InputError, OptionError, StorageError, check_choice
-from gepc.core.files import replaceable
-from gepc.core.run_folder import storage_errors
+from gepc.core.files import check_writable
 
 if TYPE_CHECKING:
     from gepc.conformal.decision import DecisionRule
@@ -70,14 +69,18 @@ def score(
 
     check_choice("engine", engine, ("local", "ray"))
     cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
+    if cluster is None and (address or actors or gpus_per_actor):
+        raise OptionError("--address, --actors and --gpus-per-actor need --engine ray")
     rule = DecisionRule(alpha, confidence, fdr, procedure)
     if out is not None and format_of(out) == "parquet":
         arrow()
     fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
     if explain and fitted.score_from == "map":
         raise OptionError("--explain: the score of this detector is that of its map; `gepc map` shows where it is high")
+    if out is not None and out.is_dir():
+        raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
     if out is not None:
-        _check_writable(out)
+        check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
         labels = group_labels(opt.read_groups(groups, collection), collection)
         shortfall = _shortfall(rule, fitted, labels)
@@ -143,16 +146,6 @@ def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
-
-
-def _check_writable(out: Path) -> None:
-    """Check before the first network pass that the table can be written."""
-    with storage_errors(out):
-        if out.is_dir():
-            raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
-        replaceable(out)
-        home = next(parent for parent in out.absolute().parents if parent.exists())
-        tempfile.TemporaryFile(dir=home).close()
 
 
 def _pending(run: ScoreRun) -> list[Shard]:

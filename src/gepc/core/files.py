@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -173,6 +174,14 @@ def check_name(folder: Path) -> None:
         raise InputError(f"{folder} cannot be replaced as a whole; give a folder by its name")
 
 
+def check_writable(path: Path) -> None:
+    """Check before any work that a file or folder can be written: a `StorageError` if not."""
+    place = replaceable(path).absolute()
+    home = next(one for one in (place, *place.parents) if one.is_dir() or (one != place and one.exists()))
+    with raising(StorageError, f"cannot write {path}: {{reason}}", OSError):
+        tempfile.TemporaryFile(dir=home).close()
+
+
 def check_free(folder: Path, mark: str, holds: str) -> None:
     """Require `folder` to be new, empty, or to contain the file `mark`; `holds` names the content in the error.
 
@@ -180,6 +189,7 @@ def check_free(folder: Path, mark: str, holds: str) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder for the results")
+    check_writable(folder)
     if not folder.is_dir() or (folder / mark).exists():
         return
     if any(not path.name.startswith(".") for path in folder.iterdir()):

@@ -1,15 +1,11 @@
-"""The residual as a function of the rotation angle: its Fourier coefficients as a feature, and a curve to look at."""
+"""The residual as a function of the rotation angle: its Fourier coefficients as a feature, and its values."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from gepc.backbones.base import Backbone
-from gepc.core.palette import LIGHT, line_style
 from gepc.methods.base import Batch
 from gepc.methods.features import Array, feature, nanmean, relative_residual
 from gepc.methods.gepc import GepcExtractor
@@ -17,9 +13,6 @@ from gepc.methods.groups import Group
 from gepc.methods.operators import Operator
 from gepc.methods.passes import ElementAnswers, LevelAnswers
 from gepc.methods.symmetries import residuals
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HARMONICS, SHOWN = 4, 32
 ANGLES = tuple(range(15, 360, 15))
@@ -51,19 +44,3 @@ def residual_by_angle(method: GepcExtractor, backbone: Backbone, batch: Batch) -
     """pool(r_g^2)/b of the first images under rotations by `ANGLES`, (at most 32, angles), at the middle level."""
     few = Batch(batch.images[:SHOWN], batch.keys[:SHOWN], batch.seed, batch.rows)
     return residuals(method, backbone, few, Group.of([f"rotate({degrees})" for degrees in ANGLES]))
-
-
-def angle_figure(curves: Mapping[str, Array]) -> Figure:
-    """The median residual of each set against the angle, in the band between its quartiles."""
-    from gepc.detector.plots import PANEL, drawing
-
-    with drawing(PANEL) as figure:
-        axes = figure.add_subplot()
-        for position, (name, values) in enumerate(curves.items()):
-            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-            style = {"color": LIGHT["inside"]} if position == 0 else line_style(position - 1)
-            axes.plot(ANGLES, middle, label=name, **style)
-            axes.fill_between(ANGLES, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        axes.set(xlabel="rotation in degrees", ylabel="residual s", ylim=(0.0, None), xticks=range(0, 361, 90))
-        figure.legend(loc="outside upper center", ncols=4, columnspacing=1.0, handlelength=1.4)
-    return figure

@@ -95,6 +95,8 @@ def auroc_interval(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike, confiden
         return (max(0.0, value - away), min(1.0, value + away))
     under_ood, over_id = placements(inside, outside)
     deviation = np.sqrt(over_id.var(ddof=1) / m + under_ood.var(ddof=1) / n)
+    if deviation == 0.0:  # all scores are tied
+        return (0.0, 1.0)
     half = norm.ppf(0.5 + confidence / 2) * deviation / (value * (1 - value))
     logit = np.log(value / (1 - value))
     low, high = 1.0 / (1.0 + np.exp(-(logit + np.array([-half, half]))))
@@ -192,14 +194,17 @@ def region_overlap(
     """
     pairs = list(zip(maps, masks, strict=True))
     outside = np.concatenate([field[~mask] for field, mask in pairs])
-    thresholds = np.quantile(outside, 1.0 - np.linspace(0.0, limit, 301))
+    shares, ordered = np.linspace(0.0, limit, 301), np.sort(outside)
+    thresholds = np.quantile(ordered, 1.0 - shares)
+    more, least = (1.0 - np.searchsorted(ordered, thresholds, side) / len(ordered) for side in ("right", "left"))
+    ties = np.clip((shares - more) / np.maximum(least - more, 1e-300), 0.0, 1.0)  # the share of them that is above
     overlaps = []
     for field, mask in pairs:
         parts, count = label(mask, np.ones((3, 3)))
         for part in range(1, count + 1):
             values = np.sort(field[parts == part])
             above, at = (len(values) - np.searchsorted(values, thresholds, side) for side in ("right", "left"))
-            overlaps.append(0.5 * (above + at) / len(values))
+            overlaps.append((above + ties * (at - above)) / len(values))
     return min(1.0, float(trapezoid(np.mean(overlaps, axis=0), dx=1.0 / 300)))
 
 

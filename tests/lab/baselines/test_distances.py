@@ -117,7 +117,7 @@ def test_lpips_sees_three_channels_in_its_range_and_at_least_32_pixels_a_side(
     module.LPIPS, module.__spec__ = Kept, importlib.machinery.ModuleSpec("lpips", None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lpips", module)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    with pytest.raises(OptionError, match=r"needs AlexNet's weights in .*checkpoints; use msgms or ssim"):
+    with pytest.raises(OptionError, match=r"needs AlexNet's weights in .*checkpoints; or take msgms"):
         distance_of("lpips")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "alexnet-owt.pth").touch()

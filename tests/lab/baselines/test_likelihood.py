@@ -274,3 +274,8 @@ def test_direction_of_nll_ode() -> None:
     assert wide > 0.95
     assert narrow < 0.05
     assert min(aurocs(NllOde(8), "kde", count=120)) > 0.95
+
+
+def test_the_cost_of_more_steps_of_nll_ode_than_the_schedule_has_is_an_error() -> None:
+    with pytest.raises(OptionError, match="steps do not fit"):
+        method("nll_ode", steps=5000).image_cost(gaussian(), (4, 4))

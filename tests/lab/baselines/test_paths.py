@@ -329,3 +329,9 @@ def test_direction_of_lmd() -> None:
     assert detector.score(as_given(2, seed=3)).shape == (2,)
     with pytest.raises(OptionError, match="repetitions must be at least 1"):
         LMD(repetitions=0)
+
+
+def test_the_cost_of_images_that_the_blocks_of_lmd_do_not_divide_is_an_error() -> None:
+    """So that a benchmark says so before its first pass."""
+    with pytest.raises(InputError, match="blocks do not divide images of 20x20"):
+        method("lmd").image_cost(gaussian(), (20, 20))

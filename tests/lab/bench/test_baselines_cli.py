@@ -247,4 +247,4 @@ def test_missing_data_are_fetched_first(place, monkeypatch, capsys):
     monkeypatch.setattr("gepc.lab.datasets.download.fetch", fetch)
     assert run(["reproduce", "--data", "new", "--out", "never", "--mirror", "http://here", "--light"]) == 2
     assert "no network here" in capsys.readouterr().err
-    assert asked == [("cifar10", Path("new"), "http://here")]
+    assert asked == [("celeba", Path("new"), "http://here")]  # what has to be downloaded by hand comes first

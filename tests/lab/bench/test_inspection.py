@@ -14,7 +14,7 @@ from PIL import Image
 from toys import LEVELS, as_uint8, pictures, toy_network
 
 from gepc.cli.app import run
-from gepc.core.errors import InputError
+from gepc.core.errors import InputError, OptionError
 from gepc.core.files import read_json
 from gepc.lab.bench.inspection import (
     COUNTS,
@@ -250,3 +250,11 @@ def test_the_command_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixt
     results = read_json(tmp_path / "out" / "results.json")
     assert [row["defects"] for row in results["tables"][0]["rows"]] == ["candle", "mean"]
     assert (tmp_path / "out" / "tables" / "categories.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    "option", [{"fit_images": 0}, {"test_images": 0}, {"test_good_images": 0}, {"skip_images": -1}]
+)
+def test_numbers_of_images_are_checked(option: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match=r"protocol: .* at least"):
+        InspectionProtocol(**option)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ import processes
 import pytest
 from pages import ReadPage, outside_references
 
+from gepc.cli import options
 from gepc.cli.app import run
-from gepc.core.errors import GepcError
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +99,38 @@ def test_an_unknown_backbone_is_one_sentence_and_leaves_nothing(tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_extra_is_named(monkeypatch, tmp_path):
-    import importlib.util
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        (["demo", "--out", "out"], "the demo needs jinja2 and skimage"),
+        (["bench", "quick", "--data", ".", "--out", "out"], "the report needs jinja2"),
+    ],
+)
+def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys, command, needed):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name in ("jinja2", "skimage") else object())
+    assert run(command) == 2
+    assert f"{needed}; install with: pip install" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
-    from gepc.lab.cli import evaluate
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jinja2", "skimage") else object())
-    with pytest.raises(GepcError, match=r"needs jinja2 and scikit-image; install with: pip install 'gepc\[demo\]'"):
-        evaluate._check_demo(tmp_path)
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["ablate", "tiles", "--out", "out"], "run it with `gepc bench`"),
+        (["reproduce", "radar", "--data", ".", "--out", "out", "--light"], "do not go with the protocol radar"),
+        (["reproduce", "quick", "--data", ".", "--out", "file/out", "--light"], "cannot write file/out"),
+        (["bench", "quick", "--data", ".", "--out", "file/out"], "cannot write file/out"),
+        (["symmetries", "nothing", "--out", "file"], "file is a file"),
+        (["score", "det", "photos", "--actors", "4"], "need --engine ray"),
+        (["fit", "nothing", "--out", "."], "give a folder by its name"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(monkeypatch, tmp_path, capsys, command, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert run(command) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_the_command_that_repeats_a_run_holds_no_place():

@@ -96,7 +96,7 @@ def test_the_paper_s_detector_has_its_values_beside_it_and_its_figures(
         assert table.numbers(f"{metric}: paper") == values
     _, maps = score_patches(item.detector, sets.clutter[:1])  # before any pooling, as the paper shows them
     image = item.detector.preprocessing.prepare(PatchImages(sets.clutter)[0])
-    assert np.allclose(maps, item.detector.map_parts([image])[1])
+    assert np.allclose(maps, item.detector.raw_map(item.detector.map_parts([image])[0]))
     write_figures(tmp_path, "toy", item, sets)
     for name in ("toy-main.png", "toy-appendix.png"):
         with Image.open(tmp_path / name) as picture:
@@ -127,3 +127,9 @@ def test_data_without_ships_and_unknown_methods_are_refused(data: tuple[Path, Pa
         gather(PROTOCOL, data[0], [empty])
     with pytest.raises(OptionError, match="cfar"):
         SarProtocol(methods=("cfar",))
+
+
+@pytest.mark.parametrize("option", [{"draws": 0}, {"limit": 1}, {"fit_limit": 3}, {"target_pixels": 9000, "size": 64}])
+def test_what_cannot_be_measured_is_refused(option):
+    with pytest.raises(OptionError):
+        SarProtocol(**option)

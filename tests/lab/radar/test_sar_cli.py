@@ -107,6 +107,9 @@ def test_bench_writes_one_table(place: Path, call: Callable[..., tuple[int, str,
     assert [row["method"] for row in rows] == ["gepc+:radar", "ca_cfar"] * 2
 
 
+SMALL = ("--set", "size=16", "--set", "target_pixels=9")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -115,7 +118,10 @@ def test_bench_writes_one_table(place: Path, call: Callable[..., tuple[int, str,
         (["patches", "SSDD", "--out", "x.npz", "--split", "train"], "no training split"),
         (["patches", "HRSID", "--out", "x.npz", "--size", "128"], "nothing was written"),
         (["fit", "nowhere", "--out", "x", "--backbone", "net"], "does not exist"),
-        (["bench", "SSDD", "--out", "x", "--backbone", "net"], "cannot be divided"),
+        (
+            ["bench", "SSDD", "--out", "x", "--backbone", "net", "--set", "size=16", "--set", "target_pixels=9"],
+            "cannot be divided",
+        ),
         (["bench", "HRSID", "--out", "x", "--backbone", "net", "--normalise", "fixd"], "normalise"),
         (["bench", "HRSID", "--out", "x", "--backbone", "net", "--methods", "cfar"], "ca_cfar"),
         (["bench", "HRSID", "--out", "net", "--backbone", "net"], "contains no benchmark"),

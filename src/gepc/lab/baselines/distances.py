@@ -19,6 +19,7 @@ from gepc.methods.diffpath import SSIM_WINDOW, similarity
 
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+OTHERWISE = "or take msgms, as the presets `light` do"
 DISTANCES = ("mse", "msgms", "ssim", "lpips")
 GMS_CONSTANT = 170.0 / 255.0**2
 SMALLEST_SIDE = 4
@@ -78,10 +79,10 @@ class LPIPS:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         if importlib.util.find_spec("lpips") is None:
-            raise OptionError("the distance 'lpips' needs the package lpips: pip install 'gepc[lpips]'; or use msgms")
+            raise OptionError(f"the distance 'lpips' needs the package lpips: pip install 'gepc[lpips]'; {OTHERWISE}")
         weights = Path(torch.hub.get_dir()) / "checkpoints"
         if not any(weights.glob("alexnet*")):
-            raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; use msgms or ssim")
+            raise OptionError(f"the distance 'lpips' needs AlexNet's weights in {weights}; {OTHERWISE}")
         self.net = importlib.import_module("lpips").LPIPS(net="alex", verbose=False).eval().to(device)
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

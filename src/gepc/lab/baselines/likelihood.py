@@ -309,7 +309,8 @@ class NllOde(WholeImage):
     steps: int = at_least(1, 16)
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        return Cost(forward=2 * self.steps, jvp=2 * self.steps)
+        steps = len(self.path(backbone)) - 1  # an error if they do not fit into the schedule
+        return Cost(forward=2 * steps, jvp=2 * steps)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
         # of the image in units of 0 ... 255, hence the log2(127.5)

@@ -215,6 +215,7 @@ class LMD(WholeImage):
         return f"{self.name}[{self.distance}]"
 
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
+        self._checkerboard(backbone, size)  # an error if the blocks do not fit
         return Cost(forward=self.repetitions * self.steps)
 
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:

@@ -134,7 +134,8 @@ def methods_table(protocol: Protocol, methods: Sequence[MethodBench]) -> ResultT
             rows.append((method.label, label, *interval, spread, first.aupr, first.fpr95, images))
     note = (
         "Low and high are the ends of the 95 % confidence interval over test images. OOD is the positive class. "
-        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images."
+        "FPR95 is the share of ID images flagged at the threshold that flags 95 % of the OOD images. "
+        "With several noise seeds, all values but the spread are those of the first; the main table has their means."
     )
     return ResultTable("methods", "All metrics of every method", METRICS, tuple(rows), note)
 

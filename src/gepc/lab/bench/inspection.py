@@ -35,7 +35,7 @@ from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import InputError, TooFewImagesError, raising
 from gepc.core.files import read_json, write_json
-from gepc.core.options import DEFAULT_BACKBONE
+from gepc.core.options import DEFAULT_BACKBONE, at_least, check_fields
 from gepc.core.progress import OnProgress
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
@@ -92,11 +92,14 @@ class InspectionProtocol:
     method: str = "gepc+"  # and its preset and options: see `gepc.create_detector`
     preset: str | None = "inspect"
     options: dict[str, Any] = field(default_factory=dict)
-    fit_images: int | None = None  # at most that many good images to fit and calibrate on
-    skip_images: int = 0  # the first good images, left out: such as those that the backbone was trained on
-    test_images: int | None = None  # at most that many defective images of each row to test with
-    test_good_images: int | None = None  # at most that many good images to test with
+    fit_images: int | None = at_least(1, None)  # at most that many good images to fit and calibrate on
+    skip_images: int = at_least(0, 0)  # so many good images are left out, the first in the order drawn by `seed`
+    test_images: int | None = at_least(1, None)  # at most that many defective images of each row to test with
+    test_good_images: int | None = at_least(1, None)  # at most that many good images to test with
     seed: int = 0  # of the division of the good images, and of the choice of test images
+
+    def __post_init__(self) -> None:
+        check_fields(self, "protocol: ")
 
     def parts(self, data: Path) -> tuple[str, list[Part]]:
         """The name of the benchmark, and what each of its detectors is fitted and tested on."""

@@ -15,11 +15,10 @@ from typer import Argument, Option
 from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, text_table, typed_command
 from gepc.cli.detect import estimate_fit
-from gepc.cli.options import duration, memory_of, seconds_per_jvp, seconds_per_pass
-from gepc.core.errors import GepcError, InputError, OptionError
+from gepc.cli.options import check_packages, duration, memory_of, seconds_per_jvp, seconds_per_pass
+from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, replacing, write_json, write_text
 from gepc.core.options import DEFAULT_BACKBONE
-from gepc.core.run_folder import storage_errors
 from gepc.lab.cli.setup import DEFAULT_SETUP, Setup
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 data = new_app(name="data", help="Download the data sets of the paper from their owners.")
 LIGHT_MINUTES = 6.0  # of training for an energy network
-DEMO_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "skimage": "scikit-image"}
 
 MEANING = """
 holds: whether the images are compatible with this symmetry. A test that does not reject proves nothing. Where the
@@ -76,14 +74,13 @@ def demo(
 
     Example: `gepc demo --out demo --quick`
     """
-    _check_demo(out)
+    check_packages("the demo", "demo", "jinja2", "matplotlib", "skimage")
+    check_free(out, "demo.json", "earlier demo")
     from gepc.core.tables import write_tables
     from gepc.lab.report import demo as demonstration
 
     net = loading.load(backbone)
     amounts = demonstration.QUICK if quick else demonstration.FULL
-    with storage_errors(out):  # before minutes of work
-        out.mkdir(parents=True, exist_ok=True)
     photographs, patches = amounts.images
     note(
         f"look for lost things on a beach ({photographs} photographs of {amounts.width}x{amounts.height} pixels), "
@@ -101,15 +98,6 @@ def demo(
     write_text(out / "report.html", html)
     say(_demo_results(result, tables))
     say(f"report: {out / 'report.html'}")
-
-
-def _check_demo(out: Path) -> None:
-    from importlib.util import find_spec
-
-    missing = [package for module, package in DEMO_PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        raise GepcError(f"the demo needs {' and '.join(missing)}; install with: pip install 'gepc[demo]'")
-    check_free(out, "demo.json", "earlier demo")
 
 
 def _demo_command(out: Path, quick: bool, backbone: str) -> str:
@@ -255,6 +243,8 @@ def reproduce(
     from gepc.lab.datasets.download import FILES, MANUAL, missing_files
 
     if config == "radar":
+        if methods != "all" or light or mirror:
+            raise OptionError("--methods, --light and --mirror do not go with the protocol radar")
         reproduce_radar(data, out, dry_run, setup, loading)
         return
     paper = _plan(config, setup, loading, methods, "light" if light else "paper")
@@ -262,6 +252,10 @@ def reproduce(
     protocol, minutes = paper.protocol, LIGHT_MINUTES if light and energy_minutes else energy_minutes
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
     networks = len(ROWS) * len(protocol.pairs) if minutes else 0
+    if networks:  # what would fail after hours of other work
+        check_packages("energy networks", "train", "accelerate")
+    check_free(out, "results.json", "benchmark")
+    check_free(out / "released", "results.json", "benchmark")
     note(f"{networks} energy networks, {minutes:g} minutes of training each")
     if dry_run:
         size = sum(one.size for name in wanted for one in missing_files(name, data))
@@ -285,7 +279,7 @@ def reproduce(
 @opt.with_groups
 def symmetries(
     images: Annotated[str, Argument(help="Normal images: a folder, or an array: data.npz:train_x.")],
-    out: Annotated[Path | None, Option(help="Folder for symmetries.json and a plot of the residual by angle.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for symmetries.json.")] = None,
     backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     count: Annotated[int, Option(min=16, help="Number of images to use, at most.")] = 400,
     size: Annotated[int | None, Option(help="Side of the images that the network sees; its own by default.")] = None,
@@ -304,6 +298,8 @@ def symmetries(
     from gepc.methods.gepc import GepcExtractor
     from gepc.methods.symmetries import choose, read_batch
 
+    if out is not None:
+        check_free(out, "symmetries.json", "test of symmetries")
     detector = GEPC(loading.load(backbone), size=size)
     method = detector.extractor
     assert isinstance(method, GepcExtractor)
@@ -316,15 +312,9 @@ def symmetries(
     else:
         say(text_table([tuple(row.values()) for row in transforms], list(transforms[0])))
         say(f"{MEANING}--set 'group={json.dumps(chosen)}'")
-    if out is None:
-        return
-    from gepc.detector.plots import save
-    from gepc.lab.angles import angle_figure, residual_by_angle
-
-    out.mkdir(parents=True, exist_ok=True)
-    save(angle_figure({"normal images": residual_by_angle(method, detector.backbone, batch)}), out / "angles")
-    write_json(out / "symmetries.json", facts)
-    note(f"wrote {out / 'symmetries.json'} and {out / 'angles.png'}")
+    if out is not None:
+        write_json(out / "symmetries.json", facts)
+        note(f"wrote {out / 'symmetries.json'}")
 
 
 @data.command()
@@ -346,11 +336,11 @@ def get(
 
 def fetch_all(names: Sequence[str], to: Path, mirror: str | None) -> dict[str, dict[str, int]]:
     """Download what is missing: name -> number of images of each split."""
-    from gepc.lab.datasets.download import fetch, missing_files
+    from gepc.lab.datasets.download import MANUAL, fetch, missing_files
 
     sizes = {name: sum(one.size for one in missing_files(name, to)) for name in names}
     found = {}
-    for name, size in sizes.items():
+    for name, size in sorted(sizes.items(), key=lambda item: item[0] not in MANUAL):  # those to get by hand first
         with progress(f"{name}, bytes", size) as advance:
             found[name] = fetch(name, to, mirror, advance)
     return found
@@ -374,8 +364,10 @@ def _plan(
 ) -> _Plan:
     """Read the protocol, load its network and choose the methods."""
     from gepc.lab.bench.baselines import choose_baselines, method_names
-    from gepc.lab.bench.protocol import load_protocol
+    from gepc.lab.bench.protocol import load_inspection, load_protocol
 
+    if load_inspection(config) is not None:
+        raise OptionError(f"{config} is a benchmark of inspection; run it with `gepc bench`")
     names = [] if methods is None else method_names(methods)
     protocol = load_protocol(config, setup.overrides(), reading)
     scale = protocol.time_scale * loading.time_scale
@@ -403,6 +395,7 @@ def _run(plan: _Plan, out: Path, data: Path | None, setup: Setup, only_ablations
     from gepc.lab.bench.run import run, write
     from gepc.methods.extraction import FeatureCache
 
+    check_packages("the report", "report", "jinja2", "matplotlib")
     check_free(out, "results.json", "benchmark")
     cache = FeatureCache(setup.cache_folder())
     benchmark = Benchmark.open(plan.protocol, plan.backbone, _checked(data), cache)

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from gepc.cli import options as opt
 from gepc.cli.app import new_app, note, progress, say, typed_command
 from gepc.cli.detect import estimate_fit
-from gepc.cli.options import duration, seconds_per_pass
+from gepc.cli.options import check_packages, duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError
 from gepc.core.files import check_free, write_text
 from gepc.core.options import build
@@ -202,7 +202,12 @@ def _measure(
     from gepc.lab.radar.bench import PAPER, fit_and_score, gather, radar_table, write_figures
     from gepc.methods.extraction import FeatureCache
 
-    sets, size = gather(runs[0][0], data, ood), runs[0][0].size
+    size = runs[0][0].size
+    for protocol, backbone in runs:
+        backbone.check_size(size, size, "patches")
+        if PAPER in protocol.methods:
+            check_packages("a figure", "report", "matplotlib")
+    sets = gather(runs[0][0], data, ood)
     for name, found in sets.cuts.items():
         left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(found.left_out.items()))
         note(f"{name}: {len(found.clutter)} clutter, {len(found.ships)} ship patches; left out: {left_out or 'none'}")

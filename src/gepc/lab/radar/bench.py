@@ -12,7 +12,7 @@ import torch
 
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError, check_choice
-from gepc.core.options import one_of
+from gepc.core.options import at_least, one_of
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
@@ -84,19 +84,20 @@ class SarProtocol(PatchRules):
     """What the benchmark compares, on which patches. In-distribution is sea clutter; nothing is tuned on ships."""
 
     hold_out: float = 0.35  # share of the training images (of all, if there is no training split) to fit detectors on
-    fit_limit: int | None = None  # largest number of patches to fit on
-    limit: int | None = None  # largest number of patches of each test set
+    fit_limit: int | None = at_least(12, None)  # largest number of patches to fit on
+    limit: int | None = at_least(2, None)  # largest number of patches of each test set
     methods: tuple[str, ...] = METHODS[:-1]  # this and the next two: see `radar_detector`
     target_pixels: float = TARGET_PIXELS
     normalise: str = one_of("fixed", "patch")
     localise: bool = True  # whether to measure where the maps point
-    draws: int = 300  # bootstrap samples of source images for each interval
+    draws: int = at_least(2, 300)  # bootstrap samples of source images for each interval
     seed: int = 0  # of the noise, and of the selection of patches
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for method in self.methods:
             check_choice("method", method, METHODS)
+        local_pooling(self.target_pixels, self.size)  # an error if a target does not fit
 
     def detector(self, method: str, backbone: Backbone) -> Detector:
         """The detector of a method, not fitted."""

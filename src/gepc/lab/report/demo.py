@@ -13,7 +13,6 @@ from scipy.ndimage import zoom
 from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import Array, threshold
-from gepc.core.errors import GepcError, raising
 from gepc.core.palette import DARK
 from gepc.core.tables import ResultTable, interval_text
 from gepc.detector.detector import Detector
@@ -151,8 +150,8 @@ OUTSIDE = ("brick", "grass", "moon", "page", CLOSER)
 
 def load_photograph(name: str) -> Pixels:
     """The grey pixels (H, W, 1) of a photograph, from scikit-image's own files, without a download."""
-    with raising(GepcError, "the demo needs scikit-image; install it with: pip install 'gepc[demo]'", ImportError):
-        from skimage import data
+    from skimage import data
+
     if name == CLOSER:
         return np.asarray(zoom(data.gravel(), ENLARGED))[..., None]
     return np.asarray(getattr(data, name)())[..., None]

@@ -78,7 +78,8 @@ def train(
     on_tick : called after each step.
     """
     run = TrainingRun(recipe, data, out, minutes)
-    run.loop(on_tick)
+    if not run.loop(on_tick):
+        raise KeyboardInterrupt  # the state is saved
     return run.state
 
 

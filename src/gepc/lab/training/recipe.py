@@ -128,6 +128,8 @@ class Recipe:
         if self.image_size is not None and self.image_size % self.stride:
             multiple = f"a multiple of {self.stride}, the stride of the network"
             raise OptionError(f"recipe: image_size must be {multiple}, got {self.image_size}")
+        if self.schedule == "linear" and self.diffusion_steps <= 20:
+            raise OptionError("recipe: diffusion_steps must be above 20 for the schedule linear, whose beta is below 1")
         if self.crop and self.image_size is None:
             raise OptionError("recipe: crop must be false unless image_size, the crop's side, is set")
         if self.init is not None and self.objective != "noise":
