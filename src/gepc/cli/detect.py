@@ -359,7 +359,7 @@ def serve(
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
     max_network_megapixels: Annotated[
-        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 5 GB of memory.")
+        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 4.3 GB of memory.")
     ] = 0.262144,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
     queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,

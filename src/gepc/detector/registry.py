@@ -32,7 +32,7 @@ class GEPC(Detector):
         The network that predicts noise.
     levels : Levels or str or numbers
         Noise levels: sqrt(abar) as plain numbers, a `gepc.Levels`, or text such as `rho:0.05,0.17`.
-    preset : {"paper", "paper-celeba", "inner"}, optional
+    preset : {"paper", "paper-celeba", "released", "released-svhn", "released-celeba", "inner"}, optional
         A named set of options; options that are given take precedence.
     **options
         The other parameters of `gepc.methods.gepc.GepcExtractor` (`features`, `pool`, `topk`, `window`, `group`,
