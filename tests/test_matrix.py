@@ -155,14 +155,14 @@ def expected(case: Callable[[str, str | None], Case]) -> Callable[[str, str | No
 @pytest.fixture(scope="module", autouse=True)
 def one_decoder() -> Any:
     """The service and the watched folder share one process that decodes files, which takes a second to start."""
-    shared = DecoderProcess()
-    patch = pytest.MonkeyPatch()
-    patch.setattr(DecoderProcess, "__new__", lambda cls, *_: shared)
-    patch.setattr(DecoderProcess, "__init__", lambda self, *_: None)
-    patch.setattr(DecoderProcess, "close", lambda self: None)
+    shared, patch = DecoderProcess(), pytest.MonkeyPatch()
+    close = shared.close
+    patch.setattr(shared, "close", lambda: None)
+    for module in ("gepc.serve.service", "gepc.runs.watch"):
+        patch.setattr(f"{module}.DecoderProcess", lambda *_: shared)
     yield
     patch.undo()
-    shared.close()
+    close()
 
 
 every_combination = pytest.mark.parametrize(

@@ -247,6 +247,7 @@ def inspect(place: Path) -> Any:
     description = json.loads(
         command(place, "fit", "parts", "--out", "inspector", "--preset", "inspect", *RULE, *EARLIER, "--json")
     )
+    del description["fitted"]["parts"]  # since 0.3
     facts = {name: description[name] for name in ("method", "fitted", "cost", "guarantee")}
     return {"detector": facts, "rows": table(command(place, "score", "inspector", "inspected", "--alpha", "0.1"))}
 
