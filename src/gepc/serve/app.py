@@ -115,6 +115,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     summary="Score images",
 )
 async def score(
+    request: Request,
     service: CurrentService,
     query: Annotated[messages.ScoreOptions, Query()],
     form: Annotated[messages.ScoreForm, Form(media_type="multipart/form-data")],
@@ -126,7 +127,8 @@ async def score(
     count, most = len(form.images), service.settings.max_images
     if count > most:
         raise HTTPException(413, f"{count} images in one request, more than the {most} allowed")
-    options = query.model_copy(update=form.model_dump(exclude={messages.FIELD}, exclude_unset=True))
+    sent = set(await request.form()) - {messages.FIELD}
+    options = query.model_copy(update=form.model_dump(include=sent))
     uploads = [Upload(_plain_name(file, index), await file.read()) for index, file in enumerate(form.images)]
     answer = await service.score(uploads, options)
     if any(result.error is None for result in answer.results):
