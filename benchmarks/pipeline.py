@@ -168,10 +168,10 @@ def _member(rank: int, size: int, folder: str, names: list[str], place: str, bar
     keep_freed_memory()
     torch.set_num_threads(1)
     detector = gepc.load_detector(folder)
-    images = FileImages([Path(name) for name in names])
+    images = FileImages(names)
     run = ScoreRun(Path(place), len(images), max(1, len(images) // 16), "csv")  # every process gets as many shards
     shards = run.shards[rank::size]
-    list(detector.results(FileImages(images.paths[:2])))  # the first call of a network is slower than the others
+    list(detector.results(FileImages(names[:2])))  # the first call of a network is slower than the others
     barrier.wait()
     times[rank] = wall_seconds(lambda: score_shards(run, shards, detector.fitted, images))
 
@@ -187,6 +187,7 @@ def scaling_table(options: Any, detector: gepc.Detector, paths: list[Path], plac
         for size in (1, 2):
             barrier, times = context.Barrier(size), context.Array("d", size)
             where = str(place / f"scaling-{repeat}-{size}")
+            Path(where).mkdir()
             members = [
                 context.Process(target=_member, args=(rank, size, str(place / "det"), names, where, barrier, times))
                 for rank in range(size)
@@ -195,6 +196,8 @@ def scaling_table(options: Any, detector: gepc.Detector, paths: list[Path], plac
                 member.start()
             for member in members:
                 member.join()
+                if member.exitcode:
+                    raise SystemExit("a process failed; its error is above")
             spent[size] = max(times)
         ratios.append(spent[1] / spent[2])
     print(f"\n## One process and two, one thread each\n\n{len(names)} files, {os.cpu_count()} processors\n")
@@ -222,7 +225,7 @@ def limit_table(options: Any, detector: gepc.Detector, paths: list[Path], place:
         found["bare passes"].append(made * per_pass / seconds(lambda: bare_passes(backbone, made, rows)))
         found["pipeline"].append(passes * per_pass / seconds(lambda: pipeline(detector, few, place, options.workers)))
     peak = statistics.median(found["matrix product"])
-    print(f"\n## The physical limit\n\n{per_pass / 1e9:.3f} GFLOP per image and pass (32x32)\n")
+    print(f"\n## Operations per second\n\n{per_pass / 1e9:.3f} GFLOP per image and pass (32x32)\n")
     print("| | GFLOP/s, median (range) | share of the matrix product |\n| --- | --- | --- |")
     for name, values in found.items():
         middle = statistics.median(values)
