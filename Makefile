@@ -69,7 +69,8 @@ wheel:
 	cd build && wheel/bin/gepc --version && wheel/bin/gepc selfcheck
 
 # a part of the tests with the oldest versions that pyproject.toml allows; OLDEST=torch=2.13.0 takes another one
-OLDEST_TESTS := tests/core tests/images tests/calibration tests/conformal tests/detector tests/maps tests/cli tests/test_pinned.py
+OLDEST_TESTS := tests/core tests/images tests/calibration tests/conformal tests/detector tests/maps tests/methods tests/cli \
+	tests/runs tests/scenes tests/serve tests/test_pinned.py
 oldest:
 	rm -rf build/oldest
 	$(PYTHON) -m venv build/oldest

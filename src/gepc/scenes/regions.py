@@ -190,7 +190,8 @@ def _groups(above: Labels, first: Labels, unfinished: int, labels: int) -> Label
     Both arguments describe the line above the strip; the nodes are the blobs, followed by the labels.
     """
     shared = above > 0
-    edges = (above[shared] - 1, unfinished + first[shared] - 1)
+    ends = (above[shared] - 1, unfinished + first[shared] - 1)
+    edges = tuple(numbers.astype(np.int32) for numbers in ends)  # SciPy 1.11 takes no others
     nodes = unfinished + labels
     graph = coo_array((np.ones(int(shared.sum())), edges), shape=(nodes, nodes))
     return np.asarray(connected_components(graph, directed=False)[1])
