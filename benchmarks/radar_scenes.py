@@ -299,10 +299,8 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ("size", "hold_out", "fit_limit", "target_pixels")
     protocol = SarProtocol(**{name: getattr(arguments, name) for name in names})
-    run, mark = (
-        {name: str(getattr(arguments, name)) for name in (*names, "backbone", "data")},
-        arguments.out / "run.json",
-    )
+    run = {name: str(getattr(arguments, name)) for name in (*names, "backbone", "data")}
+    mark = arguments.out / "run.json"
     if mark.exists() and read_json(mark) != run:
         parser.error(f"{arguments.out} has results of other options; give another folder")
     write_json(mark, run)

@@ -131,8 +131,8 @@ class LevelMahalanobis(LevelCalibrator):
     def _fit(self, columns: Array) -> None:
         check_varies(columns)
         models = [Mahalanobis() for _ in range(columns.shape[1])]
-        for level, model in enumerate(models):
-            model.learn(columns[_looked_at(columns[:, level]), level])
+        for model, vectors in zip(models, _by_level(columns), strict=True):
+            model.learn(vectors)
         self.mean_ = np.stack([model.mean_ for model in models])
         self.factor_ = np.stack([model.factor_ for model in models])
 
@@ -206,7 +206,7 @@ class LevelPCA(LevelCalibrator):
         self.rank = rank
 
     def _fit(self, columns: Array) -> None:
-        levels = [values[_looked_at(values)] for values in np.moveaxis(columns, 1, 0)]
+        levels = _by_level(columns)
         rank = min(self.rank, min(map(len, levels)) // 2, columns.shape[2] - 1)
         models = [self._learn(values, rank) for values in levels]
         self.mean_, self.scale_, self.axes_, self.variances_ = (np.stack(part) for part in zip(*models, strict=True))
@@ -346,7 +346,7 @@ class LevelMemory(LevelCalibrator):
         self.size = size
 
     def _fit(self, columns: Array) -> None:
-        levels = [values[_looked_at(values)] for values in np.moveaxis(columns, 1, 0)]
+        levels = _by_level(columns)
         size = min(self.size, *map(len, levels))
         models = [self._learn(values, size) for values in levels]
         self.mean_, self.whitening_, self.memory_ = (np.stack(part) for part in zip(*models, strict=True))
@@ -523,6 +523,11 @@ def _tree(samples: Array) -> KDTree:
 def _looked_at(vectors: Array) -> npt.NDArray[np.bool_]:
     """Which rows have all of their features: the others are of images that were not evaluated at this level."""
     return np.asarray(~np.isnan(vectors).any(axis=1))
+
+
+def _by_level(columns: Array) -> list[Array]:
+    """For each level, the features (n, F) of the images that were evaluated at it."""
+    return [vectors[_looked_at(vectors)] for vectors in np.moveaxis(columns, 1, 0)]
 
 
 def _squared_distance(vectors: Array, mean: Array, factor: Array) -> Array:

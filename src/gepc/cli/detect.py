@@ -94,8 +94,8 @@ def fit(
     fitted = detector.fitted
     seen = opt.size_text(fitted.preprocessing.resize, fitted.input_size)
     say(f"{out}: {name} fitted on {fitted.fit_images} images, calibrated on {calibrated}, {seen}")
-    kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
     if detector.cost().forward:  # otherwise no noise level is chosen
+        kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
         say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
     say(f"cost: {opt.cost_per_image(detector.cost())}")
     try:

@@ -77,9 +77,9 @@ def score(
     fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
     if explain and fitted.score_from == "map":
         raise OptionError("--explain: the score of this detector is that of its map; `gepc map` shows where it is high")
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
     if out is not None:
+        if out.is_dir():
+            raise InputError(f"{out} is a folder; --out is a file, such as {out / 'scores.csv'}")
         check_writable(out)
     with _place(out, shards) as folder, run_folder(folder).held():
         labels = group_labels(opt.read_groups(groups, collection), collection)

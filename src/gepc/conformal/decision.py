@@ -240,15 +240,13 @@ class DecisionRule:
         >>> DecisionRule(fdr=0.1).statement(CalibrationScores.of(range(99), None))
         'on average at most 0.1 of the flagged images are false alarms (bh)'
         """
+        condition = _after_trimming(reference.trimmed)
         if self.fdr is not None:
-            promise = f"on average at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
-            return promise + _after_trimming(reference.trimmed)
+            rate = f"at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
+            return f"on average {rate}{condition}"
         if self.confidence is not None:
-            promise = (
-                f"with probability {self.confidence:g} over calibration sets, at most {self.alpha:g} "
-                "of in-distribution images raise an alarm"
-            )
-            return promise + _after_trimming(reference.trimmed)
+            rate = f"at most {self.alpha:g} of in-distribution images raise an alarm"
+            return f"with probability {self.confidence:g} over calibration sets, {rate}{condition}"
         return str(Guarantee.at(self.alpha, reference.smallest, reference.trimmed))
 
     def scene_statement(self, m: int, n: int, trimmed: int = 0) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.stats import beta
 
 from gepc.core.errors import InputError, OptionError, TooFewImagesError, nearest
-from gepc.core.rates import SLACK
+from gepc.core.rates import SLACK, left_out
 from gepc.images.sources import FileImages, Images
 
 Array = npt.NDArray[np.float64]
@@ -330,7 +330,7 @@ class CalibrationScores:
         """
         kept, removed = {}, {}
         for label, scores in self.by_group.items():
-            stop = len(scores) - math.floor(contamination * len(scores) * SLACK)
+            stop = len(scores) - left_out(contamination, len(scores))
             kept[label], removed[label] = scores[:stop], scores[stop:]
         return CalibrationScores(kept, removed)
 

@@ -6,6 +6,11 @@ import numpy.typing as npt
 SLACK = 1.0 + 1e-12  # rates are compared up to rounding, so that 1 - 0.9 is a tenth
 
 
+def left_out(contamination: float, count: int) -> int:
+    """How many of `count` calibration images are left out for that share of outliers."""
+    return int(contamination * count * SLACK)
+
+
 def holm(p_values: npt.ArrayLike, alpha: float) -> npt.NDArray[np.bool_]:
     """Reject the smallest p-values while p_(k) <= alpha/(m + 1 - k) (Holm 1979).
 

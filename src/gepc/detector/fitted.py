@@ -140,10 +140,9 @@ class FittedDetector:
             return scores, {self.map_part: self.raw_map(parts)}, evidence
         return scores, calibrated, evidence
 
-    def map_parts(self, images: Sequence[Image]) -> tuple[MapParts, Table]:
-        """The parts of the maps of preprocessed images, and their features at the kept levels."""
-        table, parts = extract_map_parts(self.method, self.backbone, self._batch(images), self.kept)
-        return parts, table
+    def map_parts(self, images: Sequence[Image]) -> tuple[Table, MapParts]:
+        """The features of preprocessed images at the kept levels, and the parts of their maps."""
+        return extract_map_parts(self.method, self.backbone, self._batch(images), self.kept)
 
     def raw_map(self, parts: MapParts) -> Map:
         """The maps of some images before calibration, 0 where pixels are ignored."""

@@ -213,7 +213,7 @@ def _with_maps(
     with reporting(on_progress, "fitting", len(fitting) + len(calibrating)) as advance:
 
         def read(images: Sequence[Image]) -> MapParts:
-            parts, table = draft.map_parts(images)
+            table, parts = draft.map_parts(images)
             raw.extend(scaled.raw_map(parts))
             tables.append(table)
             advance(len(images))

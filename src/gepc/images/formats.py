@@ -39,8 +39,8 @@ _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 NPY_START = b"\x93NUMPY"
 _SUBFILE, _PHOTOMETRIC, _SAMPLES, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _BITS = 254, 262, 277, 338, 339, 258  # TIFF tags
 _SIGNED = 2  # the sample format of signed integers
-_PREVIEW_OR_MASK = 1 | 4  # bits of the first of these tags
-_GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # values of the first and the last of these tags
+_PREVIEW_OR_MASK = 1 | 4  # bits of the kind of subfile
+_GREY_OR_RGB, _ALPHA = (0, 1, 2), (1, 2)  # photometric interpretations, and kinds of extra samples
 _ORIENTATION = 0x0112  # the EXIF tag
 _ARRAY_NAMES = ("x", "images", "train_x")
 

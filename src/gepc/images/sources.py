@@ -210,7 +210,7 @@ class ItemImages(Images):
         try:
             item = self.items[index]
         except DECODING as error:
-            return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
+            return _not_decoded(name, error)
         return _record_of(name, item)
 
 
@@ -293,7 +293,11 @@ def _record_of(name: str, item: Any) -> Record:
     except InputError as error:
         return Record(name, error=str(error))
     except DECODING as error:  # Pillow decodes a picture when its pixels are asked for
-        return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
+        return _not_decoded(name, error)
+
+
+def _not_decoded(name: str, error: Exception) -> Record:
+    return Record(name, error=f"{Record(name).label} cannot be decoded: {reason_of(error)}")
 
 
 def read_record(name: str, path: StrPath, read: ReadFile = read_file) -> Record:

@@ -23,7 +23,6 @@ their image (c_p = 0): see `MapModel`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -37,7 +36,7 @@ from gepc.calibration.calibrators import Array, Calibrator, create_calibrator, u
 from gepc.calibration.evidence import combine_parts
 from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
-from gepc.core.rates import SLACK
+from gepc.core.rates import left_out
 from gepc.images.batches import prepared_chunks
 from gepc.images.sources import Image
 from gepc.methods.base import MapModel, MapParts
@@ -166,7 +165,7 @@ class MapStatistics:
 
     def trim(self, contamination: float) -> MapStatistics:
         """Leave out the largest maxima and scores of a share of the calibration images, which may be outliers."""
-        kept = len(self.scores) - math.floor(contamination * len(self.scores) * SLACK)
+        kept = len(self.scores) - left_out(contamination, len(self.scores))
         return replace(self, maxima=np.sort(self.maxima, axis=1)[:, :kept], scores=np.sort(self.scores)[:kept])
 
     def p_values(self, field: Map, part: str = TOGETHER) -> Array:

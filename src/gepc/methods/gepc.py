@@ -110,13 +110,12 @@ class GepcExtractor(HasMaps, Extractor):
         for kind in self.kinds:
             if kind.least_elements is None:
                 raise OptionError(f"the feature {kind.name!r} needs the whole group; leave group_samples out")
-            if count < kind.least_elements:
-                raise OptionError(f"the feature {kind.name!r} needs group_samples of at least {kind.least_elements}")
-            shifts = moving - len(set(kind.elements(self.group)) - {"id"})
-            if kind.per == "element" and count <= shifts:  # an image may draw elements without this feature alone
-                raise OptionError(
-                    f"the feature {kind.name!r} needs group_samples of at least {shifts + 1} with this group"
-                )
+            least = kind.least_elements
+            if kind.per == "element":  # an image must not draw elements without this feature alone
+                without = moving - len(set(kind.elements(self.group)) - {"id"})
+                least = max(least, without + 1)
+            if count < least:
+                raise OptionError(f"the feature {kind.name!r} needs group_samples of at least {least} with this group")
 
     @property
     def pooling(self) -> Pooling:

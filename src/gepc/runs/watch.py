@@ -115,8 +115,7 @@ class Watch:
         paths = list(image_files(self.folder))
         images = set(paths) - masks_among(paths)
         fresh = [path for path in images if self.done.get(str(path)) != file_stamp(str(path))]
-        arriving = {str(path) for path in fresh}
-        self._arriving = {name: seen for name, seen in self._arriving.items() if name in arriving}
+        self._arriving = {str(path): self._arriving[str(path)] for path in fresh if str(path) in self._arriving}
         settled = [path for path in fresh if self._unchanged_for(path) >= self.settle]
         return sorted(settled, key=lambda path: (_modified(path), path))
 
