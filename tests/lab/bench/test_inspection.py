@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,16 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         read_categories(tmp_path)
     root = mvtec(tmp_path / "ad")
     (root / "tile/ground_truth/cut/001_mask.png").unlink()
-    with pytest.raises(InputError, match=r"tile: 1 masks are missing, first .*001_mask\.png"):
+    with pytest.raises(InputError, match=r"tile lacks 1 of its images and masks, first .*001_mask\.png"):
+        read_categories(root)
+    shutil.rmtree(root / "tile/test")
+    with pytest.raises(InputError, match="tile needs good images to fit on, good and defective ones to test"):
         read_categories(root)
     (tmp_path / "visa").mkdir()
     table = visa(tmp_path / "visa") / "split_csv" / "1cls.csv"
+    (tmp_path / "visa/candle/Data/Images/Normal/007.JPG").unlink()
+    with pytest.raises(InputError, match=r"candle lacks 1 of its images and masks, first .*007\.JPG"):
+        read_categories(tmp_path / "visa")
     table.write_text("object,split\ncandle,train\n")
     with pytest.raises(InputError, match=r"1cls\.csv is not the table of VisA"):
         read_categories(tmp_path / "visa")
@@ -187,6 +194,31 @@ def test_defects_are_noticed_and_a_second_run_resumes(tmp_path: Path, make: Any)
         run_inspection(InspectionProtocol(options=OPTIONS, seed=1, **layout), network, root, out)
 
 
+def test_no_image_is_used_to_fit_and_to_test(tmp_path: Path) -> None:
+    data = own(tmp_path)
+    (data / "beside").rename(data / "good" / "beside")  # folders are read with all that is below them
+    kinds = {"beside": "good/beside"}
+    for given in ({"fit_images": 40}, {"test_good": "good"}):
+        with pytest.raises(InputError, match="is in a folder to fit on and in one to test with"):
+            InspectionProtocol("good", kinds, **given).parts(data)
+
+
+def test_folders_of_a_protocol_are_not_ignored_without_kinds_of_defects() -> None:
+    for given in ({"good": "good"}, {"test_good": "good"}, {"skip_images": 5}):
+        with pytest.raises(OptionError, match="need `defects`"):
+            InspectionProtocol(**given)
+
+
+def test_a_kind_of_defect_without_a_usable_mask_is_named(tmp_path: Path) -> None:
+    data = own(tmp_path)
+    _, (part,) = InspectionProtocol("good", {"beside": "beside"}, fit_images=28, options=OPTIONS).parts(data)
+    fitted = fit_part(PROTOCOL, part, toy_network(image_size=None))
+    for _, mask in part.defective["beside"]:
+        save(mask, np.zeros((16, 16), dtype=np.uint8))
+    with pytest.raises(InputError, match="beside: no mask covers a part of its image"):
+        measure_part(fitted, part)
+
+
 def test_masks_are_bright_or_numbered_and_unusable_ones_are_left_out(tmp_path: Path) -> None:
     data = own(tmp_path)
     protocol = InspectionProtocol("good", OWN, fit_images=28, options=OPTIONS)
@@ -203,6 +235,25 @@ def test_masks_are_bright_or_numbered_and_unusable_ones_are_left_out(tmp_path: P
     save(mask, np.zeros((8, 8), dtype=np.uint8))
     with pytest.raises(InputError, match=r"has \(8, 8\) pixels, its image \(16, 16\)"):
         measure_part(fitted, part)
+
+
+@pytest.mark.parametrize("other", ["time", "files"])
+def test_results_with_another_conditioning_or_of_other_files_are_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    values = {**dict.fromkeys(COUNTS, 1), **dict.fromkeys(METRICS, 0.5)}
+    monkeypatch.setattr("gepc.lab.bench.inspection.fit_part", lambda *_: None)
+    monkeypatch.setattr("gepc.lab.bench.inspection.measure_part", lambda _, part, *__: {part.name: values})
+    root, network = visa(tmp_path / "data"), toy_network(image_size=None)
+    network.sha256 = "the same weights"
+    table = run_inspection(PROTOCOL, network, root, tmp_path / "out")
+    assert run_inspection(PROTOCOL, network, root, tmp_path / "out") == table
+    if other == "time":
+        monkeypatch.setattr(network, "settings", lambda: {"time_scale": 4.0})
+    else:
+        shutil.copy(root / "candle/Data/Images/Anomaly/000.JPG", root / "candle/Data/Images/Normal/000.JPG")
+    with pytest.raises(InputError, match="holds a run with other settings or files"):
+        run_inspection(PROTOCOL, network, root, tmp_path / "out")
 
 
 def test_published_rows_are_beside_all_categories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from sklearn.metrics import precision_recall_curve
 
 from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
-from gepc.core.errors import InputError, TooFewImagesError, raising
+from gepc.core.errors import InputError, OptionError, TooFewImagesError, raising
 from gepc.core.files import read_json, write_json
 from gepc.core.options import DEFAULT_BACKBONE, at_least, check_fields
 from gepc.core.progress import OnProgress
@@ -79,6 +80,12 @@ class Part:
         """The number of images."""
         return len(self.fit) + len(self.good) + sum(map(len, self.defective.values()))
 
+    @property
+    def files(self) -> list[Path]:
+        """All images and masks."""
+        pairs = [pair for pairs in self.defective.values() for pair in pairs]
+        return [*self.fit, *self.good, *(path for pair in pairs for path in pair)]
+
 
 @dataclass(frozen=True)
 class InspectionProtocol:
@@ -100,6 +107,10 @@ class InspectionProtocol:
 
     def __post_init__(self) -> None:
         check_fields(self, "protocol: ")
+        if not self.defects and (self.good or self.test_good is not None or self.skip_images):
+            raise OptionError(
+                "protocol: good, test_good and skip_images need `defects`, the folders of defective images"
+            )
 
     def parts(self, data: Path) -> tuple[str, list[Part]]:
         """The name of the benchmark, and what each of its detectors is fitted and tested on."""
@@ -117,10 +128,12 @@ class InspectionProtocol:
         fit, rest = paths[: self.fit_images], [] if self.fit_images is None else paths[self.fit_images :]
         good = rest if self.test_good is None else _images(data / self.test_good)
         if not good:
-            raise InputError(
-                f"the {len(paths)} good images of {data / self.good} leave none to test with; set a lower fit_images"
-            )
-        return Part("parts", fit, good, {kind: _with_masks(data / folder) for kind, folder in self.defects.items()})
+            raise InputError(f"no good image of {data / self.good} is left to test with; set a lower fit_images")
+        defective = {kind: _with_masks(data / folder) for kind, folder in self.defects.items()}
+        tested = {*good, *(path for pairs in defective.values() for path, _ in pairs)}
+        if shared := tested.intersection(fit):
+            raise InputError(f"{min(shared)} is in a folder to fit on and in one to test with; correct the protocol")
+        return Part("parts", fit, good, defective)
 
     def _some_images(self, part: Part) -> Part:
         """As many images as the protocol takes, chosen by the seed."""
@@ -169,11 +182,10 @@ def read_categories(root: Path) -> tuple[str, list[Part]]:
             continue
         parts = [read(folder) for folder in folders]
         for part in parts:
-            defective = part.defective[part.name]
-            missing = [str(mask) for _, mask in defective if not mask.is_file()]
+            missing = [path for path in part.files if not path.is_file()]
             if missing:
-                raise InputError(f"{part.name}: {len(missing)} masks are missing, first {missing[0]}")
-            if not (part.fit and part.good and defective):
+                raise InputError(f"{part.name} lacks {len(missing)} of its images and masks, first {missing[0]}")
+            if not (part.fit and part.good and part.defective[part.name]):
                 raise InputError(f"{root / part.name} needs good images to fit on, good and defective ones to test")
         return name, parts
     raise InputError(
@@ -182,7 +194,7 @@ def read_categories(root: Path) -> tuple[str, list[Part]]:
 
 
 def _read_mvtec(folder: Path, test: str = "test", truth: str = "ground_truth") -> Part:
-    kinds = [kind for kind in sorted((folder / test).iterdir()) if kind.name not in ("good", "ground_truth")]
+    kinds = [kind for kind in sorted((folder / test).glob("*")) if kind.name not in ("good", "ground_truth")]
     defective = [
         (image, folder / truth / kind.name / f"{image.stem}_mask.png")
         for kind in kinds
@@ -279,6 +291,8 @@ def measure_part(
     for name, pairs in part.defective.items():
         images = [inspect(fitted, path, mask, on_progress) for path, mask in pairs]
         usable = [image for image in images if image.mask.any() and not image.mask.all()]
+        if not usable:
+            raise InputError(f"{name}: no mask covers a part of its image, so that maps cannot be measured")
         counts = dict(zip(COUNTS, (len(part.fit), len(good), len(usable)), strict=True))
         found[name] = {**counts, **_measures(fitted, good, usable, limit)}
     return found
@@ -323,16 +337,18 @@ def run_inspection(
 ) -> ResultTable:
     """Fit and test a detector for every part of the benchmark in `data`, and put the results in one table.
 
-    The results of a part are written to `out/categories` as soon as they are known; a second run with the same settings
-    does not compute them again. `on_progress` is called with numbers of finished images.
+    The results of a part are written to `out/categories` as soon as they are known; a second run with the same
+    settings, network and files does not compute them again. `on_progress` is called with numbers of finished images.
     """
     benchmark, parts = protocol.parts(data)
     limit = STRICT_LIMIT if benchmark == "MVTec AD 2" else PRO_LIMIT
     settings = json.loads(json.dumps(dataclasses.asdict(protocol)))  # as a JSON file gives them back
-    identity = {"benchmark": benchmark, "sha256": backbone.sha256, "protocol": settings}
+    network = {"sha256": backbone.sha256, "fingerprint": backbone.fingerprint}
     found: dict[str, dict[str, Cell]] = {}
     for part in parts:
         path = out / "categories" / f"{part.name}.json"
+        files = hashlib.sha256(repr([(file.name, file.stat().st_size) for file in part.files]).encode()).hexdigest()
+        identity = {"benchmark": benchmark, **network, "protocol": settings, "files": files}
         if path.exists():
             on_progress(part.images)
         else:
@@ -340,7 +356,7 @@ def run_inspection(
             write_json(path, {**identity, "values": measure_part(fitted, part, limit, on_progress)})
         stored = read_json(path)
         if {name: stored.get(name) for name in identity} != identity:
-            raise InputError(f"{path} holds a run with other settings; give another folder for the results")
+            raise InputError(f"{path} holds a run with other settings or files; give another folder for the results")
         found |= stored["values"]
     means = {metric: _mean([values[metric] for values in found.values()]) for metric in METRICS}
     rows: dict[str, dict[str, Any]] = {**found, "mean": means}
