@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from gepc.core.errors import OptionError
 from gepc.core.options import build
 from gepc.lab.bench import detector_tables, published
 from gepc.lab.bench.baselines import choose_baselines, collect_baselines, estimate_cost, method_names
-from gepc.lab.bench.detector_tables import HEAD, comparison_table, methods_table
+from gepc.lab.bench.detector_tables import HEAD, METRICS, comparison_table, methods_table
 from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.bench.protocol import MethodChoice, Protocol, load_protocol
 from gepc.lab.datasets import open_dataset
+from gepc.lab.metrics import detection
 from gepc.methods import base
 from gepc.methods.extraction import FeatureCache
 
@@ -354,3 +356,17 @@ def test_intervals_of_every_method_and_pair(bench, baselines):
     for row in table.rows:
         values = dict(zip(table.header, row, strict=True))
         assert values["low"] <= values["AUROC"] <= values["high"]
+
+
+def test_metrics_are_means_over_noise_seeds(bench):
+    several = SimpleNamespace(label="GEPC", detections=lambda: runs)
+    pairs = bench.protocol.pair_list
+    runs = [dict.fromkeys(pairs, detection([0.0, 1.0, 2.0], scores)) for scores in ([1.5, 3.0], [0.5, 3.0])]
+    for row in methods_table(bench.protocol, [several]).rows:
+        values = dict(zip(METRICS, row, strict=True))
+        first, second = (run[pairs[0]] for run in runs)
+        assert values["AUROC"] == pytest.approx((5 / 6 + 4 / 6) / 2)
+        assert values["std over seeds"] == pytest.approx((1 / 6) / 2**0.5)
+        assert values["low"] == pytest.approx((first.auroc_low + second.auroc_low) / 2)
+        assert values["AUPR"] == pytest.approx((first.aupr + second.aupr) / 2)
+        assert values["FPR95"] == pytest.approx((1 / 3 + 2 / 3) / 2)

@@ -368,6 +368,24 @@ def test_histograms_show_the_sums_of_the_definitions(bench):
     np.testing.assert_allclose(batch.images[0].size * table["b"][:, 0], energy, rtol=1e-5)
 
 
+def test_timestep_0_has_its_place_on_the_axis(data, protocol):
+    from_zero = replace(protocol, pairs={"set0": ("set1",)}, levels={"default": (0.99999, 0.99, 0.9)}, seeds=(0,))
+    benchmark = opened(from_zero, data)
+    bench = GepcBench(benchmark, benchmark.collect())
+    (axes,) = timestep_curve(bench, "set0").axes
+    assert bench.candidates("set0")[0] == 0
+    places = [axes.transAxes.inverted().transform(axes.transData.transform((t, 0.5)))[0] for t in axes.get_xticks()]
+    assert places[0] > 0
+    assert min(np.diff(places)) > 0.05
+
+
+def test_levels_are_chosen_by_the_feature_s_wherever_it_stands():
+    rng = np.random.default_rng(0)
+    columns = np.stack([1 + rng.random((40, 2)) * [0.1, 0.9], 1 + rng.random((40, 2)) * [0.9, 0.1]], axis=2)
+    assert Variant(("cos", "s"), keep=1).fit(columns).selection_.kept == (1,)
+    assert Variant(("s", "cos"), keep=1).fit(columns).selection_.kept == (0,)
+
+
 def test_the_dashed_lines_are_the_mean_over_kept_timesteps(bench):
     lines = [line for line in timestep_curve(bench, "set0").axes[0].lines if line.get_linestyle() == "--"]
     expected = detector_tables.kept_raw(bench, None, only="set0").values()

@@ -251,10 +251,12 @@ class Variant:
     elements: tuple[str, ...] | None = None  # None: all transforms
     timesteps: tuple[int, ...] | None = None  # None: the candidates of the ID set
 
-    def scorer(self) -> Scorer:
-        """An unfitted scorer."""
+    def fit(self, columns: Array) -> Scorer:
+        """A scorer that is fitted on ID-train; the feature `s`, or else the first one, selects levels."""
         fused = len(self.features) > 1 and create_calibrator(self.calibration).uses_fuse
-        return Scorer(self.calibration, self.keep, self.weights, fuse="mean" if fused else "sum")
+        base = self.features.index("s") if "s" in self.features else 0
+        scorer = Scorer(self.calibration, self.keep, self.weights, fuse="mean" if fused else "sum")
+        return scorer.fit(columns, columns[:, :, base])
 
 
 class GepcBench(MethodBench):
@@ -294,9 +296,7 @@ class GepcBench(MethodBench):
     def _fit_and_score(self, name: str, seed: int, variant: Variant | None) -> Scores:
         variant = variant or self.main_for(name)
         timesteps = variant.timesteps or self.candidates(name)
-        train = self.columns(name, "train", seed, variant, timesteps)
-        base = variant.features.index("s") if "s" in variant.features else 0
-        scorer = variant.scorer().fit(train, train[:, :, base])
+        scorer = variant.fit(self.columns(name, "train", seed, variant, timesteps))
 
         def columns(other: str, kept: list[int]) -> Array:
             return self.columns(other, "test", seed, variant, timesteps, id_set=name)[:, kept]
