@@ -115,7 +115,7 @@ def test_all_metrics_of_a_pair() -> None:
 
 @pytest.mark.parametrize(
     ("inside", "outside", "message"),
-    [([], [1.0], "no ID scores"), ([1.0], [], "no OOD scores"), ([1.0], [np.nan, 1.0], "1 OOD scores are NaN")],
+    [([], [1.0], "no ID scores"), ([1.0], [], "no OOD scores"), ([1.0], [np.nan, 1.0], "OOD scores are NaN: 1;")],
 )
 def test_scores_that_cannot_be_compared(inside: list[float], outside: list[float], message: str) -> None:
     for metric in (auroc, aupr, fpr_at_tpr, auroc_interval, detection):

@@ -23,7 +23,7 @@ def _check(id_scores: npt.ArrayLike, ood_scores: npt.ArrayLike) -> tuple[Array, 
         if len(scores) == 0:
             raise InputError(f"there are no {name} scores; give at least one")
         if np.isnan(scores).any():
-            raise InputError(f"{int(np.isnan(scores).sum())} {name} scores are NaN; leave out images without a score")
+            raise InputError(f"{name} scores are NaN: {np.isnan(scores).sum()}; leave out images without a score")
     return np.nan_to_num(pair[0]), np.nan_to_num(pair[1])  # infinite ones rank as the largest numbers there are
 
 

@@ -159,6 +159,10 @@ def test_energy_models_are_trained_on_each_id_set(place, monkeypatch, capsys):
     assert 0.0 <= row[2] <= 1.0
     assert networks == [1]
     assert (place / "energy" / "igebm-a").is_dir()
+    (place / "other").mkdir()
+    np.savez(place / "other" / "set0.npz", train_x=as_uint8(pictures(24, 16, seed=9)))
+    with pytest.raises(InputError, match="holds a run on other images"):
+        energy.energy_table(load_protocol("protocol.yaml"), Path("other"), Path("energy"), 0.01)
 
 
 def test_a_dry_run_needs_no_data(place, monkeypatch, capsys):
@@ -174,7 +178,11 @@ def test_a_dry_run_needs_no_data(place, monkeypatch, capsys):
     assert not (place / "none").exists()
     assert not (place / "never").exists()
     assert run(["reproduce", "paper32", *dry, "--set", "size=16", "--light"]) == 0
-    assert ["scoped", "10,000", "1F+1J"] in [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr()
+    assert ["scoped", "10,000", "1F+1J"] in [line.split()[:3] for line in printed.out.splitlines()]
+    assert "9 energy networks, 6 minutes" in printed.err
+    assert run(["reproduce", "paper32", *dry, "--set", "size=16", "--light", "--energy-minutes", "30"]) == 0
+    assert "9 energy networks, 30 minutes" in capsys.readouterr().err
     assert run(["bench", "protocol.yaml", "--dry-run", "--out", "never", "--methods", "scoped"]) == 0
     assert ["scoped", "60", "1F+1J"] in [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
 

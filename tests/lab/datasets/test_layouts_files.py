@@ -85,7 +85,7 @@ class TestCelebA:
     def test_no_images(self, celeba: Path) -> None:
         for path in (celeba / "img_align_celeba").iterdir():
             path.unlink()
-        with pytest.raises(InputError, match=r"none of the 2 images is in .*img_align_celeba"):
+        with pytest.raises(InputError, match=r"img_align_celeba has none of the images, such as"):
             open_dataset("celeba", celeba, "test")
 
     @pytest.mark.parametrize(

@@ -69,6 +69,18 @@ def test_black_borders_and_no_data_are_left_out(tmp_path: Path) -> None:
     assert len(found.clutter) == 12 + 15
 
 
+def test_an_infinite_pixel_does_not_set_the_scale_of_its_scene(tmp_path: Path) -> None:
+    hot = speckle(2).astype(np.float32)
+    hot[0, 0] = np.inf
+    found = cut(folder(tmp_path, hot=hot), SMALL)
+    assert (found.left_out, len(found.clutter)) == ({"no-data pixels": 1}, 15)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_patches_are_compared_without_a_warning(tmp_path: Path) -> None:
+    assert not cut(folder(tmp_path, a=speckle(1)), PatchRules(size=8)).left_out
+
+
 def test_copies_are_near_duplicates_and_noise_is_not(tmp_path: Path) -> None:
     noisy = np.clip(speckle(1).astype(int) + np.random.default_rng(0).integers(-1, 2, (64, 64)), 0, 255)
     found = cut(folder(tmp_path, a=speckle(1), b=speckle(2), c=noisy.astype(np.uint8)), PatchRules(size=32))
@@ -83,7 +95,7 @@ def test_ground_of_the_other_split_is_left_out(tmp_path: Path) -> None:
     found = cut(test, SMALL, train.scenes)
     assert found.left_out == {"ground of another split": 4}
     assert len(found.clutter) == 28
-    with pytest.raises(InputError, match="2 images are in both splits"):
+    with pytest.raises(InputError, match="images that are in both splits: 2"):
         cut(test, SMALL, test.scenes)
 
 

@@ -47,8 +47,8 @@ def call(
 def test_patches_to_an_archive_with_counts(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
     code, told, error = call("patches", "HRSID", "--out", "p.npz", "--size", 16, "--log")
     assert code == 0, error
-    assert "train: 4 images, 64 clutter and 0 ship patches" in told
-    assert "test: 2 images, 28 clutter and 4 ship patches" in told
+    assert "train: 4 images; patches of clutter: 64, of ships: 0" in told
+    assert "test: 2 images; patches of clutter: 28, of ships: 4" in told
     with np.load(place / "p.npz") as archive:
         assert archive["train_x"].shape == (64, 16, 16, 1)
         assert archive["train_x"].dtype == np.uint16
@@ -120,8 +120,13 @@ SMALL = ("--set", "size=16", "--set", "target_pixels=9")
         (["fit", "nowhere", "--out", "x", "--backbone", "net"], "does not exist"),
         (
             ["bench", "SSDD", "--out", "x", "--backbone", "net", "--set", "size=16", "--set", "target_pixels=9"],
-            "cannot be divided",
+            "cannot be held out",
         ),
+        (["patches", "SSDD", "--out", "x.npz", "--hold-out", "0.3"], "--hold-out leaves training images out"),
+        (["patches", "HRSID", "--out", "x.npz", "--hold-out", "0.3", "--split", "test"], "but none are cut"),
+        (["fit", "x", "--out", "x", "--method", "gepc:paper", "--target-pixels", "9"], "--target-pixels does not go"),
+        (["fit", "x", "--out", "x", "--method", "ca_cfar", "--normalise", "patch"], "--normalise patch does not go"),
+        (["bench", "HRSID", "--out", "x", "--limit", "4", "--set", "limit=8"], "give it without --set"),
         (["bench", "HRSID", "--out", "x", "--backbone", "net", "--normalise", "fixd"], "normalise"),
         (["bench", "HRSID", "--out", "x", "--backbone", "net", "--methods", "cfar"], "ca_cfar"),
         (["bench", "HRSID", "--out", "net", "--backbone", "net"], "contains no benchmark"),
@@ -166,6 +171,10 @@ def test_reproduce_runs_the_paper_s_detector_and_those_for_practice(
     capsys.readouterr()
     assert run([*command[:5], "other", *command[6:], "--set", "hold=1"]) == 2
     assert "did you mean 'hold_out'" in capsys.readouterr().err
+    assert run([*command[:5], "other", *command[6:], "--set", "normalise=fixed"]) == 2
+    assert "normalise does not go with the protocol radar" in capsys.readouterr().err
+    assert run([*command[:5], "other", *command[6:], "--energy-minutes", "6"]) == 2
+    assert "--energy-minutes do not go with the protocol radar" in capsys.readouterr().err
     (place / "empty").mkdir()
     assert run(["reproduce", "radar", "--data", "empty", "--out", "other", "--backbone", "net"]) == 2
     assert "get HRSID from" in capsys.readouterr().err

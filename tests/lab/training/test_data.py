@@ -183,7 +183,7 @@ def test_other_numbers_of_channels_are_kept(tmp_path: Path, tiny: Recipe) -> Non
 
 def test_colour_images_for_a_grey_network_are_a_warning(tmp_path: Path, tiny: Recipe) -> None:
     folder = write_pictures(tmp_path / "png", ["L"] * 17 + ["RGB"] * 3)
-    with pytest.warns(UserWarning, match="3 of 20 images are in colour and converted to grey"):
+    with pytest.warns(UserWarning, match="in colour are converted to grey, since image_channels is 1: 3 of 20"):
         load_training_images(folder, tiny)
 
 

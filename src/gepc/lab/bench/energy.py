@@ -33,15 +33,17 @@ def energy_table(
     Parameters
     ----------
     protocol, data : the pairs, and the folder with their data sets.
-    out : folder for the networks; a run that is there is resumed.
+    out : folder for the networks; a run that is there is resumed, if it is on the same training images.
     minutes : training time of each network.
     on_network : called with 1 after every network.
     """
+    for name in protocol.pairs:
+        _write_images(protocol, name, data, out)
     rows: list[Row] = []
     for objective, name in ROWS.items():
         values = []
         for inside, others in protocol.pairs.items():
-            network, scores = _trained(objective, protocol, inside, data, out, minutes), {}
+            network, scores = _trained(objective, protocol, inside, out, minutes), {}
             spec = ExtractionSpec(Energy(), Energy().timesteps(network), rows=protocol.batch_size)
             for other in (inside, *others):
                 images, preprocessing = protocol.open(data, (other, "test")), protocol.preprocessing(other, network)
@@ -55,15 +57,18 @@ def energy_table(
     return ResultTable("energy", "Energy models trained on each ID set", header, tuple(rows), note)
 
 
-def _trained(objective: str, protocol: Protocol, name: str, data: Path, out: Path, minutes: float) -> Backbone:
-    """The network of an objective on all training images of an ID set."""
+def _write_images(protocol: Protocol, name: str, data: Path, out: Path) -> None:
+    """Write all training images of an ID set to the file that its networks are trained on."""
+    source = protocol.datasets[name]
+    preprocessing = Preprocessing(source.value_range, (protocol.size, protocol.size))
+    pixels = load_all(open_dataset(source.dataset, data, "train"), preprocessing)
+    with replacing(out / f"{name}.npz") as draft, draft.open("wb") as handle:
+        np.savez(handle, train_x=np.rint((pixels.transpose(0, 2, 3, 1) + 1.0) * 127.5).astype(np.uint8))
+
+
+def _trained(objective: str, protocol: Protocol, name: str, out: Path, minutes: float) -> Backbone:
+    """The network of an objective on the images that were written for an ID set."""
     images, folder = out / f"{name}.npz", out / f"{objective}-{name}"
-    if not images.exists():
-        source = protocol.datasets[name]
-        preprocessing = Preprocessing(source.value_range, (protocol.size, protocol.size))
-        pixels = load_all(open_dataset(source.dataset, data, "train"), preprocessing)
-        with replacing(images) as draft, draft.open("wb") as handle:
-            np.savez(handle, train_x=np.rint((pixels.transpose(0, 2, 3, 1) + 1.0) * 127.5).astype(np.uint8))
     recipe, _ = recipe_for(images, folder, overrides={"objective": objective, "image_size": protocol.size})
     train(recipe, images, folder, minutes)
     return load_backbone(folder)

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import new_app, note, progress, say, text_table, typed_command
+from gepc.cli.app import new_app, note, progress, say, several, text_table, typed_command
 from gepc.cli.detect import estimate_fit
 from gepc.cli.options import check_packages, duration, memory_of, seconds_per_jvp, seconds_per_pass
 from gepc.core.errors import InputError, OptionError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gepc.lab.report.demo import Demo
 
 data = new_app(name="data", help="Download the data sets of the paper from their owners.")
-LIGHT_MINUTES = 6.0  # of training for an energy network
+ENERGY_MINUTES, LIGHT_MINUTES = 60.0, 6.0  # of training for an energy network
 
 MEANING = """
 holds: whether the images are compatible with this symmetry. A test that does not reject proves nothing. Where the
@@ -215,8 +215,9 @@ def reproduce(
     ] = False,
     mirror: Annotated[str | None, Option(help="Address of the data sets, instead of their owners' addresses.")] = None,
     energy_minutes: Annotated[
-        float, Option(min=0.0, help="Minutes to train each energy network; 0 leaves them out, --light takes 6.")
-    ] = 60.0,
+        float | None,
+        Option(min=0.0, help="Minutes to train each energy network: by default 60, or 6 with --light; 0 for none."),
+    ] = None,
     dry_run: DryRun = False,
     loading: opt.Loading = opt.DEFAULT_LOADING,
 ) -> None:
@@ -243,13 +244,14 @@ def reproduce(
     from gepc.lab.datasets.download import FILES, MANUAL, missing_files
 
     if config == "radar":
-        if methods != "all" or light or mirror:
-            raise OptionError("--methods, --light and --mirror do not go with the protocol radar")
+        if methods != "all" or light or mirror or energy_minutes is not None:
+            raise OptionError("--methods, --light, --mirror and --energy-minutes do not go with the protocol radar")
         reproduce_radar(data, out, dry_run, setup, loading)
         return
     paper = _plan(config, setup, loading, methods, "light" if light else "paper")
     released = _plan(config, setup, loading, reading="released")
-    protocol, minutes = paper.protocol, LIGHT_MINUTES if light and energy_minutes else energy_minutes
+    minutes = (LIGHT_MINUTES if light else ENERGY_MINUTES) if energy_minutes is None else energy_minutes
+    protocol = paper.protocol
     wanted = [one.dataset for one in protocol.datasets.values() if one.dataset in (*FILES, *MANUAL)]
     networks = len(ROWS) * len(protocol.pairs) if minutes else 0
     if networks:  # what would fail after hours of other work
@@ -408,7 +410,7 @@ def _run(plan: _Plan, out: Path, data: Path | None, setup: Setup, only_ablations
     note(f"{result.passes:,} passes made, {result.cached} tables from the cache{place}")
     if result.skipped:
         image, reason = next(iter(result.skipped.items()))
-        note(f"{len(result.skipped)} images could not be read and are left out; the first: {image}: {reason}")
+        note(f"left out because unreadable: {several(len(result.skipped), 'image')}; the first: {image}: {reason}")
     say(result.tables[0].markdown())
     say(f"tables: {out / 'results.md'}; figures: {out / 'figures'}")
     return result

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import new_app, note, progress, say, typed_command
+from gepc.cli.app import new_app, note, progress, say, several, typed_command
 from gepc.cli.detect import estimate_fit
 from gepc.cli.options import check_packages, duration, seconds_per_pass
 from gepc.core.errors import InputError, OptionError
@@ -82,16 +82,20 @@ def patches(
     if out.suffix != ".npz":
         raise OptionError(f"--out must be a file that ends in .npz, got {out}")
     names = list(SPLITS) if detect_layout(data) == "hrsid" else ["test"]
-    opened = {name: open_scenes(data, name) for name in (names if split is None else {*names, split})}
+    wanted = names if split is None else [split]
+    if hold_out is not None and "train" not in wanted:
+        raise OptionError("--hold-out leaves training images out, but none are cut; of the layouts, HRSID has some")
+    opened = {name: open_scenes(data, name) for name in {*names, *wanted}}
     arrays, sources = {}, {}
-    for name in names if split is None else [split]:
+    for name in wanted:
         scenes = opened[name]
         apart = [scene for other in opened if other != name for scene in opened[other].scenes]
         if hold_out is not None and name == "train":
             scenes, _ = divide(scenes, hold_out)
         with progress(f"cutting {name}", len(scenes.scenes)) as advance:
             found = cut(scenes, how, apart, value_range, advance)
-        say(f"{name}: {found.scenes} images, {len(found.clutter)} clutter and {len(found.ships)} ship patches")
+        counts = f"patches of clutter: {len(found.clutter)}, of ships: {len(found.ships)}"
+        say(f"{name}: {several(found.scenes, 'image')}; {counts}")
         for reason, count in sorted(found.left_out.items()):
             say(f"  left out, {reason}: {count}")
         for array, chosen in zip(ARRAYS[name], (found.clutter, found.ships), strict=True):
@@ -123,8 +127,12 @@ def fit(
     Example: `gepc sar fit patches.npz:train_x --out det --target-pixels 200`
     """
     from gepc.images.sources import open_images
-    from gepc.lab.radar.bench import radar_detector
+    from gepc.lab.radar.bench import CFARS, PAPER, TARGET_PIXELS, radar_detector
 
+    if method == PAPER and target_pixels != TARGET_PIXELS:
+        raise OptionError(f"--target-pixels does not go with {PAPER}, which pools the largest 30 % of the pixels")
+    if method in CFARS and normalise != "fixed":
+        raise OptionError(f"--normalise {normalise} does not go with {method}, which needs the intensity")
     check_free(out, "detector.json", "detector")
     collection = open_images(patches)
     first = next((record.pixels for record in collection if record.pixels is not None), None)
@@ -167,7 +175,9 @@ def bench(
     from gepc.lab.radar.bench import SarProtocol
 
     check_free(out, "radar.json", "benchmark")
-    given = {"limit": limit, "fit_limit": fit_limit, "normalise": normalise, "methods": tuple(methods.split(","))}
+    names = tuple(word.strip() for word in methods.split(","))
+    given = {"limit": limit, "fit_limit": fit_limit, "normalise": normalise, "methods": names}
+    _check_settings(setup, given, "is an option of this command; give it without --set")
     protocol = build(SarProtocol, {**given, **setup.values()}, "radar benchmark")
     backbone = setup.load(loading, setup.backbone or "sar-small")
     _measure([(protocol, backbone)], data, ood or [], out, setup, dry_run)
@@ -187,11 +197,19 @@ def reproduce_radar(data: Path, out: Path, dry_run: bool, setup: Setup, loading:
         if not place.is_dir():
             raise InputError(f"{place} is not there: get {place.name} from {ADDRESSES[place.name]} and unpack it there")
     as_stated = {"methods": (PAPER,), "normalise": "patch", "localise": False}
+    _check_settings(setup, as_stated, "does not go with the protocol radar, which fixes it")
     paper, practice = (build(SarProtocol, {**setup.values(), **own}, "radar") for own in (as_stated, {}))
     sources = ("photos-small", "sar-small") if setup.backbone is None else (setup.backbone,)
     networks = [setup.load(loading, source) for source in sources]
     runs = [*((paper, network) for network in networks), (practice, networks[-1])]
     _measure(runs, places[0], places[1:], out, setup, dry_run)
+
+
+def _check_settings(setup: Setup, fixed: Collection[str], reason: str) -> None:
+    """Refuse fields of the protocol in `--set` that something else decides."""
+    for name in setup.values():
+        if name in fixed:
+            raise OptionError(f"--set {name}: {name} {reason}")
 
 
 def _measure(

@@ -154,7 +154,9 @@ class NamedFiles(Images):
     def __init__(self, folder: Path, names: Sequence[str], read: ReadFile = read_file) -> None:
         self._folder, self.items, self._read = folder, names, read
         if not any((folder / name).is_file() for name in names):
-            raise InputError(f"none of the {len(names)} images is in {folder}" if names else f"no image in {folder}")
+            raise InputError(
+                f"{folder} has none of the images, such as {names[0]}" if names else f"no image in {folder}"
+            )
 
     def __getitem__(self, index: int) -> Record:
         return read_record(self.items[index], self._folder / self.items[index], self._read)

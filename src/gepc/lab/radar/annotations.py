@@ -134,7 +134,9 @@ def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, Sce
     for scene in scenes.scenes:
         parts[name_rank(scene.source, seed) < share].append(scene)
     if not all(parts):
-        raise InputError(f"{scenes.name}: {len(scenes.scenes)} images cannot be divided with a share of {share}")
+        raise InputError(
+            f"{scenes.name}: a share of {share} cannot be held out, as the number of images is {len(scenes.scenes)}"
+        )
     rest, held_out = map(tuple, parts)
     return SceneSet(scenes.name, rest), SceneSet(f"{scenes.name}, held out", held_out)
 
@@ -215,10 +217,10 @@ def _check_pairs(name: str, annotated: set[str], known: set[str], files: dict[st
     """Require an image for every annotation of this split, and an annotation in some split for every image."""
     missing = sorted(annotated - set(files))
     if missing:
-        raise InputError(f"{name}: {len(missing)} annotated images are not in {images}, first {missing[0]}")
+        raise InputError(f"{name}: annotated images that are not in {images}: {len(missing)}, first {missing[0]}")
     unknown = sorted(set(files) - known)
     if unknown:
-        raise InputError(f"{name}: {len(unknown)} images have no annotation, first {files[unknown[0]].name}")
+        raise InputError(f"{name}: images without an annotation: {len(unknown)}, first {files[unknown[0]].name}")
 
 
 def _box(values: Any, where: str) -> Box:

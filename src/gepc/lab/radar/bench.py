@@ -151,7 +151,7 @@ def gather(
     fit = sample(cuts["fit"].clutter, protocol.fit_limit, protocol.seed)
     clutter = sample(cuts[data.name].clutter, protocol.limit, protocol.seed)
     if len(fit) < 12 or len(clutter) < 2:
-        raise InputError(f"{data} has {len(fit)} clutter patches to fit on, {len(clutter)} to test; it needs 12 and 2")
+        raise InputError(f"clutter patches of {data}: {len(fit)} to fit on, {len(clutter)} to test; it needs 12 and 2")
     return PatchSets(fit, clutter, ships, cuts)
 
 

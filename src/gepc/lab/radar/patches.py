@@ -138,7 +138,7 @@ def cut(
     found, duplicates = Cut(scenes=len(scenes.scenes)), NearDuplicates()
     shared = {scene.path.resolve() for scene in apart} & {scene.path.resolve() for scene in scenes.scenes}
     if shared:
-        raise InputError(f"{len(shared)} images are in both splits, first {sorted(shared)[0].name}")
+        raise InputError(f"images that are in both splits: {len(shared)}, first {min(shared).name}")
     for scene in scenes.scenes:
         on_progress(1)
         if min(scene.width, scene.height) < rules.size:
@@ -146,7 +146,8 @@ def cut(
             continue
         pixels = read_grey(scene)
         magnitude = np.abs(pixels)
-        white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, float(np.nanmax(magnitude)))))[1]
+        largest = float(magnitude.max(initial=0, where=np.isfinite(magnitude)))
+        white = (value_range or VALUE_RANGES.get(pixels.dtype.name, (0.0, largest)))[1]
         nearby = [other for other in apart if other.source == scene.source]
         for top, left in windows(scene.height, scene.width, rules.size, rules.stride or rules.size):
             window = (slice(top, top + rules.size), slice(left, left + rules.size))
@@ -228,7 +229,8 @@ def difference_hash(magnitude: Pixels) -> int:
     """64 bits: the patch is averaged to 8 x 9 cells, and each bit says whether a cell exceeds its left neighbour."""
     edges = [np.linspace(0, side, count + 1).astype(int) for side, count in zip(magnitude.shape, (8, 9), strict=True)]
     sums = np.add.reduceat(np.add.reduceat(magnitude.astype(np.float64), edges[0][:-1], 0), edges[1][:-1], 1)
-    cells = sums / np.outer(np.diff(edges[0]), np.diff(edges[1]))
+    # a patch of 8 pixels has a cell without a pixel of its own, which `reduceat` gives the value of its neighbour
+    cells = sums / np.maximum(1, np.outer(np.diff(edges[0]), np.diff(edges[1])))
     bits = (cells[:, 1:] > cells[:, :-1]).ravel()
     return int("".join("1" if bit else "0" for bit in bits), 2)
 

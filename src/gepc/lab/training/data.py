@@ -103,7 +103,7 @@ def load_training_images(data: str | Path, recipe: Recipe) -> TrainingData:
         raise InputError(f"images of {width}x{height} do not fit this network: {wanted}")
     in_colour = sum(is_colour for _, is_colour in observed.seen.values())
     if channels == 1 and in_colour:
-        message = f"{in_colour} of {len(images)} images are in colour and converted to grey, since image_channels is 1"
+        message = f"images in colour are converted to grey, since image_channels is 1: {in_colour} of {len(images)}"
         warnings.warn(message, stacklevel=3)
     order = np.random.default_rng(recipe.seed).permutation(len(images))
     trained, held = np.split(order, [len(images) - min(recipe.held_out, len(images) // 4)])
