@@ -94,7 +94,7 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def score_samples(self, X: Any) -> Array:
-        """One number per image, higher = more in-distribution: the detector's score times -1.
+        """Compute one number per image, higher = more in-distribution: the detector's score times -1.
 
         Parameters
         ----------

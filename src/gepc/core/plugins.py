@@ -1,4 +1,4 @@
-"""What other packages add by entry points, and what a file of the user adds.
+"""Plug-ins: additions of other packages by entry points, and of the user by a file.
 
 The groups are `gepc.methods` (methods), `gepc.features` (modules that register features of `gepc` and `gepc+`),
 `gepc.backbones` (functions that give a backbone or the path of one), `gepc.networks` (classes of networks: the

@@ -159,7 +159,7 @@ class RowLog:
                 return handle.tell()
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """The rows one by one, by column; a line that is no row, which only damage can leave, is an `InputError`."""
+        """Yield the rows one by one, by column. A damaged line raises `InputError`."""
         damaged = f"{self.path} is damaged ({{error}}); remove the row, or give another file"
         with (
             raising(InputError, damaged, csv.Error),

@@ -61,7 +61,7 @@ class GEPC(Detector):
 
 
 def list_detectors() -> list[str]:
-    """Names of the methods that `create_detector` knows.
+    """List the names of the methods that `create_detector` knows.
 
     Returns
     -------

@@ -215,7 +215,7 @@ class ItemImages(Images):
 
 
 class ArrayImages(ItemImages):
-    """An (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; what may be a single image in colour is refused."""
+    """Images in an (N,C,H,W), (N,H,W,C) or grey (N,H,W) array; an array that may be one colour image is refused."""
 
     def __init__(self, array: Pixels) -> None:
         if array.ndim == 3 and array.shape[0] not in (1, 3) and array.shape[2] not in (1, 3, 4):
@@ -310,7 +310,7 @@ def read_record(name: str, path: StrPath, read: ReadFile = read_file) -> Record:
 
 
 def file_stamp(name: str) -> str:
-    """What changes whenever the content of a file or URL does; empty if there is no such file."""
+    """Return a text that changes whenever the content of a file or URL changes; empty if it does not exist."""
     try:
         if is_url(name):
             system, place = file_system(name)

@@ -1,4 +1,4 @@
-"""From images to a feature table: the one path, with the cache inside."""
+"""Feature tables of images, which are computed here alone, with a cache."""
 
 from __future__ import annotations
 

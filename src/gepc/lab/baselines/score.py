@@ -22,7 +22,7 @@ from gepc.methods.presets import Preset, Presets
 @register("score_norm")
 @dataclass(frozen=True)
 class ScoreNorm(PerLevel):
-    """Score norm: how large the predicted score is. A magnitude, blind to symmetry.
+    """Score norm: how large the predicted score is. It does not measure symmetry.
 
         n_t = mean over draws of |s(x_t, t)|        s = -eps/sigma_t
 
