@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -113,3 +115,25 @@ def test_tokens_become_a_grid_with_the_aspect_ratio_of_the_image() -> None:
     assert feature_map(torch.zeros(2, 7, 3), (16, 16)).shape == (2, 3, 7, 1)
     with pytest.raises(BackboneError, match="2 dimensions"):
         feature_map(torch.zeros(2, 3), (16, 16))
+
+
+def test_a_pass_in_another_thread_does_not_mix_its_activations_in() -> None:
+    """Hooks are part of the module, which all threads share: the other pass would overwrite what is recorded."""
+    net, others = backbone(), torch.ones(2, 3, 8, 8, dtype=torch.float64)
+    expected, alone = net.eps_and_activations(x(), 3)[1], net.eps_and_activations(others, 3)[1]
+    results: list[dict[str, torch.Tensor]] = []
+    thread = threading.Thread(target=lambda: results.append(net.eps_and_activations(others, 3)[1]))
+
+    def meanwhile(*_: object) -> None:
+        if not thread.ident:
+            thread.start()
+            thread.join(0.5)  # it cannot end before this pass has ended
+
+    net.net.body[1].register_forward_hook(meanwhile)
+    net.reset_counts()
+    _, found = net.eps_and_activations(x(), 3)
+    thread.join()
+    for given, wanted in ((found, expected), (results[0], alone)):
+        assert list(given) == list(wanted)
+        assert all(torch.equal(given[name], wanted[name]) for name in wanted)
+    assert net.forward_count == 7

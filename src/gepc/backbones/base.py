@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pickle import PicklingError
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from gepc.images.formats import size_text
 Denoiser = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LatentEncoder = Callable[[torch.Tensor], torch.Tensor]
 ACT_ON = ("latents", "pixels")
+ONE_PASS = RLock()
+"""Held during a pass. Hooks of modules, forward-mode derivatives and the choice of attention kernels act on the whole
+process: a pass in another thread would answer with the activations of other images."""
 ENCODED_PIXELS = 2**18  # the pixels in one call of an encoder, whose activations are 100 times as large as the images
 
 
@@ -335,6 +339,7 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
     learned_variance : whether the network also predicts the variance of the reverse step.
     parameters : the number of weights; None if unknown.
     source : the name or path given to `load_backbone`; None for an object made in Python.
+    location : `source`, as an absolute path if it is one: detectors and pickles are loaded from any working directory.
     sha256 : hash of the weights; None if they cannot be found, as in a plain function.
     trained_on : sorted 64-bit hashes of the images the network was trained on (`Record.content_hash`); None if unknown.
     load_options : plain values with which `load_backbone(source, **load_options)` loads the same backbone again.
@@ -486,9 +491,9 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
             return torch.func.jvp(lambda z: self._predict(z, steps), (y,), (direction,))[:2]
 
         # fused attention kernels have no forward-mode derivative; the plain one has
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _contiguous_norms(self.net):
+        with ONE_PASS, torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _contiguous_norms(self.net):
             answer, tangent = self._run(differentiate, x, t, v)
-        self.jvp_count += len(x)
+            self.jvp_count += len(x)
         return answer, tangent
 
     def eps_and_log_variance(self, x: torch.Tensor, t: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -556,7 +561,7 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
         if self.net is None:
             raise BackboneError("this backbone is a plain function, whose inner activations cannot be recorded")
         size = (x.shape[-2], x.shape[-1])
-        with torch.no_grad(), recorded(find_layers(self.net, layers)) as outputs:
+        with ONE_PASS, torch.no_grad(), recorded(find_layers(self.net, layers)) as outputs:
 
             def network(images: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 answer = self._predict(images, steps)
@@ -577,8 +582,10 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         The first answer must be finite and have the given `shape`, by default that of `x`.
         """
-        answers, self.rows = _in_parts(network, (x, check_timesteps(t, x, self.n_steps), *more), self.rows)
-        self.forward_count += len(x)
+        steps = check_timesteps(t, x, self.n_steps)
+        with ONE_PASS:
+            answers, self.rows = _in_parts(network, (x, steps, *more), self.rows)
+            self.forward_count += len(x)
         if answers[0].shape != (x.shape if shape is None else shape):
             meant = "a noise prediction has the shape of its input" if shape is None else f"expected {shape}"
             given, found = tuple(x.shape), tuple(answers[0].shape)
@@ -628,9 +635,9 @@ class LatentBackbone(Backbone):
         """The latents of images (N, C, H, W) in [-1, 1]. Costs N encoder passes."""
         assert self.encoder is not None
         rows = max(1, ENCODED_PIXELS // (images.shape[-2] * images.shape[-1]))
-        with torch.no_grad():
+        with ONE_PASS, torch.no_grad():
             latents = torch.cat([self.encoder(part) for part in torch.split(images, rows)]).to(images)
-        self.encoder_count += len(images)
+            self.encoder_count += len(images)
         expected = (len(images), *self.network_shape((images.shape[-2], images.shape[-1])))
         if latents.shape != expected:
             raise BackboneError(f"the encoder answered latents of shape {tuple(latents.shape)}, expected {expected}")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gepc.backbones.activations import feature_map, find_layers, recorded
-from gepc.backbones.base import ENCODED_PIXELS
+from gepc.backbones.base import ENCODED_PIXELS, ONE_PASS
 from gepc.backbones.devices import choose_device
 from gepc.backbones.identity import digest_of
 from gepc.backbones.onnx import open_session
@@ -179,7 +179,8 @@ class Encoder:
         parts = []
         for part in torch.split(images, rows):
             unit = (part.to(self.device, torch.float32).expand(-1, channels, -1, -1) + 1.0) / 2.0
-            parts.append(self.maps((unit - mean) / std))
+            with ONE_PASS:
+                parts.append(self.maps((unit - mean) / std))
         return {layer: torch.cat([part[layer] for part in parts]) for layer in self.layers}
 
     def describe(self) -> dict[str, Any]:
