@@ -234,6 +234,8 @@ def main() -> None:
         path = options.out / f"{name}.json"
         if not path.exists():
             path.write_text(json.dumps(measure(name, options.data, options.minutes), indent=1) + "\n")
+        elif json.loads(path.read_text())["minutes"] != options.minutes:
+            parser.error(f"{path} is a result of other --minutes; give another folder")
     finished = {name: options.out / f"{name}.json" for name in CANDIDATES}
     results = {name: json.loads(path.read_text()) for name, path in finished.items() if path.exists()}
     print(table(results))

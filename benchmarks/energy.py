@@ -35,8 +35,7 @@ PRESETS = {"paper": "one-sided", "two_sided": "two-sided"}
 def trained(objective: str, name: str, options: argparse.Namespace, changes: dict[str, Any]) -> gepc.Backbone:
     """The network of an objective on one ID set."""
     images, out = options.out / f"{name}.npz", options.out / f"{objective}-{name}"
-    if not images.exists():
-        np.savez(images, train_x=np.load(options.data / f"{FILES[name]}.npz")["train_x"][FIT:])
+    np.savez(images, train_x=np.load(options.data / f"{FILES[name]}.npz")["train_x"][FIT:])
     recipe, _ = recipe_for(images, out, overrides={"objective": objective, **changes})
     state = train(recipe, images, out, options.minutes)
     print(f"{objective} on {name}: {state.step} steps", flush=True)

@@ -64,8 +64,7 @@ def main() -> None:
     few = options.out / "few.npz"
     with np.load(options.data / "svhn32.npz") as svhn:
         images, test = svhn["train_x"][:IMAGES], svhn["test_x"][:TEST]
-    if not few.exists():
-        np.savez(few, train_x=images)
+    np.savez(few, train_x=images)
     folders = {
         f"{options.init}, fine-tuned": trained(few, options.out / "tuned", options.init, options.minutes, False),
         "from scratch": trained(few, options.out / "scratch", options.init, options.minutes, True),

@@ -8,7 +8,7 @@ alone. A protocol without kinds of defects reads public benchmarks in the form i
     MVTec AD     CATEGORY/train/good, test/good, test/KIND, ground_truth/KIND/NAME_mask.png
     MVTec AD 2   CATEGORY/train/good, test_public/good, test_public/bad, test_public/ground_truth/bad/NAME_mask.png
     VisA         CATEGORY/Data/Images/Normal and Anomaly, Data/Masks/Anomaly/NAME.png, and split_csv/1cls.csv beside the
-                 categories; without this file every tenth normal image is for testing
+                 categories
 
 Image AUROC, AP (average precision) and F1-max use the scores of the test images. Pixel AUROC and AU-PRO use all pixels
 of all test images together, at 256x256 pixels. The mean pixel AUROC and the pointing game look at one defective image
@@ -207,11 +207,6 @@ def _read_mvtec(folder: Path, test: str = "test", truth: str = "ground_truth") -
 
 def _read_visa(folder: Path) -> Part:
     root, table = folder.parent, folder.parent / "split_csv" / "1cls.csv"
-    if not table.is_file():
-        normal, anomalous = (sorted(image_files(folder / "Data/Images" / kind)) for kind in ("Normal", "Anomaly"))
-        defective = [(path, folder / "Data/Masks/Anomaly" / f"{path.stem}.png") for path in anomalous]
-        fit = [path for path in normal if path not in normal[::10]]
-        return Part(folder.name, fit, normal[::10], {folder.name: defective})
     found = Part(folder.name, [], [], {folder.name: []})
     with raising(InputError, f"{table} is not the table of VisA: {{error}}", OSError, KeyError, csv.Error):
         with table.open(newline="", encoding="utf-8") as handle:
