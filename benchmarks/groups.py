@@ -35,14 +35,13 @@ from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import open_images
 from gepc.images.synthetic import KINDS, synthetic_outlier
-from gepc.lab.angles import ANGLES, residual_by_angle
 from gepc.lab.metrics import auroc
 from gepc.methods.base import Batch
 from gepc.methods.extraction import ExtractionSpec, FeatureTable, extract_all
 from gepc.methods.features import find_feature
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group
-from gepc.methods.symmetries import choose
+from gepc.methods.symmetries import choose, residuals
 
 SETS = {"celeba": "CelebA", "cifar10": "C10", "svhn": "SVHN", "cifar100": "C100"}  # in the figure, of the suite `nine`
 SYNTHETIC = "synthetic"
@@ -56,6 +55,7 @@ GROUPS = {
     "sub-pixel shifts up to 2": SHIFTS,
     "flips and sub-pixel shifts": Group.of(["flip_x", "flip_y", "rot180", *SHIFTS.names[1:4]]),
 }
+ANGLES, SHOWN = tuple(range(15, 360, 15)), 32  # of the figure: rotations, and images of each set
 COLOUR = "hue(120)"  # a further candidate for networks of three channels
 
 
@@ -187,6 +187,12 @@ def each_pair(name: str, rows: Rows) -> ResultTable:
     pairs = list(next(iter(rows.values())))
     cells = tuple((*key, *(row.get(pair) for pair in pairs)) for key, row in rows.items())
     return ResultTable(f"groups-{name}", f"AUROC at equal passes: {name}", ("group", "residual", *pairs), cells)
+
+
+def residual_by_angle(method: GepcExtractor, backbone: gepc.Backbone, images: Batch) -> npt.NDArray[np.float64]:
+    """pool(r_g^2)/b of the first images under rotations by `ANGLES`, (at most 32, angles), at the middle level."""
+    few = Batch(images.images[:SHOWN], images.keys[:SHOWN], images.seed, images.rows)
+    return residuals(method, backbone, few, Group.of([f"rotate({degrees})" for degrees in ANGLES]))
 
 
 def by_angle(curves: dict[str, npt.NDArray[np.float64]]) -> ResultTable:

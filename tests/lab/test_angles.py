@@ -11,8 +11,7 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.cli.app import run
-from gepc.lab.angles import ANGLES, amplitudes, residual_by_angle
-from gepc.methods.base import Batch
+from gepc.lab.angles import amplitudes
 from gepc.methods.features import find_feature
 
 
@@ -39,15 +38,6 @@ def test_the_feature_has_five_columns_and_needs_rotations() -> None:
     assert np.isfinite(detector.fit(images).score(images[:2])).all()
     with pytest.raises(gepc.GepcError, match="no feature steer"):
         gepc.create_detector(toy_backbone(), "gepc+", features=("steer",), group="flips").fit(images)
-
-
-def test_the_curve_of_a_rotation_invariant_network_is_zero_at_quarter_turns() -> None:
-    backbone = gepc.Backbone.from_callable(lambda x, t: x, toy_backbone().alphas_cumprod, 3, 8)
-    images = pictures(3)
-    batch = Batch(images, [b"a", b"b", b"c"])
-    values = residual_by_angle(gepc.GEPC(backbone).extractor, backbone, batch)  # type: ignore[arg-type]
-    assert values.shape == (3, len(ANGLES))
-    assert np.abs(values).max() < 1e-10
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

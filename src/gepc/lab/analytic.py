@@ -66,8 +66,6 @@ class MixtureBackbone(Backbone):
     def _predict(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         abar = self.per_image(self.alphas_cumprod, x, t)
         scores = torch.stack([component.score(x, abar) for component in self.components])
-        if len(scores) == 1:
-            return -(1.0 - abar).sqrt() * scores[0]
         parts = zip(self.components, self.shares, strict=True)
         logs = [component.log_density(x, abar) + float(np.log(share)) for component, share in parts]
         posterior = torch.softmax(torch.stack(logs), dim=0)

@@ -1,21 +1,15 @@
-"""The residual as a function of the rotation angle: its Fourier coefficients as a feature, and its values."""
+"""The residual as a function of the rotation angle: its Fourier coefficients as a feature."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from gepc.backbones.base import Backbone
-from gepc.methods.base import Batch
 from gepc.methods.features import Array, feature, nanmean, relative_residual
-from gepc.methods.gepc import GepcExtractor
-from gepc.methods.groups import Group
 from gepc.methods.operators import Operator
 from gepc.methods.passes import ElementAnswers, LevelAnswers
-from gepc.methods.symmetries import residuals
 
-HARMONICS, SHOWN = 4, 32
-ANGLES = tuple(range(15, 360, 15))
+HARMONICS = 4
 
 
 def amplitudes(values: Array) -> Array:
@@ -38,9 +32,3 @@ def steer(level: LevelAnswers, g: ElementAnswers) -> torch.Tensor | None:
     phases = torch.deg2rad(degrees)[:, None] * torch.arange(1, HARMONICS + 1)
     waves = torch.cat([torch.ones(len(g.rows), 1), phases.cos(), phases.sin()], dim=1)
     return relative_residual(level, g).double()[:, None] * waves.to(level.eps.device)
-
-
-def residual_by_angle(method: GepcExtractor, backbone: Backbone, batch: Batch) -> Array:
-    """pool(r_g^2)/b of the first images under rotations by `ANGLES`, (at most 32, angles), at the middle level."""
-    few = Batch(batch.images[:SHOWN], batch.keys[:SHOWN], batch.seed, batch.rows)
-    return residuals(method, backbone, few, Group.of([f"rotate({degrees})" for degrees in ANGLES]))

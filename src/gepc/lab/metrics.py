@@ -161,7 +161,6 @@ class Localisation:
 
     auroc: Array  # for each image, P(a pixel inside has a larger map value than one outside), ties counting half
     hit: Array  # pointing game: for each image 1 if the map's maximum lies inside a region; ties are averaged
-    area: Array  # for each image the share of the pixels inside, the chance level of `hit`
     # per-region overlap: mean share of a region above a threshold, averaged over the thresholds at which up to 30 % of
     # the pixels outside of all images are above it. 0.15 is chance, 1 is perfect.
     pro: float
@@ -180,7 +179,6 @@ def localisation(maps: Iterable[npt.NDArray[Any]], masks: Iterable[npt.NDArray[n
     return Localisation(
         np.array([auroc(field[~mask], field[mask]) for field, mask in pairs]),
         np.array([float(mask[field == field.max()].mean()) for field, mask in pairs]),
-        np.array([float(mask.mean()) for mask in inside]),
         region_overlap(fields, inside),
     )
 

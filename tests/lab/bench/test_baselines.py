@@ -134,14 +134,14 @@ def test_published_values_are_those_of_the_tables():
     assert averages["SCOPED"] == pytest.approx(0.8931, abs=5e-5)  # the paper prints 0.892
     assert published.SAR == {"HRSID": (0.853, 0.0, 0.619), "SSDD": (1.0, 0.0, 1.0)}
     assert published.RUNTIME_MS["mvn"] == (69.86, 69.69)
-    assert [published.KEPT[name].weights["C100"] for name in ("C10", "SVHN", "CelebA")] == [
-        (0.522, 0.478),
-        (0.428, 0.572),
-        (0.502, 0.498),
+    assert [published.KEPT[name]["weights"]["C100"] for name in ("C10", "SVHN", "CelebA")] == [
+        [0.522, 0.478],
+        [0.428, 0.572],
+        [0.502, 0.498],
     ]
     for kept in published.KEPT.values():
-        assert set(kept.timesteps) < set(kept.candidates)
-        assert all(sum(weights) == pytest.approx(1.0) for weights in kept.weights.values())
+        assert set(kept["timesteps"]) < set(kept["candidates"])
+        assert all(sum(weights) == pytest.approx(1.0) for weights in kept["weights"].values())
     candidates, text = detector_tables._published_timesteps("SVHN")
     assert candidates == "5, 15, 136, 172"
     assert text == "5 (0.429), 15 (0.571) against C10, CelebA; 5 (0.428), 15 (0.572) against C100"

@@ -40,7 +40,7 @@ def test_tables_of_a_finished_run(
 ) -> None:
     run = TrainingRun(dataclasses.replace(tiny, steps=20, checkpoint_every=20), data, tmp_path / "out")
     run.loop()
-    errors, _ = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
+    errors = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
     text = model_card_tables(run.out)
     assert error_table(errors) in text
     assert "after 20 steps" in text

@@ -161,10 +161,10 @@ def _published_timesteps(label: str) -> tuple[str | None, str | None]:
     if paper is None:
         return None, None
     pairs: dict[str, list[str]] = {}
-    for other, weights in paper.weights.items():
-        pairs.setdefault(_with_values(paper.timesteps, weights), []).append(other)
+    for other, weights in paper["weights"].items():
+        pairs.setdefault(_with_values(paper["timesteps"], weights), []).append(other)
     kept = "; ".join(f"{text} against {', '.join(others)}" for text, others in pairs.items())
-    return ", ".join(map(str, paper.candidates)), kept
+    return ", ".join(map(str, paper["candidates"])), kept
 
 
 def _with_values(timesteps: tuple[int, ...], values: npt.ArrayLike) -> str:

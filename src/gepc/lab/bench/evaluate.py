@@ -316,5 +316,4 @@ class GepcBench(MethodBench):
 
     def raw(self, elements: tuple[str, ...] | None, timesteps: tuple[int, ...] | None) -> Variant:
         """The raw transported gap at all of some timesteps: no calibration, uniform weights."""
-        uncalibrated = replace(self.main, features=("s",), calibration="raw", keep=None, weights="uniform")
-        return replace(uncalibrated, elements=elements, timesteps=timesteps)
+        return Variant(("s",), None, "uniform", "raw", elements, timesteps)

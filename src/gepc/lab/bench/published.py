@@ -1,22 +1,11 @@
 """Values from the tables of the paper, in `published.yaml`, to compare with. Pairs are in the names of the paper."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gepc.core.options import build, read_yaml
+from gepc.core.options import read_yaml
 
 _A = tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The timesteps of an ID set: candidates, kept ones, and for each OOD set the weights of the kept ones."""
-
-    candidates: tuple[int, ...]
-    timesteps: tuple[int, ...]
-    weights: dict[str, tuple[float, ...]]
-
-
 _FILE = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 PAIRS = tuple((name, other) for name, others in _FILE["pairs"].items() for other in others)
@@ -32,7 +21,8 @@ SWEEP: dict[tuple[int, str], _A] = {
 ABLATIONS: dict[str, dict[str, _A]] = {
     table: {variant: tuple(values) for variant, values in rows.items()} for table, rows in _FILE["ablations"].items()
 }
-KEPT: dict[str, Kept] = {name: build(Kept, values, f"kept.{name}") for name, values in _FILE["kept"].items()}
+KEPT: dict[str, dict[str, Any]] = _FILE["kept"]
+"""ID set -> its `candidates`, the kept `timesteps`, and for each OOD set the `weights` of the kept ones."""
 RUNTIME_MS: dict[str, tuple[float, float]] = {name: tuple(pair) for name, pair in _FILE["runtime_ms"].items()}
 RUNTIME_AUROC = {name: values[PAIRS.index(("SVHN", "C100"))] for name, values in ABLATIONS["calibration"].items()}
 SAR: dict[str, tuple[float, float, float]] = {name: tuple(row) for name, row in _FILE["sar"].items()}

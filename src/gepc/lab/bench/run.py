@@ -14,7 +14,7 @@ from gepc.core.palette import LIGHT, line_style
 from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.detector.plots import PANEL, drawing, histogram, save
 from gepc.lab.bench import detector_tables
-from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines, estimate_cost, runtime_table
+from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines, runtime_table
 from gepc.lab.bench.evaluate import Array, Benchmark, GepcBench
 from gepc.lab.report.page import Picture, render
 from gepc.methods.base import extract_table
@@ -64,7 +64,6 @@ def run(
         "backbone": backbone.source or backbone.family,
         "sha256": backbone.sha256,
         "passes": collection.passes,
-        "passes_one": estimate_cost(protocol, backbone, (), collection.sizes)[0].passes,
         "images": {f"{name}, {split}": count for (name, split), count in collection.sizes.items()},
         "skipped": collection.skipped,
         "protocol": asdict(protocol),

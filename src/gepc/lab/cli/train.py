@@ -131,10 +131,12 @@ def _finish(run: TrainingRun) -> None:
     from gepc.lab.training.evaluate import error_table, evaluate, worse_than_linear
 
     note("evaluating on held-out images")
-    errors, notes = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
-    for text in notes:
-        note(text)
-    if errors:
+    errors = evaluate(run.out, run.recipe, run.images, run.held_out, run.state.step)
+    if not errors:
+        energies = run.recipe.objective != "noise"
+        reason = "an energy network does not predict noise" if energies else "no images are held out (held_out: 0)"
+        note(f"no held-out error, since {reason}")
+    else:
         say(f"noise MSE on {len(run.held_out)} held-out images after {run.state.step} steps:")
         say(error_table(errors))
         if (worse := worse_than_linear(errors)) is not None:

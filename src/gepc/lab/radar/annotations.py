@@ -121,10 +121,10 @@ def open_scenes(root: StrPath, split: str = "test") -> SceneSet:
     return read_ssdd(place) if layout == "ssdd" else read_folder(place)
 
 
-def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, SceneSet]:
+def divide(scenes: SceneSet, share: float) -> tuple[SceneSet, SceneSet]:
     """Divide a split into (the rest, held out).
 
-    A hash of each name and of `seed` decides, so that about `share` of the images are held out, and adding images moves
+    A hash of each name decides, so that about `share` of the images are held out, and adding images moves
     no other image. Crops of one panorama, which may overlap, stay together.
     """
     if not 0.0 < share < 1.0:
@@ -132,7 +132,7 @@ def divide(scenes: SceneSet, share: float, seed: int = 0) -> tuple[SceneSet, Sce
 
     parts: tuple[list[AnnotatedScene], list[AnnotatedScene]] = ([], [])
     for scene in scenes.scenes:
-        parts[name_rank(scene.source, seed) < share].append(scene)
+        parts[name_rank(scene.source, 0) < share].append(scene)
     if not all(parts):
         raise InputError(
             f"{scenes.name}: a share of {share} cannot be held out, as the number of images is {len(scenes.scenes)}"

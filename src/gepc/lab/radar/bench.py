@@ -120,10 +120,8 @@ class PatchSets:
         return len(self.fit) + len(self.clutter) + sum(map(len, self.ships.values()))
 
 
-def gather(
-    protocol: SarProtocol, data: Path, others: Sequence[Path], on_progress: OnProgress = lambda _: None
-) -> PatchSets:
-    """Cut and sample the patches of a protocol; `on_progress` is called with 1 after each scene.
+def gather(protocol: SarProtocol, data: Path, others: Sequence[Path]) -> PatchSets:
+    """Cut and sample the patches of a protocol.
 
     Clutter comes from the folder `data`. Detectors are fitted on training images of HRSID held out from the backbone
     and tested on its test images; any other data set is divided by image. If `others`, folders of further data sets,
@@ -137,11 +135,11 @@ def gather(
         test, held_out = divide(open_scenes(data), protocol.hold_out)
         apart = ((), ())
     own = zip(("fit", data.name), (held_out, test), apart, strict=True)
-    cuts = {name: cut(scenes, protocol, other, on_progress=on_progress) for name, scenes, other in own}
+    cuts = {name: cut(scenes, protocol, other) for name, scenes, other in own}
     for other in others:
         if other.name in cuts:
             raise InputError(f"two data sets are called {other.name}; rename one of the folders")
-        cuts[other.name] = cut(open_scenes(other), protocol, on_progress=on_progress)
+        cuts[other.name] = cut(open_scenes(other), protocol)
     ships = {name: sample(found.ships, protocol.limit, protocol.seed) for name, found in cuts.items() if name != "fit"}
     if others and not ships[data.name]:
         del ships[data.name]  # clutter alone
@@ -155,18 +153,14 @@ def gather(
     return PatchSets(fit, clutter, ships, cuts)
 
 
-def score_patches(
-    fitted: FittedDetector, patches: Sequence[Patch], on_progress: OnProgress = lambda _: None
-) -> tuple[Array, Map]:
-    """Scores (N,), and maps (N, H, W) under the box filter that the score is pooled from, if it has one."""
-    scores, maps = [], []
+def patch_maps(fitted: FittedDetector, patches: Sequence[Patch]) -> Map:
+    """Maps (N, H, W) under the box filter that the score is pooled from, if it has one."""
+    maps = []
     window = getattr(fitted.method, "window", 1) if getattr(fitted.method, "pool", "local") == "local" else 1
-    scored = stream(fitted, PatchImages(patches), maps=True, raw=True, on_error="raise", on_progress=on_progress)
-    for chunk in scored:
+    for chunk in stream(fitted, PatchImages(patches), maps=True, raw=True, on_error="raise"):
         assert chunk.fields is not None
-        scores += [result.score for result in chunk.results]
         maps.append(box_filter(torch.from_numpy(chunk.fields[fitted.map_part]), window).numpy())
-    return np.array(scores), np.concatenate(maps)
+    return np.concatenate(maps)
 
 
 @dataclass(frozen=True)
@@ -214,7 +208,7 @@ def radar_table(protocol: SarProtocol, sets: PatchSets, measured: Sequence[Fitte
             for value, (low, high), stated in zip(_metrics(*scores), spans, paper, strict=True):
                 cells += [value, interval_text(low, high), stated]
             if protocol.localise:
-                cells += _where(score_patches(item.detector, patches)[1], patches)
+                cells += _where(patch_maps(item.detector, patches), patches)
             rows.append(tuple(cells))
     metrics = [(name, f"{name}: 95 % interval", f"{name}: paper") for name in ("AUROC", "FPR95", "AUPR")]
     header = ("OOD set", "patches", "method", "passes", *(heading for three in metrics for heading in three))
@@ -261,7 +255,7 @@ def write_figures(folder: Path, name: str, item: Fitted, sets: PatchSets) -> Non
         pixels = PatchImages(chosen)[0].pixels
         assert pixels is not None
         images.append(np.rint(255.0 * log_magnitude(pixels)).astype(np.uint8))
-        fields.append(score_patches(item.detector, chosen)[1][0])
+        fields.append(patch_maps(item.detector, chosen)[0])
         labels.append("ID: sea clutter" if title == "clutter" else f"OOD: {title}")
     scale = item.detector.map_limit(raw=True)
     for part, count in (("main", 2), ("appendix", len(images))):

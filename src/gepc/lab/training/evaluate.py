@@ -44,16 +44,15 @@ class LevelError:
     zero: float
 
 
-def evaluate(
-    out: str | Path, recipe: Recipe, images: Image, held_out: Image, step: int
-) -> tuple[list[LevelError], list[str]]:
+def evaluate(out: str | Path, recipe: Recipe, images: Image, held_out: Image, step: int) -> list[LevelError]:
     """Evaluate the network in `out` and write `held_out.json` and `samples.png` to its run folder.
 
-    The linear predictor is fitted to the training images. Returns the errors per level, and notes on what was skipped.
+    The linear predictor is fitted to the training images. Returns the errors per level; there are none without held-out
+    images, and for an energy network, which does not predict noise.
     """
     if recipe.objective != "noise":
-        return [], ["no held-out error, since an energy network does not predict noise"]
-    folder, notes, errors = Path(out) / RUN_FOLDER, [], []
+        return []
+    folder, errors = Path(out) / RUN_FOLDER, list[LevelError]()
     backbone = load_backbone(Path(out))
     if len(held_out):
         linear = fit_linear(images)
@@ -61,10 +60,8 @@ def evaluate(
         facts = {"step": step, "images": len(held_out), "linear": linear.kind, "noise_seed": NOISE_SEED}
         levels = [dataclasses.asdict(error) for error in errors]
         write_json(folder / NAME, {**facts, "parameters": backbone.parameters, "levels": levels})
-    else:
-        notes.append("no held-out error, since no images are held out (held_out: 0)")
     write_samples(folder / "samples.png", backbone.net, recipe)
-    return errors, notes
+    return errors
 
 
 def evaluation_passes(recipe: Recipe, held_out: int) -> int:
