@@ -175,6 +175,21 @@ def test_info_on_something_that_is_not_there(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "error: ./nowhere does not exist\n"
 
 
+@pytest.mark.parametrize("options", [["--set", "size=3"], ["--device", "cpu"], ["--architecture", "improved-cifar10"]])
+@pytest.mark.parametrize("subject", ["det", "--methods"])
+def test_info_refuses_the_options_of_a_backbone_where_none_is_loaded(
+    subject: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "detector.json").write_text("{}")
+    assert run(["info", str(tmp_path) if subject == "det" else subject, *options]) == 2
+    assert capsys.readouterr().err.endswith("have no effect here: none is loaded\n")
+
+
+def test_info_lists_the_methods_or_describes_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "photos-small", "--methods"]) == 2
+    assert "give either --methods, or a detector or a backbone to describe" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["info", "convert"])
 def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0

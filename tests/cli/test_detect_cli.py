@@ -19,6 +19,8 @@ import pytest
 from PIL import Image
 from toys import as_uint8, pictures
 
+from gepc.cli.app import several
+
 pytestmark = pytest.mark.usefixtures("trusted")
 
 PAPER = ("--backbone", "net", "--method", "gepc", "--set", "levels=0.99,0.97,0.9")
@@ -141,8 +143,10 @@ def test_map_refuses_an_unknown_scale_before_it_looks_at_images(place, gepc):
     assert not (place / "no-maps").exists()
 
 
-def test_a_method_without_network_passes_has_no_timesteps(place, gepc):
-    run = gepc("fit", "normal", "--out", "pixels", "--backbone", "net", "--method", "pixel_stats")
+@pytest.mark.parametrize("method", ["pixel_stats", "lr"])
+def test_a_method_without_noise_levels_has_no_timesteps(place, gepc, method):
+    """Also one that calls the network at noise levels of its own."""
+    run = gepc("fit", "normal", "--out", "pixels", "--backbone", "net", "--method", method)
     assert run.returncode == 0, run.stderr
     assert "timesteps" not in run.stdout
     described = gepc("info", "pixels").stdout
@@ -154,6 +158,20 @@ def test_a_method_without_network_passes_has_no_timesteps(place, gepc):
 def test_one_image_is_counted_in_the_singular(place, gepc):
     run = gepc("score", "det", "new/00.png", "--out", "one.csv")
     assert "1 image, 0 alarms, 0 could not be scored; one.csv" in run.stderr
+    run = gepc("report", "one.csv", "--out", "one.png")
+    assert run.stderr == "1 image, 0 alarms, 0 could not be scored; one.png\n"
+    assert "\n1 image in 1 shard in parts;" in "\n" + gepc("score", "det", "new/00.png", "--shards", "parts").stderr
+    run = gepc("score", "det", "new/00.png", "--shards", "parts")
+    assert "resuming in parts: 1 of 1 shard is finished (1 image per shard)" in run.stderr
+    run = gepc("score", "det", "new/broken.png")
+    assert run.stderr.splitlines()[-1] == "error: the image could not be scored; the column error has the reasons"
+    assert several(1, "network pass") == "1 network pass"
+    assert several(1_000, "network pass") == "1,000 network passes"
+
+
+def test_a_report_does_not_count_alarms_that_were_not_decided(place, gepc):
+    assert gepc("score", "det", "new", "--out", "open.csv", "--alpha", "0.0001").returncode == 0
+    assert gepc("report", "open.csv", "--out", "open.png").stderr == "7 images, 1 could not be scored; open.png\n"
 
 
 def test_map_shows_the_parts_of_a_fitted_detector(place, gepc):
@@ -218,6 +236,14 @@ def test_score_without_enough_calibration_images_leaves_the_alarms_empty(gepc):
         (["score", "normal", "new"], "no detector.json"),
         (["score", "det", "new", "--alpha", "2"], "between 0 and 1"),
         (["score", "det", "new", "--fdr", "0"], "between 0 and 1"),
+        (["score", "det", "new", "--fdr", "0.1", "--alpha", "0.05"], "give either --alpha or --fdr, not both"),
+        (["score", "det", "new", "--procedure", "storey"], "--procedure needs --fdr"),
+        (["score", "det", "new", "--cpus-per-actor", "2"], "--cpus-per-actor and --gpus-per-actor need --engine ray"),
+        (["score", "det", "new", "--engine", "ray", "--workers", "2"], "--workers needs --engine local"),
+        (
+            ["watch", "det", "new", "--out", "l.csv", "--once", "--interval", "2"],
+            "--interval has no effect with --once",
+        ),
         (["score", "det", "new", "--alfa", "0.1"], "--alfa"),
         (["score", "det"], "IMAGES"),
         (["map", "det", "new", "--out", "x", "--part", "error"], "the maps of 'gepc' have no parts"),

@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_goes_on_without_lost_or_repeated_tiles(place, gep
     assert not (place / "killed" / "scene.json").exists()
     finished = gepc(*WIDE)
     assert finished.returncode == 0, finished.stderr
-    assert "25 of 50 tiles were done by an earlier run" in finished.stderr
+    assert "done by an earlier run: 25 of 50 tiles" in finished.stderr
     found = _rows(place / "killed" / "tiles.csv")
     assert [(int(row["top"]), int(row["left"])) for row in found] == [(y, x) for y in (0, 2) for x in range(0, 49, 2)]
     whole = gepc(*(part if part != "killed" else "whole" for part in WIDE))

@@ -12,7 +12,8 @@ from PIL import Image
 from toys import as_uint8, pictures, toy_detector
 
 from gepc.conformal.monitor import Monitor
-from gepc.core.errors import InputError, OptionError
+from gepc.core.errors import InputError, OptionError, ValueRangeWarning
+from gepc.images.decoder import DecoderProcess
 from gepc.runs.watch import COLUMNS, Watch
 
 
@@ -180,8 +181,32 @@ def test_a_paused_watch_scores_nothing_also_after_a_restart(detector, tmp_path):
 def test_a_mask_beside_its_image_is_not_scored(detector, tmp_path):
     _drop(tmp_path / "in", 2)
     (tmp_path / "in" / "001_mask.png").write_bytes((tmp_path / "in" / "001.png").read_bytes())
-    list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step())
+    watch = _watch(detector, tmp_path / "in", tmp_path / "log.csv")
+    with pytest.warns(UserWarning, match=r"in: masks beside images are skipped, such as .*001_mask\.png$"):
+        list(watch.step())
     assert [Path(row["path"]).name for row in _rows(tmp_path / "log.csv")] == ["000.png", "001.png"]
+    list(watch.step())  # what was said once is not said again
+    Image.fromarray(as_uint8(pictures(1))[0]).save(tmp_path / "in" / "000.jpg")
+    with pytest.warns(UserWarning, match=r"masks beside images are skipped, such as .*000\.png$"):
+        list(watch.step())
+
+
+def test_a_file_is_decoded_once(detector, tmp_path, monkeypatch):
+    decoded = []
+    read_file = DecoderProcess.read_file
+    monkeypatch.setattr(DecoderProcess, "read_file", lambda *given: (decoded.append(given[1]), read_file(*given))[1])
+    _drop(tmp_path / "in", 3)
+    list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step())
+    assert sorted(decoded) == sorted(map(str, (tmp_path / "in").iterdir()))
+
+
+def test_floats_that_may_be_in_another_range_are_told_of(detector, tmp_path):
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "empty.npy", np.zeros((0, 8)))
+    np.save(tmp_path / "in" / "picture.npy", as_uint8(pictures(1))[0] / 255.0)
+    with pytest.warns(ValueRangeWarning, match="float images without a negative value"):
+        rows = list(_watch(detector, tmp_path / "in", tmp_path / "log.csv").step())
+    assert sorted(row.result.error is None for row in rows) == [False, True]
 
 
 def test_a_name_that_is_not_text(detector, tmp_path):

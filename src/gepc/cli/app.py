@@ -197,8 +197,9 @@ def typed_command() -> str:
 
 
 def several(count: int, noun: str) -> str:
-    """A number with its noun: 1 image, 2 images."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """A number with its noun: 1 image, 2 images, 1,000 passes."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def text_table(rows: Iterable[Sequence[object]], headers: Sequence[str] = ()) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gepc.cli import options as opt
-from gepc.cli.app import note, say, text_table
+from gepc.cli.app import note, say, several, text_table
 from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
 from gepc.core.errors import OptionError
 from gepc.core.files import read_json
@@ -45,6 +45,10 @@ def info(
     from gepc.methods.base import methods as known_methods
 
     facts: Any
+    if methods and source is not None:
+        raise OptionError("give either --methods, or a detector or a backbone to describe")
+    if (methods or (source is not None and is_detector(source))) and (settings or loading != opt.DEFAULT_LOADING):
+        raise OptionError("--set, --device and the other options of a backbone have no effect here: none is loaded")
     if methods:
         facts = [
             {"method": name, "presets": list(kind.presets), "summary": (kind.__doc__ or "").strip().splitlines()[0]}
@@ -109,8 +113,9 @@ def export(
     loaded = opt.open_detector(detector, backbone, device="cpu")
     made = export_detector(loaded.fitted, out, None if images is None else open_images(images))
     network = out / NETWORK
-    say(f"{network}: {network.stat().st_size / 1e6:.1f} MB; relative difference from torch at most "
-        f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores of {made.images} images")  # fmt: skip
+    differences = f"{made.predictions:.1e} of predictions, {made.scores:.1e} of the scores"
+    compared = f"relative difference from torch at most {differences} of {several(made.images, 'image')}"
+    say(f"{network}: {network.stat().st_size / 1e6:.1f} MB; {compared}")
     say(f"to score with it: gepc score {out} IMAGES --backbone {network}")
     if made.script is None:
         note(f"note: there is no {SCRIPT}: {made.why_no_script}")
@@ -126,7 +131,7 @@ def detector_text(facts: dict[str, Any]) -> str:
     fitted, backbone = facts["fitted"], facts["backbone"]
     size = fitted.get("input_size") or facts["preprocessing"]["size"]
     encoder = facts["options"].get("encoder") or {}
-    has_levels = facts["cost"]["forward"] > 0
+    has_levels = any(fitted["timesteps"])  # a method without noise levels has the one entry 0
     kept = zip(fitted["kept"], fitted["weights"], strict=True)
     candidates = zip(fitted["timesteps"], fitted["cv"], strict=True)
     named = {
@@ -134,7 +139,7 @@ def detector_text(facts: dict[str, Any]) -> str:
         "backbone": f"{backbone['source'] or backbone['family']}, sha256 {str(backbone['sha256'])[:12]}",
         "encoder": encoder.get("source"),
         "input": size and opt.size_text(facts["preprocessing"]["resize"], size),
-        "fitted on": f"{fitted['fit_images']} images, calibrated on {fitted['calibration_images']}",
+        "fitted on": f"{several(fitted['fit_images'], 'image')}, calibrated on {fitted['calibration_images']}",
         "candidates": ", ".join(f"{t} (CV {cv:.3f})" for t, cv in candidates) if has_levels else None,
         "kept": ", ".join(f"{t} (weight {weight:.3f})" for t, weight in kept) if has_levels else None,
         "map scale": fitted["map_scale"] and f"{fitted['map_scale']:.4g}",
@@ -198,7 +203,8 @@ def backbone_text(facts: dict[str, Any]) -> str:
     spent = {
         "one pass": f"{duration(cost['seconds_per_pass'])} per {shape_text(cost['size'])} image on this machine",
         "encoder": encoding and f"{duration(encoding)} per image; {costs}",
-        cost["method"]: f"{cost['passes_per_image']} passes per image, about {duration(cost['seconds_per_image'])}",
+        cost["method"]: f"{several(cost['passes_per_image'], 'pass')} per image, "
+        f"about {duration(cost['seconds_per_image'])}",
     }
     return f"{named}\n\n{_facts_table(spent)}"
 

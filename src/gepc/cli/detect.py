@@ -93,8 +93,8 @@ def fit(
     name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
     fitted = detector.fitted
     seen = opt.size_text(fitted.preprocessing.resize, fitted.input_size)
-    say(f"{out}: {name} fitted on {fitted.fit_images} images, calibrated on {calibrated}, {seen}")
-    if detector.cost().forward:  # otherwise no noise level is chosen
+    say(f"{out}: {name} fitted on {several(fitted.fit_images, 'image')}, calibrated on {calibrated}, {seen}")
+    if detector.levels_.any():  # a method without noise levels has the one entry 0
         kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
         say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
     say(f"cost: {opt.cost_per_image(detector.cost())}")
@@ -232,7 +232,7 @@ def scene(
     with progress("tiles", plan.tiles) as advance:
         report = scan(loaded, image, out, on_progress=advance, **options)
     if report.resumed:
-        note(f"{report.resumed} of {plan.tiles} tiles were done by an earlier run")
+        note(f"done by an earlier run: {report.resumed} of {several(plan.tiles, 'tile')}")
     _say_results(report, out)
     note(f"guarantee: {report.guarantee}")
     if report.summary["detection_guarantee"] is not None:
@@ -242,9 +242,9 @@ def scene(
 def _say_results(report: SceneReport, out: Path) -> None:
     counts = report.counts
     say(
-        f"{out}: {counts['scored']} tiles scored, {counts['left_out']} left out for no-data, "
-        f"{counts['failed']} failed; {counts['flagged']} flagged in {counts['regions']} regions; "
-        f"{counts['detections']} detections"
+        f"{out}: {several(counts['scored'], 'tile')} scored, {counts['left_out']} left out for no-data, "
+        f"{counts['failed']} failed; {counts['flagged']} flagged in {several(counts['regions'], 'region')}; "
+        f"{several(counts['detections'], 'detection')}"
     )
     for name, columns in SHOWN_COLUMNS.items():
         items = getattr(report, name)[:SHOWN]
@@ -286,7 +286,9 @@ def watch(
     delta: Annotated[float, Option(help="Probability of ever reporting drift when there is none.")] = 0.01,
     window: Annotated[int, Option(min=1, help="Number of recent images in the rolling alarm rate.")] = 200,
     adapt: Annotated[float | None, Option(help="Step by which alpha follows a slow drift, such as 0.005.")] = None,
-    interval: Annotated[float, Option(min=0.05, help="Seconds between two scans of the folder.")] = 2.0,
+    interval: Annotated[
+        float | None, Option(min=0.05, help="Seconds between two scans of the folder; 2 by default.")
+    ] = None,
     once: Annotated[bool, Option("--once", help="Score the files that are there and exit.")] = False,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
@@ -305,6 +307,9 @@ def watch(
     from gepc.conformal.monitor import Monitor
     from gepc.runs.watch import Watch
 
+    if once and interval is not None:
+        raise OptionError("--interval has no effect with --once; give one of them")
+    every = None if once else interval or 2.0
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
     monitor = partial(Monitor, loaded, alpha, delta, window, seed=0, adapt=adapt)
@@ -315,10 +320,10 @@ def watch(
         watcher = Watch(folder, loaded.fitted, monitors, out, *((0.0, 0.0) if once else (1.0, 10.0)))
         resumed = f", resuming after {several(len(watcher.done), 'file')}" if watcher.done else ""
         note(f"watching {folder}, rows to {out}{resumed}; alarms at alpha {alpha:g}, drift at delta {delta:g}")
-        if not once:
-            note(f"looking for new files every {interval:g} s; stop with Ctrl-C, pause while {watcher.pause} exists")
+        if every is not None:
+            note(f"looking for new files every {every:g} s; stop with Ctrl-C, pause while {watcher.pause} exists")
         try:
-            _follow(watcher, delta, None if once else interval)
+            _follow(watcher, delta, every)
         finally:
             note(f"{several(len(watcher.done), 'file')} in {out}")
 
@@ -339,8 +344,9 @@ def _follow(watcher: Watch, delta: float, interval: float | None) -> None:
             group = watcher.group(row.result.name)
             if row.verdict.drifted and group not in drifted:
                 drifted.add(group)
+                place = f" of {group}" if group else ""
                 say(
-                    f"drift  after {row.verdict.seen} images the stream{f' of {group}' if group else ''} no longer "
+                    f"drift  after {several(row.verdict.seen, 'image')} the stream{place} no longer "
                     f"looks like the calibration images (false-alarm probability at most {delta:g})"
                 )
         if interval is None:

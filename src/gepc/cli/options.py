@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Exit, Option
 
 from gepc.backbones.openai.options import PRESETS
-from gepc.cli.app import note
+from gepc.cli.app import note, several
 from gepc.core.errors import GepcError, InputError, OptionError, raising
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ BatchSize = Annotated[int | None, Option(min=1, help="Number of images per netwo
 Groups = Annotated[
     str | None, Option(help="Groups, each with its own guarantee: `folder` (its name), or a text file of labels.")
 ]
-Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may raise an alarm.")]
+ALPHA_HELP = "False-alarm rate: the share of in-distribution images that may raise an alarm."
+Alpha = Annotated[float, Option(help=ALPHA_HELP)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
@@ -99,7 +100,8 @@ def read_groups(groups: str | None, images: Images) -> list[str] | str | None:
     with raising(InputError, reason, OSError, UnicodeDecodeError):
         labels = Path(groups).read_text(encoding="utf-8").splitlines()
     if len(labels) != len(images):
-        raise InputError(f"{groups} has {len(labels)} labels for {len(images)} images; give a line for each image")
+        counts = f"{several(len(labels), 'label')} for {several(len(images), 'image')}"
+        raise InputError(f"{groups} has {counts}; give a line for each image")
     return labels
 
 
@@ -191,8 +193,10 @@ def estimate(
     if cost.encoder:
         seconds += count * cost.encoder * seconds_per_encoding(backbone, size)
     each = cost.forward + cost.jvp
+    subject = what.format(count) if count > 1 else what.format(count).removesuffix("s")
+    total = f"{subject} x {several(each, 'pass')} = {several(count * each, 'network pass')}"
     room = f" and {memory_of(size, count, memory) / 1e9:.1f} GB of memory" if backbone.device.type == "cpu" else ""
-    note(f"{what.format(count)} x {each} passes = {count * each:,} network passes, about {duration(seconds)}{room}")
+    note(f"{total}, about {duration(seconds)}{room}")
 
 
 def memory_of(size: tuple[int, int], count: int, memory: float = 1.0) -> int:
@@ -209,7 +213,8 @@ def memory_of(size: tuple[int, int], count: int, memory: float = 1.0) -> int:
 def fail_if_all(failures: int, count: int, reasons: str) -> None:
     """End the command with exit code 1 if none of its images could be scored; otherwise do nothing."""
     if count and failures == count:
-        note(f"error: none of the {count} images could be scored; {reasons}")
+        which = f"none of the {count:,} images could" if count > 1 else "the image could not"
+        note(f"error: {which} be scored; {reasons}")
         raise Exit(1)
 
 

@@ -30,7 +30,7 @@ def score(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
     out: Annotated[Path | None, Option(help="CSV or Parquet file; standard output by default.")] = None,
-    alpha: opt.Alpha = 0.05,
+    alpha: Annotated[float | None, Option(help=f"{opt.ALPHA_HELP} 0.05 by default.")] = None,
     confidence: Annotated[float | None, Option(help="Probability that alpha holds for this calibration set.")] = None,
     fdr: Annotated[float | None, Option(help="False-discovery rate to control, instead of --alpha.")] = None,
     procedure: Annotated[str, Option(help="Procedure for --fdr: bh (Benjamini-Hochberg) or storey.")] = "bh",
@@ -44,7 +44,7 @@ def score(
     shards: Annotated[Path | None, Option(help="Folder for the shards, which are kept; --out merges them.")] = None,
     shard_size: Annotated[int, Option(min=1, help="Number of images per shard, the unit of resuming.")] = 1024,
     restart: Annotated[bool, Option("--restart", help="Discard an unfinished run and start again.")] = False,
-    workers: Annotated[int, Option(min=0, help="Number of threads that read images ahead.")] = 1,
+    workers: Annotated[int, Option(min=1, help="Number of threads that read images ahead.")] = 1,
     engine: Annotated[str, Option(help="Where network passes run: local (this machine) or ray (a cluster).")] = "local",
     address: Annotated[str | None, Option(help="Ray cluster address; omit to start a local cluster.")] = None,
     actors: Annotated[int | None, Option(min=1, help="Maximum number of Ray actors.")] = None,
@@ -60,18 +60,19 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
-    from gepc.conformal.decision import DecisionRule
     from gepc.conformal.p_values import group_labels
     from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
     from gepc.runs.cluster import Cluster, DetectorPayload, score_shards_on_cluster
     from gepc.runs.shards import Identity, arrow, format_of, open_run, run_folder, score_shards
 
+    cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor)
     check_choice("engine", engine, ("local", "ray"))
-    cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor) if engine == "ray" else None
-    if cluster is None and (address or actors or gpus_per_actor):
-        raise OptionError("--address, --actors and --gpus-per-actor need --engine ray")
-    rule = DecisionRule(alpha, confidence, fdr, procedure)
+    if engine == "local" and cluster != Cluster():
+        raise OptionError("--address, --actors, --cpus-per-actor and --gpus-per-actor need --engine ray")
+    if engine == "ray" and workers != 1:
+        raise OptionError("--workers needs --engine local; the actors of a cluster have their own threads")
+    rule = _rule(alpha, confidence, fdr, procedure)
     if out is not None and format_of(out) == "parquet":
         arrow()
     fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
@@ -90,14 +91,15 @@ def score(
         count = sum(map(len, pending))
         opt.estimate(fitted.backbone, fitted.input_size, count, fitted.cost(), memory=fitted.method.memory)
         with progress("scoring", count) as advance:
-            if cluster is None:
+            if engine == "local":
                 score_shards(run, pending, fitted, collection, labels, workers, advance)
             else:
                 warn_about_range(collection, fitted.preprocessing.value_range)
                 payload = DetectorPayload.of(detector, backbone, fitted.batch_size)
                 score_shards_on_cluster(run, payload, collection, images, cluster, labels, advance)
         if out is None and shards is not None:
-            note(f"{run.count} images in {len(run.shards)} shards in {folder}; the same command with --out merges them")
+            counts = f"{several(run.count, 'image')} in {several(len(run.shards), 'shard')}"
+            note(f"{counts} in {folder}; the same command with --out merges them")
             return
         decide = None if shortfall else partial(rule.decide, fitted.reference, labels)
         failures = _merge(run, decide, out, explain)
@@ -105,6 +107,17 @@ def score(
             run.remove()
     note(shortfall or f"guarantee: {rule.statement(fitted.reference)}")
     opt.fail_if_all(failures, run.count, "the column error has the reasons")
+
+
+def _rule(alpha: float | None, confidence: float | None, fdr: float | None, procedure: str) -> DecisionRule:
+    """The rule of these options; one that has no effect on it is an error."""
+    from gepc.conformal.decision import DecisionRule
+
+    if fdr is None and procedure != "bh":
+        raise OptionError("--procedure needs --fdr")
+    if fdr is not None and alpha is not None:
+        raise OptionError("give either --alpha or --fdr, not both")
+    return DecisionRule(0.05 if alpha is None else alpha, confidence, fdr, procedure)
 
 
 def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None) -> str | None:
@@ -151,11 +164,10 @@ def _place(out: Path | None, shards: Path | None) -> Iterator[Path]:
 def _pending(run: ScoreRun) -> list[Shard]:
     """The shards to score, after a word about those that are finished."""
     if run.outdated:
-        note(f"{run.outdated} finished shards hold images that have changed since; they are scored again")
+        note(f"scored again, because images have changed since: {several(run.outdated, 'finished shard')}")
     pending = run.pending()
     if len(pending) < len(run.shards):
-        done = len(run.shards) - len(pending)
-        note(f"resuming in {run.folder}: {done} of {len(run.shards)} shards are finished")
+        note(f"resuming in {run.folder}: {run.finished} ({several(len(run.shards[0]), 'image')} per shard)")
     return pending
 
 
@@ -178,10 +190,15 @@ def _merge(run: ScoreRun, decide: Decide | None, out: Path | None, explain: bool
             f"{error}. All scores are kept in {run.folder}: free disk space and run the same command again, "
             f"or give --shards {run.folder} and another --out"
         ) from error
-    place = "" if out is None else f"; {out}"
-    decided = "" if decide is None else f" {several(alarms, 'alarm')},"
-    note(f"{several(run.count, 'image')},{decided} {failures} could not be scored{place}")
+    _note_counts(run.count, None if decide is None else alarms, failures, out)
     return failures
+
+
+def _note_counts(count: int, alarms: int | None, failures: int, out: Path | None) -> None:
+    """Print how many images, alarms and failures there are; `alarms` is None where none could be decided."""
+    decided = "" if alarms is None else f" {several(alarms, 'alarm')},"
+    place = "" if out is None else f"; {out}"
+    note(f"{several(count, 'image')},{decided} {failures} could not be scored{place}")
 
 
 def report(
@@ -212,5 +229,5 @@ def report(
     ]
     if listed:
         say(text_table(listed, ("most unusual", "score", "p-value", "")))
-    alarms = sum(bool(alarm) for _, alarm in rows)
-    note(f"{len(rows)} images, {alarms} alarms, {len(rows) - len(scored)} could not be scored; {out}")
+    decided = [alarm for _, alarm in rows if alarm is not None]
+    _note_counts(len(rows), sum(decided) if decided else None, len(rows) - len(scored), out)

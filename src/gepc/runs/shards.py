@@ -91,6 +91,12 @@ class ScoreRun:
         """The shards that are not written yet."""
         return [shard for shard in self.shards if not self.path(shard).exists()]
 
+    @property
+    def finished(self) -> str:
+        """How many shards are written, in words."""
+        count = len(self.shards)
+        return f"{count - len(self.pending())} of {count} {'shard is' if count == 1 else 'shards are'} finished"
+
     def begin(self, shard: Shard) -> None:
         """Note the state of a shard's files; call it before they are read."""
         if self.names:
@@ -115,9 +121,7 @@ class ScoreRun:
         try:
             write_bytes(self.path(shard), shard_text(results).encode("utf-8"))
         except StorageError as error:
-            done = len(self.shards) - len(self.pending())
-            finished = f"{done} of {len(self.shards)} shards are finished"
-            raise StorageError(f"{error}. {finished}; free some space and run it again") from error
+            raise StorageError(f"{error}. {self.finished}; free some space and run it again") from error
 
     def results(self) -> Iterator[list[Result]]:
         """The rows of every shard, in order."""
@@ -167,7 +171,7 @@ def score_shards(
     fitted: FittedDetector,
     images: Images,
     labels: Labels | None = None,
-    workers: int = 0,
+    workers: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Score some shards of a run, such as `run.pending()`, and write each as soon as it is complete.

@@ -5,6 +5,7 @@ from the rows. A file that has changed since is scored again. Files are decoded 
 """
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -18,7 +19,9 @@ from gepc.core.tables import escape_cell, unescape_cell
 from gepc.detector.fitted import FittedDetector
 from gepc.detector.stream import Result, stream
 from gepc.images.decoder import DecoderProcess
-from gepc.images.sources import FileImages, file_stamp, image_files, masks_among
+from gepc.images.formats import Pixels
+from gepc.images.preprocessing import warn_about_range
+from gepc.images.sources import FileImages, ItemImages, file_stamp, image_files, masks_among
 from gepc.runs.shards import format_of
 
 COLUMNS = ("path", "score", "p_value", "alarm", "error", "alarm_rate", "log10_capital", "drifted", "stamp", "time")
@@ -72,6 +75,7 @@ class Watch:
         self.log.recover()
         self.done: dict[str, str] = {}  # path -> stamp
         self._arriving: dict[str, tuple[str, float]] = {}
+        self._masks: set[Path] = set()
         self._decoder = DecoderProcess()
         damaged = f"{log} is damaged: {{error}}; remove the row, or give another file"
         for row in self.log.rows():
@@ -89,7 +93,15 @@ class Watch:
         """Score every file that has appeared and settled since the last step, oldest first, unless it is paused."""
         ready = [] if self.pause.exists() else self._ready()
         stamps = {str(path): file_stamp(str(path)) for path in ready}
-        for scored in stream(self.fitted.without_groups(), FileImages(ready, self._decoder.read_file)):
+        lowest: list[Pixels] = []  # of each file, for a check of their range that does not decode them again
+
+        def read(path: str) -> Pixels:
+            pixels = self._decoder.read_file(path)
+            if pixels.size:
+                lowest.append(pixels.min().reshape(1, 1))
+            return pixels
+
+        for scored in stream(self.fitted.without_groups(), FileImages(ready, read), check_range=False):
             for result in map(self._within_groups, scored.results):
                 if result.error is not None and self._unchanged_for(Path(result.name)) < self.patience:
                     continue
@@ -102,6 +114,7 @@ class Watch:
                 self.done[result.name] = row.stamp
                 self._arriving.pop(result.name, None)
                 yield row
+        warn_about_range(ItemImages(lowest), self.fitted.preprocessing.value_range)
 
     def _within_groups(self, result: Result) -> Result:
         """The result, or an error for a file whose folder is not a group of the detector."""
@@ -113,8 +126,11 @@ class Watch:
 
     def _ready(self) -> list[Path]:
         paths = list(image_files(self.folder))
-        images = set(paths) - masks_among(paths)
-        fresh = [path for path in images if self.done.get(str(path)) != file_stamp(str(path))]
+        masks = masks_among(paths)
+        if not masks <= self._masks:
+            warnings.warn(f"{self.folder}: masks beside images are skipped, such as {min(masks)}", stacklevel=2)
+        self._masks = masks
+        fresh = [path for path in set(paths) - masks if self.done.get(str(path)) != file_stamp(str(path))]
         self._arriving = {str(path): self._arriving[str(path)] for path in fresh if str(path) in self._arriving}
         settled = [path for path in fresh if self._unchanged_for(path) >= self.settle]
         return sorted(settled, key=lambda path: (_modified(path), path))
