@@ -22,6 +22,7 @@ from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 import gepc.sklearn
+from gepc.core.errors import OptionError
 from gepc.lab.analytic import GaussianBackbone
 
 LEVELS = {"levels": (0.99, 0.9), "group": "flips"}
@@ -139,3 +140,20 @@ def test_the_default_method_is_that_of_create_detector() -> None:
     backbone = toy_backbone()
     fitted = gepc.sklearn.OODDetector(backbone, alpha=0.2).fit(pictures(30))
     assert fitted.detector_.extractor == gepc.create_detector(backbone, None).extractor
+
+
+def test_a_failed_fit_leaves_the_estimator_as_it_was() -> None:
+    """The second fit has too few images for `alpha`, which shows when its detector is fitted."""
+    images = pictures(60)
+    estimator = gepc.sklearn.OODDetector(toy_backbone(), "pixel_stats").fit(images)
+    before = (estimator.detector_, estimator.offset_)
+    with pytest.raises(OptionError, match="needs at least 19 calibration images"):
+        estimator.fit(images[:30])
+    assert (estimator.detector_, estimator.offset_) == before
+
+
+def test_a_list_of_flattened_images_is_a_table() -> None:
+    images = pictures(60)
+    estimator = gepc.sklearn.OODDetector(toy_backbone(), "pixel_stats", image_shape=images.shape[1:]).fit(images)
+    rows = [image.ravel() for image in images[:3]]
+    np.testing.assert_array_equal(estimator.score_samples(rows), estimator.score_samples(images[:3]))

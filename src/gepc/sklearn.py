@@ -89,8 +89,9 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         options = {**(self.options or {})}
         if self.size is not None:
             options["size"] = self.size
-        self.detector_ = gepc.create_detector(backbone, self.method, self.preset, **options).fit(images)
-        self.offset_ = -threshold(self.detector_.calibration_scores_, self.alpha)
+        detector = gepc.create_detector(backbone, self.method, self.preset, **options).fit(images)
+        self.offset_ = -threshold(detector.calibration_scores_, self.alpha)
+        self.detector_ = detector
         return self
 
     def score_samples(self, X: Any) -> Array:
@@ -169,7 +170,7 @@ class OODDetector(OutlierMixin, BaseEstimator):  # type: ignore[misc]
         shape = (getattr(X, "shape", None) or np.asarray(X).shape) if hasattr(X, "__array__") else ()
         is_column = len(shape) == 1 and np.asarray(X).dtype.kind in "OUT"  # of paths
         is_table = hasattr(X, "__array__") and len(shape) <= 2 and not is_column
-        if not (is_table or issparse(X) or isinstance(first, (list, int, float))):
+        if not (is_table or issparse(X) or isinstance(first, (list, int, float)) or getattr(first, "ndim", 0) == 1):
             return X
         return self._reshaped(validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1), backbone)
 

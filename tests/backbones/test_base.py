@@ -177,10 +177,28 @@ def test_any_number_of_channels(channels: int) -> None:
         assert backbone.eps(x, 1).shape == x.shape
 
 
-@pytest.mark.parametrize("channels", [0, -1, 2.5, "3"])
-def test_channels_that_make_no_sense(channels: Any) -> None:
-    with pytest.raises(OptionError, match=f"channels must be a positive whole number, got {channels!r}"):
-        Backbone.from_callable(gaussian_eps, ABAR, channels=channels)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"channels": -1}, "channels must be at least 1, got -1"),
+        ({"channels": 2.5}, "channels must be int, got 2.5"),
+        ({"channels": "3"}, "channels must be int, got '3'"),
+        ({"size_multiple": 0}, "size_multiple must be at least 1, got 0"),
+        ({"image_size": 0}, "image_size must be at least 1, got 0"),
+        ({"image_size": 8.0}, "image_size must be int or tuple, got 8.0"),
+        ({"image_size": (8,)}, "image_size must be int or tuple"),
+    ],
+)
+def test_numbers_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Backbone.from_callable(gaussian_eps, ABAR, **options)
+
+
+def test_numbers_of_numpy_and_lists_are_taken_as_plain_numbers() -> None:
+    backbone = Backbone.from_callable(gaussian_eps, ABAR, channels=np.int64(1), image_size=[np.int32(8), 4])
+    assert (backbone.channels, backbone.image_size) == (1, (8, 4))
+    assert {type(number) for number in (backbone.channels, *backbone.describe()["image_size"])} == {int}
 
 
 def test_a_description_holds_the_precision_and_not_the_device() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import energy_net
@@ -151,3 +152,30 @@ def test_an_object_has_its_weights_already(name: str) -> None:
                       up_block_types=("UpBlock2D",), layers_per_block=1)  # fmt: skip
     with pytest.raises(OptionError, match=f"has its weights already; leave out `{name}`"):
         gepc.load_backbone(net, config={"beta_schedule": "linear"}, **{name: VALUES[name]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("class_label", "3", "class_label must be int, got '3'"),
+        ("class_label", 2.5, "class_label must be int, got 2.5"),
+        ("class_label", True, "class_label must be int, got True"),
+        ("time_scale", "four", "time_scale must be float, got 'four'"),
+        ("rescale_timesteps", "yes", "rescale_timesteps must be bool, got 'yes'"),
+        ("config", 3, "config must be str or Mapping, got 3"),
+        ("embeddings", 3, "embeddings must be str or Path or Mapping, got 3"),
+        ("variant", 16, "variant must be str, got 16"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_and_not_blamed_on_the_files(name: str, value: Any, message: str) -> None:
+    """2.5 used to be the class 2."""
+    with pytest.raises(OptionError, match=message):
+        gepc.load_backbone("photos-tiny", device="cpu", **{name: value})
+
+
+def test_numbers_of_numpy_are_stored_as_plain_numbers() -> None:
+    """A saved detector is JSON."""
+    backbone = gepc.load_backbone("photos-tiny", device="cpu", time_scale=np.float32(4.0))
+    assert json.dumps(backbone.load_options) == '{"time_scale": 4.0}'
+    options: dict[str, Any] = {"class_label": np.int64(3)}
+    assert LoadOptions(**options).stored() == {"class_label": 3}

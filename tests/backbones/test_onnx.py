@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,20 @@ def test_what_a_file_cannot_do_is_refused(exported: Backbone) -> None:
         exported.eps_and_activations(x.detach(), 0, ["mid_block*"])
 
 
+def test_a_pickle_refuses_another_network_in_the_place_of_its_own(home: Path, tmp_path: Path) -> None:
+    import onnx
+
+    path = tmp_path / "net.onnx"
+    path.write_bytes((home / "out" / "net.onnx").read_bytes())
+    data = pickle.dumps(gepc.load_backbone(path))
+    assert pickle.loads(data).sha256 == gepc.load_backbone(path).sha256
+    model: Any = onnx.load(path)
+    model.doc_string = "another one"
+    onnx.save(model, path)
+    with pytest.raises(BackboneError, match=r"net\.onnx holds another network than the one that was pickled"):
+        pickle.loads(data)
+
+
 def test_wrong_files_and_options(home: Path, tmp_path: Path) -> None:
     import onnx
 
@@ -120,10 +135,12 @@ def test_wrong_files_and_options(home: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no ONNX network"):
         gepc.load_backbone(tmp_path / "cut.onnx")
     model: Any = onnx.load(home / "out" / "net.onnx")
-    del model.metadata_props[:]
-    onnx.save(model, tmp_path / "foreign.onnx")
-    with pytest.raises(InputError, match="not written by gepc"):
-        gepc.load_backbone(tmp_path / "foreign.onnx")
+    for facts in ({}, {"gepc": "{}"}, {"gepc": "[]"}, {"gepc": "no JSON"}):
+        del model.metadata_props[:]
+        onnx.helper.set_model_props(model, facts)
+        onnx.save(model, tmp_path / "foreign.onnx")
+        with pytest.raises(InputError, match="not written by gepc"):
+            gepc.load_backbone(tmp_path / "foreign.onnx")
     for name, value in (*VALUES.items(), ("device", "cuda")):
         with pytest.raises(OptionError, match=f"leave out `{name}`"):
             gepc.load_backbone(home / "out" / "net.onnx", **{name: value})

@@ -22,7 +22,7 @@ from toys import pictures
 import gepc
 from gepc.backbones.onnx import OnnxBackbone
 from gepc.conformal.decision import DecisionRule
-from gepc.core.errors import BackboneError, StorageError
+from gepc.core.errors import BackboneError, InputError, StorageError
 from gepc.detector import export, standalone
 from gepc.detector.export import export_detector, why_not_standalone, write_standalone
 from gepc.detector.fitted import FittedDetector
@@ -99,6 +99,33 @@ def test_a_disk_that_cannot_be_written_is_named(
     with pytest.raises(StorageError, match=r"cannot write .*out: No space left on device"):
         export_detector(fitted, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("images", [[], (image for image in byte_images(3, 2))], ids=["none", "stream"])
+def test_images_that_cannot_be_compared_are_refused(fitted: FittedDetector, tmp_path: Path, images: Any) -> None:
+    with pytest.raises(InputError, match="images that are read twice"):
+        export_detector(fitted, tmp_path / "out", images)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_folder_is_refused_before_the_network_is_exported(
+    fitted: FittedDetector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gepc.detector.export.export_onnx", None)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="exists and is not a detector folder"):
+        export_detector(fitted, tmp_path)
+
+
+def test_the_network_of_an_export_is_found_from_any_folder(
+    fitted: FittedDetector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export_detector(fitted, "out", byte_images(2, 2))
+    named = json.loads(Path("out/detector.json").read_text())["backbone"]["source"]
+    assert named == str(tmp_path / "out" / "net.onnx")
+    monkeypatch.chdir(tmp_path.parent)
+    assert gepc.load_detector(tmp_path / "out", trust=True).backbone.sha256 == gepc.load_backbone(named).sha256
 
 
 def saved(images: Any, folder: Path) -> list[Path]:

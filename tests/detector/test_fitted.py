@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +89,57 @@ def test_a_parameter_that_makes_no_sense_is_refused_by_the_next_fit() -> None:
     detector.keep = 9
     with pytest.raises(OptionError, match="keep must be between 1 and 4"):
         detector.fit(ID)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("batch_size", 0, "batch_size must be at least 1, got 0"),
+        ("batch_size", 2.5, "batch_size must be int, got 2.5"),
+        ("batch_size", None, "batch_size must be int, got None"),
+        ("seed", "1", "seed must be int, got '1'"),
+        ("seed", 2**70, r"seed must be at most 2\*\*63"),
+        ("size", "8", "size must be int or tuple, got '8'"),
+        ("value_range", "01", "value_range must be a list, got '01'"),
+        ("maps", "row", "did you mean 'raw'"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_where_it_is_assigned(name: str, value: object, message: str) -> None:
+    """As where the detector is created; the fitted state stays."""
+    detector = toy_detector().fit(ID)
+    expected = detector.score(NEW)
+    with pytest.raises(OptionError, match=message):
+        setattr(detector, name, value)
+    with pytest.raises(OptionError, match=message):
+        toy_detector(**{name: value})
+    np.testing.assert_array_equal(detector.score(NEW), expected)
+
+
+def test_an_assigned_value_is_what_the_constructor_makes_of_it() -> None:
+    detector, ignored = toy_detector(), np.eye(8, dtype=bool)
+    for name, value in (("ignore", ignored), ("size", [np.int64(8), 8]), ("keep", np.int32(1))):
+        setattr(detector, name, value)
+    assert detector.options() == toy_detector(ignore=ignored, size=(8, 8), keep=1).options()
+    assert json.loads(json.dumps(detector.options())) == detector.options()
+
+
+def test_an_attribute_that_is_no_parameter_does_not_discard_the_fit() -> None:
+    detector: Any = toy_detector().fit(ID)
+    detector.note = "line 3"
+    assert detector.is_fitted
+
+
+def test_images_of_several_sizes_or_none_cannot_be_evaluated_at_once() -> None:
+    fitted = toy_detector().fit(ID).fitted
+    for images in ([], [np.zeros((3, 8, 8), np.float32), np.zeros((3, 8, 4), np.float32)]):
+        with pytest.raises(InputError, match=r"one or more arrays \(C, H, W\) of one size"):
+            fitted.evaluate(images)
+
+
+def test_a_method_without_maps_has_no_limit_of_maps() -> None:
+    detector = gepc.create_detector(toy_backbone(), "pixel_stats").fit(ID)
+    with pytest.raises(OptionError, match="has no maps"):
+        detector.map_limit()
 
 
 def test_the_batch_size_keeps_the_fit_and_is_saved(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -456,6 +457,65 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_not_mixed(
     monkeypatch.setattr(storage, "_read_state", exchanged)
     with pytest.raises(InputError, match="was replaced while it was read"):
         load_detector(tmp_path / "det", toy_backbone())
+
+
+def test_the_working_directory_may_change_between_loading_a_network_and_saving_a_detector(
+    tmp_path: Path, tiny_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is the one that led to the network, for a saved detector and for a pickle."""
+    from diffusers import DDPMScheduler
+
+    tiny_net.save_pretrained(tmp_path / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(tmp_path / "net")
+    monkeypatch.chdir(tmp_path)
+    backbone = gepc.load_backbone("net", device="cpu")
+    detector = gepc.create_detector(backbone, "pixel_stats", size=16).fit(pictures(24, 16))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    detector.save("det")
+    assert backbone.source == "net"
+    assert json.loads(Path("det/detector.json").read_text())["backbone"]["source"] == str(tmp_path / "net")
+    for again in (load_detector("det").backbone, pickle.loads(pickle.dumps(backbone))):
+        assert again.sha256 == backbone.sha256
+
+
+def test_a_folder_that_holds_the_network_of_the_detector_is_not_replaced(tmp_path: Path, tiny_net: Any) -> None:
+    """Saving would delete the weights that the detector needs."""
+    from diffusers import DDPMScheduler
+
+    folder = tmp_path / "det"
+    tiny_net.save_pretrained(tmp_path / "net")
+    DDPMScheduler(beta_schedule="squaredcos_cap_v2").save_pretrained(tmp_path / "net")
+    gepc.create_detector(gepc.load_backbone(tmp_path / "net"), "pixel_stats", size=16).fit(pictures(24, 16)).save(
+        folder
+    )
+    shutil.move(tmp_path / "net", folder / "net")
+    detector = load_detector(folder, str(folder / "net"))
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(InputError, match=r"net is in .*det, which saving replaces; give another folder, or move the"):
+        detector.save(folder)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
+    """The label of a group is longer than a folder may ask for."""
+    detector = toy_detector().fit(ID, pictures(20, seed=3), groups=["a" * 20_000] * 20)
+    with pytest.raises(InputError, match=r"det.detector\.json: fitted: groups: 0 is too long"):
+        detector.save(tmp_path / "det")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_names_the_option_that_solves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line says how it spells the option."""
+    detector = gepc.create_detector(gepc.load_backbone("photos-tiny"), "pixel_stats", size=16).fit(pictures(24, 16))
+    detector.save(tmp_path / "det")
+    path = tmp_path / "det" / "detector.json"
+    facts = json.loads(path.read_text())
+    facts["backbone"] |= {"source": "/not/here", "sha256": "0" * 64}
+    path.write_text(json.dumps(facts))
+    with pytest.raises(BackboneError, match="det names the network '/not/here'") as raised:
+        load_detector(tmp_path / "det", trust=False)
+    assert raised.value.options == ("backbone",)
 
 
 def test_absurd_numbers_and_names_are_refused_in_a_sentence(fitted: gepc.GEPC, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gepc.backbones.path import GaussianPath, SigmaScheduler, look_up
 from gepc.backbones.schedule import FloatArray, Scheduler, log_variances
 from gepc.backbones.weights import Patches, settle
 from gepc.core.errors import BackboneError, OptionError
+from gepc.core.options import coerce_fields
 
 NOT_STORED = ("scheduler", "vae", "embeddings", "device")
 CPU_ROWS = 32  # more images in one call no longer fit a processor's cache, and each takes longer
@@ -41,6 +42,9 @@ class LoadOptions:
     variant: str | None = None
     act_on: str = "latents"
 
+    def __post_init__(self) -> None:
+        coerce_fields(self)
+
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
         values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
@@ -54,10 +58,7 @@ class LoadOptions:
 
     def stored(self) -> dict[str, Any]:
         """The plain values with which a saved detector loads the same backbone again."""
-        values = {name: value for name, value in self.given().items() if name not in NOT_STORED}
-        if isinstance(self.config, Mapping):
-            values["config"] = dict(self.config)
-        return values
+        return {name: value for name, value in self.given().items() if name not in NOT_STORED}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from gepc.backbones.schedule import check_alphas_cumprod
-from gepc.core.errors import OptionError
+from gepc.core.errors import check_least
+from gepc.core.options import coerce
 
 # The search for modules ends here: a closure over an object with a list of modules has depth 3.
 MAX_DEPTH, MAX_ITEMS = 5, 1000
@@ -36,16 +37,18 @@ class Identity:
         image_size: int | tuple[int, int] | None = None,
         size_multiple: int = 1,
     ) -> None:
-        if not isinstance(channels, (int, np.integer)) or channels < 1:
-            raise OptionError(f"channels must be a positive whole number, got {channels!r}")
         self.alphas_cumprod = check_alphas_cumprod(alphas_cumprod)
-        self.channels = int(channels)
-        self.image_size = (image_size, image_size) if isinstance(image_size, int) else image_size
-        self.size_multiple = size_multiple
+        self.channels: int = coerce(int, channels, "channels")
+        self.size_multiple: int = coerce(int, size_multiple, "size_multiple")
+        size = coerce(int | tuple[int, int] | None, image_size, "image_size")
+        self.image_size: tuple[int, int] | None = (size, size) if isinstance(size, int) else size
+        least = min(self.image_size or (1,))
+        check_least(1, channels=self.channels, size_multiple=self.size_multiple, image_size=least)
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.parameters: int | None = None
         self.source: str | None = None
+        self.location: str | None = None
         self.load_options: dict[str, Any] = {}
         self.load_again: Callable[..., Any] | None = None
         self.trained_on: npt.NDArray[np.uint64] | None = None
@@ -142,11 +145,11 @@ class Identity:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A pickle names the weights instead of holding them, and loading checks that they are the same.
-        if self.source is None or self.load_again is None:
+        if self.location is None or self.load_again is None:
             return super().__reduce_ex__(protocol)
         # With the embeddings, loading again needs no text encoder.
         embeddings = {"embeddings": self.conditioning} if self.conditioning else {}
-        return self.load_again, (self.source, {**self.load_options, **embeddings}, self.sha256)
+        return self.load_again, (self.location, {**self.load_options, **embeddings}, self.sha256)
 
 
 def digest_of(modules: Iterable[torch.nn.Module]) -> str | None:

@@ -118,7 +118,7 @@ def load_backbone(
     from gepc.backbones.diffusers import LoadOptions
     from gepc.backbones.sources import load_object, load_path, use_as_it_is
 
-    if config is not None and not isinstance(config, Mapping):
+    if isinstance(config, (str, os.PathLike)):
         config = read_yaml(config) if Path(config).is_file() else str(config)
     options = LoadOptions(**{**given, "config": config, "dtype": str(dtype).removeprefix("torch.")})
     if isinstance(source, Backbone):
@@ -128,10 +128,13 @@ def load_backbone(
     located = _locate(source, options)
     if isinstance(located, Backbone):
         backbone = use_as_it_is(located, options)
-        backbone.source = None if backbone.sha256 is None else str(source)  # detectors name only weights they can check
+        name = None if backbone.sha256 is None else str(source)  # detectors name only weights they can check
+        backbone.source = backbone.location = name
     else:
         backbone = load_path(located, options)
-        backbone.source = str(source)
+        backbone.source = backbone.location = str(source)
+        if located == Path(source):
+            backbone.location = str(located.absolute())
     backbone.load_again = load_again
     return backbone
 

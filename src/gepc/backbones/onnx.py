@@ -44,16 +44,20 @@ class OnnxBackbone(Backbone):
 
     family = "onnx"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, expected: str | None = None) -> None:
         net = open_session(Path(path))
-        with raising(InputError, f"{path} was not written by gepc: it does not name its noise schedule", KeyError):
+        foreign = f"{path} was not written by gepc, which names the noise schedule in it ({{kind}}: {{error}})"
+        with raising(InputError, foreign, KeyError, TypeError, ValueError):
             about = json.loads(net.get_modelmeta().custom_metadata_map[KEY])
-        super().__init__(about["alphas_cumprod"], about["channels"], tuple(about["size"]))
-        self.net, self.rows, self.layers = net, MOST_IMAGES, about["layers"]
-        self.parameters, self.sha256, self.source = about["parameters"], sha256(Path(path)), str(path)
+            super().__init__(about["alphas_cumprod"], about["channels"], about["size"])
+            self.layers, self.parameters = about["layers"], about["parameters"]
+        self.net, self.rows, self.sha256 = net, MOST_IMAGES, sha256(path)
+        self.source, self.location = str(path), str(Path(path).absolute())
+        if expected not in (None, self.sha256):
+            raise BackboneError(f"{path} holds another network than the one that was pickled; give that one")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return OnnxBackbone, (self.source,)
+        return OnnxBackbone, (self.location, self.sha256)
 
     def _answers(self, x: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if x.requires_grad:

@@ -149,7 +149,7 @@ def write_arrays(path: StrPath, arrays: dict[str, Any]) -> None:
     from safetensors.numpy import save
 
     # not save_file, whose error for a failed write does not mention the disk
-    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+    write_bytes(path, save({name: np.asarray(array, order="C") for name, array in arrays.items()}))
 
 
 def write_json(path: StrPath, value: Any) -> None:

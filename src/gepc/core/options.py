@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import numbers
 import re
 import types
 import typing
@@ -33,7 +34,10 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
 
 
 def coerce(hint: Any, value: Any, where: str) -> Any:
-    """Convert `value` to the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float. Errors name `where`."""
+    """Convert `value` to the type `hint`: 1 to 1.0, a list to a tuple, "1e-3" to a float, NumPy numbers to Python's.
+
+    An `OptionError`, which names `where`, says what does not fit.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _coerce_union(arguments, value, where)
@@ -45,7 +49,7 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
         if len(inner) != len(items):
             raise OptionError(f"{where} must have {len(inner)} values, got {len(items)}")
         return tuple(coerce(kind, item, where) for kind, item in zip(inner, items, strict=True))
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise OptionError(f"{where} must be a mapping, got {value!r}")
         return {key: coerce(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
@@ -63,21 +67,32 @@ def is_scalar(hint: Any) -> bool:
 def _coerce_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in kinds:
         return None
-    for kind in kinds:
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) == 1:
+        return coerce(others[0], value, where)
+    for kind in others:
         with contextlib.suppress(OptionError):
             return coerce(kind, value, where)
-    return coerce(kinds[0], value, where)
+    raise OptionError(f"{where} must be {' or '.join(kind.__name__ for kind in others)}, got {value!r}")
 
 
 def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
     if hint is Any or not isinstance(hint, type):
         return value
+    if isinstance(value, numbers.Number) and hasattr(value, "item"):
+        value = value.item()
     if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
         with contextlib.suppress(ValueError):
             return float(value)  # YAML reads 1e-3 as text
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise OptionError(f"{where} must be {hint.__name__}, got {value!r}")
     return value
+
+
+def coerce_fields(values: Any) -> None:
+    """Convert every field of a dataclass, which may be frozen, to its annotated type."""
+    for name, hint in typing.get_type_hints(type(values)).items():
+        object.__setattr__(values, name, coerce(hint, getattr(values, name), name))
 
 
 def checked(default: Any, is_valid: Callable[[Any], bool], wanted: str) -> Any:
@@ -113,12 +128,16 @@ def one_of(default: str, *others: str) -> Any:
 def check_fields(values: Any, what: str = "") -> None:
     """Raise `OptionError`, which begins with `what`, for a field of the dataclass that is not what it declares."""
     for field in dataclasses.fields(values):
-        value = getattr(values, field.name, None)  # a field that fitting sets has no value yet
-        is_valid, wanted = field.metadata.get("check", (None, ""))
-        if is_valid is not None and value is not None and not is_valid(value):
-            raise OptionError(f"{what}{field.name} must be {wanted}, got {value}")
-        if "words" in field.metadata:
-            check_choice(field.name, value, field.metadata["words"])
+        check_field(field, getattr(values, field.name, None), what)  # a field that fitting sets has no value yet
+
+
+def check_field(field: dataclasses.Field[Any], value: Any, what: str = "") -> None:
+    """Raise `OptionError`, which begins with `what`, for a value that is not what the field declares."""
+    is_valid, wanted = field.metadata.get("check", (None, ""))
+    if is_valid is not None and value is not None and not is_valid(value):
+        raise OptionError(f"{what}{field.name} must be {wanted}, got {value}")
+    if "words" in field.metadata:
+        check_choice(field.name, value, field.metadata["words"])
 
 
 def parse_yaml(text: str) -> Any:

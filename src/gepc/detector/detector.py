@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
 from gepc.conformal.p_values import Array, Guarantee, group_labels
-from gepc.core.errors import NotFittedError, OptionError, check_least, raising
+from gepc.core.errors import NotFittedError, OptionError, raising
 from gepc.core.files import StrPath
 from gepc.core.progress import Progress
 from gepc.detector.fitted import FittedDetector
@@ -41,12 +41,11 @@ class FittedAttributes(Parameters):
     fitted_: FittedDetector | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "batch_size" and self.fitted_ is not None:
-            check_least(1, batch_size=value)
-            self.fitted_ = replace(self.fitted_, batch_size=value)
-        elif name != "fitted_":
-            self.__dict__.pop("fitted_", None)
         super().__setattr__(name, value)
+        if name == "batch_size" and self.fitted_ is not None:
+            self.fitted_ = replace(self.fitted_, batch_size=self.batch_size)
+        elif name in self.__dataclass_fields__:
+            self.__dict__.pop("fitted_", None)
 
     @property
     def is_fitted(self) -> bool:

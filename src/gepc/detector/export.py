@@ -1,7 +1,6 @@
 """Export a detector: its network as an ONNX file, and a script that scores images without torch and without gepc."""
 
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +12,11 @@ import torch
 from gepc.backbones.onnx import export_onnx
 from gepc.calibration.evidence import Evidence
 from gepc.conformal.p_values import images_needed, threshold
-from gepc.core.errors import BackboneError, OptionError
+from gepc.core.errors import BackboneError, InputError, OptionError
 from gepc.core.files import StrPath, write_json
-from gepc.core.run_folder import storage_errors
 from gepc.detector import standalone
 from gepc.detector.fitted import FittedDetector
-from gepc.detector.storage import save_detector
+from gepc.detector.storage import remember_networks, replacing_detector, write_detector
 from gepc.detector.stream import scores_of
 from gepc.images.preprocessing import OWN_SIZE, VALUE_RANGES
 from gepc.images.sources import Images, open_images
@@ -50,7 +48,7 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
     difference is relative to the score, or to the range of the calibration scores where that is larger. `score.py` is
     written for the detectors that `why_not_standalone` accepts.
     """
-    final = Path(folder)
+    final = Path(folder).absolute()
     if fitted.preprocessing.resize in OWN_SIZE:
         kept = f"resize={fitted.preprocessing.resize!r} keeps the size of every image"
         raise OptionError(f"an exported network takes images of one size, and {kept}; fit with `size` instead")
@@ -58,11 +56,12 @@ def export_detector(fitted: FittedDetector, folder: StrPath, images: Any = None)
         shape = (8, *fitted.input_size, fitted.backbone.channels)
         images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     sample = open_images(images)
-    with storage_errors(final):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent) as draft:
-            other, export = _exported(fitted, Path(draft), final, sample)
-            save_detector(other, final, list(Path(draft).iterdir()))
+    if sample.once or len(sample) == 0:
+        raise InputError("scores are compared on images that are read twice: give some, as a folder, list or array")
+    with replacing_detector(final) as draft:
+        other, export = _exported(fitted, draft, final, sample)
+        write_detector(other, draft, final)
+    remember_networks(other)
     return export
 
 
@@ -70,7 +69,7 @@ def _exported(fitted: FittedDetector, draft: Path, final: Path, sample: Images) 
     """Write network and script to `draft`, and compare them with torch; the detector runs the network in `final`."""
     size, original, path = fitted.input_size, fitted.backbone, draft / NETWORK
     exported = export_onnx(original, path, size, getattr(fitted.method, "layers", None))
-    exported.source = str(final / NETWORK)
+    exported.source = exported.location = str(final / NETWORK)
     options = {**fitted.options, "size": list(size), "resize": fitted.preprocessing.resize}
     other = replace(fitted, backbone=exported, options=options)
     expected = scores_of(fitted, sample)

@@ -14,7 +14,7 @@ import numpy as np
 from gepc.backbones.base import Backbone
 from gepc.calibration.scorer import Scorer
 from gepc.conformal.p_values import Array, CalibrationScores, Guarantee
-from gepc.core.errors import OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.images.noise import image_key
 from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Image
@@ -151,6 +151,8 @@ class FittedDetector:
         return maps if ignored is None else np.where(ignored, np.float32(0.0), maps)
 
     def _batch(self, images: Sequence[Image], keys: Sequence[bytes] | None = None) -> Batch:
+        if len({image.shape for image in images}) != 1:
+            raise InputError("give one or more arrays (C, H, W) of one size")
         self.backbone.check_size(*images[0].shape[1:])
         keys = [image_key(image) for image in images] if keys is None else keys
         return Batch(np.stack(images), keys, self.seed, self.batch_size)
@@ -282,6 +284,7 @@ class FittedDetector:
         >>> detector.fitted.map_limit(0.1) > 0.0
         True
         """
+        self.check_maps()
         if raw or self.maps is None:
             return self.map_scale or 1.0
         return self.maps.limit(self.map_part, alpha)

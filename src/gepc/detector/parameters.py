@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
 from typing import Any
 
 from gepc.backbones.base import Backbone
@@ -10,7 +11,7 @@ from gepc.calibration.calibrators import create_calibrator
 from gepc.calibration.scorer import Scorer
 from gepc.conformal.p_values import check_rates
 from gepc.core.errors import OptionError, check_names, nearest
-from gepc.core.options import at_least, check_fields, checked, coerce, is_scalar, one_of
+from gepc.core.options import at_least, check_field, checked, coerce, is_scalar, one_of
 from gepc.images.batches import settled
 from gepc.images.preprocessing import OWN_SIZE, Mask, Preprocessing
 from gepc.images.sources import Images
@@ -47,17 +48,23 @@ class Parameters:
     calibration_share: float = 1 / 3
     contamination: float = checked(0.0, lambda value: 0.0 <= value < 0.5, "at least 0 and below 0.5")
     batch_size: int = at_least(1, 64)
-    seed: int = 0
+    seed: int = checked(0, lambda value: abs(value) <= 2**63, "at most 2**63")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take a parameter in its own type; one that makes no sense is an `OptionError`, after creation too."""
+        declared = _declared().get(name)
+        if declared is not None:
+            field, hint = declared
+            if name == "ignore" and value is not None and not isinstance(value, Mask | dict):
+                value = Mask.of(value)
+            value = coerce(hint, value, name)
+            check_field(field, value)
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, Backbone):
             kind = type(self.backbone).__name__
             raise OptionError(f"backbone must be a gepc.Backbone, got {kind}; see gepc.load_backbone")
-        if self.ignore is not None and not isinstance(self.ignore, Mask | dict):
-            self.ignore = Mask.of(self.ignore)
-        hints = typing.get_type_hints(Parameters)
-        for name in detector_options():
-            object.__setattr__(self, name, coerce(hints[name], getattr(self, name), name))
         self._check()
 
     def _check(self) -> None:
@@ -72,7 +79,6 @@ class Parameters:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
         if self.resize in OWN_SIZE and method.square_only:
             raise OptionError("images may not be square; leave rot90 out of `group`", options=("group",))
-        check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
             raise OptionError("score_from='map' needs a method with maps, such as gepc+, and maps='calibrated'")
         check_rates(calibration_share=self.calibration_share)
@@ -134,9 +140,16 @@ class Parameters:
         return again if self.maps == "raw" else again + min(fitting, self.extractor.map_model.images)
 
 
+@cache
+def _declared() -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """The parameters that every detector has, each with its type."""
+    hints = typing.get_type_hints(Parameters)
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(Parameters) if field.kw_only}
+
+
 def detector_options() -> list[str]:
     """Names of the parameters that every detector has."""
-    return [parameter.name for parameter in dataclasses.fields(Parameters) if parameter.kw_only]
+    return list(_declared())
 
 
 def extractor_options(extractor_class: type[Extractor]) -> set[str]:

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -70,22 +70,45 @@ def is_detector(folder: StrPath) -> bool:
     return (Path(folder) / DESCRIPTION).is_file()
 
 
-def save_detector(fitted: FittedDetector, folder: StrPath, files: Iterable[Path] = ()) -> None:
-    """Write the folder, which is whole or absent; an old one stays until then. `files` are moved into it."""
+def save_detector(fitted: FittedDetector, folder: StrPath) -> None:
+    """Write the folder, which is whole or absent; an old one stays until then."""
+    with replacing_detector(folder) as draft:
+        for path in _network_files(fitted).values():
+            if Path(folder).resolve() in path.resolve().parents:
+                raise InputError(f"{path} is in {folder}, which saving replaces; give another folder, or move the file")
+        write_detector(fitted, draft, Path(folder))
+    remember_networks(fitted)
+
+
+@contextlib.contextmanager
+def replacing_detector(folder: StrPath) -> Iterator[Path]:
+    """Yield a new folder, which takes the place of a detector that is there; anything else is not replaced."""
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
         raise InputError(f"{final} exists and is not a detector folder; give another place")
     with replacing_folder(final) as draft:
-        for file in files:
-            os.replace(file, draft / file.name)
-        write_arrays(draft / STATE, state_of(fitted))
-        facts, source, sha256 = describe(fitted), fitted.backbone.source, fitted.backbone.sha256
-        if source is not None and source not in list_backbones() and Path(source).exists():
-            facts["backbone"]["source"] = str(Path(source).resolve())  # a detector may be loaded from another folder
-        write_json(draft / DESCRIPTION, facts)
-    if source is not None and sha256 is not None and Path(source).exists():
-        remember_network(sha256, Path(source))
-    for digest_of_weights, path in fitted.method.network_files().items():
+        yield draft
+
+
+def write_detector(fitted: FittedDetector, draft: Path, final: Path) -> None:
+    """Write both files to `draft`, and check that they can be loaded where it is renamed to `final`."""
+    write_arrays(draft / STATE, state_of(fitted))
+    write_json(draft / DESCRIPTION, describe(fitted))
+    _check_description(read_json(draft / DESCRIPTION), final)
+
+
+def _network_files(fitted: FittedDetector) -> dict[str, Path]:
+    """The files and folders of networks that the detector names, by the digest of their weights."""
+    files, digest_of_weights = dict(fitted.method.network_files()), fitted.backbone.sha256
+    path = Path(fitted.backbone.location or "")
+    if digest_of_weights is not None and path.is_absolute() and path.exists():
+        files[digest_of_weights] = path
+    return files
+
+
+def remember_networks(fitted: FittedDetector) -> None:
+    """Record where the networks lie that the detector names, so that it can be loaded without naming them again."""
+    for digest_of_weights, path in _network_files(fitted).items():
         remember_network(digest_of_weights, path)
 
 
@@ -100,7 +123,7 @@ def describe(fitted: FittedDetector) -> Facts:
         "method": fitted.method.name,
         "options": {**fitted.options, "batch_size": min(fitted.batch_size, MAX_BATCH)},
         "preprocessing": dataclasses.asdict(fitted.preprocessing),
-        "backbone": fitted.backbone.describe(),
+        "backbone": {**fitted.backbone.describe(), "source": fitted.backbone.location or fitted.backbone.source},
         "fitted": {
             "timesteps": list(fitted.levels),
             "cv": fitted.scorer.selection_.cv.tolist(),
@@ -163,13 +186,15 @@ def load_fitted(
         stored = description["backbone"]
         source = _named_network(stored, folder, trust) if backbone is None else backbone
         arrays = _read_state(folder / STATE)
-        if read_description(folder) != description:
+        if read_json(folder / DESCRIPTION) != description:
             raise InputError(f"{folder} was replaced while it was read; load it again")
         embeddings = under("conditioning", arrays)
         options = {**stored["load_options"], "device": device, **({"embeddings": embeddings} if embeddings else {})}
         return _assemble(description, arrays, _find_backbone(stored, source, options, folder))
     except GepcError as error:
-        raise type(error)(str(error) if str(folder) in str(error) else f"{folder}: {error}") from error
+        if str(folder) not in str(error):
+            error.args = (f"{folder}: {error}",)
+        raise
     except KeyError as error:
         raise InputError(f"{folder} is incomplete: {error} is missing") from error
     except Exception as error:  # what is restored may be wrong in any way
@@ -189,7 +214,10 @@ def read_description(folder: Path) -> Facts:
     """The checked content of `detector.json`: parts of the right kinds, and no number or list out of bounds."""
     if not (folder / DESCRIPTION).exists():
         raise InputError(f"{folder} contains no {DESCRIPTION}; give a folder written by `gepc fit` or detector.save")
-    description: Facts = read_json(folder / DESCRIPTION)
+    return _check_description(read_json(folder / DESCRIPTION), folder)
+
+
+def _check_description(description: Any, folder: Path) -> Facts:
     schema = description.get("schema") if isinstance(description, dict) else None
     if schema != SCHEMA or isinstance(schema, bool):
         raise InputError(f"{folder} has schema {str(schema)[:40]}; this version reads {SCHEMA}")
@@ -203,7 +231,8 @@ def read_description(folder: Path) -> Facts:
     _check_network(description["backbone"], str(folder / DESCRIPTION))
     if description["options"].get("sequential") is not None:
         raise InputError(f"{folder} uses sequential scoring, which gepc 0.2 no longer has; fit the detector again")
-    return description
+    checked: Facts = description
+    return checked
 
 
 def _check_network(backbone: Facts, where: str) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from PIL import Image as PILImage
 
 from gepc.core.errors import AdviceWarning, InputError, OptionError, ValueRangeWarning
-from gepc.core.options import check_fields, one_of
+from gepc.core.options import at_least, check_fields, coerce_fields, one_of
 from gepc.images.formats import Pixels, read_file, size_text
 from gepc.images.sources import Image, Images, Record
 
@@ -174,31 +174,26 @@ class Preprocessing:
     value_range: tuple[float, float] | None = None
     size: tuple[int, int] | None = None
     resize: str = one_of("stretch", "crop", "cut", "exact", "native", "half")
-    channels: int = 3
+    channels: int = at_least(1, 3)
     magnitude: str = one_of("linear", "log")
     normalise: str = one_of("fixed", "patch")
-    multiple: int = 1
+    multiple: int = at_least(1, 1)
     ignore: Mask | None = None
 
     def __post_init__(self) -> None:
+        coerce_fields(self)
         check_fields(self)
         if self.magnitude == "linear" and self.normalise != "fixed":
             raise OptionError("`normalise` needs `magnitude` to be 'log'", options=("normalise", "magnitude"))
         if self.ignore is not None and self.normalise == "patch":
             raise OptionError("`ignore` needs `normalise` to be 'fixed'", options=("ignore", "normalise"))
-        if isinstance(self.channels, bool) or not isinstance(self.channels, int) or self.channels < 1:
-            raise OptionError(f"channels must be a positive whole number, got {self.channels!r}")
-        if self.value_range is not None:
-            low, high = (float(value) for value in self.value_range)
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise OptionError(f"value_range must be (low, high) with low < high, got {self.value_range}")
-            object.__setattr__(self, "value_range", (low, high))
-        if self.resize in OWN_SIZE and (self.size is not None or self.multiple < 1):
+        low, high = self.value_range or (0.0, 1.0)
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise OptionError(f"value_range must be (low, high) with low < high, got {self.value_range}")
+        if self.resize in OWN_SIZE and self.size is not None:
             raise OptionError(f"resize={self.resize!r} keeps every size; leave `size` out", options=("size",))
-        if self.size is not None:
-            object.__setattr__(self, "size", (int(self.size[0]), int(self.size[1])))
-            if min(self.size) < 1:
-                raise OptionError(f"size must be (height, width) of at least 1, got {self.size}")
+        if self.size is not None and min(self.size) < 1:
+            raise OptionError(f"size must be (height, width) of at least 1, got {self.size}")
 
     def __call__(self, pixels: Pixels, name: str = "image") -> Image:
         """Preprocess pixels (H, W) or (H, W, C) to contiguous float32 (C, H, W) in [-1, 1]; errors call them `name`."""
