@@ -7,11 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
+from scipy.special import logsumexp
 from scipy.stats import gaussian_kde, multivariate_normal, norm, trim_mean
 
-from gepc.calibration import Aggregation, create_calibrator
+from gepc.calibration import Aggregation, create_calibrator, per_column
 from gepc.calibration.calibrators import AGGREGATIONS, Calibrator, list_calibrators
-from gepc.calibration.per_column import log_density, log_tail, silverman
+from gepc.calibration.per_column import KERNELS, log_density, log_tail, silverman
 from gepc.core.errors import InputError, OptionError
 
 RNG = np.random.default_rng(0)
@@ -60,7 +61,7 @@ def test_a_density_integrates_to_one_whatever_the_chunk() -> None:
     samples = RNG.standard_normal(30) + 1
     found = log_density(grid, samples, 0.3)
     assert trapezoid(np.exp(found), grid) == pytest.approx(1, abs=1e-6)
-    np.testing.assert_array_equal(log_density(grid, samples, 0.3, chunk=7), found)
+    np.testing.assert_array_equal(log_density(grid, samples, 0.3, kernels=7 * 30), found)
 
 
 def test_the_z_score_is_the_gaussian_up_to_its_constant() -> None:
@@ -299,3 +300,23 @@ def test_tail_falls_with_the_feature_whatever_the_samples(values: list[float], s
     found = log_tail(np.sort(values), np.sort(samples))
     assert (np.diff(found) <= 1e-9).all()
     assert (found <= 0.0).all()
+
+
+def test_a_kernel_density_of_very_many_samples_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def recorded(values: np.ndarray, axis: int) -> np.ndarray:
+        sizes.append(values.size)
+        return np.asarray(logsumexp(values, axis=axis))
+
+    monkeypatch.setattr(per_column, "logsumexp", recorded)
+    log_density(np.zeros(100), RNG.standard_normal(3 * KERNELS // 10), 0.3)
+    assert max(sizes) <= KERNELS
+    assert len(sizes) == 34  # of three values each
+
+
+def test_softplus_leaves_out_levels_that_were_not_evaluated() -> None:
+    values = OTHERS.copy()
+    values[:, 1] = np.nan
+    calibrator = create_calibrator("softplus").fit(ID)
+    assert np.isfinite(calibrator.score(values, EVEN, PLAIN)).all()

@@ -207,3 +207,14 @@ def test_the_combination_of_version_0_2_keeps_the_names_of_its_parts() -> None:
     assert isinstance(model, Evidence)
     model.fit(columns(90), PARTS[:2])
     assert model.stored_parts == PARTS[:2]
+
+
+@pytest.mark.parametrize("name", ["evidence", "parts"])
+def test_the_order_of_images_does_not_matter_if_the_first_column_is_constant(name: str) -> None:
+    """A channel that is silent on all in-distribution images is allowed among many."""
+    values = np.random.default_rng(0).standard_normal((60, 1, 40))
+    values[:, :, 0] = 0.0
+    first, second = (create_calibrator(name).fit(rows) for rows in (values, values[::-1]))
+    new = np.random.default_rng(1).standard_normal((9, 1, 40))
+    found = [model.score(new, np.ones(1), Aggregation()) for model in (first, second)]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

@@ -213,9 +213,9 @@ class Evidence(Calibrator):
     def _fit(self, columns: Array) -> None:
         if max(int(part.columns.max()) for part in self.used) >= columns.shape[2]:
             raise InputError(f"the parts name more columns than the {columns.shape[2]} of the features")
-        # folds by content rather than by position: the order of the images does not matter
+        # folds by content rather than by position, also if the first column is constant: the order does not matter
         fold = np.empty(len(columns), dtype=np.int64)
-        fold[np.argsort(columns[:, 0, 0], kind="stable")] = np.arange(len(columns)) % FOLDS
+        fold[np.lexsort((np.nansum(columns, axis=(1, 2)), columns[:, 0, 0]))] = np.arange(len(columns)) % FOLDS
         held_out = np.empty((*columns.shape[:2], len(self.used)))
         for number in range(FOLDS):
             mine = fold == number

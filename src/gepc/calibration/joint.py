@@ -2,6 +2,7 @@
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -362,15 +363,21 @@ class LevelMemory(LevelCalibrator):
 
     def distance_at(self, level: int, vectors: Array) -> Array:
         """min_i |z - z_i|^2, z whitened."""
-        memory = self.memory_[level].astype(np.float32)
+        white = (vectors - self.mean_[level]) @ self.whitening_[level]
+        nearest = [self._nearest(level, squares) for squares in self._squares(level, white)]
+        return np.concatenate(nearest).astype(np.float64)
+
+    def _nearest(self, level: int, squares: Array) -> Array:
+        """The distance (N,) to the nearest vector of the memory from the |z - z_i|^2 (N, size)."""
+        return np.asarray(squares.min(axis=1))
+
+    def _squares(self, level: int, white: Array) -> Iterator[Array]:
+        """|z - z_i|^2 of some whitened vectors after others, each with all vectors of the memory."""
+        memory, white = self.memory_[level].astype(np.float32), white.astype(np.float32)
         energies = (memory**2).sum(axis=1)
-        white = ((vectors - self.mean_[level]) @ self.whitening_[level]).astype(np.float32)
-        nearest = []
         for first in range(0, len(white), AT_ONCE):
             some = white[first : first + AT_ONCE]
-            squares = (some**2).sum(axis=1, keepdims=True) + energies - 2.0 * some @ memory.T
-            nearest.append(np.maximum(squares.min(axis=1), 0.0))
-        return np.concatenate(nearest).astype(np.float64)
+            yield np.maximum((some**2).sum(axis=1, keepdims=True) + energies - 2.0 * some @ memory.T, 0.0)
 
 
 def farthest_first(vectors: Array, count: int) -> npt.NDArray[np.int64]:

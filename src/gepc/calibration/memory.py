@@ -1,12 +1,11 @@
 """A memory of vectors that each have a scale of their own."""
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from gepc.calibration.calibrators import Array, register
-from gepc.calibration.joint import AT_ONCE, LevelMemory
+from gepc.calibration.joint import LevelMemory
 
 
 @register("level_local_memory")
@@ -55,17 +54,7 @@ class LevelLocalMemory(LevelMemory):
             scale = np.sqrt(np.concatenate(nearest).mean(axis=1, dtype=np.float64))
             self.scale_[level] = np.maximum(scale, max(self.LEAST * float(scale.mean()), 1e-12))
 
-    def distance_at(self, level: int, vectors: Array) -> Array:
-        """min_i (|z - z_i|^2 / s_i + c s_i), z whitened."""
-        white = (vectors - self.mean_[level]) @ self.whitening_[level]
+    def _nearest(self, level: int, squares: Array) -> Array:
+        """min_i (|z - z_i|^2 / s_i + c s_i)."""
         scale = self.scale_[level].astype(np.float32)
-        nearest = [(block / scale + self.FLOOR * scale).min(axis=1) for block in self._squares(level, white)]
-        return np.concatenate(nearest).astype(np.float64)
-
-    def _squares(self, level: int, white: Array) -> Iterator[Array]:
-        """|z - z_i|^2 of some whitened vectors after others, each with all vectors of the memory."""
-        memory, white = self.memory_[level].astype(np.float32), white.astype(np.float32)
-        energies = (memory**2).sum(axis=1)
-        for first in range(0, len(white), AT_ONCE):
-            some = white[first : first + AT_ONCE]
-            yield np.maximum((some**2).sum(axis=1, keepdims=True) + energies - 2.0 * some @ memory.T, 0.0)
+        return np.asarray((squares / scale + self.FLOOR * scale).min(axis=1))

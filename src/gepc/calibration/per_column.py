@@ -9,6 +9,8 @@ from scipy.special import logsumexp
 from gepc.calibration.calibrators import Aggregation, Array, Calibrator, check_varies, register
 from gepc.core.errors import OptionError
 
+KERNELS = 1 << 20  # evaluated together, whatever the number of samples
+
 
 class ColumnCalibrator(Calibrator):
     """One model per (level, feature)."""
@@ -70,7 +72,8 @@ class Softplus(Z):
     """log(1 + e^z), a smooth max(z, 0): one-sided, and a small feature does not make up for a large one."""
 
     def surprise(self, columns: Array) -> Array:
-        return np.asarray(np.logaddexp(0.0, super().surprise(columns)))
+        with np.errstate(invalid="ignore"):  # NaN where an image was not evaluated
+            return np.asarray(np.logaddexp(0.0, super().surprise(columns)))
 
 
 @register("tail")
@@ -154,8 +157,9 @@ def silverman(columns: Array) -> Array:
     return np.asarray(np.maximum(0.9 * spread * count**-0.2, 1e-6 * (std + 1e-12)))
 
 
-def log_density(values: Array, samples: Array, bandwidth: float, chunk: int = 256) -> Array:
-    """log p of a 1-D Gaussian kernel density at `values`, by log-sum-exp, in chunks of bounded memory."""
+def log_density(values: Array, samples: Array, bandwidth: float, kernels: int = KERNELS) -> Array:
+    """log p of a 1-D Gaussian kernel density at `values`, by log-sum-exp, in chunks of about that many kernels."""
+    chunk = max(1, kernels // len(samples))
     constant = np.log(len(samples) * bandwidth * np.sqrt(2.0 * np.pi))
     out = np.empty(len(values))
     for start in range(0, len(values), chunk):
